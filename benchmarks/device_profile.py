@@ -1,0 +1,295 @@
+"""Builds configs/devices/h200.json from the raw measurements in benchmarks/results/h200.
+
+    python benchmarks/device_profile.py [--check]
+
+Every entry is the median over the runs that measured it; its spread is largest minus smallest. `--check` compares with
+the stored file and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from interlace.cost_model.profile import (
+    SCHEMA,
+    CommSample,
+    CopySample,
+    DeviceProfile,
+    HostCosts,
+    Interference,
+    OpSample,
+    Peak,
+    Provenance,
+    encode_profile,
+)
+from interlace.cost_model.work import Part, attention_part, gemm_part
+
+ROOT = Path(__file__).resolve().parent.parent
+RAW = ROOT / "benchmarks" / "results" / "h200"
+TARGET = ROOT / "configs" / "devices" / "h200.json"
+HIDDEN, HEADS, FFN, VOCAB, BF16 = 4096, 32, 16384, 32000, "bfloat16"
+"""GPT-3 6.7B, as the probes ran it (32000 words in the softmax)."""
+
+Timed = tuple[str, str, dict[str, int], int, float, float]
+"""kind, dtype, dims, bytes, microseconds, spread in microseconds."""
+CATEGORIES = {
+    "gemm_fc1": "gemm:fc1", "gemm_fc2": "gemm:fc2", "gemm_qkv": "gemm:qkv", "gemm_proj": "gemm:proj", "gemm_fc1_dw": "gemm:dw",
+    "gelu": "memory:gelu", "gelu_grad": "memory:gelu_grad", "add": "memory:add", "layer_norm": "memory:layer_norm",
+    "layer_norm_grad": "memory:layer_norm_grad", "grad_accumulate": "memory:grad_accumulate", "softmax_fp32": "memory:softmax",
+    "attention": "attention", "attention_grad": "attention_grad",
+}  # fmt: skip
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def weights(mp: int) -> dict[str, tuple[int, int]]:
+    """(k, n) of each weight on one of `mp` ranks."""
+    return {
+        "fc1": (HIDDEN, FFN // mp),
+        "fc2": (FFN // mp, HIDDEN),
+        "qkv": (HIDDEN, 3 * HIDDEN // mp),
+        "proj": (HIDDEN // mp, HIDDEN),
+    }
+
+
+def timed(part: Part, dur_us: float, size_bytes: int = 0) -> Timed:
+    """A measurement of a part; `size_bytes` where it moved other than the part says."""
+    return part.kind, part.dtype, dict(part.dims), size_bytes or part.size_bytes, dur_us, 0.0
+
+
+def pair_ops(raw: dict[str, Any]) -> Iterator[Timed]:
+    """Operations alone in a pairs file. The probe gave `add`, `gelu_grad` and `layer_norm_grad` one tensor twice: it is read once."""
+    mp, seq, alone = raw["world"], raw["seq"], raw["alone_us"]
+    for name, (k, n) in weights(mp).items():
+        yield timed(gemm_part(1, seq, n, k, BF16), alone[f"gemm_{name}"])
+    yield timed(gemm_part(1, HIDDEN, FFN // mp, seq, BF16), alone["gemm_fc1_dw"])
+    for name, grad in (("attention", False), ("attention_grad", True)):
+        yield timed(attention(seq, mp, grad), alone[name])
+    act, wide, grads = seq * HIDDEN, seq * FFN // mp, HIDDEN * FFN // mp
+    rows = {"rows": seq, "cols": HIDDEN}
+    yield "gelu", BF16, {"elements": wide}, 4 * wide, alone["gelu"], 0.0
+    yield "gelu_grad", BF16, {"elements": wide}, 4 * wide, alone["gelu_grad"], 0.0
+    yield "add", BF16, {"elements": act}, 4 * act, alone["add"], 0.0
+    yield "layer_norm", BF16, rows, 4 * act, alone["layer_norm"], 0.0
+    yield "layer_norm_grad", BF16, rows, 4 * act, alone["layer_norm_grad"], 0.0
+    yield "grad_accumulate_mixed", "float32", {"elements": grads}, 10 * grads, alone["grad_accumulate"], 0.0
+    yield "softmax", "float32", {"rows": seq, "cols": VOCAB // mp}, 8 * seq * VOCAB // mp, alone["softmax_fp32"], 0.0
+
+
+def attention(seq: int, mp: int, grad: bool) -> Part:
+    """The probes' causal attention on one of `mp` ranks."""
+    return attention_part(1, HEADS // mp, HEADS // mp, seq, seq, HIDDEN // HEADS, True, BF16, grad)
+
+
+def oracle_ops(raw: dict[str, Any]) -> Iterator[tuple[str, Timed]]:
+    """Operations alone in an oracle file, with their names there.
+
+    `attn_b` is left out: it holds a stack and a permuting copy besides the attention's backward.
+    """
+    mp, seq = raw["mp"], raw["seq"]
+    act, wide = seq * HIDDEN, seq * FFN // mp
+    rows = {"rows": seq, "cols": HIDDEN}
+    for name, dur_us in (raw.get("alone_us") or raw["alone_us_layer0"]).items():
+        word, _, what = name.partition(".")[2].partition("_")
+        if word in weights(mp) and what != "acc":
+            k, n = weights(mp)[word]
+            sizes = {"": (seq, n, k), "dx": (seq, k, n), "dw": (k, n, seq)}[what]
+            yield name, timed(gemm_part(1, *sizes, BF16), dur_us)
+        elif what == "acc":
+            elements = weights(mp)[word][0] * weights(mp)[word][1]
+            yield name, ("grad_accumulate_mixed", "float32", {"elements": elements}, 10 * elements, dur_us, 0.0)
+        elif word == "gelu":
+            kind, width = ("gelu_grad", 6) if what else ("gelu", 4)
+            yield name, (kind, BF16, {"elements": wide}, width * wide, dur_us, 0.0)
+        elif word in ("ln1", "ln2"):
+            kind, width = ("layer_norm_grad", 6) if what else ("layer_norm", 4)
+            yield name, (kind, BF16, rows, width * act, dur_us, 0.0)
+        elif word in ("add1", "add2"):
+            yield name, ("add", BF16, {"elements": act}, 6 * act, dur_us, 0.0)
+        elif (word, what) == ("attn", ""):
+            yield name, timed(attention(seq, mp, False), dur_us)
+
+
+def oracle_all_reduces(raw: dict[str, Any]) -> list[float]:
+    """Microseconds of the all-reduces over [seq, hidden] in an oracle file."""
+    return [
+        dur
+        for name, dur in (raw.get("alone_us") or raw["alone_us_layer0"]).items()
+        if name.partition(".")[2].startswith("ar")
+    ]
+
+
+def single_ops(raw: dict[str, Any]) -> Iterator[Timed]:
+    """Operations of single.json, as they are; `gemm_no_tf32` and `shortest` are read elsewhere."""
+    for row in raw["samples"]:
+        if row["kind"] not in ("gemm_no_tf32", "shortest"):
+            kind = "gemm_batched" if row["dims"].get("batch", 1) > 1 and row["kind"] == "gemm" else row["kind"]
+            yield kind, row["dtype"], row["dims"], row["size_bytes"], row["dur_us"], row["spread_us"]
+
+
+def merge_ops(found: Iterable[Timed]) -> tuple[OpSample, ...]:
+    """One sample for each kind, dtype, dims and traffic."""
+    groups: dict[Any, list[tuple[float, float]]] = {}
+    for kind, dtype, dims, size_bytes, dur_us, spread_us in found:
+        groups.setdefault((kind, dtype, tuple(sorted(dims.items())), size_bytes), []).append((dur_us, spread_us))
+    return tuple(
+        OpSample(kind, dtype, dict(dims), size_bytes, *middle(runs), num_runs=len(runs))
+        for (kind, dtype, dims, size_bytes), runs in sorted(groups.items())
+    )
+
+
+def middle(runs: list[tuple[float, float]]) -> tuple[int, int]:
+    """Median and spread in nanoseconds of runs given as (median, spread) in microseconds."""
+    times = [dur for dur, _ in runs]
+    spread = max(max(times) - min(times), max(spread for _, spread in runs))
+    return round(1000 * median(times)), round(1000 * spread)
+
+
+def comm_samples(
+    pairs: list[dict[str, Any]], oracles: list[dict[str, Any]]
+) -> tuple[tuple[CommSample, ...], tuple[CommSample, ...]]:
+    """Collectives, and exchanges between two neighbours (`send_recv`, both ways at once)."""
+    groups: dict[tuple[str, int, int, int], list[tuple[float, float]]] = {}
+    for raw in pairs:
+        for name, dur_us in raw["alone_us"].items():
+            kind, ctas = split_ctas(name)
+            if kind in (*COLLECTIVES, "send_recv"):
+                ranks = 2 if kind == "send_recv" else raw["world"]
+                groups.setdefault((kind, ranks, raw["bytes_side"], ctas), []).append((dur_us, 0.0))
+    for raw in oracles:
+        key = ("all_reduce", raw["mp"], 2 * raw["seq"] * HIDDEN, 0)
+        groups.setdefault(key, []).extend((dur_us, 0.0) for dur_us in oracle_all_reduces(raw))
+    samples = [
+        CommSample(kind, ranks, size, *middle(runs), ctas=ctas, num_runs=len(runs))
+        for (kind, ranks, size, ctas), runs in sorted(groups.items())
+    ]
+    return tuple(s for s in samples if s.kind != "send_recv"), tuple(s for s in samples if s.kind == "send_recv")
+
+
+def split_ctas(name: str) -> tuple[str, int]:
+    """`all_reduce_8cta` is an all_reduce under a limit of 8 CTAs."""
+    head, _, tail = name.rpartition("_")
+    return (head, int(tail[:-3])) if tail.endswith("cta") else (name, 0)
+
+
+def copy_samples(pairs: list[dict[str, Any]], single: dict[str, Any]) -> tuple[CopySample, ...]:
+    """Copies: one device alone over sizes, and all devices of the host at once."""
+    groups: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
+    for row in single["copies"]:
+        groups.setdefault((row["direction"], row["ranks"], row["size_bytes"]), []).append((row["dur_us"], row["spread_us"]))
+    for raw in pairs:
+        for way in ("d2h", "h2d"):
+            groups.setdefault((way, raw["world"], raw["bytes_copy"]), []).append((raw["alone_us"][way], 0.0))
+    return tuple(
+        CopySample(way, size, dur_ns, ranks, spread_ns, len(runs))  # type: ignore[arg-type]
+        for (way, ranks, size), runs in sorted(groups.items())
+        for dur_ns, spread_ns in [middle(runs)]
+    )
+
+
+def interference(pairs: list[dict[str, Any]]) -> tuple[Interference, ...]:
+    """Medians and ranges by operation, collective and group size."""
+    groups: dict[tuple[str, str, int, int], list[tuple[float, float]]] = {}
+    for raw in pairs:
+        for row in raw["pairs"]:
+            kind, ctas = split_ctas(row["side"])
+            beside = {"send_recv": "p2p", "d2h": "copy:d2h", "h2d": "copy:h2d"}.get(kind, f"comm:{kind}")
+            groups.setdefault((row["op"], beside, raw["world"], ctas), []).append((row["stretch_op"], row["stretch_side"]))
+    found = []
+    for (op, beside, world, ctas), runs in groups.items():
+        ops, sides = [a for a, _ in runs], [b for _, b in runs]
+        k, n = weights(world).get(op.removeprefix("gemm_"), (0, 0))
+        found.append(Interference(CATEGORIES[op], beside, world, round(median(ops), 4), round(median(sides), 4), (min(ops), max(ops)),
+                                  (min(sides), max(sides)), ctas, len(runs), {"k": k, "n": n} if k else {}))  # fmt: skip
+    return tuple(sorted(found, key=lambda row: (row.beside, row.ctas, row.op, row.group_size)))
+
+
+def read(prefix: str, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    """Raw files of one kind, by name."""
+    files = sorted(RAW.glob(f"{prefix}*.json")) if names is None else [RAW / name for name in names]
+    return [json.loads(path.read_text()) for path in files]
+
+
+def rate_of(single: dict[str, Any], kind: str, dtype: str) -> float:
+    """Largest FLOP/s or bytes/s among single.json's rows of a kind."""
+    rows = [row for row in single["samples"] if (row["kind"], row["dtype"]) == (kind, dtype)]
+    if kind.startswith("gemm"):
+        square = max(rows, key=lambda row: (row["dims"]["m"] == row["dims"]["n"] == row["dims"]["k"], row["dims"]["m"]))
+        return round(2e6 * square["dims"]["m"] ** 3 / square["dur_us"] / 1e9) * 1e9
+    return round(max(row["size_bytes"] / row["dur_us"] for row in rows)) * 1e6
+
+
+def build(pairs: list[dict[str, Any]], oracles: list[dict[str, Any]], single: dict[str, Any]) -> DeviceProfile:
+    """The profile from raw results."""
+    collectives, p2p = comm_samples(pairs, oracles)
+    ops = [row for raw in pairs for row in pair_ops(raw)]
+    ops += [row for raw in oracles for _, row in oracle_ops(raw)]
+    meta = single["meta"]
+    shortest = next(row for row in single["samples"] if row["kind"] == "shortest")
+    matrix = {
+        BF16: Peak(rate_of(single, "gemm", BF16), "measured", "8192 x 8192 x 8192 on random data; zeros run faster"),
+        "float16": Peak(rate_of(single, "gemm", BF16), "derived", "as bfloat16: the same tensor-core rate"),
+        "float32": Peak(rate_of(single, "gemm", "float32"), "measured", "4096 x 4096 x 4096 with TF32, Paddle's default"),
+        "float8_e4m3fn": Peak(1979e12, "datasheet", "dense"),
+        "float64": Peak(67e12, "datasheet", "tensor cores"),
+    }
+    vector = {
+        "float32": Peak(rate_of(single, "gemm_no_tf32", "float32"), "measured", "4096 x 4096 x 4096 without TF32"),
+        "float64": Peak(34e12, "datasheet"),
+    }
+    return DeviceProfile(
+        interlace_profile=SCHEMA,
+        device=meta["gpu"],
+        provenance=Provenance(
+            machine="1, 2 and 4 NVIDIA H200 (HGX, NVLink) of one host, Intel Xeon",
+            date="2026-11-21",
+            command="python benchmarks/device_profile.py",
+            driver=meta["driver"].partition(",")[0],
+            versions={"torch": meta["torch"], "cuda": meta["cuda"], "nccl": pairs[0]["nccl"]},
+            note="measured through PyTorch, whose kernels are not all Paddle's (attention: FlashAttention 2 in both); NVLink "
+            "multicast (NVLS) off; GPT-3 6.7B shapes; raw files in benchmarks/results/h200",
+        ),
+        ranks_per_host=8,
+        memory_bytes=meta["memory_bytes"],
+        pinned_bytes=0,
+        shortest_kernel_ns=round(1000 * shortest["dur_us"]),
+        matrix_flops=matrix,
+        vector_flops=vector,
+        memory_rate=Peak(rate_of(single, "add", BF16), "measured", "read plus written, add of 67 M bfloat16"),
+        host=HostCosts(
+            3000,
+            13000,
+            "derived",
+            "middle of 1 to 5 us an op, and 13 us a job without event garbage collection, measured "
+            "through Paddle 3.3.1's CPU place, not on this machine",
+        ),  # fmt: skip
+        ops=merge_ops([*ops, *single_ops(single)]),
+        collectives=collectives,
+        p2p=p2p,
+        copies=copy_samples(pairs, single),
+        interference=interference(pairs),
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check the stored profile."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare with the stored file, write nothing")
+    args = parser.parse_args(argv)
+    data = encode_profile(build(read("pairs_"), read("oracle_"), read("", ["single.json"])[0]))
+    if args.check:
+        same = TARGET.exists() and TARGET.read_bytes() == data
+        print(f"{TARGET.relative_to(ROOT)} {'is' if same else 'is not'} what the raw files give")
+        return 0 if same else 1
+    TARGET.write_bytes(data)
+    print(f"{TARGET.relative_to(ROOT)}: {len(data)} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""What every cost model answers, and one made by hand for tests and experiments."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from interlace.cost_model.families import ATTENTIONS, COMM, GEMMS, forward_kind, memory_family
+from interlace.cost_model.interference import Stretch
+from interlace.cost_model.work import Values, copy_direction, is_weight_gradient, work_of
+from interlace.errors import ConfigError
+from interlace.ir.kinds import is_copy, is_p2p
+from interlace.ir.program import Group, Op, Program
+
+How = Literal["exact", "interpolated", "roofline", "unknown", "free", "given"]
+HOWS: tuple[How, ...] = ("exact", "interpolated", "roofline", "unknown", "free", "given")
+Groups = Mapping[int, Group]
+
+
+class Estimate(msgspec.Struct, frozen=True, gc=False):
+    """A duration and how far to trust it.
+
+    Attributes:
+        dur_ns: Alone on the device; 0 where not even the shapes are known (`how` is then `unknown`).
+        how: The weakest of the ways in which the operation's kernels were found.
+        rel_error: Expected relative error: 0.1 means that 10 % more or less would be no surprise.
+        detail: One line for people.
+    """
+
+    dur_ns: int
+    how: How
+    rel_error: float
+    detail: str = ""
+
+
+class Row(NamedTuple):
+    """One operation of a cost table."""
+
+    op: int
+    kind: str
+    layer: str
+    category: str
+    dur_ns: int
+    how: How
+    rel_error: float
+    detail: str
+
+
+class Costs(ABC):
+    """Times of operations alone and beside each other. Answers are deterministic."""
+
+    @abstractmethod
+    def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
+        """Time of one operation alone on its device."""
+
+    @abstractmethod
+    def stretch_between(self, category: str, beside: str) -> Stretch:
+        """How much two operations of these categories stretch each other while both run."""
+
+    @abstractmethod
+    def host_ns(self, op: Op) -> int:
+        """Time the host spends on issuing the operation."""
+
+    @abstractmethod
+    def job_ns(self) -> int:
+        """Time the host spends on one job beyond its operations."""
+
+    def category(self, op: Op, values: Values, groups: Groups) -> str:
+        """`gemm`, `gemm:dw`, `attention`, `attention_grad`, `memory:<kind>`, `comm:<kind>@<ranks>`, `p2p`, `copy:d2h`,
+        `copy:h2d`, `free` or `unknown`."""  # fmt: skip
+        base, _ = forward_kind(op.kind)
+        if is_p2p(op):
+            return "p2p"
+        if op.kind in COMM:
+            ranks = len(groups[op.group].ranks) if op.group in groups else 0
+            return f"comm:{COMM[op.kind]}@{ranks}" if ranks else f"comm:{COMM[op.kind]}"
+        if is_copy(op) and (way := copy_direction(op, values)) != "d2d":
+            return f"copy:{way}"
+        work = work_of(op, values)
+        if not work.parts:
+            return "unknown" if work.unknown else "free"
+        if base in GEMMS:
+            return "gemm:dw" if is_weight_gradient(op) else "gemm"
+        if base in ATTENTIONS:
+            return work.parts[0].kind
+        return f"memory:{work.parts[0].kind.removesuffix('_mixed')}" if memory_family(op.kind) or is_copy(op) else "unknown"
+
+    def interference(self, op: Op, beside: Op, values: Values, groups: Groups) -> Stretch:
+        """Stretch factors of two operations that run at once, and where they come from."""
+        return self.stretch_between(self.category(op, values, groups), self.category(beside, values, groups))
+
+    def stretch(self, op: Op, beside: Op, values: Values, groups: Groups) -> tuple[float, float]:
+        """How many times as long each of two operations takes while both run: `(op's, beside's)`."""
+        found = self.interference(op, beside, values, groups)
+        return found.op, found.beside
+
+    def table(self, program: Program) -> list[Row]:
+        """Every operation with its time, in program order."""
+        values, groups = tables_of(program)
+        rows = []
+        for op in program.ops:
+            found = self.op_time(op, values, groups)
+            rows.append(Row(op.id, op.kind, op.layer, self.category(op, values, groups), *msgspec.structs.astuple(found)))
+        return rows
+
+    def unknown_kinds(self, program: Program) -> dict[str, int]:
+        """Kinds whose time is not known -> number of operations."""
+        return dict(sorted(Counter(row.kind for row in self.table(program) if row.how == "unknown").items()))
+
+    def explain(self, program: Program) -> str:
+        """The table's totals by how they were found, and what is unknown."""
+        return explain_rows(self.table(program))
+
+
+def tables_of(program: Program) -> tuple[Values, Groups]:
+    """Values and groups of a program by id, as cost models take them."""
+    return {value.id: value for value in program.values}, {group.id: group for group in program.groups}
+
+
+def explain_rows(rows: list[Row]) -> str:
+    """Totals of a cost table: `how  ops  time  share  expected error`, then unknown kinds."""
+    total = sum(row.dur_ns for row in rows) or 1
+    lines = [f"{len(rows)} operations, {total / 1e6:.3f} ms when run one after the other"]
+    for how in HOWS:
+        found = [row for row in rows if row.how == how]
+        time = sum(row.dur_ns for row in found)
+        error = sum(row.dur_ns * row.rel_error for row in found) / time if time else 0.0
+        if found:
+            share = f"{time / 1e6:10.3f} ms {time / total:6.1%}  expected error {error:.0%}"
+            lines.append(f"  {how:13s}{len(found):6d} ops {share if how != 'free' else ''}".rstrip())
+    unknown = Counter(row.kind for row in rows if row.how == "unknown")
+    if unknown:
+        names = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
+        lines.append(f"  no measurement and no rule for: {names}; their times are lower bounds from memory traffic, or 0")
+    return "\n".join(lines)
+
+
+class GivenCosts(Costs):
+    """A cost model made by hand.
+
+    Keys of `table` are tried from the most to the least specific: Paddle's name (`pd_op.add_`), the kind (`all_reduce`),
+    the category (`gemm:dw`, `comm:all_reduce@2`, `comm:all_reduce`), its first word (`comm`), `default`. Operations that
+    launch nothing take 0 unless their name or kind is given. Keys of `stretch` are pairs of categories or their first words.
+
+    >>> op = Op(0, "pd_op.matmul", (), (), "forward")
+    >>> GivenCosts({"gemm": 5, "default": 1}).op_time(op, {}, {}).dur_ns
+    5
+    """
+
+    def __init__(self, table: Mapping[str, int], stretch: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+                 host_ns: int = 0, job_ns: int = 0) -> None:  # fmt: skip
+        for key, dur_ns in table.items():
+            if not isinstance(dur_ns, int) or dur_ns < 0:
+                raise ConfigError(f"cost table: {key!r} is {dur_ns!r}, expected a whole number of nanoseconds >= 0")
+        self._table, self._stretch = dict(table), dict(stretch or {})
+        self._host_ns, self._job_ns = host_ns, job_ns
+
+    def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
+        """The table's entry. Raises ConfigError where none fits and there is no `default`."""
+        category = self.category(op, values, groups)
+        names = (op.name, op.kind) if category == "free" else (op.name, op.kind, *_widening(category), "default")
+        for name in names:
+            if name in self._table:
+                return Estimate(self._table[name], "given", 0.0, name)
+        if category == "free":
+            return Estimate(0, "free", 0.0)
+        raise ConfigError(f"cost table has no entry for #{op.id} {op.name}: expected one of {', '.join(names)}")
+
+    def category(self, op: Op, values: Values, groups: Groups) -> str:
+        """As in `Costs`; a GEMM needs no shapes."""
+        if forward_kind(op.kind)[0] in GEMMS:
+            return "gemm:dw" if is_weight_gradient(op) else "gemm"
+        return super().category(op, values, groups)
+
+    def stretch_between(self, category: str, beside: str) -> Stretch:
+        """The given pair, either way round, else 1 and 1."""
+        for a in _widening(category):
+            for b in _widening(beside):
+                if (a, b) in self._stretch:
+                    return Stretch(*self._stretch[a, b], "given", f"{a} beside {b}")
+                if (b, a) in self._stretch:
+                    return Stretch(*self._stretch[b, a][::-1], "given", f"{b} beside {a}")
+        return Stretch(1.0, 1.0, "given", "no entry")
+
+    def host_ns(self, op: Op) -> int:
+        """The same for every operation."""
+        return self._host_ns
+
+    def job_ns(self) -> int:
+        """As given."""
+        return self._job_ns
+
+
+def _widening(category: str) -> tuple[str, ...]:
+    """`comm:all_reduce@2` -> itself, `comm:all_reduce`, `comm`."""
+    names = (category, category.partition("@")[0], category.partition(":")[0])
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,143 @@
+"""Times of collectives, exchanges and copies from measured sizes, groups and directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import log
+from typing import NamedTuple
+
+from interlace.cost_model.curves import Curve, line
+from interlace.cost_model.profile import CommSample, CopySample, DeviceProfile
+
+SIZE_ERROR = 0.10
+"""Expected error at a size between or near measured ones (the H200's all-reduces differ by 6 % between two runs)."""
+GROUP_ERROR = 0.30
+"""... at a group size that was not measured (all-reduce over 4 from over 2 on the H200: 20 % off)."""
+STAND_IN_ERROR = 0.50
+"""... of a kind that was not measured, from one whose traffic is known."""
+_STAND_INS = {"broadcast": "all_gather", "reduce": "reduce_scatter", "barrier": "all_reduce", "all_gather": "reduce_scatter",
+              "reduce_scatter": "all_gather", "all_to_all": "all_gather"}  # fmt: skip
+
+
+class Found(NamedTuple):
+    """A time, whether it was measured at just this size and group, its expected error, and a line for people."""
+
+    dur_ns: float
+    exact: bool
+    rel_error: float
+    detail: str
+
+
+class Fit(NamedTuple):
+    """Latency (ns) and bandwidth (bytes/s of the full tensor) of a collective in one group size; derived from samples."""
+
+    kind: str
+    group_size: int
+    ctas: int
+    latency_ns: float
+    bytes_per_s: float
+
+
+def traffic(kind: str, ranks: int) -> float:
+    """Bytes through each rank's link for a byte of tensor, in a ring.
+
+    >>> traffic("all_reduce", 4), traffic("all_gather", 4), traffic("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    if kind in ("broadcast", "reduce", "send_recv"):
+        return 1.0
+    return (2.0 if kind in ("all_reduce", "barrier") else 1.0) * (ranks - 1) / ranks
+
+
+def fits(profile: DeviceProfile) -> list[Fit]:
+    """Latency and bandwidth of every measured collective and exchange."""
+    groups: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
+    for sample in (*profile.collectives, *profile.p2p):
+        groups.setdefault((sample.kind, sample.group_size, sample.ctas), []).append((sample.size_bytes, sample.dur_ns))
+    found = []
+    for (kind, ranks, ctas), points in sorted(groups.items()):
+        latency, slope = line(points)
+        found.append(Fit(kind, ranks, ctas, latency, 1e9 / slope))
+    return found
+
+
+class CommTimes:
+    """Look-ups for collectives and exchanges under one limit on NCCL's CTAs (0: none)."""
+
+    def __init__(self, samples: Iterable[CommSample], ctas: int = 0, floor_ns: int = 0) -> None:
+        self._floor_ns = floor_ns
+        self._points: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        self._errors: dict[tuple[str, int, int], float] = {}
+        samples = list(samples)
+        limited = {sample.kind for sample in samples if ctas and sample.ctas == ctas}
+        self._unlimited = {sample.kind for sample in samples if ctas} - limited
+        for sample in samples:
+            if sample.ctas == (ctas if sample.kind in limited else 0):
+                key = (sample.kind, sample.group_size)
+                self._points.setdefault(key, []).append((sample.size_bytes, sample.dur_ns))
+                self._errors[(*key, sample.size_bytes)] = sample.spread_ns / sample.dur_ns
+
+    def time(self, kind: str, ranks: int, size_bytes: int) -> Found | None:
+        """Time of one collective; None where nothing comparable was measured."""
+        source = next((name for name in (kind, _STAND_INS.get(kind, "")) if self._groups(name)), None)
+        if source is None:
+            return None
+        near = min(self._groups(source), key=lambda n: (abs(log(n / ranks)), n))
+        dur_ns, exact = self._line(source, near, size_bytes)
+        scale = traffic(kind, ranks) / traffic(source, near)
+        error, notes = self._errors.get((source, near, size_bytes), SIZE_ERROR), []
+        if near != ranks:
+            error, notes = GROUP_ERROR, [f"derived: over {near} ranks, scaled by ring traffic to {ranks}"]
+        if source != kind:
+            error, notes = STAND_IN_ERROR, [*notes, f"derived from {source}"]
+        if source in self._unlimited:
+            notes.append("measured without the limit on CTAs only")
+        return Found(dur_ns * scale, exact and not notes, error, "; ".join(notes) or f"{kind} over {ranks} ranks")
+
+    def _groups(self, kind: str) -> list[int]:
+        return [ranks for name, ranks in self._points if name == kind]
+
+    def _line(self, kind: str, ranks: int, size_bytes: int) -> tuple[float, bool]:
+        points = self._points[kind, ranks]
+        for size, dur_ns in points:
+            if size == size_bytes:
+                return dur_ns, True
+        curve = Curve(points)
+        latency, slope = line(points)
+        if len({size for size, _ in points}) > 1 and curve.inside(size_bytes):
+            return curve.at(size_bytes), False
+        small, large = min(points), max(points)
+        if size_bytes < small[0]:
+            start = min(max(latency, self._floor_ns), small[1])
+            return start + (small[1] - start) * size_bytes / small[0], False
+        return large[1] + slope * (size_bytes - large[0]), False
+
+
+class CopyTimes:
+    """Look-ups for copies while `ranks` devices of the host copy at once (default: the most that was measured)."""
+
+    def __init__(self, samples: Iterable[CopySample], ranks: int | None = None) -> None:
+        samples = [sample for sample in samples if sample.direction != "both"]
+        self._points: dict[str, list[CopySample]] = {}
+        for way in sorted({sample.direction for sample in samples}):
+            measured = sorted({sample.ranks for sample in samples if sample.direction == way})
+            wanted = measured[-1] if ranks is None else next((n for n in measured if n >= ranks), measured[-1])
+            self._points[way] = [s for s in samples if s.direction == way and s.ranks == wanted]
+
+    def time(self, direction: str, size_bytes: int) -> Found | None:
+        """Time of one copy; None where none was measured in this direction."""
+        samples = self._points.get(direction)
+        if not samples:
+            return None
+        note = f"{samples[0].ranks} device(s) of the host copying at once"
+        for sample in samples:
+            if sample.size_bytes == size_bytes:
+                return Found(sample.dur_ns, True, sample.spread_ns / sample.dur_ns, note)
+        dur_ns = Curve((s.size_bytes, s.dur_ns) for s in samples).at(size_bytes)
+        return Found(dur_ns, False, SIZE_ERROR, note)
+
+    def bytes_per_s(self, direction: str) -> float:
+        """Rate of the largest measured copy; 0 where none was measured."""
+        samples = self._points.get(direction)
+        best = max(samples, key=lambda s: s.size_bytes) if samples else None
+        return best.size_bytes * 1e9 / best.dur_ns if best else 0.0

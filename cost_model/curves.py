@@ -1,0 +1,88 @@
+"""Time over size from measured points: exact where measured, interpolated between, scaled beyond."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from math import exp, log
+from statistics import median
+
+FEW_POINTS_ERROR = 0.5
+"""Expected error of a curve through fewer than three points, which cannot be checked against itself."""
+
+
+class Curve:
+    """Never falling time over size; straight lines in log-log between points.
+
+    Points of equal size are averaged (geometric mean); neighbours that fall are pooled into their weighted mean, so a
+    larger size never takes less. Below the first point time falls in proportion to a floor, above the last it grows in
+    proportion.
+
+    >>> Curve([(100, 10), (400, 40)], floor_ns=2).at(200)
+    20.0
+    """
+
+    def __init__(self, points: Iterable[tuple[float, float]], floor_ns: float = 0.0) -> None:
+        self._sizes, self._logs = _rising(points)
+        self._floor_ns = min(floor_ns, exp(self._logs[0])) if self._logs else 0.0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def at(self, size: float) -> float:
+        """Time at a size, in nanoseconds; needs at least one point."""
+        sizes, logs = self._sizes, self._logs
+        if size <= sizes[0]:
+            return self._floor_ns + (exp(logs[0]) - self._floor_ns) * size / sizes[0]
+        if size >= sizes[-1]:
+            return exp(logs[-1]) * size / sizes[-1]
+        right = bisect_left(sizes, size)
+        share = log(size / sizes[right - 1]) / log(sizes[right] / sizes[right - 1])
+        return round(exp(logs[right - 1] + share * (logs[right] - logs[right - 1])), 6)
+
+    def inside(self, size: float) -> bool:
+        """Whether a size lies between the smallest and the largest point."""
+        return bool(self._sizes) and self._sizes[0] <= size <= self._sizes[-1]
+
+
+def check_error(points: Sequence[tuple[float, float]], floor_ns: float = 0.0) -> float:
+    """Expected relative error of a curve: the upper quartile of each point's error when predicted from the others."""
+    if len(points) < 3:
+        return FEW_POINTS_ERROR
+    errors = []
+    for left_out, (size, dur_ns) in enumerate(points):
+        others = [point for place, point in enumerate(points) if place != left_out]
+        errors.append(abs(Curve(others, floor_ns).at(size) / dur_ns - 1))
+    errors.sort()
+    return errors[(3 * (len(errors) - 1) + 3) // 4]
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Latency (ns, at least 0) and time a byte through measured points: median slope, median intercept.
+
+    >>> line([(100, 15), (200, 20)])
+    (10.0, 0.05)
+    """
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for i, a in enumerate(points) for b in points[i + 1 :] if a[0] != b[0]]
+    slope = median(slopes) if slopes else 0.0
+    if slope <= 0:
+        return 0.0, median(dur / size for size, dur in points)
+    latency = median(dur - slope * size for size, dur in points)
+    return (latency, slope) if latency > 0 else (0.0, median(dur / size for size, dur in points))
+
+
+def _rising(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Sizes in order and the logarithms of their times, pooled so that they never fall (pool adjacent violators)."""
+    by_size: dict[float, list[float]] = {}
+    for size, dur_ns in points:
+        by_size.setdefault(size, []).append(log(dur_ns))
+    blocks: list[tuple[float, list[float]]] = []
+    for size in sorted(by_size):
+        total, sizes = sum(by_size[size]) / len(by_size[size]), [size]
+        mean = total
+        while blocks and blocks[-1][0] > mean:
+            other, more = blocks.pop()
+            mean = (mean * len(sizes) + other * len(more)) / (len(sizes) + len(more))
+            sizes = more + sizes
+        blocks.append((mean, sizes))
+    return [size for _, sizes in blocks for size in sizes], [mean for mean, sizes in blocks for _ in sizes]

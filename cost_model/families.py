@@ -1,0 +1,106 @@
+"""Which family each of Paddle's operations belongs to: what its time depends on.
+
+A backward operation (`..._grad`) is in the family of its forward one unless it is named here itself. A kind that is in no
+family is *unknown*: it is listed, never guessed.
+"""
+
+from __future__ import annotations
+
+from interlace.ir.kinds import ALL_REDUCES, BOUNDARY, NO_KERNEL
+
+GEMMS = frozenset({"matmul", "bmm", "mm", "addmm", "baddbmm", "linear", "linear_v2", "fc", "fused_gemm_epilogue",
+                   "gemm_epilogue", "fused_linear_param_grad_add", "legacy_matmul", "matmul_with_flatten"})  # fmt: skip
+ATTENTIONS = frozenset({"flash_attn", "flash_attn_v3", "flash_attn_qkvpacked", "flashmask_attention", "flashmask_attention_v2",
+                        "memory_efficient_attention", "fused_dot_product_attention", "scaled_dot_product_attention"})  # fmt: skip
+ELEMENTWISE = frozenset({
+    "abs", "add", "add_n", "assign", "assign_value", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "c_identity",
+    "cast", "ceil", "celu", "clip", "copysign", "copy_to", "cos", "divide", "dropout", "elementwise_pow", "elu", "equal", "erf",
+    "exp", "expm1", "fill", "floor", "floor_divide", "fmax", "fmin", "full", "full_like", "full_with_tensor", "fused_bias_act",
+    "fused_dropout_add", "fused_elementwise_add", "fused_elementwise_div", "fused_elementwise_mul", "fused_elementwise_sub",
+    "fused_partial_rope", "fused_rotary_position_embedding", "gaussian", "gelu", "greater_equal", "greater_than",
+    "hardsigmoid", "hardswish", "hardtanh", "increment", "isfinite", "isinf", "isnan", "label_smooth", "leaky_relu", "lerp",
+    "less_equal", "less_than", "log", "log10", "log1p", "log2", "logical_and", "logical_not", "logical_or", "logical_xor",
+    "logsigmoid", "masked_fill", "maximum", "minimum", "mish", "multiply", "not_equal", "one_hot", "ones",
+    "ones_like", "pow", "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "scale", "selu", "sigmoid",
+    "sigmoid_cross_entropy_with_logits", "sign", "silu", "sin", "softplus", "softsign", "sqrt", "square", "stanh", "subtract",
+    "swiglu", "swish", "tan", "tanh", "tril", "triu", "trunc", "truncated_gaussian_random", "uniform", "where", "zeros",
+    "zeros_like", "bernoulli", "randint", "arange", "divide_scalar", "div_scale",
+})  # fmt: skip
+MOVES = frozenset({"as_strided", "broadcast_tensors", "c_split", "coalesce_tensor", "concat", "contiguous", "crop", "expand",
+                   "expand_as", "flatten", "flip", "index_add", "index_put", "masked_select", "pad", "pad3d", "reshape", "roll",
+                   "reverse", "scatter", "scatter_nd_add", "set_value", "set_value_with_tensor", "split", "split_with_num",
+                   "squeeze", "stack", "tile", "unbind", "unsqueeze", "unstack", "view_dtype", "view_shape", "view_slice",
+                   "repeat_interleave", "put_along_axis"})  # fmt: skip
+PICKS = frozenset({"c_embedding", "embedding", "gather", "gather_nd", "index_sample", "index_select", "slice", "strided_slice",
+                   "take_along_axis"})  # fmt: skip
+"""Read no more of their first operand than they write."""
+TRANSPOSES = frozenset({"transpose", "fused_transpose_split_quant"})
+NORMS = frozenset({"layer_norm", "fast_ln", "fast_rms_norm", "rms_norm", "fused_rms_norm_ext", "group_norm", "batch_norm",
+                   "instance_norm", "fused_bias_residual_layernorm", "fused_bias_dropout_residual_layer_norm",
+                   "skip_layernorm", "norm"})  # fmt: skip
+SOFTMAXES = frozenset({"softmax", "log_softmax", "cross_entropy_with_softmax", "fused_softmax_mask",
+                       "fused_softmax_mask_upper_triangle", "logsumexp", "nll_loss"})  # fmt: skip
+REDUCTIONS = frozenset({"all", "amax", "amin", "any", "check_numerics", "clip_by_norm", "cumsum", "frobenius_norm", "isclose",
+                        "l1_norm", "max", "mean", "mean_all", "min", "p_norm", "prod", "reduce_as", "squared_l2_norm", "sum",
+                        "numel_sum", "equal_all", "allclose", "accuracy"})  # fmt: skip
+OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "adamax", "check_finite_and_unscale", "lamb", "merged_adam",
+                        "merged_momentum", "momentum", "rmsprop", "sgd", "update_loss_scaling"})  # fmt: skip
+VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "flatten", "view_shape", "view_dtype", "view_slice", "as_strided", "slice",
+                   "transpose", "split", "split_with_num", "assign", "share_data", "expand", "unbind"})  # fmt: skip
+"""Free where the capture says that the result shares its operand's memory."""
+FREE = NO_KERNEL | {name.rpartition(".")[2] for name in BOUNDARY} | {
+    "share_data", "share_var", "nop", "depend", "shape", "shape64", "numel", "empty", "empty_like", "constant", "print",
+    "sync_calc_stream", "sync_comm_stream", "is_empty", "identity_loss", "builtin_combine", "builtin_split", "yield",
+    "stack_create", "tuple_push", "tuple_pop", "get_parameter", "slice_array", "create_array", "array_length",
+}  # fmt: skip
+"""Launch nothing, or nothing but a bookkeeping of some bytes."""
+
+COMM = dict.fromkeys(ALL_REDUCES, "all_reduce") | {
+    "all_gather": "all_gather", "c_allgather": "all_gather", "c_concat": "all_gather", "partial_allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter", "c_reducescatter": "reduce_scatter", "all_to_all": "all_to_all",
+    "broadcast": "broadcast", "c_broadcast": "broadcast", "reduce": "reduce", "c_reduce_sum": "reduce", "barrier": "barrier",
+    "c_softmax_with_cross_entropy": "all_reduce", "c_softmax_with_multi_label_cross_entropy": "all_reduce",
+    "c_scatter": "broadcast",
+}  # fmt: skip
+"""Paddle's collectives -> the collective whose traffic they have."""
+
+REPRESENTATIVES = {
+    "elementwise": ("add", "scale", "copy", "grad_accumulate"),
+    "move": ("copy", "cast", "scale", "add"),
+    "transpose": ("transpose", "copy"),
+    "norm": ("layer_norm",),
+    "norm_grad": ("layer_norm_grad", "layer_norm"),
+    "softmax": ("softmax",),
+    "softmax_grad": ("softmax_grad", "softmax"),
+    "reduction": ("reduce", "scale"),
+    "optimizer": ("adamw", "grad_accumulate"),
+}
+"""Sample kinds that stand for a family's unmeasured members, best first."""
+
+_FAMILIES = (("elementwise", ELEMENTWISE), ("move", MOVES | PICKS), ("transpose", TRANSPOSES), ("norm", NORMS),
+             ("softmax", SOFTMAXES), ("reduction", REDUCTIONS), ("optimizer", OPTIMIZERS))  # fmt: skip
+
+
+def memory_family(kind: str) -> str:
+    """Family of a kind whose time is that of its memory traffic; empty for all others.
+
+    >>> memory_family("gelu_grad"), memory_family("layer_norm_grad"), memory_family("conv2d")
+    ('elementwise', 'norm_grad', '')
+    """
+    base, grad = forward_kind(kind)
+    for family, members in _FAMILIES:
+        if kind in members or base in members:
+            return family + "_grad" if grad and family in ("norm", "softmax") else family
+    return ""
+
+
+def forward_kind(kind: str) -> tuple[str, bool]:
+    """The forward kind and whether `kind` is its backward; a gradient of a gradient is a kind of its own.
+
+    >>> forward_kind("gelu_grad"), forward_kind("gelu")
+    (('gelu', True), ('gelu', False))
+    """
+    for ending in ("_grad_dense", "_grad"):
+        if kind.endswith(ending):
+            return kind[: -len(ending)], True
+    return kind, False

@@ -1,0 +1,139 @@
+"""How much an operation and a collective, exchange or copy beside it stretch each other.
+
+Rows are measured with both sides looping; a lookup takes the row of the same operation, collective and group size, else the
+nearest, and says so. Measured factors a little under 1 are noise and count as 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import log
+from statistics import median
+from typing import Literal, NamedTuple
+
+from interlace.cost_model.profile import CopySample, Interference
+
+StretchHow = Literal["measured", "nearest", "assumed", "given"]
+SHARED = 2.0
+"""Two kernels that both fill the device take turns (matmul beside matmul on an H200: 172.8 ms together, 87.8 ms alone)."""
+
+
+class Stretch(NamedTuple):
+    """Factors on the durations of two operations while both run, and where they come from."""
+
+    op: float
+    beside: float
+    how: StretchHow
+    detail: str
+
+
+def pair_time(op_ns: float, beside_ns: float, stretch_op: float, stretch_beside: float) -> float:
+    """Time until both of two operations started together have ended; the longer runs on alone.
+
+    >>> pair_time(100, 100, 1.5, 1.5), pair_time(100, 300, 1.0, 2.0)
+    (150.0, 350.0)
+    """
+    first = min(op_ns * stretch_op, beside_ns * stretch_beside)
+    return first + max(op_ns - first / stretch_op, beside_ns - first / stretch_beside)
+
+
+def hidden_share(op_ns: float, beside_ns: float, together_ns: float) -> float:
+    """Share of the shorter operation's time that running both at once saves."""
+    return (op_ns + beside_ns - together_ns) / min(op_ns, beside_ns)
+
+
+class InterferenceTable:
+    """Look-ups over measured rows; O(rows) once, then O(1) a pair."""
+
+    def __init__(self, rows: Iterable[Interference], copies: Iterable[CopySample] = (), ctas: int = 0) -> None:
+        self._rows = tuple(row for row in rows if row.ctas in (0, ctas))
+        self._ctas = ctas
+        self._both = _both_ways(copies)
+        self._known: dict[tuple[str, str], Stretch] = {}
+
+    def between(self, category: str, beside: str) -> Stretch:
+        """Factors for an operation of `category` beside one of `beside`, in this order."""
+        key = (category, beside)
+        if key not in self._known:
+            self._known[key] = self._find(category, beside)
+        return self._known[key]
+
+    def gemm_label(self, n: int, k: int) -> str:
+        """Category of the measured GEMM whose weight is nearest to [k, n]; `gemm` where none was measured."""
+        rows = [row for row in self._rows if row.op.startswith("gemm:") and row.op != "gemm:dw" and row.dims]
+        near = min(rows, key=lambda row: (_distance(row.dims, n, k), row.op), default=None)
+        return near.op if near else "gemm"
+
+    def _find(self, category: str, beside: str) -> Stretch:
+        if "free" in (category, beside):
+            return Stretch(1.0, 1.0, "given", "one of them launches nothing")
+        if _is_side(category) and _is_side(beside):
+            return self._sides(category, beside)
+        if _is_side(category):
+            found = self._find(beside, category)
+            return Stretch(found.beside, found.op, found.how, found.detail)
+        if not _is_side(beside):
+            return Stretch(SHARED, SHARED, "assumed", "two kernels share the device in equal parts")
+        return self._row(category, beside)
+
+    def _sides(self, category: str, beside: str) -> Stretch:
+        if {category, beside} == {"copy:d2h", "copy:h2d"} and self._both:
+            return Stretch(self._both, self._both, "measured", "copies both ways at once")
+        return Stretch(1.0, 1.0, "assumed", "not measured: links and copy engines counted as separate")
+
+    def _row(self, category: str, beside: str) -> Stretch:
+        side, _, ranks = beside.partition("@")
+        rows, side_note = _first(self._rows, "beside", _stand_ins(side))
+        rows, op_note = _first(rows, "op", _stand_ins(category))
+        if not rows:
+            return Stretch(1.0, 1.0, "assumed", f"nothing measured for {category} beside {side}")
+        sizes = sorted({row.group_size for row in rows})
+        group = int(ranks) if ranks else 0
+        size = min(sizes, key=lambda n: (abs(log(n / group)), n)) if group else 0
+        rows = [row for row in rows if size in (0, row.group_size)]
+        limited = [row for row in rows if row.ctas == self._ctas]
+        rows = limited or rows
+        notes = [note for note in (op_note, side_note, f"{size} ranks for {group}" if size != group else "") if note]
+        factors = (max(1.0, median(r.stretch_op for r in rows)), max(1.0, median(r.stretch_beside for r in rows)))
+        return Stretch(*factors, "nearest" if notes else "measured", "; ".join(notes) or f"{category} beside {beside}")
+
+
+def _is_side(category: str) -> bool:
+    return category.startswith(("comm", "copy", "p2p"))
+
+
+def _stand_ins(category: str) -> tuple[str, ...]:
+    """Categories whose rows answer, best first: itself, its forward or backward twin, the whole class."""
+    head = category.partition(":")[0]
+    if head == "comm":
+        return (category, "comm:all_gather" if category in ("comm:broadcast", "comm:reduce") else "comm:all_reduce")
+    if head == "p2p":
+        return ("p2p", "comm:all_gather")
+    if head == "attention_grad":
+        return (category, "attention")
+    if head in ("memory", "unknown"):
+        twin = category[: -len("_grad")] if category.endswith("_grad") else category + "_grad"
+        return (category, twin, "memory:")
+    return (category, head + ":")
+
+
+def _first(rows: Iterable[Interference], field: str, names: tuple[str, ...]) -> tuple[list[Interference], str]:
+    """Rows of the first name that has any (a name that ends in `:` takes the whole class), and a note if it is a stand-in."""
+    rows = list(rows)
+    for name in dict.fromkeys(names):
+        found = [r for r in rows if getattr(r, field) == name or (name.endswith(":") and getattr(r, field).startswith(name))]
+        if found:
+            return found, "" if name == names[0] else f"{name.rstrip(':')} for {names[0]}"
+    return [], ""
+
+
+def _distance(dims: dict[str, int], n: int, k: int) -> float:
+    return abs(log(dims["n"] / n)) + abs(log(dims["k"] / k))
+
+
+def _both_ways(copies: Iterable[CopySample]) -> float:
+    """Stretch of a copy while another runs the other way: median over sizes measured one way and both ways."""
+    times = {(c.direction, c.size_bytes, c.ranks): c.dur_ns for c in copies}
+    found = [dur / max(times["d2h", size, ranks], times["h2d", size, ranks]) for (way, size, ranks), dur in times.items()
+             if way == "both" and ("d2h", size, ranks) in times and ("h2d", size, ranks) in times]  # fmt: skip
+    return max(1.0, median(found)) if found else 0.0

@@ -1,0 +1,241 @@
+"""The cost model of a measured device: exact sample, interpolation, roofline, and which of them it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+
+from interlace.cost_model.base import HOWS, Costs, Estimate, GivenCosts, Groups, How
+from interlace.cost_model.comm import CommTimes, CopyTimes, Found
+from interlace.cost_model.curves import Curve, check_error
+from interlace.cost_model.families import FREE, REPRESENTATIVES
+from interlace.cost_model.interference import InterferenceTable, Stretch
+from interlace.cost_model.profile import DeviceProfile, OpSample
+from interlace.cost_model.work import Part, Values, work_of
+from interlace.ir.kinds import is_comm
+from interlace.ir.program import ABSENT, Op
+
+SAME_BYTES = 0.01
+"""A sample of equal dims answers exactly if its traffic is equal within this (scales, statistics and the like are left out)."""
+STAND_IN_ERROR = 0.4
+"""Least expected error of a kind answered by another kind of its family (on the H200 members differ by 10 to 40 %)."""
+UNMEASURED_ERROR = 1.0
+"""Expected error of a roofline: measured kernels of the H200 take 1 to 3.5 times their roofline."""
+_ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
+_ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking", "dst_place_type")
+
+
+class CostModel(Costs):
+    """Times from a device profile.
+
+    Args:
+        profile: The device.
+        comm_ctas: Limit that NCCL will be given, 0 for none.
+        copy_ranks: Devices of the host that copy at once; by default the most that was measured, which is the slowest.
+    """
+
+    def __init__(self, profile: DeviceProfile, comm_ctas: int = 0, copy_ranks: int | None = None) -> None:
+        self.profile = profile
+        self._comm = CommTimes((*profile.collectives, *profile.p2p), comm_ctas, profile.shortest_kernel_ns)
+        self._copies = CopyTimes(profile.copies, copy_ranks)
+        self._pairs = InterferenceTable(profile.interference, profile.copies, comm_ctas)
+        self._samples: dict[tuple[str, str], list[OpSample]] = {}
+        for sample in profile.ops:
+            self._samples.setdefault((sample.kind, sample.dtype), []).append(sample)
+        self._curves: dict[tuple[str, str], tuple[Curve, float]] = {}
+        self._known: dict[Any, Estimate] = {}
+        self._categories: dict[Any, str] = {}
+        self._slowness = self._memory_slowness()
+
+    @staticmethod
+    def from_table(table: Mapping[str, int], stretch: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+                   host_ns: int = 0, job_ns: int = 0) -> GivenCosts:  # fmt: skip
+        """A cost model made by hand.
+
+        >>> CostModel.from_table({"comm": 100, "gemm": 5, "default": 1}).stretch_between("gemm", "comm").op
+        1.0
+        """
+        return GivenCosts(table, stretch, host_ns, job_ns)
+
+    def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
+        """Time of one operation alone; remembered by kind, shapes, dtypes and attributes."""
+        key = _signature(op, values, groups)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._estimate(op, values, groups)
+        return found
+
+    def category(self, op: Op, values: Values, groups: Groups) -> str:
+        """As in `Costs`; a GEMM is named after the measured one that its weight is nearest to (`gemm:proj`)."""
+        key = _signature(op, values, groups)
+        if key not in self._categories:
+            name = super().category(op, values, groups)
+            if name == "gemm" and (parts := work_of(op, values).parts):
+                dims = dict(parts[0].dims)
+                name = self._pairs.gemm_label(max(1, dims["n"]), max(1, dims["k"]))
+            self._categories[key] = name
+        return self._categories[key]
+
+    def stretch_between(self, category: str, beside: str) -> Stretch:
+        """From the measured interference table, see `InterferenceTable`."""
+        return self._pairs.between(category, beside)
+
+    def host_ns(self, op: Op) -> int:
+        """Time the host spends on issuing the operation; names and vectors cost nothing."""
+        return 0 if op.kind in FREE or op.name in FREE else self.profile.host.op_ns
+
+    def job_ns(self) -> int:
+        """Time the host spends on one job beyond its operations."""
+        return self.profile.host.job_ns
+
+    def copy_bytes_per_s(self, direction: str) -> float:
+        """Rate of large copies, `d2h` or `h2d`; 0 where none was measured."""
+        return self._copies.bytes_per_s(direction)
+
+    # -- one operation ----------------------------------------------------------------------------------------------
+
+    def _estimate(self, op: Op, values: Values, groups: Groups) -> Estimate:
+        work = work_of(op, values)
+        if not work.parts:
+            return Estimate(0, "unknown", UNMEASURED_ERROR, work.unknown) if work.unknown else Estimate(0, "free", 0.0)
+        ranks, hosts_apart = self._ranks(op, groups)
+        if is_comm(op) and ranks == 0:
+            return Estimate(0, "unknown", UNMEASURED_ERROR, f"group {op.group} is not in the program")
+        found = [self._part(part, ranks) for part in work.parts]
+        total = _sum(found)
+        if work.unknown or hosts_apart:
+            why = work.unknown or f"a group across hosts of {self.profile.ranks_per_host}: the network was not measured"
+            return Estimate(total.dur_ns, "unknown", UNMEASURED_ERROR, f"lower bound, {why}")
+        return total
+
+    def _ranks(self, op: Op, groups: Groups) -> tuple[int, bool]:
+        """Size of the operation's group (0: not known) and whether it reaches over more than one host."""
+        if op.group < 0:
+            return 1, False
+        if op.group not in groups:
+            return 0, False
+        ranks = groups[op.group].ranks
+        return len(ranks), len({rank // self.profile.ranks_per_host for rank in ranks}) > 1
+
+    def _part(self, part: Part, ranks: int) -> Estimate:
+        if part.family in ("comm", "p2p"):
+            if ranks < 2:
+                return Estimate(0, "free", 0.0, "a group of one rank")
+            return self._carried(part, self._comm.time(part.kind, 2 if part.family == "p2p" else ranks, part.size_bytes))
+        if part.family == "copy":
+            return self._carried(part, self._copies.time(part.kind, part.size_bytes))
+        return self._exact(part) or self._interpolated(part) or self._roofline(part)
+
+    def _carried(self, part: Part, found: Found | None) -> Estimate:
+        if found is None:
+            dur_ns = part.size_bytes * 1e9 / self.profile.memory_rate.per_s
+            return Estimate(round(dur_ns), "unknown", UNMEASURED_ERROR, f"lower bound, {part.kind} was not measured")
+        return Estimate(
+            max(1, round(found.dur_ns)), "exact" if found.exact else "interpolated", found.rel_error, found.detail
+        )
+
+    def _exact(self, part: Part) -> Estimate | None:
+        for sample in self._samples.get((part.kind, part.dtype), ()):
+            if sample.dims == dict(part.dims) and abs(sample.size_bytes - part.size_bytes) <= SAME_BYTES * part.size_bytes:
+                error = sample.spread_ns / sample.dur_ns
+                return Estimate(sample.dur_ns, "exact", error, f"{sample.source}, {sample.num_runs} run(s)")
+        return None
+
+    def _interpolated(self, part: Part) -> Estimate | None:
+        """From samples of the kind, else of a stand-in, in this dtype or one of the same width."""
+        if part.family == "unknown":
+            return None
+        kinds = dict.fromkeys(
+            (part.kind, *REPRESENTATIVES.get(part.family, ()), *(("gemm",) if part.family == "gemm" else ()))
+        )
+        for kind in kinds:
+            for dtype in (part.dtype, _ALIKE.get(part.dtype, "")):
+                if (kind, dtype) in self._samples:
+                    return self._from_curve(part, kind, dtype)
+        return None
+
+    def _from_curve(self, part: Part, kind: str, dtype: str) -> Estimate:
+        curve, error = self._curve(kind, dtype)
+        size = part.flops or part.size_bytes
+        dur_ns = max(curve.at(size), self._traffic_ns(part) if part.flops else 0.0)
+        stands_in = (kind, dtype) != (part.kind, part.dtype)
+        error = max(error, STAND_IN_ERROR) if stands_in else error
+        outside = "" if curve.inside(size) else ", beyond the measured sizes"
+        detail = f"{len(curve)} size(s) of {kind} in {dtype}{' for ' + part.kind if stands_in else ''}{outside}"
+        return Estimate(max(1, round(dur_ns)), "interpolated", error if not outside else 2 * error, detail)
+
+    def _curve(self, kind: str, dtype: str) -> tuple[Curve, float]:
+        """Time over FLOPs (matrix products, attention) or bytes, and its expected error."""
+        key = (kind, dtype)
+        if key not in self._curves:
+            points = [(float(sample_size(sample)), float(sample.dur_ns)) for sample in self._samples[key]]
+            floor_ns = self.profile.shortest_kernel_ns
+            self._curves[key] = (Curve(points, floor_ns), check_error(points, floor_ns))
+        return self._curves[key]
+
+    def _roofline(self, part: Part) -> Estimate:
+        traffic_ns = self._traffic_ns(part)
+        if not part.flops:
+            dur_ns = max(traffic_ns * self._slowness, self.profile.shortest_kernel_ns)
+            detail = f"memory traffic x {self._slowness:.2f}, the median of the measured kinds"
+            return Estimate(max(1, round(dur_ns)), "roofline", UNMEASURED_ERROR, detail)
+        peak = self.profile.matrix_flops.get(part.dtype)
+        if peak is None:
+            return Estimate(round(traffic_ns), "unknown", UNMEASURED_ERROR, f"lower bound, no matrix rate for {part.dtype}")
+        dur_ns = max(part.flops * 1e9 / peak.per_s, traffic_ns, self.profile.shortest_kernel_ns)
+        return Estimate(max(1, round(dur_ns)), "roofline", UNMEASURED_ERROR, f"{peak.source} peak of {part.dtype}")
+
+    def _traffic_ns(self, part: Part) -> float:
+        return part.size_bytes * 1e9 / self.profile.memory_rate.per_s
+
+    def _memory_slowness(self) -> float:
+        """How many times its roofline a memory-bound kernel takes: median over the measured kinds' largest samples."""
+        largest: dict[tuple[str, str], OpSample] = {}
+        for sample in self.profile.ops:
+            if "elements" in sample.dims or "rows" in sample.dims:
+                best = largest.get((sample.kind, sample.dtype))
+                if best is None or sample.size_bytes > best.size_bytes:
+                    largest[sample.kind, sample.dtype] = sample
+        rate = self.profile.memory_rate.per_s
+        return (
+            max(1.0, median(s.dur_ns * rate / s.size_bytes / 1e9 for s in largest.values() if s.size_bytes))
+            if largest
+            else 1.0
+        )
+
+
+def sample_size(sample: OpSample) -> int:
+    """What a sample's curve runs over: FLOPs of a matrix product or attention, else bytes."""
+    dims = sample.dims
+    if "m" in dims:
+        return 2 * dims["batch"] * dims["m"] * dims["n"] * dims["k"]
+    if "seq_q" in dims:
+        pairs = dims["batch"] * dims["heads"] * dims["seq_q"] * dims["seq_k"] // (2 if dims["causal"] else 1)
+        return (10 if sample.kind.endswith("_grad") else 4) * pairs * dims["head_dim"]
+    return sample.size_bytes
+
+
+def _signature(op: Op, values: Values, groups: Groups) -> Any:
+    """All that an estimate depends on."""
+    tensors = tuple(
+        (v.shape, v.dtype, v.elements, v.memory) for v in (values[i] for i in (*op.operands, *op.results) if i != ABSENT)
+    )
+    lives_on = bool(op.inplace and op.operands and op.operands[0] != ABSENT and values[op.operands[0]].persistable)
+    same = tuple(op.operands.index(v) for v in op.operands)
+    attrs = tuple(op.attrs.get(name) for name in _ATTRS)
+    ranks = groups[op.group].ranks if op.group in groups else op.group
+    return (op.name, op.role == "backward", tensors, same, op.no_buffer, bool(op.views), lives_on, bool(op.inplace), attrs, ranks,
+            op.num_blocks)  # fmt: skip
+
+
+def _sum(found: list[Estimate]) -> Estimate:
+    """Kernels one after the other: times add, the weakest source and the time-weighted error count."""
+    if len(found) == 1:
+        return found[0]
+    total = sum(part.dur_ns for part in found)
+    how: How = max((part.how for part in found if part.how != "free"), key=HOWS.index, default="free")
+    error = sum(part.dur_ns * part.rel_error for part in found) / total if total else 0.0
+    details = dict.fromkeys(part.detail for part in found if part.how == how)
+    return Estimate(total, how, error, "; ".join(details))

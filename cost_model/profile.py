@@ -1,0 +1,248 @@
+"""What was measured on a device, with where each figure comes from; one JSON file a device.
+
+Durations are integer nanoseconds, sizes bytes, rates per second. `source` is `measured` (on this device), `datasheet`
+(the maker's figure) or `derived` (computed from the others, see the note).
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from interlace.errors import ConfigError
+
+SCHEMA = 1
+"""Number of the layout of `DeviceProfile`; raised with every change that old files cannot follow."""
+
+Source = Literal["measured", "datasheet", "derived"]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Rate = Annotated[float, msgspec.Meta(gt=0)]
+Factor = Annotated[float, msgspec.Meta(gt=0)]
+Range = tuple[Factor, Factor]
+
+
+class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where, when and how a profile was made."""
+
+    machine: str
+    date: str
+    command: str
+    driver: str = ""
+    versions: dict[str, str] = {}
+    note: str = ""
+
+
+class Peak(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A rate a second (FLOP or bytes), its source and what it stands for."""
+
+    per_s: Rate
+    source: Source
+    note: str = ""
+
+
+class OpSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """One operation, alone on the device.
+
+    Attributes:
+        kind: Name of the sample's kind (`gemm`, `gemm_batched`, `attention`, `gelu`, `layer_norm`, ...; see `work.py`).
+        dtype: Of the first operand.
+        dims: `batch, m, n, k`; `batch, heads, kv_heads, seq_q, seq_k, head_dim, causal`; `rows, cols`; or `elements`.
+        size_bytes: Read and written.
+        dur_ns, spread_ns: Median, and largest minus smallest, over `num_runs` measurements.
+    """
+
+    kind: str
+    dtype: str
+    dims: dict[str, Count]
+    size_bytes: Count
+    dur_ns: Positive
+    spread_ns: Count = 0
+    num_runs: Positive = 1
+    source: Source = "measured"
+    note: str = ""
+
+
+class CommSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """One collective or exchange, alone.
+
+    `size_bytes` is the full tensor of one rank: operand of all_reduce, reduce_scatter, all_to_all and send, result of
+    all_gather and receive. `ctas` is the limit given to NCCL, 0 for none.
+    """
+
+    kind: str
+    group_size: Annotated[int, msgspec.Meta(ge=2)]
+    size_bytes: Positive
+    dur_ns: Positive
+    spread_ns: Count = 0
+    ctas: Count = 0
+    num_runs: Positive = 1
+    source: Source = "measured"
+
+
+class CopySample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """A copy between device and pinned memory while `ranks` devices of the host do the same.
+
+    `both` is a copy each way at once, the time until the later one ends.
+    """
+
+    direction: Literal["d2h", "h2d", "both"]
+    size_bytes: Positive
+    dur_ns: Positive
+    ranks: Positive = 1
+    spread_ns: Count = 0
+    num_runs: Positive = 1
+    source: Source = "measured"
+
+
+class Interference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """How much an operation and a collective or copy beside it stretch each other; 1 is not at all.
+
+    Attributes:
+        op: Category of the operation (`gemm:proj`, `memory:gelu`, `attention`).
+        beside: Category of the other (`comm:all_reduce`, `p2p`, `copy:d2h`).
+        group_size: Ranks that took part in the other.
+        dims: `n`, `k` of a GEMM's weight in this row.
+        stretch_op, stretch_beside: Medians over `num_files` measured tables; ranges are smallest and largest.
+    """
+
+    op: str
+    beside: str
+    group_size: Positive
+    stretch_op: Factor
+    stretch_beside: Factor
+    range_op: Range
+    range_beside: Range
+    ctas: Count = 0
+    num_files: Positive = 1
+    dims: dict[str, Positive] = {}
+    source: Source = "measured"
+
+
+class HostCosts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """What the executor's host thread spends on issuing one operation, and on one job beyond its operations."""
+
+    op_ns: Count
+    job_ns: Count
+    source: Source
+    note: str = ""
+
+
+class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything known about a device.
+
+    Attributes:
+        device: Name as the runtime reports it (`NVIDIA H200`).
+        ranks_per_host: Devices joined by the links the collectives were measured on.
+        memory_bytes, pinned_bytes: Capacity of a device, and pinned host memory one rank may take (0: unknown).
+        shortest_kernel_ns: Least time of any kernel.
+        matrix_flops: FLOP/s of matrix products, by dtype.
+        memory_rate: Bytes/s read plus written by a plain device copy.
+    """
+
+    interlace_profile: int
+    device: str
+    provenance: Provenance
+    ranks_per_host: Positive
+    memory_bytes: Count
+    pinned_bytes: Count
+    shortest_kernel_ns: Count
+    matrix_flops: dict[str, Peak]
+    vector_flops: dict[str, Peak]
+    memory_rate: Peak
+    host: HostCosts
+    ops: tuple[OpSample, ...] = ()
+    collectives: tuple[CommSample, ...] = ()
+    p2p: tuple[CommSample, ...] = ()
+    copies: tuple[CopySample, ...] = ()
+    interference: tuple[Interference, ...] = ()
+
+
+class _Header(msgspec.Struct):
+    interlace_profile: int
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that come with Interlace."""
+    folder = resources.files("interlace.configs") / "devices"
+    return sorted(item.name[: -len(".json")] for item in folder.iterdir() if item.name.endswith(".json"))
+
+
+def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
+    """A profile that comes with Interlace, by name, or any other by path.
+
+    Raises:
+        ConfigError: Unknown name, unreadable file, or a field that is missing, unknown or of the wrong type.
+
+    >>> load_profile("h200").device
+    'NVIDIA H200'
+    """
+    text = os.fspath(name_or_path)
+    if text.endswith(".json") or os.sep in text:
+        return decode_profile(_read(Path(text)), text)
+    if text not in profile_names():
+        raise ConfigError(f"no device profile {text!r}: expected one of {', '.join(profile_names())}, or a path to a .json file "
+                          "that `interlace calibrate -o FILE` wrote")  # fmt: skip
+    return decode_profile((resources.files("interlace.configs") / "devices" / f"{text}.json").read_bytes(), f"{text}.json")
+
+
+def decode_profile(data: bytes, where: str) -> DeviceProfile:
+    """The profile in a file's bytes; errors name `where`. Raises ConfigError."""
+    try:
+        schema = msgspec.json.decode(data, type=_Header).interlace_profile
+        if schema != SCHEMA:
+            raise ConfigError(f"{where}: profile layout {schema}, this version reads {SCHEMA}; measure again with "
+                              f"`interlace calibrate -o {where}`")  # fmt: skip
+        return msgspec.json.decode(data, type=DeviceProfile)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{where}: {error}; the fields are described in cost_model/profile.py") from error
+
+
+def encode_profile(profile: DeviceProfile) -> bytes:
+    """The file's bytes, one entry a line; equal profiles give equal bytes."""
+    lines = []
+    for field in msgspec.structs.fields(profile):
+        value = getattr(profile, field.name)
+        if isinstance(value, tuple) and value:
+            rows = ",\n    ".join(_compact(item) for item in value)
+            lines.append(f'  "{field.name}": [\n    {rows}\n  ]')
+        else:
+            lines.append(f'  "{field.name}": {_compact(value)}')
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def save_profile(profile: DeviceProfile, path: str | os.PathLike[str]) -> Path:
+    """Write a profile; the file appears whole or not at all."""
+    from interlace.ir.dump import write_whole
+
+    write_whole(Path(path), encode_profile(profile))
+    return Path(path)
+
+
+def require_device(profile: DeviceProfile, actual_name: str, force: bool = False) -> None:
+    """Check that a profile was measured on the kind of device in use.
+
+    Raises:
+        ConfigError: It was not, and `force` is false.
+
+    >>> require_device(load_profile("h200"), "nvidia h200")
+    """
+    if profile.device.casefold() != actual_name.strip().casefold() and not force:
+        raise ConfigError(f"the profile was measured on {profile.device!r}, this device is {actual_name!r}; measure this one "
+                          "with `interlace calibrate -o FILE`, or force the profile to plan for the other device")  # fmt: skip
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read as a device profile ({error.strerror}); expected a .json file that "
+                          f"`interlace calibrate -o {path}` wrote, or one of the names {', '.join(profile_names())}") from error  # fmt: skip
+
+
+def _compact(value: object) -> str:
+    return msgspec.json.encode(value, order=None).decode()

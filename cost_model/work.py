@@ -1,0 +1,256 @@
+"""What an operation asks of the device: kernels with their sizes, from the operation's shapes alone.
+
+Costs are not known here; `CostModel` turns parts into nanoseconds. Shapes follow Paddle: matmul takes `[..., m, k]` and
+`[..., k, n]` (before transposes), attention `[batch, seq, heads, head_dim]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from interlace.cost_model.families import ATTENTIONS, COMM, FREE, GEMMS, PICKS, VIEWS, forward_kind, memory_family
+from interlace.ir.kinds import is_p2p, is_send
+from interlace.ir.program import ABSENT, DTYPE_BYTES, Op, Value
+
+Values = Mapping[int, Value]
+Dims = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One kernel.
+
+    Attributes:
+        kind: Kind of sample that answers for it (`gemm`, `attention_grad`, `gelu`, `all_reduce`, `d2h`, ...).
+        family: `gemm`, `attention`, a memory family, `comm`, `p2p` or `copy`.
+        dims: Sorted by name, as in `OpSample.dims`.
+        flops: 0 where memory traffic decides.
+        size_bytes: Read and written; of a collective or copy, its tensor.
+    """
+
+    kind: str
+    family: str
+    dtype: str
+    dims: Dims
+    flops: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Kernels of one operation, run one after the other; none is free. `unknown` says why nothing better is known."""
+
+    parts: tuple[Part, ...] = ()
+    unknown: str = ""
+
+
+NOTHING = Work()
+
+
+def dims_of(**sizes: int) -> Dims:
+    """Sizes by name, sorted: `dims_of(n=2, m=1) == (("m", 1), ("n", 2))`."""
+    return tuple(sorted(sizes.items()))
+
+
+def work_of(op: Op, values: Values) -> Work:
+    """The kernels of an operation; cost O(operands)."""
+    kind = op.kind
+    base, grad = forward_kind(kind)
+    if kind in FREE or op.name in FREE or _is_view(op):
+        return NOTHING
+    if op.num_blocks:
+        return Work(unknown="control flow: its blocks are not looked into")
+    shapes = [values[v] for v in (*op.operands, *op.results) if v != ABSENT]
+    if any(value.size_bytes < 0 for value in shapes):
+        return Work(unknown="a shape is known only at run time")
+    if kind in COMM or is_p2p(op):
+        return _communication(op, values)
+    if kind in ("memcpy_d2h", "memcpy_h2d", "memcpy"):
+        return _copy(op, values)
+    if kind in GEMMS or base in GEMMS:
+        return _gemm(op, base, grad, values)
+    if kind in ATTENTIONS or base in ATTENTIONS:
+        return _attention(op, base, grad, values)
+    family = memory_family(kind)
+    if not family:
+        return Work(
+            (_memory(op, kind, "unknown", values),), unknown=f"kind {kind!r} is in no family of cost_model/families.py"
+        )
+    return Work((_memory(op, _sample_kind(op, values), family, values),))
+
+
+def moved_bytes(op: Op, values: Values) -> int:
+    """Bytes read and written; an operand read twice counts once, one of which only the shape is read not at all."""
+    reads = {v for place, v in enumerate(op.operands) if v != ABSENT and place not in op.no_buffer}
+    read = sum(values[v].size_bytes for v in reads)
+    written = sum(values[v].size_bytes for v in op.results)
+    if op.kind in PICKS and op.operands and op.operands[0] in reads:
+        read -= max(0, values[op.operands[0]].size_bytes - written)
+    return read + written
+
+
+def is_weight_gradient(op: Op) -> bool:
+    """Whether a matrix product is dW = x^T dy (its operands are both activations, contracted over tokens)."""
+    if op.kind == "fused_linear_param_grad_add":
+        return True
+    return op.kind in GEMMS and op.role == "backward" and bool(op.attrs.get("transpose_x"))
+
+
+def _is_view(op: Op) -> bool:
+    base, _ = forward_kind(op.kind)
+    return (op.kind in VIEWS or base in VIEWS) and bool(op.views or (op.inplace and base in _RESHAPES))
+
+
+_RESHAPES = frozenset({"reshape", "squeeze", "unsqueeze", "flatten", "view_shape", "view_dtype", "assign", "share_data"})
+
+
+def _sample_kind(op: Op, values: Values) -> str:
+    """`add_` into a buffer that lives across steps is gradient accumulation, a kind of its own; so is one of mixed dtypes."""
+    if op.kind != "add" or not op.inplace or ABSENT in op.operands or not values[op.operands[0]].persistable:
+        return op.kind
+    dtypes = {values[v].dtype for v in op.operands}
+    return "grad_accumulate" if len(dtypes) == 1 else "grad_accumulate_mixed"
+
+
+def _memory(op: Op, kind: str, family: str, values: Values) -> Part:
+    tensors = [values[v] for v in (*op.operands, *op.results) if v != ABSENT and values[v].dtype not in ("vector", "null")]
+    vectors = [values[v].elements[0] for v in (*op.operands, *op.results) if v != ABSENT and values[v].dtype == "vector"]
+    first = (tensors + vectors)[0] if tensors or vectors else None  # type: ignore[operator]
+    shape, dtype = (first.shape, first.dtype) if first else ((), "")
+    if family in ("norm", "norm_grad", "softmax", "softmax_grad") and shape:
+        dims = dims_of(rows=prod(shape[:-1]), cols=shape[-1])
+    else:
+        dims = dims_of(elements=prod(shape))
+    return Part(kind, family, dtype, dims, 0, moved_bytes(op, values))
+
+
+# -- matrix products ------------------------------------------------------------------------------------------------
+
+
+def gemm_part(batch: int, m: int, n: int, k: int, dtype: str, out_bytes: int = 0) -> Part:
+    """`batch` products of [m, k] by [k, n]; `out_bytes` where the result is read and written in a dtype of its own."""
+    width = DTYPE_BYTES.get(dtype, 4)
+    size = width * batch * (m * k + k * n) + (out_bytes or width * batch * m * n)
+    kind = "gemm" if batch == 1 else "gemm_batched"
+    return Part(kind, "gemm", dtype, dims_of(batch=batch, m=m, n=n, k=k), 2 * batch * m * n * k, size)
+
+
+def matmul_sizes(x: tuple[int, ...], y: tuple[int, ...], transpose_x: bool, transpose_y: bool) -> tuple[int, int, int, int]:
+    """(batch, m, n, k) of a product; a matrix on the right takes the left one's batch as rows.
+
+    >>> matmul_sizes((2, 8, 32), (32, 48), False, False)
+    (1, 16, 48, 32)
+    >>> matmul_sizes((4, 8, 64), (4, 16, 64), False, True)
+    (4, 8, 16, 64)
+    """
+    if len(x) < 2:
+        x = (1, x[0] if x else 1)
+        transpose_x = False
+    if len(y) < 2:
+        y = (y[0] if y else 1, 1)
+        transpose_y = False
+    m, k = (x[-1], x[-2]) if transpose_x else (x[-2], x[-1])
+    n = y[-2] if transpose_y else y[-1]
+    lead_x, lead_y = prod(x[:-2]), prod(y[:-2])
+    if lead_y == 1 and not transpose_x:
+        return 1, lead_x * m, n, k
+    return max(lead_x, lead_y), m, n, k
+
+
+def _gemm(op: Op, base: str, grad: bool, values: Values) -> Work:
+    if op.kind == "fused_linear_param_grad_add":
+        return _param_grad_add(op, values)
+    first = 1 if base in ("addmm", "baddbmm") else 0
+    if len(op.operands) < first + 2 or ABSENT in op.operands[first : first + 2]:
+        return Work(unknown="expected two matrices as operands")
+    x, y = (values[op.operands[place]] for place in (first, first + 1))
+    turn_x, turn_y = (bool(op.attrs.get(a, op.attrs.get(b, False)))
+                      for a, b in (("transpose_x", "trans_x"), ("transpose_y", "trans_y")))  # fmt: skip
+    batch, m, n, k = matmul_sizes(x.shape, y.shape, turn_x, turn_y)
+    if not grad:
+        return Work((gemm_part(batch, m, n, k, x.dtype),))
+    given = [values[v].dtype != "null" for v in op.results[first : first + 2]]
+    sides = zip(given, ((m, k, n), (k, n, m)), strict=False)
+    return Work(tuple(gemm_part(batch, *sizes, x.dtype) for wanted, sizes in sides if wanted))
+
+
+def _param_grad_add(op: Op, values: Values) -> Work:
+    """Operands x, dOut, [dW so far], [dBias so far]; adds into dW, in fp32 with master weights."""
+    x, dout, dw = values[op.operands[0]], values[op.operands[1]], values[op.results[0]]
+    tokens = prod(x.shape[:-1])
+    return Work((gemm_part(1, x.shape[-1], dout.shape[-1], tokens, x.dtype, out_bytes=2 * dw.size_bytes),))
+
+
+# -- attention ------------------------------------------------------------------------------------------------------
+
+
+def attention_part(batch: int, heads: int, kv_heads: int, seq_q: int, seq_k: int, head_dim: int, causal: bool, dtype: str,
+                   grad: bool) -> Part:  # fmt: skip
+    """Forward is two products over all pairs of positions (half of them when causal), backward five."""
+    pairs = batch * heads * seq_q * seq_k // (2 if causal else 1)
+    tensors = batch * head_dim * (2 * seq_q * heads + 2 * seq_k * kv_heads)
+    dims = dims_of(
+        batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim, causal=int(causal)
+    )
+    size = tensors * DTYPE_BYTES.get(dtype, 2) * (2 if grad else 1)
+    return Part(
+        "attention_grad" if grad else "attention", "attention", dtype, dims, (10 if grad else 4) * pairs * head_dim, size
+    )
+
+
+def _attention(op: Op, base: str, grad: bool, values: Values) -> Work:
+    tensors = [values[v] for v in op.operands if v != ABSENT and len(values[v].shape) >= 4]
+    causal = bool(op.attrs.get("causal", op.attrs.get("is_causal_masking", False)))
+    if base.endswith("qkvpacked"):
+        if not tensors or len(tensors[0].shape) != 5:
+            return Work(unknown="expected qkv of rank 5")
+        b, s, ratio, kv_heads, d = tensors[0].shape
+        return Work((attention_part(b, (ratio - 2) * kv_heads, kv_heads, s, s, d, causal, tensors[0].dtype, grad),))
+    if len(tensors) < 3 or any(len(t.shape) != 4 for t in tensors[:3]):
+        return Work(unknown="expected q, k, v of rank 4")
+    (b, seq_q, heads, d), (_, seq_k, kv_heads, _) = tensors[0].shape, tensors[1].shape
+    return Work((attention_part(b, heads, kv_heads, seq_q, seq_k, d, causal, tensors[0].dtype, grad),))
+
+
+# -- communication and copies ---------------------------------------------------------------------------------------
+
+
+def _communication(op: Op, values: Values) -> Work:
+    if is_p2p(op):
+        size = sum(values[v].size_bytes for v in (op.operands if is_send(op) else op.results) if v != ABSENT)
+        return Work((Part("send_recv", "p2p", "", (), 0, size),))
+    kind = COMM[op.kind]
+    if "cross_entropy" in op.kind:
+        return _parallel_cross_entropy(op, values)
+    of = op.results if kind == "all_gather" else op.operands
+    size = sum(values[v].size_bytes for v in of if v != ABSENT)
+    return Work((Part(kind, "comm", "", (), 0, size),))
+
+
+def _parallel_cross_entropy(op: Op, values: Values) -> Work:
+    """A softmax pass over the rank's part of the logits, and three fp32 all-reduces of a number a row: max, target, sum."""
+    logits = values[op.operands[0]]
+    row = Part("all_reduce", "comm", "", (), 0, 4 * prod(logits.shape[:-1]))
+    return Work((_memory(op, "softmax", "softmax", values), row, row, row))
+
+
+def _copy(op: Op, values: Values) -> Work:
+    size = sum(values[v].size_bytes for v in op.operands if v != ABSENT)
+    way = copy_direction(op, values)
+    if way == "d2d":
+        return Work((_memory(op, "copy", "move", values),))
+    return Work((Part(way, "copy", "", (), 0, size),))
+
+
+def copy_direction(op: Op, values: Values) -> str:
+    """`d2h`, `h2d` or `d2d`; where values do not say it, Paddle's `dst_place_type` does (0 host, 1 device, 2 pinned)."""
+    if op.kind in ("memcpy_d2h", "memcpy_h2d"):
+        return op.kind[-3:]
+    source, target = ({values[v].memory for v in ids if v in values} for ids in (op.operands, op.results))
+    if source == {"device"} and target != {"device"}:
+        return "d2h"
+    if source != {"device"} and target == {"device"}:
+        return "h2d"
+    return "d2h" if op.attrs.get("dst_place_type", 1) in (0, 2) else "d2d"

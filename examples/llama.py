@@ -1,0 +1,173 @@
+"""Llama, trained under `dist.to_static`: rotary positions, grouped-query attention, RMSNorm, SwiGLU, no biases.
+
+    interlace run examples/llama.py --world 4 -- --pp 2 --mp 2 --micro-batches 8 --sequence-parallel
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import common
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+from paddle.nn import functional as F
+
+import interlace
+
+PRESETS = {
+    "llama-7b": {"layers": 32, "hidden": 4096, "heads": 32, "intermediate": 11008, "vocab": 32000, "seq_len": 4096},
+    "llama-13b": {"layers": 40, "hidden": 5120, "heads": 40, "intermediate": 13824, "vocab": 32000, "seq_len": 4096},
+    "llama3-8b": {
+        **{"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "intermediate": 14336},
+        **{"vocab": 128256, "seq_len": 8192, "rope_base": 500000},
+    },
+    "llama2-70b": {
+        **{"layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "intermediate": 28672},
+        **{"vocab": 32000, "seq_len": 4096},
+    },
+}
+
+
+class RMSNorm(nn.Layer):
+    """x / root mean square(x), computed in float32, times a weight."""
+
+    EPSILON = 1e-6
+
+    def __init__(self, stage: common.Stage, hidden: int) -> None:
+        super().__init__()
+        self.weight = self.create_parameter([hidden], default_initializer=nn.initializer.Constant(1.0))
+        stage.replicated(self)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        with paddle.amp.auto_cast(False):
+            y = x.astype("float32")
+            y = y * paddle.rsqrt(y.square().mean(-1, keepdim=True) + self.EPSILON)
+            return y.astype(self.weight.dtype) * self.weight
+
+
+def rotary_tables(length: int, size: int, base: float) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """cos and sin of every position's angles: [length, size] each, the two halves of `size` alike."""
+    with paddle.amp.auto_cast(False):
+        frequencies = base ** (paddle.arange(0, size, 2, dtype="float32") * (-1.0 / size))
+        angles = paddle.arange(length, dtype="float32").unsqueeze(1) * frequencies
+        angles = paddle.concat([angles, angles], axis=-1)
+        return paddle.cos(angles), paddle.sin(angles)
+
+
+def rotate(x: paddle.Tensor, cos: paddle.Tensor, sin: paddle.Tensor) -> paddle.Tensor:
+    """Turn each pair (i, i + size / 2) of the last dimension by its position's angle."""
+    low, high = x.chunk(2, axis=-1)
+    return x * cos.astype(x.dtype) + paddle.concat([-high, low], axis=-1) * sin.astype(x.dtype)
+
+
+def repeat_heads(x: paddle.Tensor, times: int) -> paddle.Tensor:
+    """Each head `times` over. (`repeat_interleave` and `expand` would first gather all heads on every mp rank.)"""
+    if times == 1:
+        return x
+    return x.unsqueeze(2).tile([1, 1, times, 1, 1]).flatten(1, 2)
+
+
+class Attention(nn.Layer):
+    """Causal self-attention in which `heads / kv_heads` query heads share a key and value head."""
+
+    def __init__(self, args: argparse.Namespace, stage: common.Stage) -> None:
+        super().__init__()
+        self.stage, self.kind = stage, args.attention
+        self.heads, self.kv_heads = args.heads, args.kv_heads
+        size = args.hidden // args.heads
+        self.q = common.ColumnLinear(stage, args.hidden, args.heads * size, bias=False)
+        self.k = common.ColumnLinear(stage, args.hidden, args.kv_heads * size, bias=False)
+        self.v = common.ColumnLinear(stage, args.hidden, args.kv_heads * size, bias=False)
+        self.out = common.RowLinear(stage, args.heads * size, args.hidden, bias=False)
+        self.size, self.rope_base = size, args.rope_base
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.stage.whole(x)
+        q = self.stage.split_heads(self.q(x), self.heads)
+        k = self.stage.split_heads(self.k(x), self.kv_heads)
+        v = self.stage.split_heads(self.v(x), self.kv_heads)
+        cos, sin = rotary_tables(q.shape[2], self.size, self.rope_base)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        k, v = (repeat_heads(t, self.heads // self.kv_heads) for t in (k, v))
+        return self.out(self.stage.merge_heads(common.causal_attention(q, k, v, self.kind)))
+
+
+class MLP(nn.Layer):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, args: argparse.Namespace, stage: common.Stage) -> None:
+        super().__init__()
+        self.stage = stage
+        self.gate = common.ColumnLinear(stage, args.hidden, args.intermediate, bias=False)
+        self.up = common.ColumnLinear(stage, args.hidden, args.intermediate, bias=False)
+        self.down = common.RowLinear(stage, args.intermediate, args.hidden, bias=False)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = self.stage.whole(x)
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Layer):
+    """x + attention(norm(x)), then the same with the MLP."""
+
+    def __init__(self, args: argparse.Namespace, stage: common.Stage) -> None:
+        super().__init__()
+        self.stage, self.recompute = stage, args.recompute
+        self.attention_norm = RMSNorm(stage, args.hidden)
+        self.attention = Attention(args, stage)
+        self.mlp_norm = RMSNorm(stage, args.hidden)
+        self.mlp = MLP(args, stage)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        x = x + common.maybe_recompute(self.recompute == "attention", self.attention, self.attention_norm(x))
+        return x + common.maybe_recompute(self.recompute == "mlp", self.mlp, self.mlp_norm(x))
+
+
+class Llama(nn.Layer):
+    """Tokens in, logits out."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.args, self.stages = args, common.stages(args)
+        first, last = self.stages[0], self.stages[-1]
+        self.embedding = nn.Embedding(args.vocab, args.hidden)
+        self.embedding.weight = first.parameter(self.embedding.weight, dist.Shard(1))
+        self.blocks = nn.LayerList(
+            [Block(args, self.stages[common.stage_of_layer(args, i)]) for i in range(args.layers)]
+        )
+        self.norm = RMSNorm(last, args.hidden)
+        self.head = common.ColumnLinear(last, args.hidden, args.vocab, bias=False)
+
+    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
+        first, last = self.stages[0], self.stages[-1]
+        x = first.between_blocks(first.batch_first(self.embedding(tokens)))
+        x = self.norm(common.run_blocks(self.args, self.blocks, x))
+        return self.head(last.batch_first(last.whole(x)))
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options, from `argv` or the command line."""
+    parser = common.parser("Train a Llama.", PRESETS)
+    parser.add_argument("--kv-heads", type=int, default=0, help="key and value heads; 0 is as many as --heads")
+    parser.add_argument("--rope-base", type=float, default=10000.0)
+    args = common.parse(parser, PRESETS, argv)
+    args.kv_heads = args.kv_heads or args.heads
+    args.intermediate = args.intermediate or 8 * args.hidden // 3 // 16 * 16
+    if args.heads % args.kv_heads or args.kv_heads % args.mp:
+        parser.error(f"--kv-heads {args.kv_heads} must divide --heads and be a multiple of mp = {args.mp}")
+    return args
+
+
+def build(args: argparse.Namespace) -> tuple:
+    """(DistModel, loader); nothing has run yet."""
+    with common.construction(args):
+        model = Llama(args)
+    strategy = common.make_strategy(args)
+    interlace.enable(strategy)
+    return common.to_static(args, model, strategy)
+
+
+if __name__ == "__main__":
+    common.main(parse(), build)

@@ -1,0 +1,237 @@
+"""Paddle's dense program of one rank -> `Program`. Reads only; the captured program is never changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+
+from interlace.bridge.layers import LayerNames, name_layers
+from interlace.errors import ProgramError
+from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value
+from interlace.ir.kinds import COLLECTIVES, DATA, KEYWORD, RECEIVES, SENDS
+from interlace.ir.program import Role
+
+ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
+ORDER = {"forward": 0, "backward": 1, "optimize": 2}
+DROPPED_ATTRS = frozenset({"op_callstack", "op_role", "chunk_id", "struct_name", "stop_gradient", "persistable", "is_persistable",
+                           "execution_stream", "scheduling_priority", "sym_shape_str"})  # fmt: skip
+"""Attributes that a field of `Op` carries, or that say nothing about the work."""
+SHARING = frozenset({"pd_op.share_data"})
+"""Operations whose result is a view in the static executor; reshape and its like copy there unless made in-place."""
+
+
+@dataclass(slots=True)
+class Captured:
+    """A captured program and the way back to Paddle's.
+
+    Attributes:
+        program: The snapshot; operation ids are places in `source_ops` (block arguments stand behind them).
+        source: The Paddle program it was taken from, kept alive.
+        source_ops: Its operations.
+        value_ids: Paddle's identity of a value -> value id.
+    """
+
+    program: Program
+    source: Any
+    source_ops: list[Any]
+    value_ids: dict[str, int]
+
+
+def capture(
+    source: Any, pipeline: Pipeline | None = None, *, mode: str = "train", layers: LayerNames | None = None
+) -> Captured:
+    """Take a snapshot of a dense PIR program.
+
+    Args:
+        source: `paddle.pir.Program` after partition and reshard (one rank's own operations and shapes).
+        pipeline: The step it belongs to.
+        mode: `train`, `eval` or `predict`.
+        layers: Names of parameters, for `Op.layer`; without them layers are named after Paddle's class paths.
+
+    Raises:
+        ProgramError: An operation reads what a later part of the step gives (forward from backward, say); named.
+    """
+    return _Capture(source, pipeline or Pipeline(), mode, layers or LayerNames()).run()
+
+
+class _Capture:
+    def __init__(self, source: Any, pipeline: Pipeline, mode: str, layers: LayerNames) -> None:
+        self.source, self.pipeline, self.mode, self.layers = source, pipeline, mode, layers
+        self.block = source.global_block()
+        self.source_ops = list(self.block.ops)
+        self.values: list[Value] = []
+        self.value_ids: dict[str, int] = {}
+        self.storage: dict[int, int] = {}
+
+    def run(self) -> Captured:
+        roles = complete_roles([op.op_role for op in self.source_ops])
+        chunks = self._chunks(roles)
+        keywords = self._keywords(len(self.source_ops))
+        ops = [self._op(k, op, roles[k], chunks[k]) for k, op in enumerate(self.source_ops)]
+        self._check_roles(ops)
+        ops = name_layers([*keywords, *ops], self.values, self._struct_names(len(keywords)), self.layers)
+        groups = _groups({op.group for op in ops if op.group >= 0})
+        env = paddle.distributed.ParallelEnv()
+        program = Program(tuple(ops), tuple(self.values), groups, self.pipeline, env.rank, env.world_size, self.mode,
+                          paddle=paddle.__version__)  # fmt: skip
+        return Captured(program, self.source, self.source_ops, self.value_ids)
+
+    def _keywords(self, first: int) -> list[Op]:
+        made = []
+        for k, (name, value) in enumerate(sorted(self.block.kwargs().items())):
+            made.append(Op(first + k, KEYWORD, (), (self._value(value, name).id,), "forward", origin=first + k))
+        return made
+
+    def _op(self, op_id: int, source: Any, role: Role, chunk: int) -> Op:
+        name = source.name()
+        operands = tuple(ABSENT if paddle.pir.is_fake_value(v) else self._known(v, op_id, name) for v in source.operands_source())
+        inplace = _aliases(source, operands)
+        views = ((0, 0),) if name in SHARING else ()
+        shared = {result: self.storage[operands[operand]] for result, operand in (*inplace, *views)}
+        results = tuple(self._value(v, storage=shared.get(k)).id for k, v in enumerate(source.results()))
+        attrs = {key: plain(value) for key, value in source.attrs().items() if key not in DROPPED_ATTRS}
+        no_buffer = tuple(k for k, v in enumerate(source.operands_source()) if operands[k] != ABSENT and source.is_no_need_buffer(v))
+        raw = source.attrs()
+        return Op(op_id, name, operands, results, role, chunk, attrs, "", _group_of(name, attrs), raw.get("execution_stream", ""),
+                  raw.get("scheduling_priority", 0), op_id, no_buffer, inplace, views, len(list(source.blocks())))  # fmt: skip
+
+    def _known(self, source: Any, op_id: int, name: str) -> int:
+        key = source.id
+        if key not in self.value_ids:
+            raise ProgramError(f"op #{op_id} {name} reads a value that no operation of the main block gives; "
+                               "it cannot be captured (expected a program of one block after Dist2Dense)")  # fmt: skip
+        return self.value_ids[key]
+
+    def _value(self, source: Any, keyword: str = "", storage: int | None = None) -> Value:
+        number = len(self.values)
+        shape, dtype, elements = _type(source)
+        name = keyword or (source.name if dtype not in ("null", "vector") and source.has_name else "")
+        value = Value(number, shape, dtype, number if storage is None else storage, name,
+                      dtype != "null" and bool(source.persistable), "device", elements)  # fmt: skip
+        self.values.append(value)
+        self.storage[number] = value.storage
+        if dtype != "null" or not paddle.pir.is_fake_value(source):
+            self.value_ids[source.id] = number
+        return value
+
+    def _chunks(self, roles: list[Role]) -> list[int]:
+        if self.pipeline.num_chunks <= 1:
+            return [0] * len(self.source_ops)
+        return complete_chunks(self.source_ops, [op.chunk_id for op in self.source_ops], roles)
+
+    def _check_roles(self, ops: list[Op]) -> None:
+        giver = {value: op for op in ops for value in op.results}
+        for op in ops:
+            for value in op.operands:
+                made = giver.get(value)
+                if made is not None and ORDER[made.role] > ORDER[op.role]:
+                    raise ProgramError(
+                        f"op #{op.id} {op.name} of {op.role} reads what op #{made.id} {made.name} of {made.role} gives; "
+                        "operations must read only from their own or an earlier part of the step"
+                    )
+
+    def _struct_names(self, offset: int) -> list[str]:
+        return [""] * offset + [op.attrs().get("struct_name", "") for op in self.source_ops]
+
+
+def complete_roles(raw: list[int]) -> list[Role]:
+    """Give operations without a role (-1) the one of their right neighbour, at the end of their left one.
+
+    >>> complete_roles([0, -1, 1, -1])
+    ['forward', 'backward', 'backward', 'backward']
+    """
+    filled, right = list(raw), -1
+    for k in range(len(raw) - 1, -1, -1):
+        right = raw[k] if raw[k] != -1 else right
+        filled[k] = right
+    left = 0
+    for k, role in enumerate(filled):
+        left = role if role != -1 else left
+        filled[k] = left
+    return [ROLES.get(role, "forward") for role in filled]
+
+
+def complete_chunks(ops: list[Any], chunks: list[int], roles: list[Role]) -> list[int]:
+    """Give operations without a chunk (-1) the one of a neighbour in the data flow with the same role."""
+    place = {op.id(): k for k, op in enumerate(ops)}
+    filled = list(chunks)
+    for _ in range(3):
+        for order in (range(len(ops) - 1, -1, -1), range(len(ops))):
+            for k in order:
+                if filled[k] < 0 and roles[k] != "optimize":
+                    filled[k] = next((filled[n] for n in _neighbours(ops[k], place) if roles[n] == roles[k] and filled[n] >= 0), -1)
+    return [max(chunk, 0) for chunk in filled]
+
+
+def _neighbours(op: Any, place: dict[int, int]) -> Iterable[int]:
+    for result in op.results():
+        if not paddle.pir.is_fake_value(result):
+            yield from (place[user.id()] for user in result.all_used_ops() if user.id() in place)
+    for source in op.operands_source():
+        giver = None if paddle.pir.is_fake_value(source) else source.get_defining_op()
+        if giver is not None and giver.id() in place:
+            yield place[giver.id()]
+
+
+def _aliases(source: Any, operands: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    info = paddle.base.libpaddle.pir.get_op_inplace_info(source)
+    return tuple((result, operand) for result, operand in sorted(info.items())
+                 if operands[operand] != ABSENT and not paddle.pir.is_fake_value(source.result(result)))  # fmt: skip
+
+
+def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:
+    if paddle.pir.is_fake_value(source) or "NULL" in str(source.type()):
+        return (), "null", ()
+    if source.is_combine():
+        return (), "vector", tuple(_tensor_type(t) for t in source.type().as_vec_type().as_list())
+    return tuple(int(dim) for dim in source.shape), dtype_name(source.dtype), ()
+
+
+def _tensor_type(kind: Any) -> TensorType:
+    return TensorType(tuple(int(dim) for dim in kind.shape), dtype_name(kind.dtype))
+
+
+def dtype_name(dtype: Any) -> str:
+    """Paddle's dtype as the IR's word: `DataType.FLOAT32` is `float32`."""
+    return str(dtype).rpartition(".")[2].lower()
+
+
+def plain(value: Any) -> Any:
+    """An attribute as plain data: dtypes as their names, places and all else as text, infinities as text too."""
+    if isinstance(value, (bool, int, str)) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, paddle.base.core.DataType):
+        return dtype_name(value)
+    return str(value)
+
+
+def _group_of(name: str, attrs: dict[str, Any]) -> int:
+    kind = name.rpartition(".")[2].rstrip("_")
+    ring = attrs.get("ring_id")
+    return ring if isinstance(ring, int) and (kind in COLLECTIVES or kind in SENDS or kind in RECEIVES) else -1
+
+
+def _groups(ids: set[int]) -> tuple[Group, ...]:
+    from paddle.distributed.auto_parallel.static.process_group import get_process_group
+
+    made = []
+    for ring in sorted(ids):
+        found = get_process_group(ring)
+        if found is None:
+            raise ProgramError(f"communication group {ring} is used by an operation but Paddle knows no ranks for it")
+        made.append(Group(ring, tuple(int(rank) for rank in found.ranks)))
+    return tuple(made)
+
+
+def feeds(program: Program) -> list[Value]:
+    """The inputs that a step is fed with (not parameters, not optimizer state)."""
+    by_id = {value.id: value for value in program.values}
+    return [by_id[op.results[0]] for op in program.ops if op.name == DATA and not by_id[op.results[0]].persistable]

@@ -1,0 +1,95 @@
+"""`strategy.interlace`: flags a user may read and change until the model is built."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from interlace.config import PLAIN_FIELDS, Config, make_config
+from interlace.errors import ConfigError
+from interlace.passes import REGISTRY
+
+LOG = logging.getLogger("interlace")
+DEAD_FLAGS = {
+    "FLAGS_1f1b_backward_forward_overlap": ("schedule_1f1b", {"interleave": "dx-first"}),
+    "FLAGS_mp_async_allreduce_in_backward": ("overlap_column_backward", "on"),
+}
+"""Environment flags that Paddle 3.3.1 reads and never uses, and the option of ours that does what they say."""
+
+
+class Flags:
+    """Options by attribute: `strategy.interlace.offload_activations.fraction = 0.5`; each change is checked at once."""
+
+    def __init__(self, options: dict[str, Any], source: str, marks: dict[str, str] | None = None) -> None:
+        object.__setattr__(self, "_options", options)
+        object.__setattr__(self, "_origin", (source, marks or {}))
+        self.config()
+
+    def config(self) -> Config:
+        """The checked configuration of the flags as they stand."""
+        return make_config(self._options, *self._origin)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in PLAIN_FIELDS:
+            return getattr(self.config(), name)
+        if name.replace("_", "-") in REGISTRY:
+            return _PassFlags(self, name)
+        raise AttributeError(f"strategy.interlace has no option {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._change({**self._options, name: value})
+
+    def _change(self, options: dict[str, Any]) -> None:
+        make_config(options, *self._origin)
+        object.__setattr__(self, "_options", options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Flags:
+        return Flags(dict(self._options), *self._origin)
+
+
+class _PassFlags:
+    """The options of one pass; setting one turns the pass on."""
+
+    def __init__(self, flags: Flags, key: str) -> None:
+        object.__setattr__(self, "_flags", flags)
+        object.__setattr__(self, "_key", key)
+
+    def __getattr__(self, name: str) -> Any:
+        config = self._flags.config()
+        found = next((p for p in (*config.passes.values(), *config.own) if p.name.replace("-", "_") == self._key), None)
+        if name == "enable":
+            return found is not None
+        kind = REGISTRY[self._key.replace("_", "-")]
+        if name not in kind.__struct_fields__:
+            raise AttributeError(f"{self._key} has no option {name!r}; there are {sorted(kind.__struct_fields__)}")
+        return getattr(found if found is not None else kind(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        options = self._flags._options
+        given = options.get(self._key)
+        table = dict(given) if isinstance(given, dict) else {}
+        if name == "enable":
+            if not isinstance(value, bool):
+                raise ConfigError(f"strategy.interlace.{self._key}.enable: expected bool, found {value!r}")
+            self._flags._change({**options, self._key: (table or "on") if value else "off"})
+        else:
+            self._flags._change({**options, self._key: {**table, name: value}})
+
+
+def with_dead_flags(strategy: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Let flags that are silently dead in Paddle do what they say, unless our own option says otherwise."""
+    asked = [(name, *DEAD_FLAGS[name]) for name in DEAD_FLAGS if os.environ.get(name, "0").lower() in ("1", "true")]
+    if getattr(strategy._mp_optimization if hasattr(strategy, "_mp_optimization") else None, "allreduce_matmul_grad_overlapping", False):
+        asked.append(("mp_optimization.allreduce_matmul_grad_overlapping", "overlap_column_backward", "on"))
+    if getattr(strategy.pipeline, "enable_send_recv_overlap", False):
+        asked.append(("pipeline.enable_send_recv_overlap", "assign_streams", "on"))
+    for name, key, value in asked:
+        if key in options:
+            LOG.warning("%s is set, but interlace's %s=%r decides", name, key, options[key])
+        else:
+            LOG.info("%s: done by interlace's %s=%r", name, key, value)
+            options = {**options, key: value}
+    return options

@@ -1,0 +1,400 @@
+"""A scheduled `Program` -> Paddle job programs and the executor's plan.
+
+Each job becomes a Paddle program of its own, with its operations in plan order. All jobs run in one scope: what leaves a job
+is named `<value>@<micro-batch>`, so that one program can hold operations of several micro-batches. The fed batch is cut by a
+job of its own at the start of the step, losses and the user's fetches are stacked by one at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import paddle
+from paddle.base import core
+from paddle.base.libpaddle import pir
+
+from interlace.bridge.capture import Captured
+from interlace.bridge.newops import BUILDERS
+from interlace.bridge.places import Place
+from interlace.bridge.places.base import PINNED_PREFIX
+from interlace.errors import PlanError
+from interlace.ir import ABSENT, Event, Graph, Job, Op, Program, Value, describe
+from interlace.ir.kinds import COMBINE, DATA, KEYWORD, PARAMETER, SHADOW_OUTPUT, is_comm, is_copy
+
+FEED_JOB, COLLECT_JOB = "interlace_feed", "interlace_collect"
+ROLE_NUMBER = {"forward": 0, "backward": 1, "optimize": 2}
+CLONE = pir.CloneOptions(False, True, True)
+Item = tuple[int, int]
+
+
+@dataclass(slots=True)
+class JobProgram:
+    """One lowered job.
+
+    Attributes:
+        reads: Names whose contents it reads from other jobs or the feed.
+        holds: All names it has a variable for.
+    """
+
+    name: str
+    program: Any
+    reads: set[str] = field(default_factory=set)
+    holds: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Lowered:
+    """What Paddle's engine takes for its plan (it has the methods of `core.Plan` that the engine and the executor call).
+
+    Attributes:
+        jobs: In order.
+        outputs: Output name -> value of the collecting program, for fetching.
+        fetched: Id of a fetched value -> value of the collecting program.
+    """
+
+    jobs: list[JobProgram]
+    outputs: dict[str, Any]
+    fetched: dict[int, Any]
+    plan: Any
+    interlace_prepared: bool = True
+
+    def ir_program(self, job_type: str) -> Any:
+        """Program of a job; the engine asks for `forward` or the last chunk's forward to find the loss: the collecting one."""
+        types = {job.name: job.program for job in self.jobs}
+        return types.get(job_type, self.jobs[-1].program)
+
+    def job_types(self) -> list[str]:
+        """Names of all jobs."""
+        return list(self.plan.job_types())
+
+    def job_list(self) -> list[Any]:
+        """Jobs in order."""
+        return list(self.plan.job_list())
+
+    def micro_batch_num(self) -> int:
+        """One: jobs tell micro-batches apart by name, so the executor needs one scope only."""
+        return 1
+
+
+def lower(captured: Captured, program: Program, place: Place, fetches: Sequence[int] = ()) -> Lowered:
+    """Build the job programs of a scheduled program.
+
+    Args:
+        captured: What the program was captured from.
+        program: Scheduled; its operations stand for captured ones (`origin`) or are new ones known to `newops`.
+        place: The rules of the device.
+        fetches: Value ids to fetch besides the program's named outputs.
+
+    Raises:
+        PlanError: Something in the plan cannot be built; the operation and job are named.
+    """
+    return _Lowering(captured, program, place, fetches).run()
+
+
+class _Lowering:
+    def __init__(self, captured: Captured, program: Program, place: Place, fetches: Sequence[int]) -> None:
+        self.captured, self.program, self.place, self.fetches = captured, program, place, fetches
+        self.graph = Graph(program)
+        self.count = program.pipeline.num_micro_batches
+        self.job_of = {item: job.name for job in program.jobs for item in job.items}
+        self.names = Names(program, self.graph)
+        self.kinds: dict[int, Any] = {}
+        self.crossing = self._crossing()
+        self.events = _EventTable(program.events if place.has_events else ())
+
+    def run(self) -> Lowered:
+        jobs = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
+        collect, outputs, fetched = self._collect_job()
+        jobs = [job for job in (*jobs, collect) if job is not None]
+        for job in jobs:
+            self.place.finish(job.program, job.name)
+        return Lowered(jobs, outputs, fetched, make_plan(jobs, self.place))
+
+    def resolve(self, value: int, micro_batch: int) -> int:
+        """The value that is really there: a copy that no job runs for this micro-batch is the identity."""
+        op = self.graph.producer_op(value)
+        while op is not None and is_copy(op) and op.origin < 0 and (op.id, micro_batch) not in self.job_of:
+            value = op.operands[0]
+            op = self.graph.producer_op(value)
+        return value
+
+    def _crossing(self) -> set[str]:
+        """Names of values that are read in another job than the one that gives them, or fetched."""
+        found = {self.names.of(value, m) for value in self._fetched_values() for m in range(self.count)}
+        for item, job in self.job_of.items():
+            op = self.graph.ops[item[0]]
+            for value in op.operands:
+                if value != ABSENT:
+                    found.update(self._names_from_elsewhere(value, item[1], job))
+        return found
+
+    def _names_from_elsewhere(self, value: int, micro_batch: int, job: str) -> Iterable[str]:
+        value = self.resolve(value, micro_batch)
+        giver = self.graph.producer_op(value)
+        if giver is None or self.job_of.get((giver.id, micro_batch), "") == job:
+            return
+        if giver.name == COMBINE:
+            for element in giver.operands:
+                yield from self._names_from_elsewhere(element, micro_batch, job)
+        else:
+            yield self.names.of(value, micro_batch)
+
+    def _fetched_values(self) -> list[int]:
+        """Values behind the program's named outputs, and the user's fetches."""
+        return [*(op.operands[0] for op in self.program.ops if op.name == SHADOW_OUTPUT), *self.fetches]
+
+    def _job(self, job: Job) -> JobProgram:
+        build = _JobBuilder(self, job)
+        for op_id, micro_batch in job.items:
+            build.add(self.graph.ops[op_id], micro_batch)
+        return build.done()
+
+    def _feed_job(self) -> JobProgram | None:
+        ops = [op for op in self.program.ops if op.name == DATA and not self.graph.values[op.results[0]].persistable]
+        read = {v for op in self.program.ops for v in op.operands}
+        ops = [op for op in ops if op.results[0] in read or op.results[0] in self.fetches]
+        if not ops:
+            return None
+        made = JobProgram(FEED_JOB, paddle.static.Program())
+        with paddle.static.program_guard(made.program):
+            for op in ops:
+                self._cut(op, made)
+        return made
+
+    def _cut(self, op: Op, made: JobProgram) -> None:
+        value = self.graph.values[op.results[0]]
+        source = self.captured.source_ops[op.origin].result(0)
+        batch = -1 if value.shape and value.shape[0] < 0 else (value.shape[0] * self.count if value.shape else 0)
+        shape = [batch, *value.shape[1:]] if value.shape and self.count > 1 else list(value.shape)
+        fed = paddle._C_ops.data(value.name, shape, source.dtype, self.place.undefined())
+        if not value.shape or self.count == 1:
+            parts = [paddle._C_ops.share_data(fed) for _ in range(self.count)]
+        else:
+            parts = paddle._C_ops.split_with_num(fed, self.count, 0)
+        for micro_batch, part in enumerate(parts):
+            paddle._C_ops.set_persistable_value(part, self.names.of(value.id, micro_batch))
+            made.holds.add(self.names.of(value.id, micro_batch))
+        made.holds.add(value.name)
+        made.reads.add(value.name)
+
+    def _collect_job(self) -> tuple[JobProgram | None, dict[str, Any], dict[int, Any]]:
+        """Stacks what the user may fetch: a tensor of every micro-batch, in order."""
+        made = JobProgram(COLLECT_JOB, paddle.static.Program())
+        block = made.program.global_block()
+        outputs: dict[str, Any] = {}
+        fetched: dict[int, Any] = {}
+        with paddle.static.program_guard(made.program):
+            for op in self.program.ops:
+                if op.name == SHADOW_OUTPUT and not self.names.once(op.operands[0]):
+                    name = op.attrs["output_name"]
+                    outputs[name] = stacked = self._stack(op.operands[0], made, block)
+                    paddle._C_ops.set_persistable_value(stacked, name)
+                    made.holds.add(name)
+            for value in self.fetches:
+                fetched[value] = self._stack(value, made, block)
+        if not outputs and not fetched:
+            return None, {}, {}
+        return made, outputs, fetched
+
+    def _stack(self, value: int, made: JobProgram, block: Any) -> Any:
+        kind = self.type_of(value)
+        micro_batches = range(1 if self.names.once(value) else self.count)
+        parts = []
+        for micro_batch in micro_batches:
+            name = self.names.of(value, micro_batch)
+            known = block.kwargs().get(name)
+            parts.append(known if known is not None else self._keyword(block, name, kind, self.graph.values[value].persistable))
+            made.reads.add(name)
+            made.holds.add(name)
+        return paddle._C_ops.stack(parts, 0) if len(parts) > 1 else paddle._C_ops.assign(parts[0])
+
+    def _keyword(self, block: Any, name: str, kind: Any, persistable: bool) -> Any:
+        made = block.add_kwarg(name, kind)
+        made.place_attr = self.place.own()
+        made.persistable = persistable
+        return made
+
+    def type_of(self, value: int) -> Any:
+        """Paddle's type of a value: of the captured one, or as a job that made it remembered."""
+        if value not in self.kinds:
+            giver = self.graph.producer_op(value)
+            if giver is None or giver.origin < 0:
+                raise PlanError(f"value %{value} is read before any job gives it; expected its producer in an earlier job")
+            self.kinds[value] = self._source_value(giver, value).type()
+        return self.kinds[value]
+
+    def _source_value(self, giver: Op, value: int) -> Any:
+        if giver.name == KEYWORD:
+            return self.captured.source.global_block().kwargs()[self.graph.values[value].name]
+        return self.captured.source_ops[giver.origin].result(giver.results.index(value))
+
+
+class _JobBuilder:
+    """Builds one job's program, operation by operation."""
+
+    def __init__(self, lowering: _Lowering, job: Job) -> None:
+        self.low, self.job = lowering, job
+        self.made = JobProgram(job.name, paddle.static.Program())
+        self.block = self.made.program.global_block()
+        self.values: dict[Item, Any] = {}
+        self.given: dict[str, Any] = {}
+        self.last_giver = self._last_givers()
+
+    def add(self, op: Op, micro_batch: int) -> None:
+        """Put one operation at the end."""
+        paddle.pir.set_insertion_point_to_block_end(self.block)
+        operands = [None if v == ABSENT else self._operand(v, micro_batch, k not in op.no_buffer) for k, v in enumerate(op.operands)]
+        paddle.pir.set_insertion_point_to_block_end(self.block)
+        results, built = self._clone(op, operands) if op.origin >= 0 else self._new(op, operands)
+        self._mark(op, built, micro_batch)
+        for value, result in zip(op.results, results, strict=True):
+            self.values[value, micro_batch] = result
+            self._leave(value, micro_batch, result)
+
+    def done(self) -> JobProgram:
+        """The finished program."""
+        return self.made
+
+    def _operand(self, value: int, micro_batch: int, contents: bool) -> Any:
+        value = self.low.resolve(value, micro_batch)
+        found = self.values.get((value, micro_batch))
+        if found is not None:
+            return found
+        giver = self.low.graph.ops[self.low.graph.producer[value]]
+        if giver.name == COMBINE:
+            self.add(giver, micro_batch)
+            return self.values[value, micro_batch]
+        if self.low.graph.values[value].dtype == "vector":
+            raise PlanError(f"job {self.job.name} reads the vector that {describe(giver)} gives in another job; "
+                            "a vector and its readers must share a job")  # fmt: skip
+        return self._outside(value, micro_batch, contents)
+
+    def _outside(self, value: int, micro_batch: int, contents: bool) -> Any:
+        name = self.low.names.of(value, micro_batch)
+        if contents:
+            self.made.reads.add(name)
+        self.made.holds.add(name)
+        if name not in self.given:
+            persistable = self.low.graph.values[value].persistable
+            self.given[name] = self.low._keyword(self.block, name, self.low.type_of(value), persistable)
+        return self.given[name]
+
+    def _clone(self, op: Op, operands: list[Any]) -> tuple[list[Any], Any]:
+        source = self.low.captured.source_ops[op.origin]
+        mapping = pir.IrMapping()
+        mixed = []
+        for k, (old, new) in enumerate(zip(source.operands_source(), operands, strict=True)):
+            if new is None:
+                continue
+            if not mapping.has(old):
+                mapping.add(old, new)
+            elif not mapping.look_up(old).is_same(new):
+                mixed.append((k, new))
+        built = source.clone(mapping, CLONE)
+        for k, new in mixed:
+            built.operand(k).set_source(new)
+        return list(built.results()), built
+
+    def _new(self, op: Op, operands: list[Any]) -> tuple[list[Any], Any]:
+        build = BUILDERS.get(op.name)
+        if build is None:
+            raise PlanError(f"job {self.job.name}: {describe(op)} is new and the lowering cannot build it; it can build {sorted(BUILDERS)}")
+        made = build(op, operands, self.low.place)
+        results = list(made) if isinstance(made, (list, tuple)) else [made]
+        self.low.kinds.update((value, result.type()) for value, result in zip(op.results, results, strict=True))
+        return results, results[0].get_defining_op()
+
+    def _mark(self, op: Op, built: Any, micro_batch: int) -> None:
+        low = self.low
+        if op.origin < 0:
+            built.op_role = ROLE_NUMBER[op.role]
+            built.set_int_attr("chunk_id", op.chunk if low.program.pipeline.num_chunks > 1 else -1)
+        if op.stream:
+            built.set_execution_stream(op.stream)
+        if op.priority:
+            built.set_int_attr("stream_priority", op.priority)
+        if is_comm(op):
+            low.place.label(built, f"micro-batch {micro_batch}, op {describe(op)}")
+        low.events.mark((op.id, micro_batch), built)
+
+    def _leave(self, value: int, micro_batch: int, result: Any) -> None:
+        """Name a value that other jobs read; of several that share a variable, the last one given in this job."""
+        name = self.low.names.of(value, micro_batch)
+        if name not in self.low.crossing or name in self.given or self.last_giver[name] != (value, micro_batch):
+            return
+        self.low.kinds.setdefault(value, result.type())
+        paddle.pir.set_insertion_point_to_block_end(self.block)
+        paddle._C_ops.set_persistable_value(result, name)
+        self.made.holds.add(name)
+
+    def _last_givers(self) -> dict[str, Item]:
+        low = self.low
+        given = ((value, m) for op_id, m in self.job.items for value in low.graph.ops[op_id].results)
+        return {low.names.of(value, m): (value, m) for value, m in given}
+
+
+class Names:
+    """Scope names. Values that one variable holds (in-place chains) share a name; a micro-batch has names of its own."""
+
+    def __init__(self, program: Program, graph: Graph) -> None:
+        self.values = graph.values
+        self.root = variable_roots(program, graph)
+        self.optimizer = {value for op in program.ops if op.role == "optimize" for value in op.results}
+        self.output = {self.root[op.operands[0]]: op.attrs["output_name"] for op in program.ops if op.name == SHADOW_OUTPUT}
+
+    def once(self, value: int) -> bool:
+        """Whether a value exists once a step: persistable ones and what the optimizer part gives."""
+        return self.values[self.root[value]].persistable or value in self.optimizer
+
+    def of(self, value: int, micro_batch: int) -> str:
+        """Name of a value's variable for a micro-batch."""
+        root = self.root[value]
+        kept = self.values[root]
+        if kept.persistable:
+            return kept.name
+        prefix = PINNED_PREFIX if self.values[value].memory == "pinned" else "v"
+        base = self.output.get(root) or kept.name or f"{prefix}{root}"
+        return base if self.once(value) else f"{base}@{micro_batch}"
+
+
+def variable_roots(program: Program, graph: Graph) -> dict[int, int]:
+    """Value -> the first value of its in-place chain; the executor keeps one variable for the chain."""
+    root = {value.id: value.id for value in program.values}
+    for op in program.ops:
+        for result, operand in op.inplace:
+            root[op.results[result]] = root[op.operands[operand]]
+    return root
+
+
+class _EventTable:
+    """Which events each item records and waits for."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.records = {event.record: event.name for event in events}
+        self.waits: dict[Item, list[str]] = {}
+        for event in events:
+            for item in event.waits:
+                self.waits.setdefault(item, []).append(event.name)
+
+    def mark(self, item: Item, built: Any) -> None:
+        """Write an item's events onto its Paddle operation."""
+        if item in self.records:
+            built.set_bool_attr("force_record_event", True)
+            built.set_str_attr("event_to_record", self.records[item])
+        if item in self.waits:
+            built.set_str_array_attr("events_to_wait", self.waits[item])
+
+
+def make_plan(jobs: Sequence[JobProgram], place: Place) -> Any:
+    """The executor's plan: in every job a variable stays as long as a later job really reads its contents."""
+    made = []
+    later: set[str] = set()
+    for job in reversed(jobs):
+        item = core.Job(job.name)
+        item.set_micro_batch_id(0)
+        item.set_skip_gc_vars({name for name in job.holds if name in later or place.never_collected(name)})
+        later |= job.reads
+        made.append(item)
+    return core.Plan(made[::-1], {job.name: job.program for job in jobs})

@@ -1,0 +1,47 @@
+"""How the lowering builds operations that passes made; captured ones are cloned instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import paddle
+
+from interlace.bridge.places import Place
+from interlace.ir import Op
+
+Builder = Callable[[Op, list[Any], Place], Any]
+
+
+def _full_int_array(op: Op, operands: list[Any], place: Place) -> Any:
+    return paddle._C_ops.full_int_array(op.attrs["value"], paddle.int64, paddle.CPUPlace())
+
+
+def _reshape(op: Op, operands: list[Any], place: Place) -> Any:
+    return paddle._C_ops.reshape(operands[0], operands[1])
+
+
+def _matmul(op: Op, operands: list[Any], place: Place) -> Any:
+    return paddle._C_ops.matmul(operands[0], operands[1], op.attrs["transpose_x"], op.attrs["transpose_y"])
+
+
+def _transpose(op: Op, operands: list[Any], place: Place) -> Any:
+    return paddle._C_ops.transpose(operands[0], op.attrs["perm"])
+
+
+def _copy_out(op: Op, operands: list[Any], place: Place) -> Any:
+    return place.copy_out(operands[0])
+
+
+def _copy_in(op: Op, operands: list[Any], place: Place) -> Any:
+    return place.copy_in(operands[0])
+
+
+BUILDERS: dict[str, Builder] = {
+    "pd_op.full_int_array": _full_int_array,
+    "pd_op.reshape": _reshape,
+    "pd_op.matmul": _matmul,
+    "pd_op.transpose": _transpose,
+    "pd_op.memcpy_d2h": _copy_out,
+    "pd_op.memcpy_h2d": _copy_in,
+}

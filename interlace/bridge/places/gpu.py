@@ -1,0 +1,35 @@
+"""The GPU place. Held to what Paddle's source says by tests on the lowered programs; docs/gpu-place.md has the table.
+
+The one asynchronous copy out is `memcpy` to pinned memory (destination 2): `memcpy_d2h` blocks the host. Its result has a place
+that operations of the same program cannot read, so it crosses a job boundary; there it is a block argument with the executor's
+own place, which `memcpy_h2d` reads. Pinned buffers carry no events and no stream records, so they are never collected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+
+from interlace.bridge.places.base import Place
+
+PINNED = 2
+"""`memcpy`'s destination number of pinned host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlace(Place):
+    """CUDA streams, fast garbage collection at issue time, events between jobs of one micro-batch id."""
+
+    def copy_out(self, value: Any) -> Any:
+        return paddle._C_ops.memcpy(value, PINNED)
+
+    def prepare(self) -> None:
+        """The in-place pass would add write-after-read edges between streams that end an overlap."""
+        paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
+
+
+def gpu_place(device: Any) -> Place:
+    """The rules of one CUDA device."""
+    return GpuPlace("gpu", device, has_events=True, has_streams=True, keeps_pinned=True)

@@ -1,0 +1,255 @@
+"""`interlace run`: train a script on several local ranks, and prove that a plan changes no bit of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interlace.bridge.rank_report import Progress, RankReport, StepLoss
+    from interlace.launch import LaunchResult
+
+DEFAULT_TIMEOUT_S = 300.0
+_SAME, _DIFFERENT, _USER_ERROR, _INTERRUPTED = 0, 1, 2, 130
+_SHOWN_STEPS = 20
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add `run` to the command line."""
+    parser = subparsers.add_parser(
+        "run",
+        help="train a script on several local ranks, on CPU processes where no GPU is",
+        description="Train SCRIPT on N local ranks. Arguments after -- go to the script.",
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="a training script; runs as if started directly")
+    parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
+    parser.add_argument("--config", metavar="FILE", help="configuration of Interlace for the script (YAML)")
+    parser.add_argument("--verify", action="store_true", help="also run stock Paddle and compare every bit")
+    parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times there")
+    parser.add_argument("--log-dir", metavar="DIR", help="where each rank's log goes (default: a temporary folder)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="S",
+        help=f"seconds a rank waits for another before it gives up (default {DEFAULT_TIMEOUT_S:g})",
+    )
+    parser.add_argument("script_args", nargs="*", metavar="-- ARGS", help="arguments of the script")
+    parser.set_defaults(main=main)
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; returns 0, 1 where results differ or a rank failed, 2 for the user's errors."""
+    from interlace.errors import InterlaceError, LaunchError
+
+    try:
+        _check(args)
+        return _verify(args) if args.verify else _run_once(args)
+    except LaunchError as error:
+        print(f"interlace run: {error}", file=sys.stderr)
+        return _DIFFERENT
+    except InterlaceError as error:
+        print(f"interlace run: {error}", file=sys.stderr)
+        return _USER_ERROR
+    except KeyboardInterrupt:
+        print("interlace run: interrupted; all ranks were ended", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Find the user's errors before anything starts."""
+    from interlace.errors import ConfigError
+
+    if not Path(args.script).is_file():
+        raise ConfigError(f"script {args.script!r} is not a file; expected the path of a training script")
+    if args.world < 1:
+        raise ConfigError(f"--world {args.world}: expected a number of ranks, 1 or more")
+    if args.timeout <= 0:
+        raise ConfigError(f"--timeout {args.timeout:g}: expected seconds above 0")
+    if args.config is not None:
+        try:
+            Path(args.config).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"--config {args.config!r} cannot be read: {error.strerror}") from error
+    for target in filter(None, (args.json,)):
+        if not Path(target).absolute().parent.is_dir():
+            raise ConfigError(f"--json {target!r}: its folder does not exist; make it first")
+
+
+def _run_once(args: argparse.Namespace) -> int:
+    result = _launch(args, _environment(args, stock=False), "run")
+    print(_losses_text(result.reports))
+    print(_times_text("run", result))
+    _write_json(args, {"verdict": None, "runs": {"run": _as_dict(result)}})
+    return _SAME
+
+
+def _verify(args: argparse.Namespace) -> int:
+    stock = _launch(args, _environment(args, stock=True), "stock")
+    planned = _launch(args, _environment(args, stock=False), "interlace")
+    difference = first_difference(stock.reports, planned.reports)
+    compared = sum(bool(loss.raw_hex) for report in stock.reports for loss in report.losses)
+    print(_table_text(stock.reports, planned.reports))
+    print(_times_text("stock", stock))
+    print(_times_text("interlace", planned))
+    num_parameters = sum(len(report.parameters) for report in stock.reports)
+    if difference is None and not compared:
+        difference = "no rank fetched a loss: there is nothing to compare; train at least one step"
+    counted = f"{compared} losses and {num_parameters} parameters of {args.world} ranks"
+    print(f"DIFFERENT: {difference}" if difference else f"SAME: {counted} are equal bit by bit")
+    runs = {"stock": _as_dict(stock), "interlace": _as_dict(planned)}
+    _write_json(args, {"verdict": "different" if difference else "same", "difference": difference, "runs": runs})
+    return _DIFFERENT if difference else _SAME
+
+
+def first_difference(stock: tuple[RankReport, ...], planned: tuple[RankReport, ...]) -> str | None:
+    """The first loss, else the first parameter, whose bits differ between two runs; None where all are the same."""
+    pairs = list(zip(stock, planned, strict=True))
+    differing = [found for one, other in pairs if (found := _first_loss(one, other)) is not None]
+    if differing:
+        return min(differing)[1]
+    return next((text for one, other in pairs if (text := _first_parameter(one, other))), None)
+
+
+def _first_loss(stock: RankReport, planned: RankReport) -> tuple[int, str] | None:
+    """Position in the run and description of a rank's first differing loss."""
+    for position, (one, other) in enumerate(zip(stock.losses, planned.losses, strict=False)):
+        if (one.mode, one.step, one.dtype, one.shape, one.raw_hex) != (
+            other.mode,
+            other.step,
+            other.dtype,
+            other.shape,
+            other.raw_hex,
+        ):
+            where = f"rank {stock.rank}, {one.mode} step {one.step}"
+            return position, f"{where}: stock {_exact(one)}, interlace {_exact(other)}"
+    if len(stock.losses) != len(planned.losses):
+        position = min(len(stock.losses), len(planned.losses))
+        return position, (f"rank {stock.rank}: stock ran {len(stock.losses)} steps, interlace {len(planned.losses)}")
+    return None
+
+
+def _first_parameter(stock: RankReport, planned: RankReport) -> str | None:
+    for name in sorted(stock.parameters.keys() | planned.parameters.keys()):
+        one, other = stock.parameters.get(name, "absent"), planned.parameters.get(name, "absent")
+        if one != other:
+            return f"rank {stock.rank}, parameter {name}: sha256 stock {one[:16]}, interlace {other[:16]}"
+    return None
+
+
+def _exact(loss: StepLoss) -> str:
+    if not loss.raw_hex:
+        return "no loss"
+    shown = ", ".join(f"{value!r}" for value in loss.values[:4])
+    more = ", ..." if len(loss.values) > 4 else ""
+    return f"{shown}{more} ({loss.dtype}{list(loss.shape)}, bits {loss.raw_hex[:32]})"
+
+
+def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
+    """What the ranks are told about Interlace: everything off, or the configuration to use."""
+    if stock:
+        return {"INTERLACE_DISABLE": "1"}
+    return {} if args.config is None else {"INTERLACE_CONFIG": os.path.abspath(args.config)}
+
+
+def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:
+    from interlace.launch import launch
+
+    base = Path(args.log_dir) if args.log_dir else Path(tempfile.mkdtemp(prefix="interlace-logs-"))
+    with _Display(name) as display:
+        return launch(args.script, args.script_args, args.world, env, None, base / name, args.timeout, display.show)
+
+
+class _Display:
+    """Progress over steps on stderr: a bar on a terminal, a line a step elsewhere. Follows the rank that has losses."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._bar: Any = None
+        self._shown: dict[str, int] = {}
+
+    def __enter__(self) -> _Display:
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(desc=self._name, unit="step", file=sys.stderr)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, progress: Progress) -> None:
+        """Show a step once, when the first rank that knows its loss is done with it."""
+        if progress.loss is None or progress.step <= self._shown.get(progress.mode, 0):
+            return
+        self._shown[progress.mode] = progress.step
+        if self._bar is not None:
+            self._bar.update()
+            self._bar.set_postfix_str(f"{progress.mode} loss {progress.loss:.6g}")
+        else:
+            took_ms = progress.dur_ns / 1e6
+            line = f"{self._name}: {progress.mode} step {progress.step}: loss {progress.loss:.6g} ({took_ms:.1f} ms)"
+            print(line, file=sys.stderr, flush=True)
+
+
+def _mean(loss: StepLoss) -> str:
+    return f"{sum(loss.values) / len(loss.values):.9g}" if loss.values else "-"
+
+
+def _losses_text(reports: tuple[RankReport, ...]) -> str:
+    lines = ["rank  mode     step  loss"]
+    for report in reports:
+        shown = [loss for loss in report.losses if loss.raw_hex]
+        lines += [f"{report.rank:>4}  {x.mode:<7}  {x.step:>4}  {_mean(x)}" for x in shown[-_SHOWN_STEPS:]]
+    return "\n".join(lines)
+
+
+def _table_text(stock: tuple[RankReport, ...], planned: tuple[RankReport, ...]) -> str:
+    """Losses of both runs side by side: all that differ, and the last steps of each rank."""
+    lines = [f"rank  mode     step  {'stock':<14}  {'interlace':<14}"]
+    for one, other in zip(stock, planned, strict=True):
+        pairs = [(a, b) for a, b in zip(one.losses, other.losses, strict=False) if a.raw_hex or b.raw_hex]
+        for position, (a, b) in enumerate(pairs):
+            same = a.raw_hex == b.raw_hex
+            if not same or position >= len(pairs) - _SHOWN_STEPS:
+                mark = "" if same else "  <-- differs"
+                lines.append(f"{one.rank:>4}  {a.mode:<7}  {a.step:>4}  {_mean(a):<14}  {_mean(b):<14}{mark}")
+    return "\n".join(lines)
+
+
+def _median_step_ms(result: LaunchResult) -> dict[str, float]:
+    """Median over the steps, first step left out where there are more, of the slowest rank; by mode."""
+    modes = sorted({loss.mode for report in result.reports for loss in report.losses})
+    medians = {}
+    for mode in modes:
+        per_rank = [[x.dur_ns for x in report.losses if x.mode == mode] for report in result.reports]
+        warm = [durations[1:] or durations for durations in per_rank if durations]
+        medians[mode] = max(statistics.median(durations) for durations in warm) / 1e6
+    return medians
+
+
+def _times_text(name: str, result: LaunchResult) -> str:
+    medians = ", ".join(f"{mode} {median_ms:.1f} ms" for mode, median_ms in _median_step_ms(result).items())
+    return f"{name}: median step {medians or 'none'}; {result.wall_s:.1f} s in all; logs in {result.log_dir}"
+
+
+def _as_dict(result: LaunchResult) -> dict[str, Any]:
+    import msgspec
+
+    ranks = msgspec.to_builtins(result.reports)
+    return {"median_step_ms": _median_step_ms(result), "wall_s": result.wall_s, "ranks": ranks}
+
+
+def _write_json(args: argparse.Namespace, content: dict[str, Any]) -> None:
+    import msgspec
+
+    if args.json is not None:
+        head = {"script": args.script, "world": args.world, "config": args.config}
+        Path(args.json).write_bytes(msgspec.json.format(msgspec.json.encode({**head, **content})) + b"\n")

@@ -1,0 +1,242 @@
+"""What a user may ask for: one record of options a pass, from keywords, a dict or a YAML file, checked before anything is built.
+
+    device: h200
+    overlap_column_backward: {min_bytes: 1MB}
+    schedule_1f1b: {interleave: dx-first}
+    offload_activations: {modules: [mlp], fraction: 0.5}
+
+A pass is named in snake case and is `off`, `on` or a table of its options. Sizes may be text such as `60GB` or `64MiB`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from interlace.errors import ConfigError
+from interlace.passes import REGISTRY, Pass, Pipeline, default_passes
+from interlace.passes.pipeline import DEFAULT_ORDER
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
+DEFAULT_ON = ("split-backward", "overlap-column-backward", "schedule-1f1b", "assign-streams")
+"""Passes that run unless they are turned off; offload must be asked for, because what to move is the user's choice."""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A checked configuration.
+
+    Attributes:
+        enable: False leaves Paddle's plan and programs untouched.
+        device: Name of a device profile in `interlace.configs`, or a path to one; empty means the device in use.
+        force_device: Use a profile of another device than the one in use.
+        passes: Options by pass name; passes that are off are missing.
+        own: A user's registered passes, to run where their `after` and `needs` ask for.
+        check: Prove every plan before it is lowered.
+        dump: Folder for the dumps of every rank; empty for none.
+        source: Where the options came from, for messages.
+    """
+
+    enable: bool = True
+    device: str = ""
+    force_device: bool = False
+    passes: dict[str, Pass] = {}
+    own: tuple[Pass, ...] = ()
+    check: bool = True
+    dump: str = ""
+    source: str = "defaults"
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is asked for at all."""
+        return self.enable and bool(self.passes or self.own)
+
+    def pipeline(self) -> Pipeline:
+        """The passes in order."""
+        return default_passes(self.passes, self.own)
+
+
+PLAIN_FIELDS = ("enable", "device", "force_device", "check", "dump")
+
+
+def make_config(options: Mapping[str, Any], source: str = "keywords", marks: Mapping[str, str] | None = None) -> Config:
+    """Check options and build the record.
+
+    Args:
+        options: Field or pass name (snake case) -> value.
+        source: Names the origin in messages.
+        marks: Dotted path -> `file:line:column`, where a file gave the options.
+
+    Raises:
+        ConfigError: Unknown name, wrong type, or a contradiction; with the place and the choices there are.
+    """
+    where = _Where(source, marks or {})
+    plain = {key: value for key, value in options.items() if key in PLAIN_FIELDS}
+    _check_plain(plain, where)
+    names = {name.replace("-", "_"): name for name in REGISTRY}
+    chosen: dict[str, Pass] = {name: REGISTRY[name]() for name in DEFAULT_ON if name in REGISTRY}
+    for key, value in options.items():
+        if key in PLAIN_FIELDS:
+            continue
+        if key not in names:
+            raise ConfigError(f"{where.at(key)}: unknown option {key!r}; {_suggest(key, [*PLAIN_FIELDS, *names])}")
+        made = _pass(names[key], value, where, key)
+        chosen.pop(names[key], None)
+        if made is not None:
+            chosen[names[key]] = made
+    own = tuple(value for name, value in chosen.items() if name not in DEFAULT_ORDER)
+    passes = {name: value for name, value in chosen.items() if name in DEFAULT_ORDER}
+    _check_together(passes, where)
+    return Config(**plain, passes=passes, own=own, source=source)
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a YAML file; a name without a folder may be one of our presets.
+
+    Raises:
+        ConfigError: The file is missing, is no YAML, or holds something `make_config` refuses; with file, line and column.
+    """
+    options, marks = read_yaml(_find(path))
+    return make_config(options, str(path), marks)
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """A YAML mapping and the place of each key: dotted path -> `file:line:column`.
+
+    `on`, `off`, `yes` and `no` stay words, and `1e9` is a number.
+    """
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{place}: not YAML ({getattr(error, 'problem', error)})") from error
+    marks: dict[str, str] = {}
+    data = {} if node is None else _plain(node, "", path, marks)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}:1:1: expected a table of options, found {type(data).__name__}")
+    return data, marks
+
+
+def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str]) -> Any:
+    marks[at] = f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+    if isinstance(node, yaml.MappingNode):
+        table: dict[str, Any] = {}
+        for key, value in node.value:
+            if key.value in table:
+                raise ConfigError(f"{path}:{key.start_mark.line + 1}:{key.start_mark.column + 1}: option {key.value!r} stands twice")
+            table[key.value] = _plain(value, f"{at}.{key.value}" if at else str(key.value), path, marks)
+        return table
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(value, f"{at}[{k}]", path, marks) for k, value in enumerate(node.value)]
+    return _scalar(node.value) if isinstance(node, yaml.ScalarNode) and node.style is None else node.value
+
+
+def _scalar(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    if text in ("null", "~", ""):
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+class _Where:
+    """Names the place of an option in messages."""
+
+    def __init__(self, source: str, marks: Mapping[str, str]) -> None:
+        self.source, self.marks = source, marks
+
+    def at(self, path: str) -> str:
+        return self.marks.get(path, f"{self.source}: {path}")
+
+
+def _check_plain(plain: Mapping[str, Any], where: _Where) -> None:
+    kinds = {"enable": bool, "device": str, "force_device": bool, "check": bool, "dump": str}
+    for key, value in plain.items():
+        if not isinstance(value, kinds[key]):
+            raise ConfigError(f"{where.at(key)}: expected {kinds[key].__name__}, found {value!r}")
+
+
+def _pass(name: str, value: Any, where: _Where, key: str) -> Pass | None:
+    kind = REGISTRY[name]
+    if isinstance(value, Pass):
+        return _same_kind(value, kind, where, key)
+    if value in ("off", False):
+        return None
+    if value in ("on", True):
+        return kind()
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where.at(key)}: expected off, on or a table of options, found {value!r}")
+    unknown = [option for option in value if option not in kind.__struct_fields__]
+    if unknown:
+        path = f"{key}.{unknown[0]}"
+        raise ConfigError(f"{where.at(path)}: unknown option {unknown[0]!r} of {name}; {_suggest(unknown[0], kind.__struct_fields__)}")
+    table = {option: _size(option, given) for option, given in value.items()}
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        found = _PATH.match(str(error))
+        path = (found["path"] or "$").removeprefix("$").lstrip(".") if found else ""
+        full = f"{key}.{path}" if path else key
+        raise ConfigError(f"{where.at(full)}: {found['what'] if found else error} (at $.{full})") from error
+
+
+def _same_kind(value: Pass, kind: type[Pass], where: _Where, key: str) -> Pass:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where.at(key)}: expected {kind.__name__}, found {type(value).__name__}")
+    return value
+
+
+def _size(option: str, value: Any) -> Any:
+    if isinstance(value, str) and (option.endswith(("_bytes", "_budget"))):
+        return parse_bytes(value)
+    return value
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size in words.
+
+    >>> parse_bytes("60GB"), parse_bytes("1.5 MiB")
+    (60000000000, 1572864)
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found or found[2].upper() not in _UNITS:
+        raise ConfigError(f"size {text!r}: expected a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _check_together(passes: Mapping[str, Pass], where: _Where) -> None:
+    if "overlap-column-backward" in passes and "split-backward" not in passes:
+        raise ConfigError(f"{where.at('split_backward')}: overlap_column_backward needs split_backward; turn both on or both off")
+    if "offload-activations" in passes and "schedule-1f1b" not in passes:
+        raise ConfigError(f"{where.at('schedule_1f1b')}: offload_activations needs schedule_1f1b; "
+                          "turn it on, with {interleave: off} for Paddle's own order")  # fmt: skip
+
+
+def _suggest(word: str, known: Any) -> str:
+    near = difflib.get_close_matches(word, list(known), 1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"there are {sorted(known)}"
+
+
+def _find(path: str | Path) -> Path:
+    given = Path(path)
+    preset = Path(str(path)).name
+    inside = Path(__import__("interlace.configs", fromlist=["__path__"]).__path__[0]) / "presets" / preset
+    for candidate in (given, inside, inside.with_suffix(".yaml")):
+        if candidate.is_file():
+            return candidate
+    raise ConfigError(f"{path}: no such file, and no preset of that name; presets: {sorted(p.stem for p in inside.parent.glob('*.yaml'))}")

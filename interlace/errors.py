@@ -1,0 +1,29 @@
+"""Every error a user can meet. Messages say where, what was found, what was expected and what to do."""
+
+
+class InterlaceError(Exception):
+    """Base of all errors that are the user's to mend; the command line prints them and exits with 2."""
+
+
+class ConfigError(InterlaceError):
+    """A configuration file, flag or option is unknown, of the wrong type, or contradicts another."""
+
+
+class ProgramError(InterlaceError):
+    """A program or a dump breaks a rule of the IR, or holds something that cannot be captured or lowered."""
+
+
+class PlanError(InterlaceError):
+    """A plan cannot be made, proved or lowered as asked."""
+
+
+class PassError(InterlaceError):
+    """A pass lacks what it needs, or gave something that does not verify."""
+
+
+class LaunchError(InterlaceError):
+    """A local training run could not be started, or one of its ranks failed."""
+
+
+class TransportError(InterlaceError):
+    """Ranks of a local run disagree about a collective, or one did not arrive in time."""

@@ -1,0 +1,96 @@
+"""Programs as files: one JSON document with schema and versions, gzip-compressed where the name ends in `.gz`."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tempfile
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from interlace.errors import ProgramError
+from interlace.ir.program import Program
+
+SCHEMA = 1
+"""Number of the layout of `Program`; raised with every change that old files cannot follow."""
+SUFFIX = ".ilp"
+
+
+class Header(msgspec.Struct, frozen=True):
+    """First fields of a dump, read alone to give a clear error for another layout."""
+
+    interlace_schema: int
+    interlace: str = ""
+
+
+class Dump(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A dump file."""
+
+    interlace_schema: int
+    interlace: str
+    program: Program
+
+
+def encode(program: Program) -> bytes:
+    """The dump as bytes; equal programs give equal bytes."""
+    from interlace.version import VERSION
+
+    return msgspec.json.encode(Dump(SCHEMA, VERSION, program), order="deterministic")
+
+
+def decode(data: bytes, where: str = "dump") -> Program:
+    """The program of a dump.
+
+    Raises:
+        ProgramError: The data is cut short, no dump, or of another schema; the message names `where`.
+    """
+    try:
+        header = msgspec.json.decode(data, type=Header)
+        if header.interlace_schema != SCHEMA:
+            raise ProgramError(
+                f"{where}: dump schema {header.interlace_schema} (Interlace {header.interlace or 'unknown'}), this "
+                f"version reads schema {SCHEMA}; make the dump again with this version"
+            )
+        return msgspec.json.decode(data, type=Dump).program
+    except msgspec.DecodeError as error:
+        raise ProgramError(f"{where}: not a whole Interlace dump ({error}); make the dump again") from error
+
+
+def save(program: Program, path: str | Path) -> Path:
+    """Write a dump; the file appears whole or not at all."""
+    path = Path(path)
+    data = encode(program)
+    write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    return path
+
+
+def load(path: str | Path) -> Program:
+    """Read a dump.
+
+    Raises:
+        ProgramError: No such file, or not a whole dump of this schema.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ProgramError(f"{path}: cannot be read as a dump ({error}); expected a file that `interlace dump` wrote") from error
+    return decode(data, str(path))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file through a temporary one beside it, so that an interruption leaves nothing half-written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

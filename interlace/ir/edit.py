@@ -1,0 +1,93 @@
+"""A mutable copy of a program for rewriters: collects changes and gives a new program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from interlace.ir.program import Op, Program, Role, TensorType, Value
+
+
+class Edit:
+    """Changes to a program.
+
+    >>> program = Program((Op(0, "pd_op.relu", (), (0,), "forward"),), (Value(0, (2,), "float32", 0),))
+    >>> edit = Edit(program)
+    >>> extra = edit.op("pd_op.exp", (0,), [TensorType((2,), "float32")], like=program.ops[0])
+    >>> edit.after(0, [extra])
+    >>> [op.name for op in edit.build().ops]
+    ['pd_op.relu', 'pd_op.exp']
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._values = list(program.values)
+        self._next_op = 1 + max((op.id for op in program.ops), default=-1)
+        self._next_value = 1 + max((value.id for value in program.values), default=-1)
+        self._before: dict[int, list[Op]] = {}
+        self._after: dict[int, list[Op]] = {}
+        self._replaced: dict[int, list[Op]] = {}
+        self._renamed: dict[int, int] = {}
+
+    def value(self, kind: TensorType, *, storage: int | None = None, memory: str = "device", name: str = "") -> Value:
+        """A new value."""
+        made = Value(self._next_value, kind.shape, kind.dtype, self._next_value if storage is None else storage, name,
+                     False, memory)  # type: ignore[arg-type]  # fmt: skip
+        self._next_value += 1
+        self._values.append(made)
+        return made
+
+    def op(
+        self,
+        name: str,
+        operands: Sequence[int],
+        results: Sequence[TensorType] | Sequence[Value],
+        *,
+        like: Op,
+        attrs: dict[str, Any] | None = None,
+        role: Role | None = None,
+        **fields: Any,
+    ) -> Op:
+        """A new operation with the role, chunk and layer of `like`; results are made where only their types are given."""
+        given = tuple((r if isinstance(r, Value) else self.value(r)).id for r in results)
+        made = Op(self._next_op, name, tuple(operands), given, role or like.role, like.chunk, attrs or {}, like.layer)
+        self._next_op += 1
+        return msgspec.structs.replace(made, **fields) if fields else made
+
+    def before(self, op_id: int, ops: Sequence[Op]) -> None:
+        """Put operations in front of one."""
+        self._before.setdefault(op_id, []).extend(ops)
+
+    def after(self, op_id: int, ops: Sequence[Op]) -> None:
+        """Put operations behind one."""
+        self._after.setdefault(op_id, []).extend(ops)
+
+    def replace(self, op_id: int, ops: Sequence[Op]) -> None:
+        """Put operations in the place of one; none at all removes it."""
+        self._replaced[op_id] = list(ops)
+
+    def rename(self, old: int, new: int) -> None:
+        """Let every reader of one value read another."""
+        self._renamed[old] = new
+
+    def build(self, order: Sequence[int] | None = None) -> Program:
+        """The new program; `order` gives op ids in their new order, the old one where not given."""
+        ops: list[Op] = []
+        for op in self.program.ops:
+            ops += self._before.get(op.id, ())
+            ops += self._replaced.get(op.id, [op])
+            ops += self._after.get(op.id, ())
+        if self._renamed:
+            ops = [self._with_renamed(op) for op in ops]
+        if order is not None:
+            by_id = {op.id: op for op in ops}
+            ops = [by_id[op_id] for op_id in order]
+        live = {value for op in ops for value in op.results}
+        return self.program.with_ops(ops, [value for value in self._values if value.id in live])
+
+    def _with_renamed(self, op: Op) -> Op:
+        if not any(value in self._renamed for value in op.operands):
+            return op
+        return msgspec.structs.replace(op, operands=tuple(self._renamed.get(v, v) for v in op.operands))

@@ -1,0 +1,77 @@
+"""What Paddle's operations are, as far as passes, planning and lowering need to know.
+
+Source: names and attributes as PaddlePaddle 3.3.1 emits them.
+"""
+
+from __future__ import annotations
+
+from interlace.ir.program import Op
+
+DATA = "pd_op.data"
+PARAMETER = "builtin.parameter"
+SHADOW_OUTPUT = "builtin.shadow_output"
+SET_PARAMETER = "builtin.set_parameter"
+COMBINE = "builtin.combine"
+SPLIT = "builtin.split"
+KEYWORD = "builtin.kwarg"
+"""A block argument of the captured program; Paddle passes gradient-merge buffers this way."""
+BOUNDARY = frozenset({DATA, PARAMETER, KEYWORD, SHADOW_OUTPUT, SET_PARAMETER, "pd_op.fetch", "pd_op.feed"})
+"""Operations that name what enters and leaves a program; they cost nothing."""
+
+SENDS = frozenset({"send_v2", "p_send", "partial_send"})
+RECEIVES = frozenset({"recv_v2", "p_recv", "partial_recv"})
+ALL_REDUCES = frozenset({"all_reduce", "mp_allreduce_sum", "c_allreduce_sum", "c_allreduce_max", "c_allreduce_min",
+                         "c_allreduce_prod", "c_allreduce_avg"})  # fmt: skip
+COLLECTIVES = ALL_REDUCES | {
+    "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "c_concat", "c_allgather", "c_reducescatter",
+    "c_broadcast", "c_reduce_sum", "c_softmax_with_cross_entropy", "c_softmax_with_multi_label_cross_entropy", "barrier",
+}  # fmt: skip
+FLASH = frozenset({"flash_attn", "flash_attn_unpadded", "flash_attn_qkvpacked", "flashmask_attention",
+                   "scaled_dot_product_attention", "memory_efficient_attention"})  # fmt: skip
+COPIES = frozenset({"memcpy", "memcpy_d2h", "memcpy_h2d"})
+RANDOM = frozenset({"dropout", "uniform", "gaussian", "randint", "randperm", "bernoulli", "multinomial", "exponential",
+                    "truncated_gaussian_random", "fused_dropout_add", "poisson", "standard_gamma", "dirichlet",
+                    "binomial", "rrelu", "class_center_sample", "top_p_sampling"})  # fmt: skip
+"""Kinds that draw from the device's one generator: their order decides the numbers."""
+NO_KERNEL = frozenset({"combine", "split", "shadow_output", "data", "parameter", "set_parameter", "full_int_array"})
+"""Kinds that launch nothing on the device."""
+
+
+def is_boundary(op: Op) -> bool:
+    """Whether the operation only names an input or output of the program."""
+    return op.name in BOUNDARY
+
+
+def is_send(op: Op) -> bool:
+    """Whether the operation sends to one other rank."""
+    return op.kind in SENDS
+
+
+def is_receive(op: Op) -> bool:
+    """Whether the operation receives from one other rank."""
+    return op.kind in RECEIVES
+
+
+def is_p2p(op: Op) -> bool:
+    """Whether the operation sends or receives."""
+    return op.kind in SENDS or op.kind in RECEIVES
+
+
+def is_collective(op: Op) -> bool:
+    """Whether all ranks of a group take part."""
+    return op.kind in COLLECTIVES
+
+
+def is_comm(op: Op) -> bool:
+    """Whether the operation talks to other ranks."""
+    return op.group >= 0 and (op.kind in COLLECTIVES or is_p2p(op))
+
+
+def is_random(op: Op) -> bool:
+    """Whether the operation draws random numbers."""
+    return op.kind in RANDOM or (op.kind in FLASH and float(op.attrs.get("dropout", 0.0) or 0.0) > 0.0)
+
+
+def is_copy(op: Op) -> bool:
+    """Whether the operation copies between host and device memory."""
+    return op.kind in COPIES

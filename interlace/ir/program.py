@@ -1,0 +1,197 @@
+"""The neutral snapshot of one rank's program: immutable, printable, parseable, storable.
+
+Operations and values refer to each other by id, never by reference. An operation remembers which captured operation it
+is (`origin`), or that it is new (`origin == -1`), so that lowering can rebuild Paddle programs from the captured one.
+A program without jobs is what Paddle built; a program with jobs is a schedule of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["forward", "backward", "optimize"]
+Memory = Literal["device", "host", "pinned"]
+ABSENT = -1
+"""Operand id of an optional operand that is not given."""
+
+DTYPE_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int16": 2, "uint16": 2, "float16": 2,
+    "bfloat16": 2, "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8,
+    "complex128": 16,
+}  # fmt: skip
+FLOAT_DTYPES = frozenset({"float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64"})
+
+
+class TensorType(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Shape (a dimension of -1 is unknown until run time) and dtype of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the dense tensor; -1 where a dimension or the dtype is unknown."""
+        width = DTYPE_BYTES.get(self.dtype, -1)
+        if width < 0:
+            return -1
+        total = width
+        for dim in self.shape:
+            if dim < 0:
+                return -1
+            total *= dim
+        return total
+
+
+class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """What an operation gives.
+
+    Attributes:
+        id: Unique in the program.
+        shape, dtype: As in `TensorType`; a vector of tensors has dtype `"vector"`, an output that an operation leaves out
+            has dtype `"null"`.
+        storage: Values with one storage share memory (views, in-place results); by default the value's own id.
+        name: Name in Paddle's scope: of a parameter, an input, or a named output; empty for all else.
+        persistable: Lives across steps (parameters, optimizer state, gradient-merge buffers).
+        memory: Where it lives.
+        elements: Types of a vector's tensors.
+    """
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: str
+    storage: int
+    name: str = ""
+    persistable: bool = False
+    memory: Memory = "device"
+    elements: tuple[TensorType, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor, or of all tensors of a vector; 0 for a null output; -1 where unknown."""
+        if self.dtype == "vector":
+            sizes = [element.size_bytes for element in self.elements]
+            return -1 if any(size < 0 for size in sizes) else sum(sizes)
+        if self.dtype == "null":
+            return 0
+        return TensorType(self.shape, self.dtype).size_bytes
+
+
+class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """One operation.
+
+    Attributes:
+        id: Unique in the program; keeps its meaning through all passes.
+        name: Paddle's name, such as `"pd_op.matmul_grad"`.
+        operands, results: Value ids; an absent optional operand is `ABSENT`.
+        role: Which part of the step it belongs to.
+        chunk: Model chunk under virtual pipeline stages, else 0.
+        attrs: Attributes as plain data (dtypes and places as text).
+        layer: Dotted module path, such as `"layers.3.mlp.fc1"`; empty where unknown.
+        group: Id of the communication group (Paddle's ring) for collectives and p2p, else -1.
+        stream: Name of the stream it runs on; empty is the compute stream.
+        priority: Stream priority, 0 is normal, lower runs first.
+        origin: Id of the captured operation it stands for, -1 for a new one.
+        no_buffer: Positions of operands of which only the shape is read.
+        inplace: `(result, operand)` positions that share memory because the operation writes in place.
+        views: `(result, operand)` positions that share memory because the result is a view.
+        num_blocks: Number of nested blocks (control flow); such operations are moved as one and never split.
+    """
+
+    id: int
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    role: Role
+    chunk: int = 0
+    attrs: dict[str, Any] = {}
+    layer: str = ""
+    group: int = -1
+    stream: str = ""
+    priority: int = 0
+    origin: int = -1
+    no_buffer: tuple[int, ...] = ()
+    inplace: tuple[tuple[int, int], ...] = ()
+    views: tuple[tuple[int, int], ...] = ()
+    num_blocks: int = 0
+
+    @property
+    def kind(self) -> str:
+        """Name without dialect and in-place mark: `pd_op.add_` is `add`."""
+        return self.name.rpartition(".")[2].rstrip("_")
+
+
+class Group(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A communication group: Paddle's ring id and the global ranks, in the ring's order."""
+
+    id: int
+    ranks: tuple[int, ...]
+
+
+class Job(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A list of `(op id, micro-batch)` that the executor runs as one program.
+
+    Attributes:
+        name: Unique in the plan; letters, digits and `_` only (Paddle's profiler reads no others).
+        kind: `forward`, `backward`, `pair`, `optimizer`, ..., with the chunk behind it under VPP (`forward1`).
+        micro_batch: The micro-batch that names it (a pair: the one of its backward).
+        items: In issue order.
+    """
+
+    name: str
+    kind: str
+    micro_batch: int
+    items: tuple[tuple[int, int], ...]
+
+
+class Event(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """An order between two jobs' streams: recorded after one item, waited for before others."""
+
+    name: str
+    record: tuple[int, int]
+    waits: tuple[tuple[int, int], ...]
+
+
+class Pipeline(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The shape of the step this program is a part of.
+
+    `schedule` is Paddle's word (`1F1B`, `FThenB`, `VPP`), `accumulate` for gradient accumulation without a pipeline, or
+    `none` for a program that runs once a step.
+    """
+
+    stage: int = 0
+    num_stages: int = 1
+    num_micro_batches: int = 1
+    num_chunks: int = 1
+    schedule: str = "none"
+
+
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rank's program.
+
+    Attributes:
+        rank, world: Of the process it was built for.
+        mode: `train`, `eval` or `predict`.
+        passes: Names of the passes applied, in order.
+        jobs, events: The schedule; empty before a schedule pass.
+        notes: What capture saw and could not express, one line each.
+        paddle: Version of Paddle that built it.
+    """
+
+    ops: tuple[Op, ...]
+    values: tuple[Value, ...]
+    groups: tuple[Group, ...] = ()
+    pipeline: Pipeline = Pipeline()
+    rank: int = 0
+    world: int = 1
+    mode: str = "train"
+    passes: tuple[str, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    events: tuple[Event, ...] = ()
+    notes: tuple[str, ...] = ()
+    paddle: str = ""
+
+    def with_ops(self, ops: list[Op] | tuple[Op, ...], values: list[Value] | tuple[Value, ...] | None = None) -> Program:
+        """The same program with other operations, and other values where given."""
+        return msgspec.structs.replace(self, ops=tuple(ops), values=self.values if values is None else tuple(values))

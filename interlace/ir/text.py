@@ -1,0 +1,232 @@
+"""The printed form of a program and its parser; `parse(show(p)) == p` for every verified program.
+
+    program rank=0 world=2 mode=train
+    pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=1F1B
+    group 17 = 0,1
+    #0 %0:float32[4,4]!"w" = builtin.parameter() forward
+    #1 %1:float32[2,4]"x" = pd_op.data() forward
+    #2 %2:float32[2,4] = pd_op.matmul(%1, %0) forward layer="fc1" {"transpose_x":false}
+    #3 %3:float32[2,4]~2 = pd_op.all_reduce_(%2) forward group=17 inplace=0:0
+    job forward_0 forward 0: 2-3@0
+    job forward_1 forward 1: 2-3@1
+
+A value is `%id:dtype[shape]`, then `~storage` where it shares another's memory, `!` where it is persistable, `^memory` where
+it is not on the device, and its name. `_` is an absent operand. An operation's line ends with its attributes as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from interlace.errors import ProgramError
+from interlace.ir.program import ABSENT, Event, Group, Job, Op, Pipeline, Program, TensorType, Value
+
+_VALUE = re.compile(
+    r"%(?P<id>\d+):(?P<dtype>[a-z0-9_]+)(?P<shape>\[[-\d,]*\])?(?P<elements><[^>]*>)?"
+    r"(?:~(?P<storage>\d+))?(?P<persistable>!)?(?:\^(?P<memory>\w+))?(?P<name>\"(?:[^\"\\]|\\.)*\")?"
+)
+_OP = re.compile(r"#(?P<id>\d+) (?:(?P<results>%.*?) = )?(?P<name>[\w.]+)\((?P<operands>[^)]*)\) (?P<role>\w+)(?P<rest>.*)")
+_FIELD = re.compile(r'\s*(?:(?P<key>[a-z_]+)=(?P<value>"(?:[^"\\]|\\.)*"|[^\s{]+)|(?P<attrs>\{.*\})$)')
+_TYPE = re.compile(r"([a-z0-9_]+)\[([-\d,]*)\]")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?@(\d+)")
+_PAIRS = ("inplace", "views")
+
+
+def show(program: Program) -> str:
+    """The program as text, one operation a line."""
+    values = {value.id: value for value in program.values}
+    pipe = program.pipeline
+    lines = [f"program rank={program.rank} world={program.world} mode={program.mode}"
+             + (f" paddle={program.paddle}" if program.paddle else "")]  # fmt: skip
+    lines.append(
+        f"pipeline stage={pipe.stage} of {pipe.num_stages} micro_batches={pipe.num_micro_batches} "
+        f"chunks={pipe.num_chunks} schedule={pipe.schedule}"
+    )
+    lines += [f"passes {' '.join(program.passes)}"] if program.passes else []
+    lines += [f"note {note}" for note in program.notes]
+    lines += [f"group {group.id} = {','.join(map(str, group.ranks))}" for group in program.groups]
+    lines += [show_op(op, values) for op in program.ops]
+    lines += [show_job(job) for job in program.jobs]
+    lines += [f"event {e.name} {_item(e.record)} -> {' '.join(map(_item, e.waits))}" for e in program.events]
+    return "\n".join(lines) + "\n"
+
+
+def show_op(op: Op, values: dict[int, Value]) -> str:
+    """One operation's line."""
+    given = ", ".join(show_value(values[value]) for value in op.results)
+    taken = ", ".join("_" if value == ABSENT else f"%{value}" for value in op.operands)
+    text = f"#{op.id} " + (f"{given} = " if given else "") + f"{op.name}({taken}) {op.role}"
+    for key, default in (("chunk", 0), ("layer", ""), ("group", -1), ("stream", ""), ("priority", 0), ("origin", -1),
+                         ("num_blocks", 0)):  # fmt: skip
+        field = getattr(op, key)
+        if field != default:
+            text += f" {key}={_quote(field) if isinstance(field, str) else field}"
+    text += f" no_buffer={','.join(map(str, op.no_buffer))}" if op.no_buffer else ""
+    for key in _PAIRS:
+        pairs = getattr(op, key)
+        text += f" {key}={','.join(f'{a}:{b}' for a, b in pairs)}" if pairs else ""
+    return text + (" " + msgspec.json.encode(op.attrs, order="deterministic").decode() if op.attrs else "")
+
+
+def show_value(value: Value) -> str:
+    """A value where it is given: type, storage, name."""
+    text = f"%{value.id}:{value.dtype}"
+    if value.dtype == "vector":
+        text += "<" + ";".join(f"{e.dtype}{_shape(e.shape)}" for e in value.elements) + ">"
+    elif value.dtype != "null":
+        text += _shape(value.shape)
+    text += f"~{value.storage}" if value.storage != value.id else ""
+    text += "!" if value.persistable else ""
+    text += f"^{value.memory}" if value.memory != "device" else ""
+    return text + (_quote(value.name) if value.name else "")
+
+
+def show_job(job: Job) -> str:
+    """A job's line; runs of consecutive op ids of one micro-batch are printed as ranges."""
+    parts: list[str] = []
+    run: list[int] = []
+    for op_id, micro_batch in job.items:
+        if run and run[2] == micro_batch and run[1] + 1 == op_id:
+            run[1] = op_id
+            continue
+        parts += [_run(run)] if run else []
+        run = [op_id, op_id, micro_batch]
+    parts += [_run(run)] if run else []
+    return f"job {job.name} {job.kind} {job.micro_batch}: {' '.join(parts)}".rstrip()
+
+
+def parse(text: str, where: str = "program text") -> Program:
+    """Read the printed form; blank lines and lines that start with `//` are skipped.
+
+    Raises:
+        ProgramError: A line cannot be read; the message names `where` and the line.
+    """
+    ops: list[Op] = []
+    values: dict[int, Value] = {}
+    fields: dict[str, Any] = {"groups": [], "jobs": [], "events": [], "notes": []}
+    for number, line in _lines(text):
+        try:
+            if line.startswith("#"):
+                ops.append(_parse_op(line, values))
+            else:
+                _parse_head(line, fields)
+        except (ValueError, KeyError, AttributeError, msgspec.DecodeError) as error:
+            raise ProgramError(
+                f"{where}:{number}: cannot read {line[:80]!r} ({error}); the form is in interlace/ir/text.py"
+            ) from error
+    lists = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Program(tuple(ops), tuple(values[key] for key in sorted(values)), **lists)
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = raw.strip()
+        if line and not line.startswith("//"):
+            yield number, line
+
+
+def _parse_head(line: str, fields: dict[str, Any]) -> None:
+    word, _, rest = line.partition(" ")
+    if word == "program":
+        pairs = dict(part.split("=", 1) for part in rest.split())
+        fields.update(rank=int(pairs["rank"]), world=int(pairs["world"]), mode=pairs["mode"], paddle=pairs.get("paddle", ""))
+    elif word == "pipeline":
+        found = re.fullmatch(r"stage=(\d+) of (\d+) micro_batches=(\d+) chunks=(\d+) schedule=(\S+)", rest)
+        if not found:
+            raise ValueError("expected stage=.. of .. micro_batches=.. chunks=.. schedule=..")
+        fields["pipeline"] = Pipeline(*(int(x) for x in found.groups()[:4]), found[5])
+    elif word == "passes":
+        fields["passes"] = tuple(rest.split())
+    elif word == "note":
+        fields["notes"].append(rest)
+    elif word == "group":
+        number, _, ranks = rest.partition("=")
+        fields["groups"].append(Group(int(number), tuple(int(r) for r in ranks.split(","))))
+    elif word == "job":
+        head, _, items = rest.partition(":")
+        name, kind, micro_batch = head.split()
+        fields["jobs"].append(Job(name, kind, int(micro_batch), tuple(_items(items))))
+    elif word == "event":
+        name, record, _, *waits = rest.split()
+        fields["events"].append(Event(name, next(_items(record)), tuple(_items(" ".join(waits)))))
+    else:
+        raise ValueError("expected program, pipeline, passes, note, group, #op, job or event")
+
+
+def _parse_op(line: str, values: dict[int, Value]) -> Op:
+    found = _OP.fullmatch(line)
+    if not found:
+        raise ValueError("expected `#id %results = name(operands) role fields`")
+    results = [_parse_value(part) for part in _VALUE.finditer(found["results"] or "")]
+    values.update({value.id: value for value in results})
+    operands = tuple(ABSENT if part == "_" else int(part[1:]) for part in found["operands"].replace(",", " ").split())
+    more = _fields(found["rest"])
+    return Op(int(found["id"]), found["name"], operands, tuple(v.id for v in results), found["role"], **more)  # type: ignore[arg-type]
+
+
+def _fields(rest: str) -> dict[str, Any]:
+    more: dict[str, Any] = {}
+    at = 0
+    rest = rest.rstrip()
+    while at < len(rest):
+        part = _FIELD.match(rest, at)
+        if not part:
+            raise ValueError(f"field at {rest[at : at + 30]!r}")
+        at = part.end()
+        if part["attrs"]:
+            more["attrs"] = msgspec.json.decode(part["attrs"])
+        else:
+            more[part["key"]] = _field(part["key"], part["value"])
+    return more
+
+
+def _field(key: str, text: str) -> Any:
+    if key in _PAIRS:
+        return tuple((int(a), int(b)) for a, b in (pair.split(":") for pair in text.split(",")))
+    if key == "no_buffer":
+        return tuple(int(k) for k in text.split(","))
+    if text.startswith('"'):
+        return msgspec.json.decode(text)
+    return int(text)
+
+
+def _parse_value(part: re.Match[str]) -> Value:
+    number = int(part["id"])
+    elements = tuple(TensorType(_dims(t[2]), t[1]) for t in _TYPE.finditer(part["elements"] or ""))
+    name = msgspec.json.decode(part["name"]) if part["name"] else ""
+    storage = int(part["storage"]) if part["storage"] else number
+    return Value(number, _dims((part["shape"] or "[]")[1:-1]), part["dtype"], storage, name, bool(part["persistable"]),
+                 part["memory"] or "device", elements)  # type: ignore[arg-type]  # fmt: skip
+
+
+def _dims(text: str) -> tuple[int, ...]:
+    return tuple(int(dim) for dim in text.split(",") if dim)
+
+
+def _shape(dims: Iterable[int]) -> str:
+    return "[" + ",".join(map(str, dims)) + "]"
+
+
+def _quote(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+def _item(item: tuple[int, int]) -> str:
+    return f"{item[0]}@{item[1]}"
+
+
+def _run(run: list[int]) -> str:
+    return f"{run[0]}-{run[1]}@{run[2]}" if run[1] > run[0] else f"{run[0]}@{run[2]}"
+
+
+def _items(text: str) -> Iterator[tuple[int, int]]:
+    for part in text.split():
+        found = _RANGE.fullmatch(part)
+        if not found:
+            raise ValueError(f"item {part!r}, expected 3@0 or 3-7@0")
+        first, last, micro_batch = int(found[1]), int(found[2] or found[1]), int(found[3])
+        yield from ((op_id, micro_batch) for op_id in range(first, last + 1))

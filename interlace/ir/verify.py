@@ -1,0 +1,139 @@
+"""The rules every program keeps. Passes are checked against them after each run."""
+
+from __future__ import annotations
+
+import re
+
+from interlace.errors import ProgramError
+from interlace.ir.kinds import COLLECTIVES, is_boundary, is_copy, is_p2p
+from interlace.ir.program import ABSENT, Op, Program
+
+JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+def verify(program: Program) -> None:
+    """Check a program; cost O(ops + operands + job items).
+
+    Raises:
+        ProgramError: With every broken rule (the first 20), each naming the operation.
+    """
+    faults = [*_values(program), *_dataflow(program), *_operations(program), *_jobs(program), *_events(program)]
+    if faults:
+        more = f"\n  ... and {len(faults) - 20} more" if len(faults) > 20 else ""
+        raise ProgramError(f"rank {program.rank}: {len(faults)} rule(s) broken:\n  " + "\n  ".join(faults[:20]) + more)
+
+
+def describe(op: Op) -> str:
+    """How messages name an operation: `#12 pd_op.matmul (layers.0.fc1)`."""
+    return f"#{op.id} {op.name}" + (f" ({op.layer})" if op.layer else "")
+
+
+def _values(program: Program) -> list[str]:
+    faults, seen = [], set()
+    for value in program.values:
+        if value.id in seen:
+            faults.append(f"value %{value.id} is declared twice; value ids are unique")
+        seen.add(value.id)
+        if value.dtype == "vector" and not value.elements:
+            faults.append(f"value %{value.id} is a vector without element types")
+    return faults
+
+
+def _dataflow(program: Program) -> list[str]:
+    declared = {value.id for value in program.values}
+    faults: list[str] = []
+    defined: set[int] = set()
+    ids: set[int] = set()
+    for op in program.ops:
+        if op.id in ids:
+            faults.append(f"{describe(op)}: op id {op.id} is used twice; op ids are unique")
+        ids.add(op.id)
+        for value in op.operands:
+            if value != ABSENT and value not in defined:
+                known = "is given only later" if value in declared else "is not declared"
+                faults.append(f"{describe(op)} reads %{value}, which {known}; operands must be given by an earlier op")
+        for value in op.results:
+            if value in defined:
+                faults.append(f"{describe(op)} gives %{value}, which an earlier op gives already")
+            if value not in declared:
+                faults.append(f"{describe(op)} gives %{value}, which is not declared")
+            defined.add(value)
+    return faults
+
+
+def _operations(program: Program) -> list[str]:
+    groups = {group.id: group for group in program.groups}
+    storage = {value.id: value.storage for value in program.values}
+    faults = []
+    for op in program.ops:
+        for result, operand in (*op.inplace, *op.views):
+            if result >= len(op.results) or operand >= len(op.operands):
+                faults.append(f"{describe(op)}: alias {result}:{operand} is out of range")
+            elif storage.get(op.results[result]) != storage.get(op.operands[operand]):
+                faults.append(f"{describe(op)}: result {result} aliases operand {operand} but has another storage")
+        if any(k >= len(op.operands) for k in op.no_buffer):
+            faults.append(f"{describe(op)}: no_buffer {op.no_buffer} is out of range")
+        if op.kind in COLLECTIVES and op.group >= 0 and op.group not in groups:
+            faults.append(f"{describe(op)} uses group {op.group}, which the program does not list")
+        if is_p2p(op) and op.group in groups:
+            peer = op.attrs.get("peer", -1)
+            if not 0 <= peer < len(groups[op.group].ranks):
+                faults.append(f"{describe(op)}: peer {peer} is not in group {op.group} {list(groups[op.group].ranks)}")
+    return faults
+
+
+def _jobs(program: Program) -> list[str]:
+    if not program.jobs:
+        return []
+    faults = []
+    ops = {op.id: op for op in program.ops}
+    names, done = set(), set()
+    count = program.pipeline.num_micro_batches
+    for job in program.jobs:
+        if not JOB_NAME.fullmatch(job.name):
+            faults.append(f"job {job.name!r}: a name is letters, digits and _ and starts with a letter")
+        if job.name in names:
+            faults.append(f"job {job.name!r} stands twice")
+        names.add(job.name)
+        for item in job.items:
+            op_id, micro_batch = item
+            if op_id not in ops:
+                faults.append(f"job {job.name}: op #{op_id} is not in the program")
+            elif not 0 <= micro_batch < count:
+                faults.append(f"job {job.name}: micro-batch {micro_batch} of {describe(ops[op_id])}, there are {count}")
+            elif is_boundary(ops[op_id]):
+                faults.append(f"job {job.name}: {describe(ops[op_id])} names an input or output; jobs hold none of those")
+            elif item in done:
+                faults.append(f"job {job.name}: {describe(ops[op_id])} runs a second time for micro-batch {micro_batch}")
+            done.add(item)
+    return faults + (_missing(program, ops, done) if not faults else [])
+
+
+# A copy that no job runs for a micro-batch is the identity there: its readers read what it would have copied.
+def _missing(program: Program, ops: dict[int, Op], done: set[tuple[int, int]]) -> list[str]:
+    once = {op_id for op_id, op in ops.items() if op.role == "optimize"}
+    count = program.pipeline.num_micro_batches
+    inner = [op_id for op_id, op in ops.items() if not is_boundary(op) and not is_copy(op)]
+    wanted = {(op_id, m) for op_id in inner for m in range(1 if op_id in once else count)}
+    return [f"{describe(ops[op_id])} is in no job for micro-batch {m}" for op_id, m in sorted(wanted - done)]
+
+
+def _events(program: Program) -> list[str]:
+    place = {}
+    for k, job in enumerate(program.jobs):
+        for n, item in enumerate(job.items):
+            place[item] = (k, n)
+    faults, names = [], set()
+    for event in program.events:
+        if event.name in names:
+            faults.append(f"event {event.name!r} is recorded twice; one recorder a name")
+        names.add(event.name)
+        if event.record not in place:
+            faults.append(f"event {event.name!r} is recorded after {event.record}, which no job runs")
+            continue
+        for item in event.waits:
+            if item not in place:
+                faults.append(f"event {event.name!r} is waited for by {item}, which no job runs")
+            elif place[item] <= place[event.record]:
+                faults.append(f"event {event.name!r}: {item} waits before {event.record} is issued")
+    return faults

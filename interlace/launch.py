@@ -1,0 +1,289 @@
+"""Start the ranks of a local run, watch them, and leave nothing behind. No Paddle here.
+
+Where no GPU build of Paddle is, the ranks are processes of `interlace.bridge.rank` on the CPU. Where one is, Paddle's
+own launcher starts the same module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
+
+import msgspec
+
+from interlace.bridge.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, rank_environment
+from interlace.bridge.rank_report import Failure, Progress, RankReport, progress_path, read_report
+from interlace.errors import LaunchError
+
+RANK_MODULE = "interlace.bridge.rank"
+_POLL_S = 0.05
+_ORIGIN_GRACE_S = 1.0  # after the first failed rank, how long the real cause may still come from another one
+_TERMINATE_GRACE_S = 2.0
+_LOG_TAIL_LINES = 15
+
+OnProgress = Callable[[Progress], None]
+
+
+class LaunchResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all ranks reported, by rank; `wall_s` includes starting them."""
+
+    reports: tuple[RankReport, ...]
+    wall_s: float
+    log_dir: str
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A rank's process, our end of the pipe that tells it we live, and how far its progress has been read."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    log: BinaryIO
+    alive_fd: int
+    read_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    """The processes of a run and what it needs to end them."""
+
+    run_dir: Path
+    log_dir: Path
+    ranks: list[_Rank] = field(default_factory=list)
+
+
+def launch(
+    script: str | os.PathLike[str],
+    args: Sequence[str],
+    world: int,
+    env: Mapping[str, str],
+    run_dir: str | os.PathLike[str] | None,
+    log_dir: str | os.PathLike[str],
+    timeout_s: float,
+    on_progress: OnProgress | None = None,
+) -> LaunchResult:
+    """Run `script` on `world` ranks and return their reports.
+
+    `env` is added to this process's environment. `run_dir` must be empty; None makes one and removes it at the end.
+    `log_dir` gets `rank<r>.log`. `timeout_s` is how long a rank waits for another in one communication.
+
+    Raises LaunchError with the first rank's own error where one fails; all others are ended at once. Whatever
+    happens, no process, socket or shared memory is left.
+    """
+    start_s = time.monotonic()
+    logs = Path(log_dir)
+    logs.mkdir(parents=True, exist_ok=True)
+    with _run_directory(run_dir) as directory, _terminate_as_interrupt():
+        run = _Run(directory, logs)
+        try:
+            _start(run, Path(script), list(args), world, dict(env), timeout_s)
+            _watch(run, on_progress or (lambda _: None))
+            reports = _collect(run, world)
+        finally:
+            _end(run)
+        return LaunchResult(reports, time.monotonic() - start_s, os.fspath(logs))
+
+
+def has_gpu_paddle() -> bool:
+    """Whether this machine shows an NVIDIA GPU and the installed Paddle is a GPU build; does not import Paddle."""
+    if shutil.which("nvidia-smi") is None and not Path("/dev/nvidia0").exists():
+        return False
+    try:
+        importlib.metadata.distribution("paddlepaddle-gpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def cpu_command(script: Path, args: Sequence[str]) -> list[str]:
+    """Command line of one CPU rank."""
+    return [sys.executable, "-m", RANK_MODULE, os.fspath(script), *args]
+
+
+def gpu_command(script: Path, args: Sequence[str], world: int, log_dir: Path) -> list[str]:
+    """Command line that starts all ranks through Paddle's launcher, one GPU each."""
+    bootstrap = Path(__file__).parent / "bridge" / "rank.py"
+    launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(world)]
+    return [*launcher, "--log_dir", os.fspath(log_dir), os.fspath(bootstrap), os.fspath(script), *args]
+
+
+def _cpu_environment(rank: int, world: int) -> dict[str, str]:
+    """One thread a library: more ranks than cores must not fight over them."""
+    threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {**rank_environment(rank, world), **dict.fromkeys(threads, "1"), "PYTHONUNBUFFERED": "1"}
+
+
+def _start(run: _Run, script: Path, args: list[str], world: int, env: dict[str, str], timeout_s: float) -> None:
+    common = {**os.environ, **env, RUN_DIR_VARIABLE: os.fspath(run.run_dir), TIMEOUT_VARIABLE: repr(timeout_s)}
+    common.pop("POD_NAME", None)
+    if has_gpu_paddle():
+        command = gpu_command(script, args, world, run.log_dir)
+        _spawn(run, 0, command, {**common, "INTERLACE_PLACE": "gpu"}, "launcher.log")
+        return
+    for rank in range(world):
+        _spawn(run, rank, cpu_command(script, args), {**common, **_cpu_environment(rank, world)}, f"rank{rank}.log")
+
+
+def _spawn(run: _Run, rank: int, command: list[str], env: dict[str, str], log_name: str) -> None:
+    """Start a process in a group of its own. It holds one end of a pipe that closes when we end."""
+    rank_fd, alive_fd = os.pipe()
+    log = open(run.log_dir / log_name, "wb")  # noqa: SIM115 - open as long as the process
+    process = subprocess.Popen(
+        command,
+        env={**env, "INTERLACE_PARENT_FD": str(rank_fd)},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        pass_fds=[rank_fd],
+    )
+    os.close(rank_fd)
+    run.ranks.append(_Rank(rank, process, log, alive_fd))
+
+
+def _watch(run: _Run, on_progress: OnProgress) -> None:
+    """Wait until all ranks are done. Raises LaunchError when one fails."""
+    while True:
+        _read_progress(run, on_progress)
+        codes = [rank.process.poll() for rank in run.ranks]
+        if any(code not in (None, 0) for code in codes):
+            raise LaunchError(_explain(run))
+        if all(code == 0 for code in codes):
+            _read_progress(run, on_progress)
+            return
+        time.sleep(_POLL_S)
+
+
+def _read_progress(run: _Run, on_progress: OnProgress) -> None:
+    for rank in run.ranks:
+        path = progress_path(run.run_dir, rank.rank)
+        if not path.exists():
+            continue
+        with open(path, "rb") as stream:
+            stream.seek(rank.read_bytes)
+            complete = stream.read().rpartition(b"\n")[0]
+        if complete:
+            rank.read_bytes += len(complete) + 1
+            for line in complete.split(b"\n"):
+                on_progress(msgspec.json.decode(line, type=Progress))
+
+
+def _explain(run: _Run) -> str:
+    """Wait a moment for the cause, then tell it; the ranks that only lost a peer come last, in one line."""
+    deadline_s = time.monotonic() + _ORIGIN_GRACE_S
+    while time.monotonic() < deadline_s and any(rank.process.poll() is None for rank in run.ranks):
+        time.sleep(_POLL_S)
+    failures = {rank.rank: _failure(run, rank) for rank in run.ranks}
+    known = {rank: failure for rank, failure in failures.items() if failure is not None}
+    origins = {rank: failure for rank, failure in known.items() if not failure.follow_up} or known
+    ordered = sorted(origins, key=lambda rank: _ended_ns(run, rank))
+    lines = [f"rank {rank} failed: {origins[rank].text}" for rank in ordered]
+    first = ordered[0]
+    lines.append(f"log of rank {first}: {run.log_dir / f'rank{first}.log'}; its last lines:")
+    lines.extend(f"    {line}" for line in _tail(run, first))
+    followers = sorted(set(known) - set(origins))
+    if followers:
+        lines.append(f"rank(s) {', '.join(map(str, followers))} then lost their peer and were ended")
+    return "\n".join(lines)
+
+
+def _failure(run: _Run, rank: _Rank) -> Failure | None:
+    """Why a rank ended, from its report or from its exit code; None while it runs or if it is done."""
+    code = rank.process.poll()
+    if code in (None, 0):
+        return None
+    report = read_report(run.run_dir, rank.rank)
+    if report is not None and report.failure is not None:
+        return report.failure
+    if code is not None and code < 0:
+        return Failure(f"killed by signal {signal.Signals(-code).name}")
+    return Failure(f"ended with exit code {code} and without a report")
+
+
+def _ended_ns(run: _Run, rank: int) -> int:
+    """When a rank reported its failure; a rank that could not report counts as first."""
+    path = run.run_dir / f"rank{rank}.json"
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def _tail(run: _Run, rank: int) -> list[str]:
+    path = run.log_dir / f"rank{rank}.log"
+    text = path.read_text(errors="replace") if path.exists() else ""
+    return text.splitlines()[-_LOG_TAIL_LINES:]
+
+
+def _collect(run: _Run, world: int) -> tuple[RankReport, ...]:
+    reports = [read_report(run.run_dir, rank) for rank in range(world)]
+    missing = [str(rank) for rank, report in enumerate(reports) if report is None]
+    if missing:
+        raise LaunchError(
+            f"rank(s) {', '.join(missing)} ended without a report; "
+            f"expected one of each of {world} ranks. Look into {run.log_dir}"
+        )
+    return tuple(report for report in reports if report is not None)
+
+
+def _end(run: _Run) -> None:
+    """End all processes of the run with all they started."""
+    for rank in run.ranks:
+        if rank.process.poll() is None:
+            _signal_group(rank.process, signal.SIGTERM)
+    deadline_s = time.monotonic() + _TERMINATE_GRACE_S
+    for rank in run.ranks:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            rank.process.wait(max(0.0, deadline_s - time.monotonic()))
+        _signal_group(rank.process, signal.SIGKILL)
+        rank.process.wait()
+        rank.log.close()
+        os.close(rank.alive_fd)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+@contextlib.contextmanager
+def _run_directory(given: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """The directory the ranks share: a fresh one that goes at the end, or the caller's, which must be empty."""
+    if given is None:
+        with tempfile.TemporaryDirectory(prefix="interlace-") as made:
+            yield Path(made)
+        return
+    path = Path(given)
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):
+        raise LaunchError(f"run directory {path} is not empty: expected a fresh one for each run")
+    yield path
+    for socket_file in path.glob("*.sock"):
+        socket_file.unlink()
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end the ranks too, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

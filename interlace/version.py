@@ -1,0 +1,3 @@
+"""The one place the version number stands."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,1 @@
+"""`assign-streams` (first form)."""

@@ -1,0 +1,126 @@
+"""The order of passes: checked before anything runs, each pass verified and reported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import networkx as nx
+
+from interlace.cost_model import Costs
+from interlace.errors import InterlaceError, PassError
+from interlace.ir import Program, verify
+from interlace.passes.base import REGISTRY, Context, Pass
+
+DEFAULT_ORDER = ("split-backward", "overlap-column-backward", "schedule-1f1b", "offload-activations", "assign-streams")
+
+
+class PassReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one pass did: lines of what changed and what was declined, operation counts, and its run time."""
+
+    name: str
+    changed: tuple[str, ...]
+    declined: tuple[str, ...]
+    ops_before: int
+    ops_after: int
+    run_ns: int
+
+    def text(self, limit: int = 8) -> str:
+        """The report as indented lines, at most `limit` of each sort."""
+        head = f"{self.name}: {len(self.changed)} changed, {len(self.declined)} declined, ops {self.ops_before} -> {self.ops_after}"
+        return "\n".join([head, *_clip(self.changed, "+", limit), *_clip(self.declined, "-", limit)])
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Passes in the order they run."""
+
+    passes: tuple[Pass, ...]
+
+    def check(self, program: Program) -> None:
+        """Hold every pass's needs against what comes before it.
+
+        Raises:
+            PassError: A need is not met, or a pass stands in front of one it must follow.
+        """
+        have = {tag for name in program.passes if name in REGISTRY for tag in REGISTRY[name].gives}
+        ran = list(program.passes)
+        names = [p.name for p in self.passes]
+        for k, each in enumerate(self.passes):
+            missing = sorted(each.needs - have)
+            if missing:
+                givers = sorted(name for name, kind in REGISTRY.items() if kind.gives & set(missing))
+                raise PassError(
+                    f"pass {each.name!r} needs {missing}, which nothing before it gives (ran: {ran}); "
+                    f"put {' or '.join(map(repr, givers)) or 'a pass that gives it'} before it"
+                )
+            late = [name for name in each.after if name in names[k + 1 :]]
+            if late:
+                raise PassError(f"pass {each.name!r} must run after {late}; the order given is {names}")
+            have |= each.gives
+            ran.append(each.name)
+
+    def run(self, program: Program, cost: Costs) -> tuple[Program, list[PassReport]]:
+        """Run all passes; the given program is untouched whatever happens.
+
+        Raises:
+            PassError: A contract is broken, or a pass fails or gives a program that does not verify; it names the pass.
+        """
+        self.check(program)
+        reports = []
+        for each in self.passes:
+            program, report = self._run_one(each, program, cost)
+            reports.append(report)
+        return program, reports
+
+    def _run_one(self, each: Pass, program: Program, cost: Costs) -> tuple[Program, PassReport]:
+        context = Context(cost)
+        start = time.perf_counter_ns()
+        try:
+            result = each.run(program, context)
+            if not isinstance(result, Program):
+                raise PassError(f"run() gave {type(result).__name__}, expected a Program")
+            verify(result)
+        except InterlaceError as error:
+            raise type(error)(f"pass {each.name!r}: {error}") from error
+        result = msgspec.structs.replace(result, passes=(*program.passes, each.name))
+        if not context.changed and not context.declined:
+            context.declined.append("found nothing to do")
+        report = PassReport(each.name, tuple(context.changed), tuple(context.declined), len(program.ops), len(result.ops),
+                            time.perf_counter_ns() - start)  # fmt: skip
+        return result, report
+
+
+def default_passes(options: dict[str, Pass], own: Sequence[Pass] = ()) -> Pipeline:
+    """Our passes that have options, in the default order, and a user's own where their `after` and `needs` ask for.
+
+    Raises:
+        PassError: The passes ask for a circle.
+    """
+    ours = [options[name] for name in DEFAULT_ORDER if name in options]
+    return Pipeline(tuple(place(ours, own)))
+
+
+def place(ours: Sequence[Pass], own: Sequence[Pass]) -> list[Pass]:
+    """Insert a user's passes as early as their `after` and `needs` allow, ours keep their order."""
+    order: nx.DiGraph[int] = nx.DiGraph()
+    every = [*ours, *own]
+    order.add_nodes_from(range(len(every)))
+    order.add_edges_from((k, k + 1) for k in range(len(ours) - 1))
+    for k, each in enumerate(every):
+        for n, other in enumerate(every):
+            if n != k and (other.name in each.after or other.gives & each.needs):
+                order.add_edge(n, k)
+    try:
+        ranks = list(nx.lexicographical_topological_sort(order, key=lambda k: (k < len(ours), k)))
+    except nx.NetworkXUnfeasible as error:
+        circle = " -> ".join(every[a].name for a, _ in nx.find_cycle(order))
+        raise PassError(f"passes ask to run after each other in a circle: {circle}; change `after` or `needs`") from error
+    return [every[k] for k in ranks]
+
+
+def _clip(lines: Sequence[str], mark: str, limit: int) -> list[str]:
+    more = [f"  {mark} ... {len(lines) - limit} more"] if len(lines) > limit else []
+    return [f"  {mark} {line}" for line in lines[:limit]] + more

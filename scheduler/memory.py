@@ -1,0 +1,333 @@
+"""Who holds how much memory, and when: by storage, so that views, in-place results and shape-only operands count as they are.
+
+An *instance* is one storage of one micro-batch. It is taken by the op that gives it and let go once its last reader, through any
+alias, is done; with no reader, once that op is done. Operands of which only the shape is read hold nothing. Persistable storages
+are there all the time, counted once (`base`). Inputs are there from the start of the step, outputs (`shadow_output`,
+`set_parameter`) stay to its end. A vector holds no memory of its own beside its tensors. A tensor of unknown size counts as
+nothing and is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from interlace.ir import ABSENT, Graph, Op, Program
+from interlace.ir.kinds import COMBINE, DATA, SET_PARAMETER, SHADOW_OUTPUT, SPLIT
+from interlace.scheduler.variants import variants
+
+Ints = npt.NDArray[np.int64]
+Pool = Literal["device", "pinned"]
+END = 1 << 61
+"""The end of the step as a time: later than any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """When an executor takes and returns memory.
+
+    Attributes:
+        take: `start` of the op on its stream, or `issue` by the host.
+        give: `end` of the last reader; or `issue` of the last reader, where all readers run on the giver's stream (that stream's
+            pool may hand it out again to a later op of the stream), else the end of the last reader on another stream.
+    """
+
+    take: Literal["start", "issue"] = "start"
+    give: Literal["end", "issue"] = "end"
+
+
+IDEAL = Place()
+"""No op holds memory before it runs, and none after its last reader."""
+GPU = Place("issue", "issue")
+"""Paddle's GPU place: memory is taken at issue, and fast garbage collection returns it at issue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What the values given by one kind of op in one layer hold."""
+
+    layer: str
+    kind: str
+    size_bytes: int
+    count: int
+
+
+@dataclass(slots=True)
+class Storages:
+    """The storages of one form of the program; rows are storages that are not persistable.
+
+    Attributes:
+        giver: Op id that gives it. `[rows]`
+        size, pinned: Bytes; whether in host memory. `[rows]`
+        output: Stays to the end of the step. `[rows]`
+        reader_first, reader: Op ids that read it, the giver first. `[rows + 1]`
+        base: Bytes of persistable storages, by pool.
+        unknown: Ids of values of unknown size.
+    """
+
+    giver: Ints
+    size: Ints
+    pinned: npt.NDArray[np.bool_]
+    output: npt.NDArray[np.bool_]
+    reader_first: Ints
+    reader: Ints
+    base: dict[str, int]
+    unknown: list[int]
+
+
+def storages(program: Program) -> Storages:
+    """The table of a program; cost O(ops + operands)."""
+    graph = Graph(program)
+    cells = _Cells(graph)
+    base_value = {value.storage: value for value in reversed(program.values)}
+    base_value |= {value.id: value for value in program.values if value.id == value.storage}
+    lasting = {value.storage for value in program.values if value.persistable}
+    giver: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    kept: set[int] = set()
+    for op in program.ops:
+        for place in cells.given(op):
+            if place not in giver and place not in lasting:
+                giver[place] = op.id
+                readers[place] = [op.id]
+        read = {place for value in graph.reads(op) for place in cells.of(value)} & giver.keys()
+        if op.name in (SHADOW_OUTPUT, SET_PARAMETER):
+            kept |= read
+        else:
+            for place in read:
+                readers[place].append(op.id)
+    rows = list(giver)
+    sizes = [cells.size.get(place, base_value[place].size_bytes) for place in rows]
+    base = {"device": 0, "pinned": 0}
+    for place in lasting:
+        base[_pool(base_value[place].memory)] += max(0, base_value[place].size_bytes)
+    return Storages(
+        _ints([giver[p] for p in rows]), np.maximum(_ints(sizes), 0),
+        np.array([_pool(base_value[p].memory) == "pinned" for p in rows], np.bool_), np.array([p in kept for p in rows], np.bool_),
+        np.concatenate([[0], np.cumsum([len(readers[p]) for p in rows], dtype=np.int64)]).astype(np.int64),
+        _ints([r for p in rows for r in readers[p]]), base,
+        [base_value[p].id for p in [*rows, *sorted(lasting)] if base_value[p].size_bytes < 0 and p not in cells.size],
+    )  # fmt: skip
+
+
+def _pool(memory: str) -> Pool:
+    return "device" if memory == "device" else "pinned"
+
+
+class _Cells:
+    """Which storages a value stands for: a vector stands for those of its tensors."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.cells: dict[int, tuple[int, ...]] = {}
+        self.size: dict[int, int] = {}
+        for op in graph.program.ops:
+            if op.name == COMBINE:
+                places = tuple(p for v in op.operands if v != ABSENT for p in self.of(v))
+                self.cells[graph.values[op.results[0]].storage] = places
+            elif op.name == SPLIT:
+                self._split(op)
+
+    def of(self, value: int) -> tuple[int, ...]:
+        """Storages of a value."""
+        storage = self.graph.values[value].storage
+        return self.cells.get(storage, (storage,))
+
+    def given(self, op: Op) -> Iterable[int]:
+        """Storages that first exist when this op gives its results."""
+        if op.name in (COMBINE, SPLIT):
+            return ()
+        return [place for value in op.results for place in self.of(value)]
+
+    def _split(self, op: Op) -> None:
+        """Tensors of a vector that a kernel gave are the storages of the split's results, if those have their own."""
+        vector = self.graph.values[op.operands[0]]
+        own = tuple(self.graph.values[v].storage for v in op.results)
+        if vector.storage in self.cells:
+            known = self.cells[vector.storage]
+            if len(known) == len(own):
+                self.cells |= {place: (home,) for place, home in zip(own, known, strict=True) if place != home}
+        elif all(place != vector.storage for place in own):
+            self.cells[vector.storage] = own
+            self.size |= {place: max(0, element.size_bytes) for place, element in zip(own, vector.elements, strict=False)}
+
+
+@dataclass(slots=True)
+class Lives:
+    """Instances of one rank's step. All `[instances]`.
+
+    Attributes:
+        taken, given: When memory is taken and returned: times, or places in the issue order.
+        take_tie, give_tie: What comes first at one moment; returns in front of takes, then in issue order.
+        size, pinned: Bytes; whether in host memory.
+        giver, micro_batch: The op that gives it, for which micro-batch.
+    """
+
+    taken: Ints
+    given: Ints
+    take_tie: Ints
+    give_tie: Ints
+    size: Ints
+    pinned: npt.NDArray[np.bool_]
+    giver: Ints
+    micro_batch: Ints
+
+    def pool(self, pool: Pool) -> Lives:
+        """The instances of one kind of memory."""
+        chosen = self.pinned == (pool == "pinned")
+        return Lives(*(getattr(self, name)[chosen] for name in Lives.__slots__))
+
+
+@dataclass(slots=True)
+class Profile:
+    """Memory of one rank over a step.
+
+    Attributes:
+        program, lives: What it was made from.
+        base: Bytes of persistable storages, by pool.
+        unknown: Ids of values of unknown size, counted as nothing.
+    """
+
+    program: Program
+    lives: Lives
+    base: dict[str, int]
+    unknown: list[int] = field(default_factory=list)
+
+    def curve(self, pool: Pool = "device") -> tuple[Ints, Ints]:
+        """Moments in order, and the bytes held from each on; outputs are never returned."""
+        lives = self.lives.pool(pool)
+        order = _order(lives)
+        change = np.concatenate([lives.size, -lives.size])[order]
+        when = np.concatenate([lives.taken, lives.given])[order]
+        inside = when < END
+        return np.r_[0, when[inside]], self.base[pool] + np.r_[0, np.cumsum(change[inside])]
+
+    def peak(self, pool: Pool = "device") -> int:
+        """Most bytes held at one moment."""
+        return int(self.curve(pool)[1].max())
+
+    def at_peak(self, pool: Pool = "device") -> list[Holding]:
+        """Who holds the memory at the first moment of the peak, largest first; persistable storages are `parameters`."""
+        lives = self.lives.pool(pool)
+        order = _order(lives)
+        turn = np.empty(len(order), np.int64)
+        turn[order] = np.arange(len(order))
+        now = int(self.curve(pool)[1].argmax()) - 1
+        there = (turn[: len(lives.size)] <= now) & (turn[len(lives.size) :] > now)
+        ops = {op.id: op for op in self.program.ops}
+        found: dict[tuple[str, str], list[int]] = {}
+        for giver, size in zip(lives.giver[there].tolist(), lives.size[there].tolist(), strict=True):
+            found.setdefault((ops[giver].layer, ops[giver].kind), []).append(size)
+        if self.base[pool]:
+            found["", "parameters"] = [self.base[pool]]
+        holdings = [Holding(layer, kind, sum(sizes), len(sizes)) for (layer, kind), sizes in found.items() if sum(sizes)]
+        return sorted(holdings, key=lambda h: (-h.size_bytes, h.layer, h.kind))
+
+
+def _order(lives: Lives) -> Ints:
+    """Takes (the first half of the numbers) and returns (the second half) in the order in which they happen."""
+    return np.lexsort((np.concatenate([lives.take_tie, lives.give_tie]), np.concatenate([lives.taken, lives.given])))
+
+
+def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, place: Place = IDEAL) -> Profile:
+    """Memory of a rank whose items were issued, started and ended at these times; arrays in issue order of its jobs."""
+    planner = OrderMemory(program)
+    items = _items(program)
+    taken = start if place.take == "start" else issue
+    lives = planner.lives(items, taken, end) if place.give == "end" else planner.lives(items, taken, issue, end, stream)
+    return Profile(program, lives, planner.base, planner.unknown)
+
+
+def in_order(program: Program, items: Sequence[tuple[int, int]] | Ints | None = None) -> Profile:
+    """Memory of an executor that runs one item after the other, as Paddle's does on the CPU; moments are places in the order."""
+    planner = OrderMemory(program)
+    order = _items(program) if items is None else np.asarray(items, np.int64).reshape(-1, 2)
+    return Profile(program, planner.order_lives(order), planner.base, planner.unknown)
+
+
+def peak(program: Program) -> list[Holding]:
+    """Who holds what at the peak of the device memory when items run one after the other."""
+    return in_order(program).at_peak()
+
+
+def _items(program: Program) -> Ints:
+    return np.array([item for job in program.jobs for item in job.items], np.int64).reshape(-1, 2)
+
+
+class OrderMemory:
+    """A program's tables, made once, for judging many orders of its items.
+
+    Which copies each micro-batch skips is taken from the program's jobs; orders given later hold the same items.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.forms = [(storages(variant.program), variant.micro_batches) for variant in variants(program)]
+        self.base = self.forms[0][0].base
+        self.unknown = self.forms[0][0].unknown
+        self.inputs = _ints(sorted(op.id for op in program.ops if op.name == DATA))
+        self.num_ids = 1 + max((op.id for op in program.ops), default=-1)
+
+    def peak(self, items: Sequence[tuple[int, int]] | Ints, pool: Pool = "device") -> int:
+        """Most bytes held at one moment when `(op, micro-batch)` items run one after the other; cost O(items + storages)."""
+        order = np.asarray(items, np.int64).reshape(-1, 2)
+        lives = self.order_lives(order)
+        mine = lives.pinned == (pool == "pinned")
+        change = np.zeros(len(order) + 2, np.int64)
+        np.add.at(change, lives.taken[mine], lives.size[mine])
+        np.add.at(change, np.minimum(lives.given[mine], len(order) + 1), -lives.size[mine])
+        return self.base[pool] + int(np.cumsum(change)[:-1].max(initial=0))
+
+    def order_lives(self, order: Ints) -> Lives:
+        """Instances with moments counted in items."""
+        count = np.arange(len(order), dtype=np.int64)
+        return self.lives(order, count, count + 1)
+
+    def lives(self, items: Ints, taken: Ints, last: Ints, foreign: Ints | None = None, stream: Ints | None = None) -> Lives:
+        """Instances taken when their giver's `taken` comes, let go at the latest `last` of their readers.
+
+        With `foreign` and `stream`, a reader on another stream than the giver's counts with the later of `last` and `foreign`.
+        """
+        rows: list[Lives] = []
+        for table, micro_batches in self.forms:
+            for micro_batch in micro_batches:
+                place = np.full(self.num_ids, -1, np.int64)
+                mine = np.flatnonzero(items[:, 1] == micro_batch)
+                place[items[mine, 0]] = mine
+                rows.append(self._instances(table, place, micro_batch, taken, last, foreign, stream))
+        return Lives(*(np.concatenate([getattr(row, name) for row in rows]) for name in Lives.__slots__))
+
+    def _instances(self, table: Storages, place: Ints, micro_batch: int, taken: Ints, last: Ints, foreign: Ints | None,
+                   stream: Ints | None) -> Lives:  # fmt: skip
+        at = place[table.giver]
+        reads = place[table.reader]
+        ends = np.where(reads >= 0, last[reads], 0)
+        away = np.zeros(len(reads), np.bool_)
+        if foreign is not None and stream is not None:
+            home = np.repeat(at, np.diff(table.reader_first))
+            away = (reads >= 0) & (home >= 0) & (stream[reads] != stream[home])
+            ends = np.where(away, np.maximum(ends, foreign[reads]), ends)
+        given, last_read = (_most(column, table.reader_first) for column in (ends, reads))
+        is_input = np.isin(table.giver, self.inputs)
+        there = (at >= 0) | (is_input & (last_read >= 0))
+        begin = np.where(is_input, 0, taken[at])
+        given = np.maximum(given, begin)
+        by_issue = np.zeros(len(at), np.bool_) if foreign is None else ~_most(away, table.reader_first).astype(np.bool_)
+        tie = np.where((given == begin) | by_issue, 2 * last_read + 2, 0)
+        given = np.where(table.output, END, given)
+        return Lives(
+            begin[there], given[there], 2 * at[there] + 1, tie[there], table.size[there], table.pinned[there],
+            table.giver[there], np.full(int(there.sum()), micro_batch, np.int64),
+        )  # fmt: skip
+
+
+def _most(column: npt.NDArray[Any], first: Ints) -> Ints:
+    """The greatest entry of each row; every row has one."""
+    return np.maximum.reduceat(column, first[:-1]).astype(np.int64) if len(first) > 1 else np.empty(0, np.int64)
+
+
+def _ints(numbers: Sequence[int]) -> Ints:
+    return np.array(numbers, np.int64)

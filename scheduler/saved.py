@@ -1,0 +1,229 @@
+"""What lives from forward to backward, and how: which values could leave the device meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from interlace.ir import ABSENT, Graph, Op, Program, Value
+from interlace.ir.graph import written_operands
+from interlace.ir.kinds import COMBINE, PARAMETER, SPLIT, is_boundary, is_comm, is_copy, is_random
+
+Reason = Literal[
+    "parameter", "persistable", "input", "output", "on-host", "vector", "unknown-size", "no-buffer", "recomputed",
+    "optimizer-read", "overwritten", "alias", "nested-block", "integer", "below-floor", "other-module", "opted-out",
+    "kept", "at-once", "one-job", "capped",
+]  # fmt: skip
+"""Why a value, or one micro-batch of it, stays on the device."""
+
+REASONS: dict[Reason, str] = {
+    "parameter": "shares the memory of a parameter",
+    "persistable": "lives across steps (optimizer state, buffers)",
+    "input": "shares the memory of an input, which stays for the step",
+    "output": "is an output of the program",
+    "on-host": "is in host memory already",
+    "vector": "is, or is held in, a vector of tensors",
+    "unknown-size": "has a size that is unknown before it runs",
+    "no-buffer": "only its shape is read in backward, it is freed in forward as it is",
+    "recomputed": "is made again in backward",
+    "optimizer-read": "is read by the optimizer",
+    "overwritten": "is overwritten in place after the backward's value was made",
+    "alias": "shares memory with another saved value that no view operation can remake",
+    "nested-block": "the program has nested blocks, which may read it unseen",
+    "integer": "is no floating-point value (include_integers moves them)",
+    "below-floor": "is smaller than min_bytes",
+    "other-module": "is of a module that was not chosen",
+    "opted-out": "was opted out",
+    "kept": "stays on the device as chosen (fraction, keep_bytes, or the budget holds without it)",
+    "at-once": "its backward follows before the copy out and back could be done",
+    "one-job": "no job boundary lies between the copy out and its reader",
+    "capped": "max_in_flight leaves no room for the copy in time",
+}
+RECOMPUTED = "bwd_recompute_id"
+"""Attribute that Paddle's recompute pass puts on the operations it repeats in backward."""
+KEEP = "keep_on_device"
+"""Attribute by which a single call opts out: what the operation gives is never moved."""
+
+
+class Rebuilt(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Another saved value of the same storage, and the forward view operations that lead to it from the copied one."""
+
+    value: int
+    ops: tuple[int, ...]
+
+
+class Saved(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One storage that forward fills and backward reads.
+
+    Attributes:
+        value: The value that a copy carries; of several saved ones the one that the others are views of.
+        storage: Its storage.
+        size_bytes: What a copy carries.
+        freed_bytes: What leaving frees: the storage, which may be larger than a view of it.
+        producer: The operation that gives the value.
+        before: Forward operations that give or read the storage's contents; a copy out comes behind all of them.
+        readers: Backward operations that read its contents; a copy back comes before all of them.
+        rebuilt: Saved aliases, to be remade from what comes back.
+    """
+
+    value: int
+    storage: int
+    size_bytes: int
+    freed_bytes: int
+    producer: int
+    before: tuple[int, ...]
+    readers: tuple[int, ...]
+    rebuilt: tuple[Rebuilt, ...] = ()
+
+
+class Skipped(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A value that stays, the bytes it has (-1: unknown), and why."""
+
+    value: int
+    size_bytes: int
+    reason: Reason
+
+
+@dataclass(slots=True)
+class Census:
+    """All that crosses from forward to backward, in the order it is made."""
+
+    saved: list[Saved] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+def census(program: Program) -> Census:
+    """Find what crosses from forward to backward; cost O(values + operands).
+
+    Storages are looked at whole: a value is movable only if everything that shares its memory lets go of it.
+    """
+    return _Census(program).run()
+
+
+class _Census:
+    def __init__(self, program: Program) -> None:
+        self.graph = Graph(program)
+        self.found = Census()
+        self.nested = any(op.num_blocks for op in program.ops if op.role != "optimize")
+        self.in_vector = _in_saved_vectors(self.graph)
+
+    def run(self) -> Census:
+        for members in self.graph.aliases.values():
+            made = [self.graph.values[v] for v in members if v in self.graph.producer]
+            crossing = [v for v in made if self._crosses(v)]
+            if crossing:
+                self._storage(made, crossing)
+            else:
+                self._skip([v for v in made if self._is_recomputed(v)], "recomputed")
+        self.found.saved.sort(key=lambda s: (self.graph.position[s.producer], s.value))
+        return self.found
+
+    def _storage(self, made: list[Value], crossing: list[Value]) -> None:
+        read = [v for v in crossing if self._backward_reads(v.id)]
+        reason = self._held(made) or self._unmovable(made, read)
+        base, rebuilt = self._base(made, read) if not reason else (None, ())
+        if reason or base is None:
+            self._skip(crossing, reason or "alias")
+            return
+        roles = self._users(made)
+        first = self.graph.producer[base.id]
+        whole = self.graph.values.get(base.storage, base).size_bytes
+        self.found.saved.append(Saved(base.id, base.storage, base.size_bytes, max(whole, base.size_bytes), first,
+                                      roles["forward"], roles["backward"], rebuilt))  # fmt: skip
+
+    # What else holds the memory, so that moving a copy away would free nothing.
+    def _held(self, made: list[Value]) -> Reason | None:
+        makers = [self.graph.ops[self.graph.producer[v.id]] for v in made]
+        users = [op for v in made for op in self.graph.user_ops(v.id)]
+        checks: tuple[tuple[bool, Reason], ...] = (
+            (any(op.name == PARAMETER for op in makers), "parameter"),
+            (any(v.persistable for v in made), "persistable"),
+            (any(is_boundary(op) for op in makers), "input"),
+            (any(is_boundary(op) for op in users), "output"),
+            (any(v.memory != "device" for v in made), "on-host"),
+            (any(v.dtype == "vector" or v.storage in self.in_vector for v in made), "vector"),
+            (any(op.role == "optimize" for op in users), "optimizer-read"),
+            (any(op.attrs.get(KEEP, False) for op in makers), "opted-out"),
+        )
+        return next((reason for holds, reason in checks if holds), None)
+
+    def _unmovable(self, made: list[Value], read: list[Value]) -> Reason | None:
+        if not read:
+            return "no-buffer"
+        if any(v.size_bytes < 0 for v in made):
+            return "unknown-size"
+        if self.nested:
+            return "nested-block"
+        last = self._last_overwrite(made)
+        return "overwritten" if any(self.graph.position[self.graph.producer[v.id]] < last for v in read) else None
+
+    def _last_overwrite(self, made: list[Value]) -> int:
+        ids = {v.id for v in made}
+        users = (op for v in made for op in self.graph.user_ops(v.id) if op.role == "forward")
+        return max((self.graph.position[op.id] for op in users if written_operands(op) & ids), default=-1)
+
+    def _base(self, made: list[Value], read: list[Value]) -> tuple[Value | None, tuple[Rebuilt, ...]]:
+        by_position = sorted(made, key=lambda v: self.graph.position[self.graph.producer[v.id]])
+        first_read = next(v for v in by_position if v in read)
+        for base in (first_read, by_position[0]):
+            paths = [(v.id, self._path(base.id, v.id)) for v in read if v is not base]
+            if all(path is not None for _, path in paths):
+                return base, tuple(Rebuilt(v, path) for v, path in paths if path is not None)
+        return None, ()
+
+    def _path(self, base: int, value: int) -> tuple[int, ...] | None:
+        ops: list[int] = []
+        while value != base:
+            op = self.graph.ops[self.graph.producer[value]]
+            source = next((op.operands[k] for r, k in op.views if op.results[r] == value), None)
+            if source is None or not self._can_repeat(op, source):
+                return None
+            ops.append(op.id)
+            value = source
+        return tuple(reversed(ops))
+
+    def _can_repeat(self, op: Op, source: int) -> bool:
+        others = [v for v in op.operands if v not in (ABSENT, source)]
+        pure = not (op.inplace or op.num_blocks or is_comm(op) or is_random(op) or is_copy(op))
+        return pure and op.role == "forward" and all(is_constant(self.graph.ops[self.graph.producer[v]]) for v in others)
+
+    def _users(self, made: list[Value]) -> dict[str, tuple[int, ...]]:
+        users = {op.id: op for v in made for op in self.graph.user_ops(v.id) if v.id in self.graph.reads(op)}
+        makers = {self.graph.producer[v.id]: self.graph.ops[self.graph.producer[v.id]] for v in made}
+        every = sorted((users | makers).values(), key=lambda op: self.graph.position[op.id])
+        return {role: tuple(op.id for op in every if op.role == role) for role in ("forward", "backward")}
+
+    def _crosses(self, value: Value) -> bool:
+        return self._role(value) == "forward" and any(op.role == "backward" for op in self.graph.user_ops(value.id))
+
+    def _backward_reads(self, value_id: int) -> bool:
+        return any(op.role == "backward" and value_id in self.graph.reads(op) for op in self.graph.user_ops(value_id))
+
+    def _is_recomputed(self, value: Value) -> bool:
+        return RECOMPUTED in self.graph.ops[self.graph.producer[value.id]].attrs and bool(self.graph.users.get(value.id))
+
+    def _role(self, value: Value) -> str:
+        return self.graph.ops[self.graph.producer[value.id]].role
+
+    def _skip(self, values: Iterable[Value], reason: Reason) -> None:
+        self.found.skipped += [Skipped(v.id, v.size_bytes, reason) for v in values]
+
+
+def is_constant(op: Op) -> bool:
+    """Whether repeating the operation gives the same value: it reads nothing and draws nothing."""
+    return not (op.operands or is_boundary(op) or is_random(op) or is_comm(op) or op.num_blocks)
+
+
+def _in_saved_vectors(graph: Graph) -> set[int]:
+    """Storages held in a vector that backward reads: combined into it, or split from it."""
+    held: set[int] = set()
+    for op in graph.program.ops:
+        if op.name in (COMBINE, SPLIT) and op.role == "forward":
+            vector = op.results[0] if op.name == COMBINE else op.operands[0]
+            if any(user.role == "backward" for user in graph.user_ops(vector)):
+                parts = op.operands if op.name == COMBINE else op.results
+                held |= {graph.values[v].storage for v in parts if v != ABSENT}
+    return held

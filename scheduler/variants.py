@@ -1,0 +1,61 @@
+"""The program as each micro-batch runs it: a copy that no job holds for a micro-batch gives its operand there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from interlace.ir import Op, Program, Value
+from interlace.ir.kinds import is_copy
+
+
+@dataclass(slots=True)
+class Variant:
+    """One form of the program and the micro-batches that run it.
+
+    Attributes:
+        program: Without the copies that those micro-batches skip, every reader of a skipped copy reading its operand.
+        micro_batches: In ascending order.
+    """
+
+    program: Program
+    micro_batches: list[int]
+
+
+def variants(program: Program) -> list[Variant]:
+    """The forms in which micro-batches run, the one of micro-batch 0 first; cost O(items + ops x forms)."""
+    copies = [op for op in program.ops if is_copy(op) and op.role != "optimize"]
+    groups: dict[frozenset[int], list[int]] = {}
+    wanted = {op.id for op in copies}
+    present = {item for job in program.jobs for item in job.items if item[0] in wanted} if wanted else set()
+    for micro_batch in range(max(1, program.pipeline.num_micro_batches)):
+        absent = frozenset(op.id for op in copies if (op.id, micro_batch) not in present)
+        groups.setdefault(absent, []).append(micro_batch)
+    return [Variant(without(program, absent), members) for absent, members in groups.items()]
+
+
+def without(program: Program, absent: frozenset[int]) -> Program:
+    """The program with some copies taken as identities: their results, and all that share memory with them, are their operand."""
+    if not absent:
+        return program
+    storage = {value.id: value.storage for value in program.values}
+    renamed: dict[int, int] = {}
+    moved: dict[int, int] = {}
+    kept: list[Op] = []
+    for op in program.ops:
+        operands = tuple(renamed.get(v, v) for v in op.operands)
+        if op.id in absent:
+            renamed[op.results[0]] = operands[0]
+            home = storage[operands[0]]
+            moved[storage[op.results[0]]] = moved.get(home, home)
+        else:
+            kept.append(op if operands == op.operands else msgspec.structs.replace(op, operands=operands))
+    values = [_moved(value, moved) for value in program.values if value.id not in renamed]
+    return program.with_ops(kept, values)
+
+
+def _moved(value: Value, moved: dict[int, int]) -> Value:
+    if value.storage not in moved:
+        return value
+    return msgspec.structs.replace(value, storage=moved[value.storage])
