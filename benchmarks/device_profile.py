@@ -39,11 +39,22 @@ HIDDEN, HEADS, FFN, VOCAB, BF16 = 4096, 32, 16384, 32000, "bfloat16"
 Timed = tuple[str, str, dict[str, int], int, float, float]
 """kind, dtype, dims, bytes, microseconds, spread in microseconds."""
 CATEGORIES = {
-    "gemm_fc1": "gemm:fc1", "gemm_fc2": "gemm:fc2", "gemm_qkv": "gemm:qkv", "gemm_proj": "gemm:proj", "gemm_fc1_dw": "gemm:dw",
-    "gelu": "memory:gelu", "gelu_grad": "memory:gelu_grad", "add": "memory:add", "layer_norm": "memory:layer_norm",
-    "layer_norm_grad": "memory:layer_norm_grad", "grad_accumulate": "memory:grad_accumulate", "softmax_fp32": "memory:softmax",
-    "attention": "attention", "attention_grad": "attention_grad",
-}  # fmt: skip
+    "gemm_fc1": "gemm:fc1",
+    "gemm_fc2": "gemm:fc2",
+    "gemm_qkv": "gemm:qkv",
+    "gemm_proj": "gemm:proj",
+    "gemm_fc1_dw": "gemm:dw",
+    "gelu": "memory:gelu",
+    "gelu_grad": "memory:gelu_grad",
+    "add": "memory:add",
+    "layer_norm": "memory:layer_norm",
+    "layer_norm_grad": "memory:layer_norm_grad",
+    "grad_accumulate": "memory:grad_accumulate",
+    "softmax_fp32": "memory:softmax",
+    "attention": "attention",
+    "attention_grad": "attention_grad",
+}
+"""Operations of the pairs files -> categories of the cost model."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -63,7 +74,10 @@ def timed(part: Part, dur_us: float, size_bytes: int = 0) -> Timed:
 
 
 def pair_ops(raw: dict[str, Any]) -> Iterator[Timed]:
-    """Operations alone in a pairs file. The probe gave `add`, `gelu_grad` and `layer_norm_grad` one tensor twice: it is read once."""
+    """Operations alone in a pairs file.
+
+    The probe gave `add`, `gelu_grad` and `layer_norm_grad` one tensor twice, which is read once.
+    """
     mp, seq, alone = raw["world"], raw["seq"], raw["alone_us"]
     for name, (k, n) in weights(mp).items():
         yield timed(gemm_part(1, seq, n, k, BF16), alone[f"gemm_{name}"])
@@ -204,8 +218,20 @@ def interference(pairs: list[dict[str, Any]]) -> tuple[Interference, ...]:
     for (op, beside, world, ctas), runs in groups.items():
         ops, sides = [a for a, _ in runs], [b for _, b in runs]
         k, n = weights(world).get(op.removeprefix("gemm_"), (0, 0))
-        found.append(Interference(CATEGORIES[op], beside, world, round(median(ops), 4), round(median(sides), 4), (min(ops), max(ops)),
-                                  (min(sides), max(sides)), ctas, len(runs), {"k": k, "n": n} if k else {}))  # fmt: skip
+        found.append(
+            Interference(
+                op=CATEGORIES[op],
+                beside=beside,
+                group_size=world,
+                stretch_op=round(median(ops), 4),
+                stretch_beside=round(median(sides), 4),
+                range_op=(min(ops), max(ops)),
+                range_beside=(min(sides), max(sides)),
+                ctas=ctas,
+                num_files=len(runs),
+                dims={"k": k, "n": n} if k else {},
+            )
+        )
     return tuple(sorted(found, key=lambda row: (row.beside, row.ctas, row.op, row.group_size)))
 
 
@@ -251,8 +277,8 @@ def build(pairs: list[dict[str, Any]], oracles: list[dict[str, Any]], single: di
             command="python benchmarks/device_profile.py",
             driver=meta["driver"].partition(",")[0],
             versions={"torch": meta["torch"], "cuda": meta["cuda"], "nccl": pairs[0]["nccl"]},
-            note="measured through PyTorch, whose kernels are not all Paddle's (attention: FlashAttention 2 in both); NVLink "
-            "multicast (NVLS) off; GPT-3 6.7B shapes; raw files in benchmarks/results/h200",
+            note="measured through PyTorch, whose kernels are not all Paddle's (attention: FlashAttention 2 in both); "
+            "NVLink multicast (NVLS) off; GPT-3 6.7B shapes; raw files in benchmarks/results/h200",
         ),
         ranks_per_host=8,
         memory_bytes=meta["memory_bytes"],
@@ -262,12 +288,12 @@ def build(pairs: list[dict[str, Any]], oracles: list[dict[str, Any]], single: di
         vector_flops=vector,
         memory_rate=Peak(rate_of(single, "add", BF16), "measured", "read plus written, add of 67 M bfloat16"),
         host=HostCosts(
-            3000,
-            13000,
-            "derived",
-            "middle of 1 to 5 us an op, and 13 us a job without event garbage collection, measured "
-            "through Paddle 3.3.1's CPU place, not on this machine",
-        ),  # fmt: skip
+            op_ns=3000,
+            job_ns=13000,
+            source="derived",
+            note="middle of 1 to 5 us an op, and 13 us a job without event garbage collection, measured through "
+            "Paddle 3.3.1's CPU place, not on this machine",
+        ),
         ops=merge_ops([*ops, *single_ops(single)]),
         collectives=collectives,
         p2p=p2p,

@@ -11,6 +11,8 @@ from interlace.cost_model.profile import CommSample, CopySample, DeviceProfile
 
 SIZE_ERROR = 0.10
 """Expected error at a size between or near measured ones (the H200's all-reduces differ by 6 % between two runs)."""
+BEYOND_ERROR = 0.30
+"""... at a size outside the measured ones, from the fitted latency and bandwidth."""
 GROUP_ERROR = 0.30
 """... at a group size that was not measured (all-reduce over 4 from over 2 on the H200: 20 % off)."""
 STAND_IN_ERROR = 0.50
@@ -85,7 +87,7 @@ class CommTimes:
         near = min(self._groups(source), key=lambda n: (abs(log(n / ranks)), n))
         dur_ns, exact = self._line(source, near, size_bytes)
         scale = traffic(kind, ranks) / traffic(source, near)
-        error, notes = self._errors.get((source, near, size_bytes), SIZE_ERROR), []
+        error, notes = self._error(source, near, size_bytes), []
         if near != ranks:
             error, notes = GROUP_ERROR, [f"derived: over {near} ranks, scaled by ring traffic to {ranks}"]
         if source != kind:
@@ -93,6 +95,11 @@ class CommTimes:
         if source in self._unlimited:
             notes.append("measured without the limit on CTAs only")
         return Found(dur_ns * scale, exact and not notes, error, "; ".join(notes) or f"{kind} over {ranks} ranks")
+
+    def _error(self, kind: str, ranks: int, size_bytes: int) -> float:
+        sizes = [size for size, _ in self._points[kind, ranks]]
+        inside = min(sizes) <= size_bytes <= max(sizes)
+        return self._errors.get((kind, ranks, size_bytes), SIZE_ERROR if inside else BEYOND_ERROR)
 
     def _groups(self, kind: str) -> list[int]:
         return [ranks for name, ranks in self._points if name == kind]
@@ -133,8 +140,8 @@ class CopyTimes:
         for sample in samples:
             if sample.size_bytes == size_bytes:
                 return Found(sample.dur_ns, True, sample.spread_ns / sample.dur_ns, note)
-        dur_ns = Curve((s.size_bytes, s.dur_ns) for s in samples).at(size_bytes)
-        return Found(dur_ns, False, SIZE_ERROR, note)
+        curve = Curve((s.size_bytes, s.dur_ns) for s in samples)
+        return Found(curve.at(size_bytes), False, SIZE_ERROR if curve.inside(size_bytes) else BEYOND_ERROR, note)
 
     def bytes_per_s(self, direction: str) -> float:
         """Rate of the largest measured copy; 0 where none was measured."""

@@ -8,45 +8,66 @@ from __future__ import annotations
 
 from interlace.ir.kinds import ALL_REDUCES, BOUNDARY, NO_KERNEL
 
-GEMMS = frozenset({"matmul", "bmm", "mm", "addmm", "baddbmm", "linear", "linear_v2", "fc", "fused_gemm_epilogue",
-                   "gemm_epilogue", "fused_linear_param_grad_add", "legacy_matmul", "matmul_with_flatten"})  # fmt: skip
-ATTENTIONS = frozenset({"flash_attn", "flash_attn_v3", "flash_attn_qkvpacked", "flashmask_attention", "flashmask_attention_v2",
-                        "memory_efficient_attention", "fused_dot_product_attention", "scaled_dot_product_attention"})  # fmt: skip
-ELEMENTWISE = frozenset({
-    "abs", "add", "add_n", "assign", "assign_value", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "c_identity",
-    "cast", "ceil", "celu", "clip", "copysign", "copy_to", "cos", "divide", "dropout", "elementwise_pow", "elu", "equal", "erf",
-    "exp", "expm1", "fill", "floor", "floor_divide", "fmax", "fmin", "full", "full_like", "full_with_tensor", "fused_bias_act",
-    "fused_dropout_add", "fused_elementwise_add", "fused_elementwise_div", "fused_elementwise_mul", "fused_elementwise_sub",
-    "fused_partial_rope", "fused_rotary_position_embedding", "gaussian", "gelu", "greater_equal", "greater_than",
-    "hardsigmoid", "hardswish", "hardtanh", "increment", "isfinite", "isinf", "isnan", "label_smooth", "leaky_relu", "lerp",
-    "less_equal", "less_than", "log", "log10", "log1p", "log2", "logical_and", "logical_not", "logical_or", "logical_xor",
-    "logsigmoid", "masked_fill", "maximum", "minimum", "mish", "multiply", "not_equal", "one_hot", "ones",
-    "ones_like", "pow", "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "scale", "selu", "sigmoid",
-    "sigmoid_cross_entropy_with_logits", "sign", "silu", "sin", "softplus", "softsign", "sqrt", "square", "stanh", "subtract",
-    "swiglu", "swish", "tan", "tanh", "tril", "triu", "trunc", "truncated_gaussian_random", "uniform", "where", "zeros",
-    "zeros_like", "bernoulli", "randint", "arange", "divide_scalar", "div_scale",
+GEMMS = frozenset({
+    "addmm", "baddbmm", "bmm", "fc", "fused_gemm_epilogue", "fused_linear_param_grad_add", "gemm_epilogue",
+    "legacy_matmul", "linear", "linear_v2", "matmul", "matmul_with_flatten", "mm",
 })  # fmt: skip
-MOVES = frozenset({"as_strided", "broadcast_tensors", "c_split", "coalesce_tensor", "concat", "contiguous", "crop", "expand",
-                   "expand_as", "flatten", "flip", "index_add", "index_put", "masked_select", "pad", "pad3d", "reshape", "roll",
-                   "reverse", "scatter", "scatter_nd_add", "set_value", "set_value_with_tensor", "split", "split_with_num",
-                   "squeeze", "stack", "tile", "unbind", "unsqueeze", "unstack", "view_dtype", "view_shape", "view_slice",
-                   "repeat_interleave", "put_along_axis"})  # fmt: skip
-PICKS = frozenset({"c_embedding", "embedding", "gather", "gather_nd", "index_sample", "index_select", "slice", "strided_slice",
-                   "take_along_axis"})  # fmt: skip
+ATTENTIONS = frozenset({
+    "flash_attn", "flash_attn_qkvpacked", "flash_attn_v3", "flashmask_attention", "flashmask_attention_v2",
+    "fused_dot_product_attention", "memory_efficient_attention", "scaled_dot_product_attention",
+})  # fmt: skip
+ELEMENTWISE = frozenset({
+    "abs", "add", "add_n", "arange", "assign", "assign_value", "bernoulli", "bitwise_and", "bitwise_not",
+    "bitwise_or", "bitwise_xor", "c_identity", "cast", "ceil", "celu", "clip", "copy_to", "copysign", "cos",
+    "div_scale", "divide", "divide_scalar", "dropout", "elementwise_pow", "elu", "equal", "erf", "exp", "expm1",
+    "fill", "floor", "floor_divide", "fmax", "fmin", "full", "full_like", "full_with_tensor", "fused_bias_act",
+    "fused_dropout_add", "fused_elementwise_add", "fused_elementwise_div", "fused_elementwise_mul",
+    "fused_elementwise_sub", "fused_partial_rope", "fused_rotary_position_embedding", "gaussian", "gelu",
+    "greater_equal", "greater_than", "hardsigmoid", "hardswish", "hardtanh", "increment", "isfinite", "isinf",
+    "isnan", "label_smooth", "leaky_relu", "lerp", "less_equal", "less_than", "log", "log10", "log1p", "log2",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "logsigmoid", "masked_fill", "maximum", "minimum",
+    "mish", "multiply", "not_equal", "one_hot", "ones", "ones_like", "pow", "randint", "reciprocal", "relu",
+    "relu6", "remainder", "round", "rsqrt", "scale", "selu", "sigmoid", "sigmoid_cross_entropy_with_logits", "sign",
+    "silu", "sin", "softplus", "softsign", "sqrt", "square", "stanh", "subtract", "swiglu", "swish", "tan", "tanh",
+    "tril", "triu", "trunc", "truncated_gaussian_random", "uniform", "where", "zeros", "zeros_like",
+})  # fmt: skip
+MOVES = frozenset({
+    "as_strided", "broadcast_tensors", "c_split", "coalesce_tensor", "concat", "contiguous", "crop", "expand",
+    "expand_as", "flatten", "flip", "index_add", "index_put", "masked_select", "pad", "pad3d", "put_along_axis",
+    "repeat_interleave", "reshape", "reverse", "roll", "scatter", "scatter_nd_add", "set_value",
+    "set_value_with_tensor", "split", "split_with_num", "squeeze", "stack", "tile", "unbind", "unsqueeze",
+    "unstack", "view_dtype", "view_shape", "view_slice",
+})  # fmt: skip
+PICKS = frozenset({
+    "c_embedding", "embedding", "gather", "gather_nd", "index_sample", "index_select", "slice", "strided_slice",
+    "take_along_axis",
+})  # fmt: skip
 """Read no more of their first operand than they write."""
-TRANSPOSES = frozenset({"transpose", "fused_transpose_split_quant"})
-NORMS = frozenset({"layer_norm", "fast_ln", "fast_rms_norm", "rms_norm", "fused_rms_norm_ext", "group_norm", "batch_norm",
-                   "instance_norm", "fused_bias_residual_layernorm", "fused_bias_dropout_residual_layer_norm",
-                   "skip_layernorm", "norm"})  # fmt: skip
-SOFTMAXES = frozenset({"softmax", "log_softmax", "cross_entropy_with_softmax", "fused_softmax_mask",
-                       "fused_softmax_mask_upper_triangle", "logsumexp", "nll_loss"})  # fmt: skip
-REDUCTIONS = frozenset({"all", "amax", "amin", "any", "check_numerics", "clip_by_norm", "cumsum", "frobenius_norm", "isclose",
-                        "l1_norm", "max", "mean", "mean_all", "min", "p_norm", "prod", "reduce_as", "squared_l2_norm", "sum",
-                        "numel_sum", "equal_all", "allclose", "accuracy"})  # fmt: skip
-OPTIMIZERS = frozenset({"adam", "adamw", "adagrad", "adamax", "check_finite_and_unscale", "lamb", "merged_adam",
-                        "merged_momentum", "momentum", "rmsprop", "sgd", "update_loss_scaling"})  # fmt: skip
-VIEWS = frozenset({"reshape", "squeeze", "unsqueeze", "flatten", "view_shape", "view_dtype", "view_slice", "as_strided", "slice",
-                   "transpose", "split", "split_with_num", "assign", "share_data", "expand", "unbind"})  # fmt: skip
+TRANSPOSES = frozenset({
+    "fused_transpose_split_quant", "transpose",
+})  # fmt: skip
+NORMS = frozenset({
+    "batch_norm", "fast_ln", "fast_rms_norm", "fused_bias_dropout_residual_layer_norm",
+    "fused_bias_residual_layernorm", "fused_rms_norm_ext", "group_norm", "instance_norm", "layer_norm", "norm",
+    "rms_norm", "skip_layernorm",
+})  # fmt: skip
+SOFTMAXES = frozenset({
+    "cross_entropy_with_softmax", "fused_softmax_mask", "fused_softmax_mask_upper_triangle", "log_softmax",
+    "logsumexp", "nll_loss", "softmax",
+})  # fmt: skip
+REDUCTIONS = frozenset({
+    "accuracy", "all", "allclose", "amax", "amin", "any", "check_numerics", "clip_by_norm", "cumsum", "equal_all",
+    "frobenius_norm", "isclose", "l1_norm", "max", "mean", "mean_all", "min", "numel_sum", "p_norm", "prod",
+    "reduce_as", "squared_l2_norm", "sum",
+})  # fmt: skip
+OPTIMIZERS = frozenset({
+    "adagrad", "adam", "adamax", "adamw", "check_finite_and_unscale", "lamb", "merged_adam", "merged_momentum",
+    "momentum", "rmsprop", "sgd", "update_loss_scaling",
+})  # fmt: skip
+VIEWS = frozenset({
+    "as_strided", "assign", "expand", "flatten", "reshape", "share_data", "slice", "split", "split_with_num",
+    "squeeze", "transpose", "unbind", "unsqueeze", "view_dtype", "view_shape", "view_slice",
+})  # fmt: skip
 """Free where the capture says that the result shares its operand's memory."""
 FREE = NO_KERNEL | {name.rpartition(".")[2] for name in BOUNDARY} | {
     "share_data", "share_var", "nop", "depend", "shape", "shape64", "numel", "empty", "empty_like", "constant", "print",

@@ -118,7 +118,7 @@ def _stand_ins(category: str) -> tuple[str, ...]:
 
 
 def _first(rows: Iterable[Interference], field: str, names: tuple[str, ...]) -> tuple[list[Interference], str]:
-    """Rows of the first name that has any (a name that ends in `:` takes the whole class), and a note if it is a stand-in."""
+    """Rows of the first name that has any (`memory:` takes the whole class), and a note for a stand-in."""
     rows = list(rows)
     for name in dict.fromkeys(names):
         found = [r for r in rows if getattr(r, field) == name or (name.endswith(":") and getattr(r, field).startswith(name))]

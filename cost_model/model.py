@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-
 from interlace.cost_model.base import HOWS, Costs, Estimate, GivenCosts, Groups, How
 from interlace.cost_model.comm import CommTimes, CopyTimes, Found
 from interlace.cost_model.curves import Curve, check_error
@@ -14,11 +13,12 @@ from interlace.cost_model.families import FREE, REPRESENTATIVES
 from interlace.cost_model.interference import InterferenceTable, Stretch
 from interlace.cost_model.profile import DeviceProfile, OpSample
 from interlace.cost_model.work import Part, Values, work_of
+
 from interlace.ir.kinds import is_comm
 from interlace.ir.program import ABSENT, Op
 
 SAME_BYTES = 0.01
-"""A sample of equal dims answers exactly if its traffic is equal within this (scales, statistics and the like are left out)."""
+"""A sample of equal dims answers exactly if its traffic is equal within this (scales and statistics are left out)."""
 STAND_IN_ERROR = 0.4
 """Least expected error of a kind answered by another kind of its family (on the H200 members differ by 10 to 40 %)."""
 UNMEASURED_ERROR = 1.0
@@ -224,10 +224,9 @@ def _signature(op: Op, values: Values, groups: Groups) -> Any:
     )
     lives_on = bool(op.inplace and op.operands and op.operands[0] != ABSENT and values[op.operands[0]].persistable)
     same = tuple(op.operands.index(v) for v in op.operands)
-    attrs = tuple(op.attrs.get(name) for name in _ATTRS)
+    marks = (op.role == "backward", bool(op.views), bool(op.inplace), lives_on, op.num_blocks)
     ranks = groups[op.group].ranks if op.group in groups else op.group
-    return (op.name, op.role == "backward", tensors, same, op.no_buffer, bool(op.views), lives_on, bool(op.inplace), attrs, ranks,
-            op.num_blocks)  # fmt: skip
+    return op.name, tensors, same, op.no_buffer, marks, tuple(op.attrs.get(name) for name in _ATTRS), ranks
 
 
 def _sum(found: list[Estimate]) -> Estimate:

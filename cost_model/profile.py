@@ -185,8 +185,10 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
     if text.endswith(".json") or os.sep in text:
         return decode_profile(_read(Path(text)), text)
     if text not in profile_names():
-        raise ConfigError(f"no device profile {text!r}: expected one of {', '.join(profile_names())}, or a path to a .json file "
-                          "that `interlace calibrate -o FILE` wrote")  # fmt: skip
+        raise ConfigError(
+            f"no device profile {text!r}: expected one of {', '.join(profile_names())}, or a path to a .json file that "
+            "`interlace calibrate -o FILE` wrote"
+        )
     return decode_profile((resources.files("interlace.configs") / "devices" / f"{text}.json").read_bytes(), f"{text}.json")
 
 
@@ -195,8 +197,10 @@ def decode_profile(data: bytes, where: str) -> DeviceProfile:
     try:
         schema = msgspec.json.decode(data, type=_Header).interlace_profile
         if schema != SCHEMA:
-            raise ConfigError(f"{where}: profile layout {schema}, this version reads {SCHEMA}; measure again with "
-                              f"`interlace calibrate -o {where}`")  # fmt: skip
+            raise ConfigError(
+                f"{where}: profile layout {schema}, this version reads {SCHEMA}; measure again with "
+                f"`interlace calibrate -o {where}`"
+            )
         return msgspec.json.decode(data, type=DeviceProfile)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{where}: {error}; the fields are described in cost_model/profile.py") from error
@@ -232,16 +236,20 @@ def require_device(profile: DeviceProfile, actual_name: str, force: bool = False
     >>> require_device(load_profile("h200"), "nvidia h200")
     """
     if profile.device.casefold() != actual_name.strip().casefold() and not force:
-        raise ConfigError(f"the profile was measured on {profile.device!r}, this device is {actual_name!r}; measure this one "
-                          "with `interlace calibrate -o FILE`, or force the profile to plan for the other device")  # fmt: skip
+        raise ConfigError(
+            f"the profile was measured on {profile.device!r}, this device is {actual_name!r}; measure this one with "
+            "`interlace calibrate -o FILE`, or force the profile to plan for the other device"
+        )
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read as a device profile ({error.strerror}); expected a .json file that "
-                          f"`interlace calibrate -o {path}` wrote, or one of the names {', '.join(profile_names())}") from error  # fmt: skip
+        raise ConfigError(
+            f"{path}: cannot be read as a device profile ({error.strerror}); expected a .json file that "
+            f"`interlace calibrate -o {path}` wrote, or one of the names {', '.join(profile_names())}"
+        ) from error
 
 
 def _compact(value: object) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from interlace.cost_model.families import ATTENTIONS, COMM, FREE, GEMMS, PICKS, VIEWS, forward_kind, memory_family
+
 from interlace.ir.kinds import is_p2p, is_send
 from interlace.ir.program import ABSENT, DTYPE_BYTES, Op, Value
 
@@ -107,7 +108,7 @@ _RESHAPES = frozenset({"reshape", "squeeze", "unsqueeze", "flatten", "view_shape
 
 
 def _sample_kind(op: Op, values: Values) -> str:
-    """`add_` into a buffer that lives across steps is gradient accumulation, a kind of its own; so is one of mixed dtypes."""
+    """`add_` into a buffer that lives across steps is gradient accumulation, a kind of its own, also with mixed dtypes."""
     if op.kind != "add" or not op.inplace or ABSENT in op.operands or not values[op.operands[0]].persistable:
         return op.kind
     dtypes = {values[v].dtype for v in op.operands}
@@ -117,7 +118,7 @@ def _sample_kind(op: Op, values: Values) -> str:
 def _memory(op: Op, kind: str, family: str, values: Values) -> Part:
     tensors = [values[v] for v in (*op.operands, *op.results) if v != ABSENT and values[v].dtype not in ("vector", "null")]
     vectors = [values[v].elements[0] for v in (*op.operands, *op.results) if v != ABSENT and values[v].dtype == "vector"]
-    first = (tensors + vectors)[0] if tensors or vectors else None  # type: ignore[operator]
+    first = (tensors + vectors)[0] if tensors or vectors else None
     shape, dtype = (first.shape, first.dtype) if first else ((), "")
     if family in ("norm", "norm_grad", "softmax", "softmax_grad") and shape:
         dims = dims_of(rows=prod(shape[:-1]), cols=shape[-1])

@@ -54,7 +54,7 @@ def _add_parallel_options(g: argparse._ArgumentGroup) -> None:
         choices=("none", "FThenB", "1F1B", "VPP"),
         help="pipeline schedule; by default 1F1B where pp > 1, VPP where vpp > 1, and none elsewhere",
     )
-    g.add_argument("--micro-batches", type=int, default=1, help="micro-batches a step, of a pipeline schedule")
+    g.add_argument("--micro-batches", type=int, help="a step, of a pipeline schedule; by default 2 pp where pp > 1")
     g.add_argument("--gradient-accumulation", type=int, default=1, help="micro-batches a step, without a schedule")
     g.add_argument("--sequence-parallel", action="store_true", help="split the sequence over mp between matmuls")
     g.add_argument("--sharding-stage", type=int, choices=(0, 1, 2), default=0, help="of the optimizer, over dp")
@@ -82,6 +82,7 @@ def parse(p: argparse.ArgumentParser, presets: Presets, argv: Sequence[str] | No
     args = p.parse_args(argv)
     if args.schedule is None:
         args.schedule = "VPP" if args.vpp > 1 else "1F1B" if args.pp > 1 else "none"
+    args.micro_batches = args.micro_batches or (2 * args.pp if args.pp > 1 else 1)
     for wrong, message in _contradictions(args):
         if wrong:
             p.error(message)

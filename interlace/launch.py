@@ -194,9 +194,9 @@ def _explain(run: _Run) -> str:
     first = ordered[0]
     lines.append(f"log of rank {first}: {run.log_dir / f'rank{first}.log'}; its last lines:")
     lines.extend(f"    {line}" for line in _tail(run, first))
-    followers = sorted(set(known) - set(origins))
-    if followers:
-        lines.append(f"rank(s) {', '.join(map(str, followers))} then lost their peer and were ended")
+    others = [str(rank.rank) for rank in run.ranks if rank.rank not in origins]
+    if others:
+        lines.append(f"rank(s) {', '.join(others)} only lost their peer and were ended")
     return "\n".join(lines)
 
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from interlace.config import Config
-from interlace.cost_model import Costs
-from interlace.ir import Job, Program, save
-from interlace.ir.dump import SUFFIX
-from interlace.passes import PassReport
+from interlace.cost_model import CostModel, Costs, load_profile
+from interlace.errors import PlanError
+from interlace.ir import Job, Program, load, save
+from interlace.ir.dump import SUFFIX, write_whole
+from interlace.passes import Pass, PassReport, Pipeline, find_pass
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a plan was made, so that it can be made again: profile, options of each pass, order, and what each did."""
+
+    profile: str
+    options: dict[str, dict[str, Any]]
+    order: tuple[str, ...]
+    reports: tuple[PassReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +34,14 @@ class Plan:
         program: The program with its jobs.
         reports: What each pass did and declined.
         profile: Name of the device profile that was asked.
+        passes: The passes that ran, with their options.
     """
 
     captured: Program
     program: Program
     reports: tuple[PassReport, ...] = field(default=())
     profile: str = ""
+    passes: tuple[Pass, ...] = ()
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -41,10 +56,21 @@ class Plan:
         return "\n".join([head, *(report.text(limit) for report in self.reports)])
 
     def dump(self, path: str | Path) -> list[Path]:
-        """Write the captured and the planned program below a folder; gives the files' paths."""
-        folder = Path(path)
-        rank = self.program.rank
-        return [save(self.captured, folder / "captured" / f"rank{rank}{SUFFIX}"), save(self.program, folder / f"rank{rank}{SUFFIX}")]
+        """Write the planned program, the captured one and the options and reports below a folder; gives the files' paths."""
+        folder, name = Path(path), f"rank{self.program.rank}"
+        record = folder / "captured" / f"{name}.json"
+        write_whole(record, msgspec.json.format(msgspec.json.encode(self._record())) + b"\n")
+        return [save(self.program, folder / f"{name}{SUFFIX}"), save(self.captured, folder / "captured" / f"{name}{SUFFIX}"), record]
+
+    def summary(self) -> dict[str, object]:
+        """What each pass did, for machines."""
+        pipe = self.program.pipeline
+        return {"rank": self.program.rank, "stage": pipe.stage, "profile": self.profile, "ops": len(self.program.ops),
+                "jobs": len(self.program.jobs), "passes": [msgspec.to_builtins(report) for report in self.reports]}  # fmt: skip
+
+    def _record(self) -> Record:
+        options = {each.name: msgspec.to_builtins(each) for each in self.passes}
+        return Record(self.profile, options, tuple(each.name for each in self.passes), self.reports)
 
 
 def make_plan(program: Program, config: Config, cost: Costs, profile: str) -> Plan:
@@ -53,5 +79,29 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str) -> Pl
     Raises:
         InterlaceError: A pass cannot do what is asked; the program stays as it is.
     """
-    planned, reports = config.pipeline().run(program, cost)
-    return Plan(program, planned, tuple(reports), profile)
+    pipeline = config.pipeline()
+    planned, reports = pipeline.run(program, cost)
+    return Plan(program, planned, tuple(reports), profile, pipeline.passes)
+
+
+def replay(path: str | Path, name: str) -> tuple[Program, Program]:
+    """A plan's program before and after one of its passes, made again from what the plan's folder holds.
+
+    Raises:
+        PlanError: The file is no plan that `Plan.dump` wrote, or the pass is not one of its passes.
+    """
+    path = Path(path)
+    stem = path.name.partition(".")[0]
+    try:
+        record = msgspec.json.decode((path.parent / "captured" / f"{stem}.json").read_bytes(), type=Record)
+    except (OSError, msgspec.DecodeError) as error:
+        raise PlanError(f"{path}: no plan with its record in {path.parent / 'captured'} ({error}); expected a file that a plan wrote") from error
+    if name not in record.order:
+        raise PlanError(f"{path}: pass {name!r} did not run; those that did: {list(record.order)}")
+    passes = [msgspec.convert(record.options[each], find_pass(each)) for each in record.order[: record.order.index(name) + 1]]
+    cost = CostModel(load_profile(record.profile))
+    before = load(path.parent / "captured" / f"{stem}{SUFFIX}")
+    if passes[:-1]:
+        before, _ = Pipeline(tuple(passes[:-1])).run(before, cost)
+    after, _ = Pipeline((passes[-1],)).run(before, cost)
+    return before, after

@@ -1,24 +1,413 @@
-"""Order of operations inside a job that holds one backward and one forward. (first form)"""
+"""The order of operations inside a job that holds the backward of one micro-batch and the forward of another.
+
+Two forms (docs/decisions/002): `dx-first` runs backward's chain of input gradients first, so that the gradient leaves for the
+neighbour early, and keeps weight gradients as fillers for backward's and forward's collectives; `mixed` mixes both op by op.
+A list scheduler gives a first order, a seeded local search improves it on a small clock that knows interference.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+import random
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
-from interlace.ir import Op, Program
+from interlace.cost_model import Costs
+from interlace.cost_model.base import tables_of
+from interlace.errors import PlanError
+from interlace.ir import ABSENT, Graph, Op, Program, dependencies, describe
+from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_receive, is_send
+from interlace.scheduler.pair_clock import Clock, Node, Stretch, duration, serial_duration
+from interlace.scheduler.pair_memory import PairMemory
 
-if TYPE_CHECKING:
-    from interlace.cost_model import Costs
+Form = Literal["dx-first", "mixed"]
+Placed = tuple[str, int]
+SEARCH_WORK = 150_000
+"""Node visits the local search may spend; about half a second of host time."""
+CANDIDATES = 6
+"""Fillers the list scheduler looks at for each decision."""
+GRADIENT_SINKS = frozenset({"cast", "add", "scale", "assign", "reshape", "share_data", "concat", "split", "split_with_num",
+                            "combine", "slice", "clip", "full_int_array", "full"})  # fmt: skip
+"""Kinds through which a reduced gradient goes into its buffer; a collective with only these behind it reduces gradients."""
 
 
 class PairPlan(msgspec.Struct, frozen=True):
-    order: tuple[tuple[Literal["B", "F"], int], ...]
+    """The order of a pair's operations and what it should gain, simulated on one rank.
+
+    Attributes:
+        order: `(side, op id)`, side `B` for the backward micro-batch and `F` for the forward one.
+        serial_ns: Both in turn, communication exposed.
+        planned_ns: In this order.
+        comm_ns: Communication alone.
+        exposed_ns: Communication that compute waits for.
+        plain_peak_bytes, peak_bytes: Live memory at its highest, beyond what lives through the pair, both in turn and in this order.
+        note: Why the order is plain, where it is.
+    """
+
+    order: tuple[Placed, ...]
+    serial_ns: int
+    planned_ns: int
+    comm_ns: int
+    exposed_ns: int
+    plain_peak_bytes: int
+    peak_bytes: int
+    note: str = ""
 
     def text(self) -> str:
-        return f"{len(self.order)} ops"
+        """One line for reports."""
+        if self.note:
+            return self.note
+        hidden = 1 - self.exposed_ns / self.comm_ns if self.comm_ns else 0.0
+        return (f"{len(self.order)} ops, simulated {self.serial_ns / 1e6:.3f} -> {self.planned_ns / 1e6:.3f} ms "
+                f"({self.serial_ns / max(self.planned_ns, 1) - 1:+.1%}), {hidden:.0%} of communication under computation, "
+                f"live memory {self.plain_peak_bytes} -> {self.peak_bytes} bytes")  # fmt: skip
 
 
-def plan_pairs(program: Program, backward: Sequence[Op], forward: Sequence[Op], cost: Costs, form: str, allowance_bytes: int, max_ops: int) -> PairPlan:
-    return PairPlan(tuple(("B", op.id) for op in backward) + tuple(("F", op.id) for op in forward))
+def plan_pairs(program: Program, backward: Sequence[Op], forward: Sequence[Op], cost: Costs, form: Form,
+               allowance_bytes: int = 0, max_ops: int = 4000) -> PairPlan:  # fmt: skip
+    """Order a backward beside a forward.
+
+    Args:
+        program: Where they come from.
+        backward, forward: The operations of each, in program order.
+        cost: Times and interference.
+        form: `dx-first` or `mixed`.
+        allowance_bytes: Live memory allowed beyond both in turn.
+        max_ops: Above this many operations they stay in turn.
+
+    Returns:
+        A legal order: every dependency of each side, the order of each group's collectives within a side, receives of the
+        forward in front of sends of the backward (the neighbour sends in that order too).
+    """
+    pair = _Pair(program, backward, forward, cost)
+    plain = pair.plain()
+    if len(pair.all_ops) > max_ops:
+        return pair.result(plain, f"{len(pair.all_ops)} ops are more than max_ops_per_job {max_ops}: backward and forward stay in turn")
+    cap = pair.memory.peak(plain) + allowance_bytes
+    order = pair.within(cap, form)
+    return pair.result(order, "" if order != plain else "backward and forward stay in turn: no other order is faster within the memory")
+
+
+class _Pair:
+    """Both sides as nodes; free operations travel with the first operation that needs them."""
+
+    def __init__(self, program: Program, backward: Sequence[Op], forward: Sequence[Op], cost: Costs) -> None:
+        self.graph = Graph(program)
+        self.cost = cost
+        self.values, self.groups = tables_of(program)
+        self.all_ops: list[tuple[str, Op]] = [*(("B", op) for op in backward), *(("F", op) for op in forward)]
+        self.after = self._after(backward, forward)
+        self.free = {(side, op.id) for side, op in self.all_ops if op.kind in NO_KERNEL}
+        self.nodes: list[Node] = []
+        self.index: dict[Placed, int] = {}
+        chain = chain_ops(self.graph, backward)
+        for side, op in self.all_ops:
+            if (side, op.id) not in self.free:
+                self._node(side, op, side == "B" and op.id not in chain)
+        self.memory = PairMemory(self.graph, backward, forward)
+        self._stretches: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def _after(self, backward: Sequence[Op], forward: Sequence[Op]) -> dict[Placed, set[Placed]]:
+        after: dict[Placed, set[Placed]] = {}
+        for side, ops in (("B", backward), ("F", forward)):
+            for op_id, before in dependencies(self.graph, ops).items():
+                after[side, op_id] = {(side, other) for other in before}
+        for op_id, other in self._shared_state(backward, forward):
+            after["F", op_id].add(("B", other))
+        sends = [op.id for op in backward if is_send(op)]
+        for op in forward:
+            if is_receive(op):
+                for send in sends:
+                    after["B", send].add(("F", op.id))
+        return after
+
+    def _shared_state(self, backward: Sequence[Op], forward: Sequence[Op]) -> Iterable[tuple[int, int]]:
+        """Forward operations that touch persistable state which backward writes, or the reverse: they stay behind it."""
+        touched = {}
+        for op in backward:
+            for value in (*op.operands, *op.results):
+                if value != ABSENT and self.graph.values[value].persistable:
+                    touched[self.graph.values[value].storage] = (op.id, bool(op.inplace) or touched.get(self.graph.values[value].storage, (0, False))[1])
+        for op in forward:
+            for value in op.operands:
+                if value != ABSENT and (found := touched.get(self.graph.values[value].storage)) and (found[1] or op.inplace):
+                    yield op.id, found[0]
+
+    def _node(self, side: str, op: Op, filler: bool) -> None:
+        dur = float(self.cost.op_time(op, self.values, self.groups).dur_ns)
+        stream = f"comm{op.group}" if is_comm(op) else ""
+        category = self.cost.category(op, self.values, self.groups)
+        deps = sorted({self.index[dep] for dep in self._real(side, op.id) if dep in self.index})
+        self.index[side, op.id] = len(self.nodes)
+        self.nodes.append(Node(op.id, side, dur, category, stream, deps, filler))
+
+    def _real(self, side: str, op_id: int) -> set[Placed]:
+        """What an operation comes after, with free operations replaced by what they come after."""
+        found: set[Placed] = set()
+        stack = [*self.after[side, op_id]]
+        while stack:
+            before = stack.pop()
+            if before in self.free:
+                stack += self.after[before]
+            else:
+                found.add(before)
+        return found
+
+    def stretch(self, category: str, beside: str) -> tuple[float, float]:
+        """Factors on both times while they run together."""
+        key = (category, beside)
+        if key not in self._stretches:
+            found = self.cost.stretch_between(category, beside)
+            self._stretches[key] = (found.op, found.beside)
+        return self._stretches[key]
+
+    def plain(self) -> list[Placed]:
+        """Backward, then forward; receives of the forward stand in front of the backward's sends."""
+        return self._spread(_receives_first(self.nodes))
+
+    def within(self, cap_bytes: int, form: Form) -> list[Placed]:
+        """The best order found whose live memory stays under a cap: less and less is held back until it does."""
+        plain = self.plain()
+        total = sum(node.filler for node in self.nodes)
+        start = self._time(_indices(plain, self.index))
+        for held in sorted({total, total // 2, total // 4, total // 8}, reverse=True):
+            order = self._search(self._list_order(form, held), form, cap_bytes)
+            placed = self._spread(order)
+            if self.memory.peak(placed) <= cap_bytes and self._time(order) < start:
+                return placed
+        return plain
+
+    def _time(self, order: Sequence[int]) -> float:
+        return duration(self.nodes, order, self.stretch)[0]
+
+    def _list_order(self, form: Form, max_held: int) -> list[int]:
+        return _ListScheduler(self.nodes, self.stretch, form, max_held).run()
+
+    def _search(self, order: list[int], form: Form, cap_bytes: int) -> list[int]:
+        """Seeded local search: short moves of one node, kept where the clock is faster and memory allows."""
+        rng = random.Random(7)
+        best, best_time = order, self._time(order)
+        legal = _Legal(self.nodes, form)
+        for _ in range(SEARCH_WORK // max(len(order), 1)):
+            moved = legal.move(best, rng)
+            if moved is None:
+                continue
+            time = self._time(moved)
+            if time < best_time - 0.5 and self.memory.peak(self._spread(moved)) <= cap_bytes:
+                best, best_time = moved, time
+        return best
+
+    def _spread(self, order: Sequence[int]) -> list[Placed]:
+        """Nodes in order with free operations in front of the first that needs them; those nobody needs come last."""
+        placed: list[Placed] = []
+        seen: set[Placed] = set()
+        for node in order:
+            self._emit((self.nodes[node].side, self.nodes[node].op), placed, seen)
+        for side, op in self.all_ops:
+            self._emit((side, op.id), placed, seen)
+        return placed
+
+    def _emit(self, item: Placed, placed: list[Placed], seen: set[Placed]) -> None:
+        stack = [item]
+        while stack:
+            top = stack[-1]
+            waiting = sorted(before for before in self.after[top] if before not in seen)
+            if top in seen:
+                stack.pop()
+            elif waiting:
+                stack += waiting
+            else:
+                seen.add(top)
+                placed.append(top)
+                stack.pop()
+
+    def result(self, order: list[Placed], note: str) -> PairPlan:
+        """The plan of an order; checks that it is legal."""
+        place = {item: k for k, item in enumerate(order)}
+        for item, before in self.after.items():
+            for other in before:
+                if place[other] > place[item]:
+                    op, first = self.graph.ops[item[1]], self.graph.ops[other[1]]
+                    raise PlanError(f"pair order puts {describe(op)} ({item[0]}) in front of {describe(first)} ({other[0]}), which it needs")
+        planned, exposed = duration(self.nodes, _indices(order, self.index), self.stretch)
+        comm = sum(node.dur for node in self.nodes if node.stream)
+        return PairPlan(tuple(order), round(serial_duration(self.nodes)), round(planned), round(comm), round(exposed),
+                        self.memory.peak(self.plain()), self.memory.peak(order), note)  # fmt: skip
+
+
+def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
+    """Backward operations that a send or a tensor-parallel collective waits for: the chain of input gradients.
+
+    A collective whose result only goes into gradient buffers reduces gradients and is no seed.
+    """
+    inside = {op.id: op for op in backward}
+    seeds = [op.id for op in backward if is_send(op) or (is_collective(op) and op.group >= 0 and not _reduces_gradient(graph, op, inside))]
+    before = dependencies(graph, backward)
+    chain: set[int] = set()
+    stack = seeds
+    while stack:
+        op_id = stack.pop()
+        if op_id not in chain:
+            chain.add(op_id)
+            stack += _data_before(graph, inside[op_id], inside, before)
+    return chain
+
+
+def _data_before(graph: Graph, op: Op, inside: dict[int, Op], before: dict[int, set[int]]) -> list[int]:
+    """Operations it needs; the order within a communication group is no need."""
+    givers = {graph.producer[v] for v in op.operands if v != ABSENT and v in graph.producer}
+    writes = {other for other in before[op.id] if not is_comm(op) or not is_comm(inside[other]) or other in givers}
+    return [other for other in writes if other in inside]
+
+
+def _reduces_gradient(graph: Graph, op: Op, inside: dict[int, Op]) -> bool:
+    stack, found = list(op.results), False
+    while stack:
+        for user in graph.user_ops(stack.pop()):
+            found = True
+            if user.id in inside and user.kind not in GRADIENT_SINKS and not is_comm(user):
+                return False
+            writes = any(graph.values[user.operands[operand]].persistable for _, operand in user.inplace)
+            stack += [] if writes or user.id not in inside else user.results
+    return found
+
+
+class _ListScheduler:
+    """Always runs what hides most of the communication in flight; fillers wait for one."""
+
+    def __init__(self, nodes: Sequence[Node], stretch: Stretch, form: Form, max_held: int) -> None:
+        self.nodes, self.form, self.max_held = nodes, form, max_held
+        self.stretch = stretch
+        self.clock = Clock(nodes, stretch)
+        self.issued = bytearray(len(nodes))
+        self.order: list[int] = []
+        self.lines = {"B": [k for k, n in enumerate(nodes) if n.side == "B" and not n.filler],
+                      "F": [k for k, n in enumerate(nodes) if n.side == "F"],
+                      "W": [k for k, n in enumerate(nodes) if n.filler]}  # fmt: skip
+        self.at = {"B": 0, "F": 0}
+        self.distance = self._comm_distance()
+
+    def run(self) -> list[int]:
+        """The order."""
+        while len(self.order) < len(self.nodes):
+            self._issue(self._choose())
+        return self.order
+
+    def _choose(self) -> int:
+        heads = [head for side in self._sides() if (head := self._head(side)) is not None]
+        comm = next((k for k in heads if self.nodes[k].stream and self._ready(k)), None)
+        if comm is not None:
+            return comm
+        fillers = self._fillers()
+        open_heads = [k for k in heads if self._ready(k) and not self.clock.blocked(k)]
+        if len(fillers) > self.max_held:
+            return fillers[0]
+        free_fillers = [k for k in fillers[:CANDIDATES] if not self.clock.blocked(k)]
+        if self.clock.heads() and (open_heads or free_fillers):
+            choices = open_heads if self.form == "dx-first" and open_heads else [*open_heads, *free_fillers]
+            return max(choices, key=lambda k: (self._gain(k), -k))
+        if open_heads:
+            return min(open_heads, key=lambda k: (self.distance[k], k))
+        return next((k for k in (*heads, *fillers) if self._ready(k)), fillers[0] if fillers else heads[0])
+
+    def _sides(self) -> tuple[str, ...]:
+        if self.form == "dx-first" and self.at["B"] < len(self.lines["B"]):
+            early = self._early_receive()
+            return ("B", "F") if early else ("B",)
+        return ("B", "F")
+
+    def _early_receive(self) -> bool:
+        """Whether backward's next operation waits for the forward's receive to be issued."""
+        head = self._head("B")
+        return head is not None and any(not self.issued[dep] and self.nodes[dep].side == "F" for dep in self.nodes[head].deps)
+
+    def _head(self, side: str) -> int | None:
+        line = self.lines[side]
+        while self.at[side] < len(line) and self.issued[line[self.at[side]]]:
+            self.at[side] += 1
+        return line[self.at[side]] if self.at[side] < len(line) else None
+
+    def _fillers(self) -> list[int]:
+        self.lines["W"] = [k for k in self.lines["W"] if not self.issued[k]]
+        return [k for k in self.lines["W"] if self._ready(k)]
+
+    def _ready(self, node: int) -> bool:
+        return all(self.issued[dep] for dep in self.nodes[node].deps)
+
+    def _gain(self, node: int) -> float:
+        """Communication hidden less slow-down, for each unit of the node's own time."""
+        item = self.nodes[node]
+        if not item.dur:
+            return 2.0
+        gain = 0.0
+        for head in self.clock.heads():
+            slow, other = self.stretch(item.category, self.nodes[head.node].category)
+            together = min(item.dur * slow, head.left * other)
+            gain += together / other - together * (1 - 1 / slow)
+        return gain / item.dur + (0.0 if item.filler else 0.1)
+
+    def _comm_distance(self) -> list[float]:
+        """Compute time from each node to the next communication of its side."""
+        far = [0.0] * len(self.nodes)
+        for line in (self.lines["B"], self.lines["F"]):
+            ahead = 1e18
+            for k in reversed(line):
+                ahead = 0.0 if self.nodes[k].stream else ahead + self.nodes[k].dur
+                far[k] = ahead
+        return far
+
+    def _issue(self, node: int) -> None:
+        self.issued[node] = 1
+        self.order.append(node)
+        self.clock.run(node)
+
+
+class _Legal:
+    """Random legal moves of one node."""
+
+    def __init__(self, nodes: Sequence[Node], form: Form) -> None:
+        self.nodes, self.form = nodes, form
+        self.users: list[list[int]] = [[] for _ in nodes]
+        for k, node in enumerate(nodes):
+            for dep in node.deps:
+                self.users[dep].append(k)
+
+    def move(self, order: list[int], rng: random.Random) -> list[int] | None:
+        """A new order with one node moved by up to 16 places; None where that breaks a rule."""
+        start = rng.randrange(len(order))
+        target = max(0, min(len(order) - 1, start + rng.choice((-16, -8, -4, -2, -1, 1, 2, 4, 8, 16))))
+        if start == target or not self._may(order, start, target):
+            return None
+        moved = list(order)
+        moved.insert(target, moved.pop(start))
+        return moved
+
+    def _may(self, order: list[int], start: int, target: int) -> bool:
+        node = order[start]
+        passed = order[target:start] if target < start else order[start + 1 : target + 1]
+        near = self.nodes[node].deps if target < start else self.users[node]
+        if any(other in passed for other in near) or self._crosses_comm(node, passed):
+            return False
+        return self.form == "mixed" or not self._crosses_chain(node, passed)
+
+    def _crosses_comm(self, node: int, passed: list[int]) -> bool:
+        """Communication of one stream keeps its order: the search only moves computation around it."""
+        stream = self.nodes[node].stream
+        return bool(stream) and any(self.nodes[other].stream == stream for other in passed)
+
+    def _crosses_chain(self, node: int, passed: list[int]) -> bool:
+        """In `dx-first` no forward operation passes one of backward's chain (receives stay where they are)."""
+        item = self.nodes[node]
+        if item.filler:
+            return False
+        return any(not self.nodes[k].filler and self.nodes[k].side != item.side for k in passed)
+
+
+def _receives_first(nodes: Sequence[Node]) -> list[int]:
+    """Node indices in the given order; `_Pair._spread` pulls forward's receives in front of backward's sends."""
+    return list(range(len(nodes)))
+
+
+def _indices(order: Sequence[Placed], index: dict[Placed, int]) -> list[int]:
+    return [index[item] for item in order if item in index]

@@ -18,7 +18,7 @@ from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Graph, Group, Op, Program, Value, dependencies, describe
 from interlace.ir.kinds import NO_KERNEL, is_boundary, is_collective, is_comm, is_copy, is_receive, is_send
-from interlace.scheduler.variants import Variant, variants
+from interlace.scheduler.variants import Variant, places, variants
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -241,14 +241,11 @@ def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[t
 def _deps(program: Program, items: Ints) -> Ints:
     """Pairs `[n, 2]` (before, after) of a rank's items: data of one micro-batch, persistable memory across them, events, groups."""
     pairs = [_persistable(program, items), _group_order(program, items), _events(program, items)]
-    for variant in variants(program):
-        edges = _op_edges(variant)
-        for micro_batch in variant.micro_batches:
-            place = np.full(1 + int(items[:, 0].max(initial=0)), -1, np.int64)
-            mine = np.flatnonzero(items[:, 1] == micro_batch)
-            place[items[mine, 0]] = mine
-            both = place[np.minimum(edges, len(place) - 1)]
-            pairs.append(both[((both >= 0) & (edges < len(place))).all(axis=1)])
+    edges = {m: table for variant in variants(program) for table in [_op_edges(variant)] for m in variant.micro_batches}
+    num_ids = 1 + max((op.id for op in program.ops), default=-1)
+    for micro_batch, place in places(items, num_ids):
+        both = place[edges[micro_batch]]
+        pairs.append(both[(both >= 0).all(axis=1)])
     return np.concatenate(pairs)
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.kinds import COMBINE, DATA, SET_PARAMETER, SHADOW_OUTPUT, SPLIT
-from interlace.scheduler.variants import variants
+from interlace.scheduler.variants import places, variants
 
 Ints = npt.NDArray[np.int64]
 Pool = Literal["device", "pinned"]
@@ -265,9 +265,9 @@ class OrderMemory:
     """
 
     def __init__(self, program: Program) -> None:
-        self.forms = [(storages(variant.program), variant.micro_batches) for variant in variants(program)]
-        self.base = self.forms[0][0].base
-        self.unknown = self.forms[0][0].unknown
+        self.tables = {m: table for form in variants(program) for table in [storages(form.program)] for m in form.micro_batches}
+        self.base = self.tables[0].base
+        self.unknown = self.tables[0].unknown
         self.inputs = _ints(sorted(op.id for op in program.ops if op.name == DATA))
         self.num_ids = 1 + max((op.id for op in program.ops), default=-1)
 
@@ -291,13 +291,8 @@ class OrderMemory:
 
         With `foreign` and `stream`, a reader on another stream than the giver's counts with the later of `last` and `foreign`.
         """
-        rows: list[Lives] = []
-        for table, micro_batches in self.forms:
-            for micro_batch in micro_batches:
-                place = np.full(self.num_ids, -1, np.int64)
-                mine = np.flatnonzero(items[:, 1] == micro_batch)
-                place[items[mine, 0]] = mine
-                rows.append(self._instances(table, place, micro_batch, taken, last, foreign, stream))
+        rows = [self._instances(self.tables[micro_batch], place, micro_batch, taken, last, foreign, stream)
+                for micro_batch, place in places(items, self.num_ids)]  # fmt: skip
         return Lives(*(np.concatenate([getattr(row, name) for row in rows]) for name in Lives.__slots__))
 
     def _instances(self, table: Storages, place: Ints, micro_batch: int, taken: Ints, last: Ints, foreign: Ints | None,

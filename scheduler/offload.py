@@ -1,7 +1,8 @@
 """Which saved activations leave the device for a while, of which micro-batches, when they go and when they come back.
 
 The planner decides and prints; `interlace.passes.offload_activations` applies what it decided. Times are op time: the sum of
-what the items of the schedule take on this rank. Waits for other ranks come on top, so copies have more time than planned.
+what the items of the compute stream take on this rank. Work on other streams runs beside them and waits for other ranks come
+on top: neither is counted, so that copies have more time than planned rather than less.
 One copy engine serves each direction, for all chunks of the rank: copies of a direction follow one another.
 
 Source: NVIDIA/Megatron-LM#1752 (modules by hand), DeepSpeed DeepCompile (a budget), both without a pipeline.
@@ -119,7 +120,7 @@ def measure(program: Program, cost: Costs, memory_budget: int | None = None) -> 
     groups = {group.id: group for group in program.groups}
     op_ns = {op.id: cost.op_time(op, values, groups).dur_ns for op in program.ops}
     moved = {saved.size_bytes: values[saved.value] for saved in census(program).saved}
-    return Measured(op_ns, *(_copy_times(moved, cost, name) for name in (COPY_OUT, COPY_BACK)), memory_budget)
+    return Measured(op_ns, _copy_times(moved, cost, COPY_OUT), _copy_times(moved, cost, COPY_BACK), memory_budget)
 
 
 def _copy_times(moved: Mapping[int, Value], cost: Costs, name: str) -> dict[int, int] | None:
@@ -159,7 +160,7 @@ def _slowest(tables: Sequence[Mapping[int, int] | None], what: str) -> dict[int,
     known = [table for table in tables if table is not None]
     if len(known) < len(tables):
         return None
-    different = sorted({key for table in known for key in table} - set.intersection(*(set(table) for table in known)))
+    different = sorted({key for table in known for other in known for key in table.keys() - other.keys()})
     if different:
         raise PlanError(f"ranks of one group time different {what}: {different[:8]} are not known to all; "
                         "merge only ranks that run the same program")  # fmt: skip
@@ -239,16 +240,17 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.moves:
             return f"moves nothing; peak {mib(self.before_peak_bytes)}"
         waits = f"readers wait {ms(self.stall_ns)}" if self.measured else "copies not measured: back just in time"
-        return (f"moves {len(self.moves)} values of {len(self.micro_batch_bytes())} micro-batches, {mib(self.out_bytes)} out and "
-                f"back; peak {mib(self.before_peak_bytes)} -> {mib(self.peak_bytes)}, pinned {mib(self.pinned_peak_bytes)}; "
-                f"{waits}")  # fmt: skip
+        peak = f"peak {mib(self.before_peak_bytes)} -> {mib(self.peak_bytes)}, pinned {mib(self.pinned_peak_bytes)}"
+        count = f"{len(self.moves)} values of {len(self.micro_batch_bytes())} micro-batches"
+        return f"moves {count}, {mib(self.out_bytes)} out and back; {peak}; {waits}"
 
     def reasons(self) -> dict[Reason, tuple[int, int]]:
         """Reason -> number of values (or of micro-batches of eligible ones) that stay for it, and their known bytes."""
         found: dict[Reason, tuple[int, int]] = {}
-        for each in (*self.skipped, *self.stayed):
-            count, size = found.get(each.reason, (0, 0))
-            found[each.reason] = count + 1, size + max(0, each.size_bytes)
+        stays = [(each.reason, each.size_bytes) for each in self.skipped] + [(each.reason, each.size_bytes) for each in self.stayed]
+        for reason, size_bytes in stays:
+            count, size = found.get(reason, (0, 0))
+            found[reason] = count + 1, size + max(0, size_bytes)
         return {reason: found[reason] for reason in REASONS if reason in found}
 
     def declined(self) -> list[str]:
@@ -281,8 +283,8 @@ def show_move(move: Move) -> str:
         when += f", up to {ms(late)} late" if late else ""
     views = " ".join(f"%{each.value}" for each in move.saved.rebuilt)
     again = f", its view(s) {views} remade" if views else ""
-    return (f"%{move.saved.value} ({mib(move.saved.size_bytes)}) of micro-batches {ranges(t.micro_batch for t in move.trips)}"
-            f"{again}; back {when}")  # fmt: skip
+    which = ranges(trip.micro_batch for trip in move.trips)
+    return f"%{move.saved.value} ({mib(move.saved.size_bytes)}) of micro-batches {which}{again}; back {when}"
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -311,8 +313,10 @@ def ms(dur_ns: int) -> str:
 def names_layer(pattern: str, layer: str) -> bool:
     """Whether a name or glob fits a run of components of a dotted layer path.
 
-    >>> names_layer("mlp", "gpt.layers.0.mlp.fc1"), names_layer("layers.*.attn", "gpt.layers.3.attn"), names_layer("ml", "mlp")
-    (True, True, False)
+    >>> names_layer("mlp", "gpt.layers.0.mlp.fc1"), names_layer("layers.*.attn", "gpt.layers.3.attn")
+    (True, True)
+    >>> names_layer("ml", "mlp")
+    False
     """
     wanted, parts = pattern.split("."), layer.split(".") if layer else []
     starts = range(len(parts) - len(wanted) + 1)
@@ -331,7 +335,8 @@ def unknown_names(choice: Choice, programs: Sequence[Program]) -> list[str]:
     names = sorted({op.name for op in ops})
     modules = [f"offload: modules: {p!r} fits no layer; there are {_list(layers)}"
                for p in choice.modules if not any(names_layer(p, op.layer) for op in ops)]  # fmt: skip
-    excluded = [f"offload: exclude_ops: {p!r} fits no operation and no layer; there are {_list(names)}; layers: {_list(layers)}"
+    there = f"{_list(names)}; layers: {_list(layers)}"
+    excluded = [f"offload: exclude_ops: {p!r} fits no operation and no layer; there are {there}"
                 for p in choice.exclude_ops if not any(names_op(p, op) for op in ops)]  # fmt: skip
     return modules + excluded
 
@@ -356,7 +361,7 @@ def _list(names: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class Timeline:
-    """The schedule by host order: place of every item, its job, and the op time before it (one entry more than items)."""
+    """The schedule by host order: place of each item, its job, and the compute time before it (one entry more than items)."""
 
     items: list[Item]
     place: dict[Item, int]
@@ -367,10 +372,11 @@ class Timeline:
     @classmethod
     def of(cls, program: Program, op_ns: Mapping[int, int]) -> Timeline:
         """From a scheduled program and the duration of its operations."""
+        beside = {op.id for op in program.ops if op.stream}
         items = [item for job in program.jobs for item in job.items]
         job = [k for k, each in enumerate(program.jobs) for _ in each.items]
         starts = [0, *accumulate(len(each.items) for each in program.jobs)]
-        at_ns = [0, *accumulate(op_ns.get(op_id, 0) for op_id, _ in items)]
+        at_ns = [0, *accumulate(0 if op_id in beside else op_ns.get(op_id, 0) for op_id, _ in items)]
         return cls(items, {item: k for k, item in enumerate(items)}, job, starts, at_ns)
 
     def first_from(self, time_ns: int) -> int:
@@ -380,7 +386,7 @@ class Timeline:
 
 @dataclass(slots=True, eq=False)
 class _Trip:
-    """A trip while it is placed: out goes behind item `out`, memory is free from item `free` on, back goes before item `back`."""
+    """A trip while it is placed: out goes behind item `out`, memory is free from item `free` on, back goes before `back`."""
 
     saved: Saved
     micro_batch: int
@@ -549,8 +555,8 @@ class _Planner:
 
     def _trip(self, saved: Saved, micro_batch: int) -> _Trip:
         place = self.line.place
-        source = max(place[op, micro_batch] for op in saved.before if (op, micro_batch) in place)
-        reader = min(place[op, micro_batch] for op in saved.readers if (op, micro_batch) in place)
+        source = max(place[op, micro_batch] for op in saved.before)
+        reader = min(place[op, micro_batch] for op in saved.readers)
         return _Trip(saved, micro_batch, source, reader, self._copy_ns(self.times.out_ns, saved.size_bytes),
                      self._copy_ns(self.times.back_ns, saved.size_bytes))  # fmt: skip
 
@@ -606,9 +612,9 @@ class _Planner:
         found = _Fit(self, trips).run(self.budget)
         if found is None:
             least = _Fit(self, trips).least(self.budget)
-            raise PlanError(f"rank {self.program.rank}, stage {self.program.pipeline.stage}: offload cannot hold a budget of "
-                            f"{self.budget} bytes ({mib(self.budget)}); the least feasible one is {least} bytes "
-                            f"({mib(least)}). {self._advice()}")  # fmt: skip
+            where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
+            raise PlanError(f"{where}: offload cannot hold a budget of {self.budget} bytes ({mib(self.budget)}); the least "
+                            f"feasible one is {least} bytes ({mib(least)}). {self._advice()}")  # fmt: skip
         self._stay([trip for trip in trips if trip not in found.trips and trip not in found.capped], "kept")
         return found
 
@@ -693,35 +699,42 @@ class _Fit:
 
     def __init__(self, planner: _Planner, trips: Sequence[_Trip]) -> None:
         self.planner = planner
-        self.trips = sorted(trips, key=lambda t: (-t.saved.freed_bytes, t.saved.producer, t.saved.value, t.micro_batch))
+        self.trips = sorted(trips, key=_key(lambda t: -t.saved.freed_bytes))
+        self.windows = self._windows()
 
     def run(self, budget: int) -> _Placement | None:
         """A placement that holds the budget, None without one."""
-        self._release()
-        windows = self._windows()
+        if self._bound() > budget:
+            return None
+        for trip in self.trips:
+            trip.not_before = 0
         taken = [False] * len(self.trips)
         for _ in range(FIT_ROUNDS):
             placed = self._place(taken)
             over = self._over(placed, budget)
             if over.max(initial=0) <= 0:
                 return self._pruned(taken, placed, over, budget)
-            if not self._cover(over, windows, taken) and not self._delay(over, placed):
+            if not self._cover(over, taken) and not self._delay(over, placed):
                 break
         last = self._last_resort()
         return last if self.planner.peak(last) <= budget else None
 
     def least(self, refused: int) -> int:
         """The least budget found to hold; `refused` does not."""
-        low, high = refused, self.planner.peak(self._last_resort())
+        low, high = max(refused, self._bound() - 1), self.planner.peak(self._last_resort())
         for _ in range(SEARCH_ROUNDS):
+            if high - low <= 1:
+                break
             middle = (low + high) // 2
-            found = self.run(middle) if high - low > 1 else None
+            found = self.run(middle)
             low, high = (low, self.planner.peak(found)) if found is not None else (middle, high)
         return high
 
-    def _release(self) -> None:
-        for trip in self.trips:
-            trip.not_before = 0
+    def _bound(self) -> int:
+        """A peak that no placement is below: everything out as if alone, back just in time."""
+        free = zip(self.trips, self.windows[0].tolist(), strict=True)
+        spans = ((start, trip.reader, -trip.saved.freed_bytes) for trip, start in free if start < trip.reader)
+        return int(self.planner.curve(spans).max(initial=0))
 
     def _last_resort(self) -> _Placement:
         for trip in self.trips:
@@ -741,8 +754,8 @@ class _Fit:
         return (np.array([t.free for t in self.trips], np.int64), np.array([t.back for t in self.trips], np.int64),
                 np.array([t.saved.freed_bytes for t in self.trips], np.int64))  # fmt: skip
 
-    def _cover(self, over: Ints, windows: tuple[Ints, Ints, Ints], taken: list[bool]) -> bool:
-        free, back, size = windows
+    def _cover(self, over: Ints, taken: list[bool]) -> bool:
+        free, back, size = self.windows
         open_ = ~np.array(taken, bool)
         excess = over.copy()
         count = np.concatenate([[0], np.cumsum(excess > 0)])

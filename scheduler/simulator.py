@@ -301,8 +301,8 @@ def issue_times(sim: SimInput, end: Ints) -> Ints:
     issue = sim.issue.copy()
     for at in range(len(sim.ranks)):
         blocking = int(sim.first[at]) + np.flatnonzero(sim.blocking[sim.first[at] : sim.first[at + 1]])
-        for item, upto in zip(blocking, [*blocking[1:], int(sim.first[at + 1]) - 1], strict=True):
-            issue[item + 1 : upto + 1] += end[item] - sim.issue[item]
+        for item, upto in zip(blocking, [*(blocking[1:] + 1), int(sim.first[at + 1])], strict=False):
+            issue[item + 1 : upto] += end[item] - sim.issue[item]
     return issue
 
 
@@ -371,39 +371,38 @@ def split_rank(stream: Ints, side: Any, blocking: Any, dep_first: Ints, dep: Int
             begin[last] = 2 * item + 1
     exposed, host = 0, 0
     blocked = np.flatnonzero(blocking)
+    blocked_at = issue[blocked]
     for gap in range(num_gaps):
         low, high = gap_from[gap], gap_to[gap]
-        spans = 0
-        link = begin[gap]
+        busy = min(high, host_end if gap == last else issue[gap_next[gap]])
+        if begin[gap] < 0 and busy <= low:
+            continue
+        n, link = 0, begin[gap]
         while link >= 0:
-            spans += 1
-            link = chain[link]
-        run = np.empty((spans, 2), np.int64)
-        held = np.empty((2 * spans, 2), np.int64)
-        link, n = begin[gap], 0
+            n, link = n + 1, chain[link]
+        first_wait, last_wait = 0, 0
+        if busy > low:
+            first_wait = max(0, np.searchsorted(blocked_at, low) - 1)
+            last_wait = max(first_wait, np.searchsorted(blocked_at, busy))
+        # Rows: n runs, n stands at a rendezvous, the host's waits, the time in which the host is busy.
+        spans = np.empty((2 * n + last_wait - first_wait + 1, 2), np.int64)
+        k, link = 0, begin[gap]
         while link >= 0:
             item = link // 2
-            run[n] = max(low, start[item]), min(high, end[item])
-            held[n] = run[n]
-            held[spans + n] = max(low, ready[item]), min(high, start[item])
-            n += 1
-            link = chain[link]
-        seen = covered(run)
-        busy = min(high, host_end if gap == last else issue[gap_next[gap]])
-        exposed += seen
-        if busy > low:
-            waits = blocked[max(0, np.searchsorted(issue[blocked], low) - 1) : np.searchsorted(issue[blocked], busy)]
-            idle = np.empty((len(waits), 2), np.int64)
-            for k in range(len(waits)):
-                idle[k] = max(low, issue[waits[k]]), min(busy, end[waits[k]])
-            other = np.concatenate((held, idle))
-            whole = np.concatenate((other, np.array([[low, busy]], np.int64)))
-            host += covered(whole) - covered(other)
+            spans[k, 0], spans[k, 1] = max(low, start[item]), min(high, end[item])
+            spans[n + k, 0], spans[n + k, 1] = max(low, ready[item]), min(high, start[item])
+            k, link = k + 1, chain[link]
+        for k in range(last_wait - first_wait):
+            item = blocked[first_wait + k]
+            spans[2 * n + k, 0], spans[2 * n + k, 1] = max(low, issue[item]), min(busy, end[item])
+        spans[-1, 0], spans[-1, 1] = low, busy
+        exposed += covered(spans[:n])
+        host += covered(spans) - covered(spans[:-1])
     beside = np.flatnonzero(side)
-    all_side = np.empty((len(beside), 2), np.int64)
+    runs = np.empty((len(beside), 2), np.int64)
     for k in range(len(beside)):
-        all_side[k] = start[beside[k]], end[beside[k]]
-    hidden = covered(all_side) - exposed
+        runs[k, 0], runs[k, 1] = start[beside[k]], end[beside[k]]
+    hidden = covered(runs) - exposed
     return compute, exposed, hidden, step - compute - exposed - host, host
 
 

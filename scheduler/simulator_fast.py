@@ -6,9 +6,8 @@ Cost O(events x log streams), about 50 ns an item.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
+import numba.extending
 import numpy as np
 
 from interlace.scheduler import simulator
@@ -19,43 +18,68 @@ ONE = int(_ONE)
 NEVER = int(simulator.NEVER)
 _jit = numba.njit(cache=True)
 
-covered = _jit(simulator.covered)
-
-
-def _split() -> Any:
-    """The one definition, compiled, calling the compiled `covered`."""
-    names = {**vars(simulator), "covered": covered}
-    from types import FunctionType
-
-    return numba.njit(FunctionType(simulator.split_rank.__code__, names, "split_rank"))
-
-
-split_rank = _split()
+numba.extending.register_jitable(simulator.covered)
+split_rank = _jit(simulator.split_rank)
+"""The one definition of `simulator.split_rank`, compiled."""
 
 
 def run_items(sim: SimInput) -> tuple[Ints, Ints, Ints]:
     """Start, ready and end of every item; -1 for those that never end."""
-    by_stream = np.argsort(sim.stream, kind="stable")
-    fifo_first = np.concatenate([[0], np.cumsum(np.bincount(sim.stream, minlength=len(sim.stream_names)))]).astype(np.int64)
-    waits = np.diff(sim.dep_first)
-    later = np.argsort(sim.dep, kind="stable")
-    unblocks = np.repeat(np.arange(sim.num_items), waits)[later]
-    unblock_first = np.concatenate([[0], np.cumsum(np.bincount(sim.dep, minlength=sim.num_items))]).astype(np.int64)
-    follower = np.full(sim.num_items, -1, np.int64)
-    following = np.flatnonzero(sim.follow >= 0)
-    follower[sim.follow[following]] = following
+    by_stream, fifo_first = _grouped(sim.stream, len(sim.stream_names))
     rank = np.repeat(np.arange(len(sim.ranks)), np.diff(sim.first_stream))
     out = np.full((3, sim.num_items), -1, np.int64)
     _run(by_stream, fifo_first, sim.first, sim.first_stream, rank, sim.stream, sim.issue, sim.dur, sim.blocking, sim.kind,
-         sim.excess, waits.copy(), unblock_first, unblocks, sim.meet, sim.meet_first, sim.mates, sim.meet_size, sim.follow,
-         follower, out[0], out[1], out[2])  # fmt: skip
+         sim.excess, sim.dep_first, sim.dep, sim.meet, sim.meet_first, sim.mates, sim.meet_size, sim.follow, out[0], out[1],
+         out[2])  # fmt: skip
     return out[0], out[1], out[2]
 
 
 @_jit
-def _run(fifo, fifo_first, first, first_stream, rank_of, stream_of, issue, dur, blocking, kind, excess, waits, unblock_first,
-         unblocks, meet, meet_first, mates, meet_size, follow, follower, start, ready, end):  # fmt: skip
+def _grouped(keys, count):
+    """Places grouped by key, each group ascending, and the groups' offsets; a counting sort."""
+    first = np.zeros(count + 1, np.int64)
+    for key in keys:
+        first[key + 1] += 1
+    for key in range(count):
+        first[key + 1] += first[key]
+    at = first[:-1].copy()
+    order = np.empty(len(keys), np.int64)
+    for k in range(len(keys)):
+        order[at[keys[k]]] = k
+        at[keys[k]] += 1
+    return order, first
+
+
+@_jit
+def _followers(follow):
+    """The receive that waits for each item's message, or -1."""
+    follower = np.full(len(follow), -1, np.int64)
+    for item in range(len(follow)):
+        if follow[item] >= 0:
+            follower[follow[item]] = item
+    return follower
+
+
+@_jit
+def _unblocks(dep_first, dep):
+    """Successors from predecessors: offsets and items; and how many each item waits for."""
+    count = len(dep_first) - 1
+    by_before, first = _grouped(dep, count)
+    waits = np.empty(count, np.int64)
+    after = np.empty(len(dep), np.int64)
+    for item in range(count):
+        waits[item] = dep_first[item + 1] - dep_first[item]
+        for k in range(dep_first[item], dep_first[item + 1]):
+            after[k] = item
+    return first, after[by_before], waits
+
+
+@_jit
+def _run(fifo, fifo_first, first, first_stream, rank_of, stream_of, issue, dur, blocking, kind, excess, dep_first, dep, meet,
+         meet_first, mates, meet_size, follow, start, ready, end):  # fmt: skip
     """Fill `start`, `ready` and `end`."""
+    unblock_first, unblocks, waits = _unblocks(dep_first, dep)
+    follower = _followers(follow)
     num_streams, num_ranks = len(fifo_first) - 1, len(first) - 1
     leaves = 1
     while leaves < num_streams:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from interlace.ir import Op, Program, Value
 from interlace.ir.kinds import is_copy
@@ -59,3 +62,17 @@ def _moved(value: Value, moved: dict[int, int]) -> Value:
     if value.storage not in moved:
         return value
     return msgspec.structs.replace(value, storage=moved[value.storage])
+
+
+def places(items: npt.NDArray[np.int64], num_ids: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Each micro-batch with op id -> place of its item in `items` (`[n, 2]` of op id, micro-batch), -1 where there is none.
+
+    One array `[num_ids]` is used again and again. Cost O(items log items) in all.
+    """
+    order = np.argsort(items[:, 1], kind="stable")
+    found, begin = np.unique(items[order, 1], return_index=True)
+    place = np.full(num_ids, -1, np.int64)
+    for micro_batch, mine in zip(found.tolist(), np.split(order, begin[1:]), strict=False):
+        place[items[mine, 0]] = mine
+        yield micro_batch, place
+        place[items[mine, 0]] = -1

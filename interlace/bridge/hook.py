@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from interlace.bridge.places import Place, choose_place
 from interlace.config import Config, _find, load_config, read_yaml
 from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import ConfigError, PlanError
-from interlace.ir import Pipeline
+from interlace.ir import Pipeline, Program
 from interlace.plan import Plan, make_plan
 
 DISABLE_VARIABLE, CONFIG_VARIABLE = "INTERLACE_DISABLE", "INTERLACE_CONFIG"
@@ -48,6 +48,13 @@ class State:
 
 
 _building: list[tuple[Any, str, State]] = []
+_last_plan: list[Plan] = []
+_capture_only: list[Callable[[Program], None]] = []
+
+
+def capture_only(take: Callable[[Program], None]) -> None:
+    """Hand every captured training program of this process to `take`, also of engines that did not ask for Interlace."""
+    _capture_only.append(take)
 
 
 def enable(strategy: Any, config: Any, options: Mapping[str, Any]) -> None:
@@ -122,6 +129,8 @@ def _state(engine: Any) -> State | None:
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return None
     known = getattr(engine, "_interlace", None)
+    if known is None and _capture_only:
+        engine._interlace = known = State(Config())
     if known is None:
         flags = getattr(engine._strategy.pipeline, "interlace", None)
         override = os.environ.get(CONFIG_VARIABLE)
@@ -182,12 +191,16 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
     private = dense.clone(mapping)
     _name_p2p_streams(private, pipeline.schedule)
     captured = capture(private, pipeline, mode=mode, layers=LayerNames.of(engine._model))
+    for take in _capture_only if mode == "train" else ():
+        take(captured.program)
     profile = state.config.device or ("cpu" if place.name == "cpu" else "h200")
     plan = make_plan(captured.program, state.config, _costs(profile), profile)
     if state.config.dump:
         plan.dump(Path(state.config.dump) if mode == "train" else Path(state.config.dump) / mode)
     place.prepare()
     lowered = lower(captured, plan.program, place)
+    if mode == "train":
+        _last_plan[:] = [plan]
     state.modes[mode] = Mode(plan, captured, lowered, mapping)
     return lowered
 
@@ -241,5 +254,5 @@ def _value_id(mode: Mode, value: Any) -> int:
 
 
 def last_plan_summary() -> dict[str, Any] | None:
-    """Machine-readable summary of the last plan made in this process; None before one is made."""
-    return None
+    """Machine-readable summary of the last training plan made in this process; None before one is made."""
+    return _last_plan[-1].summary() if _last_plan else None

@@ -7,7 +7,6 @@ leaves a report in the run directory.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import signal
 import sys
@@ -86,8 +85,9 @@ def main(arguments: list[str]) -> int:
     transport, recorder, failure = None, None, None
     try:
         transport = _start(rank, world, run_dir)
+        _use_configuration()
         recorder = _recorder(rank, run_dir)
-        _run_script(script, rest)
+        run_script(script, rest)
     except BaseException as error:  # reported to the launcher, and printed to this rank's log
         failure = _failure_of(error)
     if failure is not None:
@@ -106,6 +106,14 @@ def _start(rank: int, world: int, run_dir: str) -> Transport | None:
     return install(rank, world, run_dir, float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)))
 
 
+def _use_configuration() -> None:
+    """With a configuration from outside, Interlace stands in the engine even if the script does not ask for it."""
+    if os.environ.get("INTERLACE_CONFIG") and os.environ.get("INTERLACE_DISABLE") != "1":
+        from interlace.bridge import hook
+
+        hook.install()
+
+
 def _recorder(rank: int, run_dir: str) -> Recorder:
     from paddle.distributed.auto_parallel.static.engine import Engine
 
@@ -114,7 +122,7 @@ def _recorder(rank: int, run_dir: str) -> Recorder:
     return recorder
 
 
-def _run_script(script: str, arguments: list[str]) -> None:
+def run_script(script: str, arguments: list[str]) -> None:
     """Execute `script` as `__main__`, with its folder first on the path and its own arguments."""
     path = Path(script).resolve()
     sys.argv = [script, *arguments]
@@ -146,12 +154,9 @@ def _hidden_cause() -> BaseException | None:
 
 
 def _plan_summary() -> dict[str, Any] | None:
-    """What Interlace planned in this process; None for a stock run."""
-    try:
-        hook = importlib.import_module("interlace.bridge.hook")
-    except ModuleNotFoundError:
-        return None
-    summary = hook.last_plan_summary()
+    """What Interlace planned in this process; None where the script never switched it on."""
+    hook = sys.modules.get("interlace.bridge.hook")
+    summary = None if hook is None else hook.last_plan_summary()
     return None if summary is None else dict(summary)
 
 

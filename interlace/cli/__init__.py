@@ -18,7 +18,13 @@ COMMANDS = ("run", "dump", "plan", "show", "check", "timeline", "calibrate")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors of the user's are printed in one line, without a traceback."""
-    args = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    args = parser().parse_args(words[:cut])
+    if cut < len(words):
+        if not hasattr(args, "script_args"):
+            parser().error(f"{args.command} starts no script, so nothing may stand behind --")
+        args.script_args = words[cut + 1 :]
     try:
         code: int = args.main(args)
     except InterlaceError as error:

@@ -24,7 +24,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "run",
         help="train a script on several local ranks, on CPU processes where no GPU is",
-        description="Train SCRIPT on N local ranks. Arguments after -- go to the script.",
+        usage="interlace run SCRIPT --world N [options] [-- arguments of SCRIPT]",
+        description="Train SCRIPT on N local ranks.",
     )
     parser.add_argument("script", metavar="SCRIPT", help="a training script; runs as if started directly")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
@@ -39,9 +40,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="S",
         help=f"seconds a rank waits for another before it gives up (default {DEFAULT_TIMEOUT_S:g})",
     )
-    parser.add_argument("script_args", nargs="*", metavar="-- ARGS", help="arguments of the script")
-    parser.set_defaults(main=main)
+    parser.set_defaults(main=main, script_args=[])
+    _give_script_the_rest(parser)
     return parser
+
+
+def _give_script_the_rest(parser: argparse.ArgumentParser) -> None:
+    """Let everything after the first `--` be the script's; argparse itself takes positionals in one place only."""
+    parse = parser.parse_known_args
+
+    def parse_own(args: Any = None, namespace: Any = None) -> Any:
+        words = list(args)
+        cut = words.index("--") if "--" in words else len(words)
+        own, unknown = parse(words[:cut], namespace)
+        own.script_args = words[cut + 1 :]
+        return own, unknown
+
+    setattr(parser, "parse_known_args", parse_own)  # noqa: B010 - a method of this one parser
 
 
 def main(args: argparse.Namespace) -> int:

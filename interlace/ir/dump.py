@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import tempfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -80,6 +82,28 @@ def load(path: str | Path) -> Program:
     except (OSError, EOFError, zlib.error) as error:
         raise ProgramError(f"{path}: cannot be read as a dump ({error}); expected a file that `interlace dump` wrote") from error
     return decode(data, str(path))
+
+
+def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:
+    """Dump files behind names of files and folders, in the order of their names' numbers.
+
+    Raises:
+        ProgramError: A name leads to no dump, or to more than one where one is asked for.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = [path] if path.is_file() else sorted((p for p in path.glob(f"*{SUFFIX}*") if p.is_file()), key=_number)
+        if not inside:
+            raise ProgramError(f"{path}: no dump file and no folder with *{SUFFIX} files; make one with `interlace dump`")
+        found += inside
+    if one and len(found) != 1:
+        raise ProgramError(f"{paths[0]}: holds {len(found)} dumps, expected one; choose of {', '.join(p.name for p in found)}")
+    return found
+
+
+def _number(path: Path) -> tuple[int, str]:
+    digits = re.findall(r"\d+", path.name)
+    return (int(digits[0]) if digits else -1, path.name)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -68,9 +68,12 @@ def r(*shape, dtype=BF):
 
 
 def gemms():
-    for m, n, k in ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 8192, 8192), (2048, 1024, 1024), (2048, 2048, 2048),
-                    (2048, 512, 4096), (2048, 4096, 512), (512, 4096, 4096), (128, 4096, 4096), (1024, 4096, 11008),
-                    (4096, 11008, 4096), (4096, 4096, 11008), (8192, 5120, 5120), (4096, 16000, 4096), (256, 256, 256)):  # fmt: skip
+    shapes = (
+        *((4096, 4096, 4096), (8192, 8192, 8192), (16384, 8192, 8192), (2048, 1024, 1024), (2048, 2048, 2048)),
+        *((2048, 512, 4096), (2048, 4096, 512), (512, 4096, 4096), (128, 4096, 4096), (1024, 4096, 11008)),
+        *((4096, 11008, 4096), (4096, 4096, 11008), (8192, 5120, 5120), (4096, 16000, 4096), (256, 256, 256)),
+    )
+    for m, n, k in shapes:
         x, y, out = r(m, k), r(k, n), torch.empty(m, n, device="cuda", dtype=BF)
         note(
             "gemm",
@@ -185,7 +188,8 @@ def memory():
         p, g, m, v = ([torch.rand(n, device="cuda")] for _ in range(4))
         step = [torch.ones((), device="cuda")]
         note("adamw", "float32", {"elements": n}, 28 * n, [lambda: torch._fused_adamw_(
-            p, g, m, v, [], step, lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False)])  # fmt: skip
+            p, g, m, v, [], step, lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False,
+            maximize=False)])  # fmt: skip
     x = torch.zeros(32, device="cuda")
     note("shortest", "float32", {"elements": 32}, 256, [lambda: x.add_(1.0)])
 
@@ -237,7 +241,15 @@ for part in (gemms, attentions, memory, run_copies):
 driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version,memory.total,clocks.max.sm", "--format=csv,noheader"],
                         capture_output=True, text=True, check=False).stdout.strip()  # fmt: skip
 props = torch.cuda.get_device_properties(0)
-meta = {"gpu": props.name, "driver": driver, "torch": torch.__version__, "cuda": torch.version.cuda, "date": time.strftime("%Y-%m-%d"),
-            "memory_bytes": props.total_memory, "sms": props.multi_processor_count}  # fmt: skip
-json.dump({"meta": meta, "samples": samples, "copies": copies}, open(sys.argv[1], "w"), indent=0)
+meta = {
+    "gpu": props.name,
+    "driver": driver,
+    "torch": torch.__version__,
+    "cuda": torch.version.cuda,
+    "date": time.strftime("%Y-%m-%d"),
+    "memory_bytes": props.total_memory,
+    "sms": props.multi_processor_count,
+}
+with open(sys.argv[1], "w") as file:
+    json.dump({"meta": meta, "samples": samples, "copies": copies}, file, indent=0)
 print(meta, len(samples), len(copies))

@@ -142,8 +142,8 @@ def patch(transport: Transport) -> None:
 
     process_group.ProcessGroup.instantiate = instantiate
     paddle._legacy_C_ops.barrier = barrier
-    core.reshard = reshard_initialised
-    core.create_or_get_global_tcp_store = lambda *args, **kwargs: None
+    setattr(core, "reshard", reshard_initialised)  # noqa: B010 - Paddle's stubs forbid the plain form
+    setattr(core, "create_or_get_global_tcp_store", lambda *args, **kwargs: None)  # noqa: B010
     collective._new_process_group_impl = new_process_group
     parallel._new_process_group_impl = new_process_group
     tensor_fusion_helper.alignment["cpu"] = _FUSION_ALIGNMENT_BYTES

@@ -300,14 +300,19 @@ class Transport:
         path = self._dir / f"rank{self.rank}.sock"
         peers: dict[int, _Peer] = {}
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(os.fspath(path))
-            listener.listen(self.world)
-            for rank in range(self.rank):
-                peers[rank] = _Peer(rank, self._call_up(rank, deadline_s))
-            while len(peers) < self.world - 1:
-                peer = self._accept(listener, deadline_s, peers)
-                peers[peer.rank] = peer
-        path.unlink()
+            _bind(listener, path)
+            try:
+                for rank in range(self.rank):
+                    peers[rank] = _Peer(rank, self._call_up(rank, deadline_s))
+                while len(peers) < self.world - 1:
+                    peer = self._accept(listener, deadline_s, peers)
+                    peers[peer.rank] = peer
+            except BaseException:
+                for peer in peers.values():
+                    peer.sock.close()
+                raise
+            finally:
+                path.unlink()
         return dict(sorted(peers.items()))
 
     def _call_up(self, rank: int, deadline_s: float) -> socket.socket:
@@ -463,7 +468,7 @@ class Transport:
         wanted = set(call.ranks if sources is None else sources)
 
         def finish() -> Any:
-            messages = [self._take(call, rank) for rank in call.ranks]
+            messages = [self._take(call, rank, call.ranks[:taken]) for taken, rank in enumerate(call.ranks)]
             for rank, message in zip(call.ranks, messages, strict=True):
                 if not _calls_agree(call, message.call):
                     raise TransportError(_mismatch(self.rank, call, rank, message.call))
@@ -477,8 +482,8 @@ class Transport:
 
         return Pending(finish)
 
-    def _take(self, call: Call, source: int) -> _Message:
-        """Take the message of `call`'s number from `source`; waits for it."""
+    def _take(self, call: Call, source: int, taken: Sequence[int] = ()) -> _Message:
+        """Take the message of `call`'s number from `source`; waits for it. Those of `taken` are here already."""
         box = self._boxes[source, call.kind, call.group]
         deadline_s = time.monotonic() + self._timeout_s
         with self._arrived:
@@ -486,13 +491,13 @@ class Transport:
                 if source != self.rank and self._peers[source].lost:
                     raise PeerLostError(f"rank {self.rank}: {call}: rank {source} will not come: {self._peers[source].lost}")
                 if not self._arrived.wait(deadline_s - time.monotonic()) and time.monotonic() >= deadline_s:
-                    raise TransportError(self._timed_out(call))
+                    raise TransportError(self._timed_out(call, taken))
         return message
 
-    def _timed_out(self, call: Call) -> str:
+    def _timed_out(self, call: Call, taken: Sequence[int]) -> str:
         """Describe a time-out; the caller holds `_arrived`."""
         expected = call.ranks if call.kind == "collective" else (int(call.detail.rsplit(" ", 1)[1]),)
-        absent = [rank for rank in expected if not self._has_arrived(call, rank)]
+        absent = [rank for rank in expected if rank not in taken and not self._has_arrived(call, rank)]
         heard = [f"rank {rank} said last: {self._peers[rank].last_call or 'nothing'}" for rank in absent]
         return (
             f"rank {self.rank}: {call}: waited {self._timeout_s:g} s; not arrived: rank(s) {_listed(absent)}; "
@@ -607,9 +612,20 @@ def _read_exactly(sock: socket.socket, size_bytes: int, started: bool = True) ->
     return bytes(buffer)
 
 
-def _shut_down(sock: socket.socket) -> None:
-    """End our half of the stream; the peer may have closed first, which is no error here."""
+def _bind(listener: socket.socket, path: Path) -> None:
+    """Listen at `path`. Raises TransportError where the path is longer than a unix socket's may be."""
     try:
-        sock.shutdown(socket.SHUT_WR)
+        listener.bind(os.fspath(path))
+    except OSError as error:
+        raise TransportError(
+            f"cannot listen at {path}: {error}; expected an empty run directory with a path below 90 characters"
+        ) from error
+    listener.listen()
+
+
+def _shut_down(sock: socket.socket) -> None:
+    """End the stream both ways, which ends its reader; the peer may have closed first, which is no error here."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
     except OSError:
         return

@@ -1,0 +1,435 @@
+"""Measure this machine through Paddle itself: what `interlace calibrate` writes as a device profile.
+
+Each figure comes from small static programs run by `StandaloneExecutor` with a `core.Plan`, as a training step is. An
+operation's time is the difference between a program that holds it many times and one that holds it once, less the time
+of an operation on almost no data, which is the host's share and is stored as such.
+
+On a CUDA build the same programs run on the GPU in bfloat16 with larger sizes, attention and pinned copies. That path
+differs from the tested one in `_sizes`, `_attention` and `_sync` only and has not been run on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import platform
+import queue
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from math import prod
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from interlace.cost_model.profile import (
+    SCHEMA,
+    CommSample,
+    CopySample,
+    DeviceProfile,
+    HostCosts,
+    OpSample,
+    Peak,
+    Provenance,
+)
+from interlace.cost_model.work import Part, attention_part, dims_of, gemm_part
+from interlace.errors import ConfigError
+from interlace.ir.program import DTYPE_BYTES
+from interlace.version import VERSION
+
+DTYPES = {"cpu": "float32", "gpu": "bfloat16"}
+TINY = 4
+"""Elements of an operation whose time is all dispatch."""
+NUM_RUNS = 5
+"""Runs of each program; figures are medians over them."""
+MEASURABLE = 1.0
+"""An operation counts as measured where its time is at least this many times the host's share of it."""
+GROUP = 2
+"""Processes of the measured CPU collectives."""
+
+
+@dataclass(slots=True)
+class Case:
+    """One operation to measure: its sample's key, inputs to make, and how to add it to a program."""
+
+    part: Part
+    inputs: list[tuple[tuple[int, ...], str]]
+    make: Callable[..., Any]
+
+
+@dataclass(slots=True)
+class Bench:
+    """Runs programs on one device; `budget_s` is spent on each figure."""
+
+    device: str
+    budget_s: float
+    place: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        import paddle
+        from paddle.base import core
+
+        self.place = core.Place()
+        self.place.set_place(paddle.CUDAPlace(0) if self.device == "gpu" else paddle.CPUPlace())
+
+    def seconds(self, build: Callable[[], None], num_jobs: int = 1, num_runs: int = NUM_RUNS) -> list[float]:
+        """Times of `num_runs` runs (after one to warm up) of a plan whose `num_jobs` jobs are each what `build` fills."""
+        import paddle
+        from paddle.base import core
+
+        programs = {}
+        for number in range(num_jobs):
+            program = paddle.static.Program()
+            with paddle.static.program_guard(program, paddle.static.Program()):
+                build()
+            programs[f"job{number}"] = program
+        scope = core.Scope()
+        with paddle.static.scope_guard(scope):
+            executor = core.StandaloneExecutor(self.place, core.Plan([core.Job(name) for name in programs], programs), scope)
+            return [self._run(executor) for _ in range(num_runs + 1)][1:]
+
+    def _run(self, executor: Any) -> float:
+        self._sync()
+        start = time.perf_counter()
+        executor.run([], False)
+        self._sync()
+        return time.perf_counter() - start
+
+    def _sync(self) -> None:
+        if self.device == "gpu":
+            import paddle
+
+            paddle.device.synchronize()
+
+    def op_ns(self, case: Case) -> tuple[float, float]:
+        """Median and spread (largest minus smallest) of one operation in a row of equal ones, dispatch included."""
+        once = min(self.seconds(lambda: _fill(case, 1), num_runs=2))
+        several = min(self.seconds(lambda: _fill(case, 4), num_runs=1))
+        each = max((several - once) / 3, 1e-6)
+        count = int(min(200, max(2, self.budget_s / NUM_RUNS / each)))
+        base = median(self.seconds(lambda: _fill(case, 1)))
+        times = [(run - base) / count * 1e9 for run in self.seconds(lambda: _fill(case, count + 1))]
+        return median(times), max(times) - min(times)
+
+
+def calibrate(device: str = "", quick: bool = False, today: str = "", command: str = "interlace calibrate") -> DeviceProfile:
+    """Measure a device (`cpu`, `gpu`; empty: the GPU where this build of Paddle has one).
+
+    Takes about a minute on two cores, 15 s when `quick` (fewer sizes, shorter runs).
+
+    Raises:
+        ConfigError: Paddle is missing, or has no such device.
+    """
+    device = _device(device)
+    bench = Bench(device, 0.02 if quick else 0.12)
+    with _paddle_settings():
+        op_ns, job_ns = _host_costs(bench, quick)
+        samples = _op_samples(bench, quick, op_ns)
+        copies = _copies(bench, quick) if device == "gpu" else ()
+    collectives = _cpu_collectives(quick) if device == "cpu" else ()
+    return DeviceProfile(
+        interlace_profile=SCHEMA,
+        device=device_name(device),
+        provenance=Provenance(
+            _machine(), today or date.today().isoformat(), command, versions=_versions(), note=_note(device)
+        ),
+        ranks_per_host=8,
+        memory_bytes=_memory_bytes(device),
+        pinned_bytes=0,
+        shortest_kernel_ns=0,
+        matrix_flops=_matrix_rates(samples),
+        vector_flops={},
+        memory_rate=_memory_rate(samples),
+        host=HostCosts(round(op_ns), round(job_ns), "measured", "an operation on 4 elements; a job beyond its operations"),
+        ops=tuple(samples),
+        collectives=tuple(collectives),
+        copies=tuple(copies),
+    )
+
+
+def device_name(device: str) -> str:
+    """Name of the device as profiles state it: the GPU's, or the CPU model's."""
+    if device == "gpu":
+        import paddle
+
+        return str(paddle.device.cuda.get_device_name(0))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+# -- what is measured -----------------------------------------------------------------------------------------------
+
+
+def cases(device: str, quick: bool) -> Iterator[Case]:
+    """Every operation of a run, smallest first within a kind."""
+    import paddle
+
+    ops, dtype = paddle._C_ops, DTYPES[device]
+    gemms, lengths, rows = _sizes(device, quick)
+    for m, n, k in gemms:
+        yield Case(
+            gemm_part(1, m, n, k, dtype), [((m, k), dtype), ((k, n), dtype)], lambda x, y: ops.matmul(x, y, False, False)
+        )
+    for batch, m, n, k in ((8, 128, 128, 64), (16, 512, 512, 64))[: 1 if quick else 2]:
+        shapes: list[tuple[tuple[int, ...], str]] = [((batch, m, k), dtype), ((batch, k, n), dtype)]
+        yield Case(gemm_part(batch, m, n, k, dtype), shapes, lambda x, y: ops.matmul(x, y, False, False))
+    for elements in lengths:
+        yield from _elementwise(ops, elements, dtype)
+    for shape in rows:
+        yield from _rowwise(ops, shape, dtype)
+    if device == "gpu":
+        yield from _attention(ops, quick)
+
+
+def _sizes(device: str, quick: bool) -> tuple[list[tuple[int, int, int]], list[int], list[tuple[int, int]]]:
+    """(m, n, k) of matrix products, elements of elementwise operations, (rows, columns) of row-wise ones."""
+    if device == "gpu":
+        gemms = [(m, n, k) for m in (512, 2048, 4096) for n, k in ((1024, 1024), (4096, 4096), (4096, 11008), (11008, 4096))]
+        lengths, rows = [1 << e for e in (18, 20, 22, 24, 26)], [(1024, 4096), (4096, 4096), (4096, 8192)]
+    else:
+        gemms = [(n, n, n) for n in (128, 256, 512, 1024)] + [(256, 2048, 512), (256, 512, 2048), (2048, 256, 512)]
+        lengths, rows = [1 << e for e in (14, 16, 18, 20, 22)], [(64, 256), (512, 512), (2048, 1024)]
+    return (gemms[:3], lengths[1::2], rows[1:]) if quick else (gemms, lengths, rows)
+
+
+def _elementwise(ops: Any, elements: int, dtype: str) -> Iterator[Case]:
+    x = ((elements,), dtype)
+    wide: tuple[tuple[int, ...], str] = ((elements,), "float32")
+    kinds: list[tuple[str, list[tuple[tuple[int, ...], str]], Callable[..., Any], int]] = [
+        ("add", [x, x], ops.add, 3),
+        ("multiply", [x, x], ops.multiply, 3),
+        ("scale", [x], lambda a: ops.scale(a, 2.0, 1.0, True), 2),
+        ("gelu", [x], lambda a: ops.gelu(a, True), 2),
+        ("gelu_grad", [x, x], lambda a, b: ops.gelu_grad(a, b, True), 3),
+        ("assign", [x], ops.assign, 2),
+        ("reduce", [x], lambda a: ops.sum(a, [], None, False), 1),
+    ]
+    for kind, inputs, make, tensors in kinds:
+        yield Case(_plain(kind, dtype, tensors * elements * DTYPE_BYTES[dtype], elements=elements), inputs, make)
+    moved = elements * (4 + DTYPE_BYTES["float16"])
+    yield Case(_plain("cast", "float32", moved, elements=elements), [wide], lambda a: ops.cast(a, "float16"))
+    yield Case(_plain("grad_accumulate", "float32", 12 * elements, elements=elements), [wide, wide], ops.add_)
+
+
+def _rowwise(ops: Any, shape: tuple[int, int], dtype: str) -> Iterator[Case]:
+    rows, cols = shape
+    size, x, vector = prod(shape) * DTYPE_BYTES[dtype], (shape, dtype), ((cols,), dtype)
+    row: tuple[tuple[int, ...], str] = ((rows,), "float32")
+    dims = {"rows": rows, "cols": cols}
+    yield Case(_plain("softmax", dtype, 2 * size, **dims), [x], lambda a: ops.softmax(a, -1))
+    yield Case(_plain("softmax_grad", dtype, 3 * size, **dims), [x, x], lambda a, b: ops.softmax_grad(a, b, -1))
+    norm = lambda a, s, b: ops.layer_norm(a, s, b, 1e-5, 1)  # noqa: E731
+    yield Case(_plain("layer_norm", dtype, 2 * size, **dims), [x, vector, vector], norm)
+    back = lambda a, s, b, m, v, g: ops.layer_norm_grad(a, s, b, m, v, g, 1e-5, 1)  # noqa: E731
+    yield Case(_plain("layer_norm_grad", dtype, 3 * size, **dims), [x, vector, vector, row, row, x], back)
+    yield Case(_plain("transpose", dtype, 2 * size, elements=rows * cols), [x], lambda a: ops.transpose(a, [1, 0]))
+
+
+def _attention(ops: Any, quick: bool) -> Iterator[Case]:
+    for heads, seq in ((8, 1024), (16, 2048), (16, 4096))[: 1 if quick else 3]:
+        shape = ((1, seq, heads, 128), "bfloat16")
+        part = attention_part(1, heads, heads, seq, seq, 128, True, "bfloat16", False)
+        make = lambda q, k, v: ops.flash_attn(q, k, v, None, None, 0.0, True, False, False, "")  # noqa: E731
+        yield Case(part, [shape] * 3, make)
+
+
+def _plain(kind: str, dtype: str, size_bytes: int, **dims: int) -> Part:
+    return Part(kind, "", dtype, dims_of(**dims), 0, size_bytes)
+
+
+def _fill(case: Case, count: int) -> None:
+    """Inputs, then the operation `count` times; nothing reads the results, so each is freed at once."""
+    import paddle
+
+    inputs = [paddle.full(shape, 0.5, "float32").astype(dtype) for shape, dtype in case.inputs]
+    for _ in range(count):
+        case.make(*inputs)
+
+
+def _op_samples(bench: Bench, quick: bool, op_ns: float) -> list[OpSample]:
+    """A sample for every case that can be told from dispatch; the rest is too short to measure here."""
+    from tqdm import tqdm
+
+    samples = []
+    for case in tqdm(list(cases(bench.device, quick)), desc="operations", unit="op", leave=False):
+        dur_ns, spread_ns = bench.op_ns(case)
+        if dur_ns - op_ns >= MEASURABLE * op_ns:
+            part = case.part
+            kind = "copy" if part.kind == "assign" else part.kind
+            sizes = dict(part.dims)
+            samples.append(
+                OpSample(kind, part.dtype, sizes, part.size_bytes, round(dur_ns - op_ns), round(spread_ns), NUM_RUNS)
+            )
+    return sorted(samples, key=lambda s: (s.kind, s.dtype, s.size_bytes, sorted(s.dims.items())))
+
+
+def _host_costs(bench: Bench, quick: bool) -> tuple[float, float]:
+    """Nanoseconds of an operation on almost nothing, and of a job: one program against the same cut into 16."""
+    from paddle import _C_ops
+
+    tiny = Case(
+        _plain("scale", "float32", 8 * TINY, elements=TINY),
+        [((TINY,), "float32")],
+        lambda a: _C_ops.scale(a, 2.0, 1.0, True),
+    )
+    num_jobs, each, runs = 16, 8, 20 if quick else 60
+    short = median(bench.seconds(lambda: _fill(tiny, each), num_runs=runs))
+    long = median(bench.seconds(lambda: _fill(tiny, each * num_jobs), num_runs=runs))
+    cut = median(bench.seconds(lambda: _fill(tiny, each), num_jobs, runs))
+    op_s = max(0.0, (long - short) / (each * (num_jobs - 1)))
+    job_s = max(0.0, (cut - short) / (num_jobs - 1) - each * op_s)
+    return op_s * 1e9, job_s * 1e9
+
+
+def _copies(bench: Bench, quick: bool) -> list[CopySample]:
+    """Pinned copies of the GPU, one device alone; the CPU place has no second memory to copy to."""
+    import paddle
+
+    samples = []
+    for size in (1 << 22, 1 << 26)[: 1 if quick else 2]:
+        on_device = paddle.zeros([size], "uint8")
+        pinned = on_device.pin_memory()
+        for way, copy in (("d2h", on_device.pin_memory), ("h2d", pinned.cuda)):
+            times = []
+            for _ in range(7):
+                bench._sync()
+                start = time.perf_counter()
+                copy()
+                bench._sync()
+                times.append(time.perf_counter() - start)
+            dur, spread = round(median(times) * 1e9), round((max(times) - min(times)) * 1e9)
+            samples.append(CopySample(way, size, dur, 1, spread, 7))  # type: ignore[arg-type]
+    return samples
+
+
+# -- collectives of CPU ranks ---------------------------------------------------------------------------------------
+
+
+def _cpu_collectives(quick: bool) -> list[CommSample]:
+    """All-reduce between two processes through the CPU transport, in sizes of float32; no Paddle in them."""
+    sizes = [1 << 16, 1 << 20] if quick else [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    with tempfile.TemporaryDirectory(prefix="interlace-") as folder:
+        ranks = [context.Process(target=_all_reduce_rank, args=(rank, folder, sizes, answers)) for rank in range(GROUP)]
+        for process in ranks:
+            process.start()
+        try:
+            found = answers.get(timeout=60)
+        except queue.Empty as error:
+            codes = [process.exitcode for process in ranks]
+            raise ConfigError(
+                f"CPU collectives: the two measuring processes gave no answer in 60 s (exit codes {codes})"
+            ) from error
+        finally:
+            for process in ranks:
+                process.join(5)
+                process.kill()
+    return [CommSample("all_reduce", GROUP, size, dur, spread, num_runs=15) for size, dur, spread in found]
+
+
+def _all_reduce_rank(rank: int, folder: str, sizes: list[int], answers: Any) -> None:
+    from interlace.bridge.cpu.transport import Transport
+
+    found = []
+    with Transport(rank, GROUP, folder, timeout_s=30) as transport:
+        for size in sizes:
+            array, times = np.ones(size // 4, np.float32), []
+            for _ in range(17):
+                start = time.perf_counter_ns()
+                transport.all_reduce(array, "sum", 0, range(GROUP))
+                times.append(time.perf_counter_ns() - start)
+            times = times[2:]
+            found.append((size, round(median(times)), max(times) - min(times)))
+        if rank == 0:
+            answers.put(found)
+
+
+# -- the machine ----------------------------------------------------------------------------------------------------
+
+
+def _device(device: str) -> str:
+    try:
+        import paddle
+    except ImportError as error:
+        raise ConfigError(
+            f"calibrate needs PaddlePaddle ({error}); install it with `pip install interlace[paddle]`"
+        ) from error
+    has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+    device = device or ("gpu" if has_gpu else "cpu")
+    if device not in DTYPES:
+        raise ConfigError(f"--device {device!r}: expected one of {', '.join(DTYPES)}")
+    if device == "gpu" and not has_gpu:
+        raise ConfigError("--device gpu: this build of Paddle sees no GPU; use --device cpu, or install paddlepaddle-gpu")
+    return device
+
+
+@contextlib.contextmanager
+def _paddle_settings() -> Iterator[None]:
+    """Static mode and issue in program order, as the auto-parallel engine sets it; put back afterwards."""
+    import paddle
+
+    name = "FLAGS_new_executor_sequential_run"
+    before, dynamic = paddle.get_flags([name]), paddle.in_dynamic_mode()
+    paddle.set_flags({name: True})
+    paddle.enable_static()
+    try:
+        yield
+    finally:
+        paddle.set_flags(before)
+        if dynamic:
+            paddle.disable_static()
+
+
+def _matrix_rates(samples: list[OpSample]) -> dict[str, Peak]:
+    rates: dict[str, float] = {}
+    for sample in samples:
+        if sample.kind == "gemm":
+            dims = sample.dims
+            flops = 2 * dims["m"] * dims["n"] * dims["k"] * 1e9 / sample.dur_ns
+            rates[sample.dtype] = max(rates.get(sample.dtype, 0.0), float(f"{flops:.4g}"))
+    return {dtype: Peak(rate, "measured", "best of the gemm samples") for dtype, rate in rates.items()}
+
+
+def _memory_rate(samples: list[OpSample]) -> Peak:
+    """Rate of the largest elementwise sample that moves most bytes a second, so that caches do not count."""
+    plain = [s for s in samples if s.kind in ("add", "copy", "scale", "multiply")]
+    if not plain:
+        raise ConfigError("calibrate: no elementwise operation could be told from dispatch; is the machine busy?")
+    largest = max(s.dims["elements"] for s in plain)
+    best = max(s.size_bytes * 1e9 / s.dur_ns for s in plain if s.dims["elements"] == largest)
+    return Peak(float(f"{best:.4g}"), "measured", f"read plus written, {largest} elements")
+
+
+def _machine() -> str:
+    return f"{platform.system()} {platform.machine()}, {device_name('cpu')}, {os.cpu_count()} cores"
+
+
+def _versions() -> dict[str, str]:
+    import paddle
+
+    return {"interlace": VERSION, "paddle": paddle.__version__, "python": platform.python_version()}
+
+
+def _memory_bytes(device: str) -> int:
+    if device == "gpu":
+        import paddle
+
+        return int(paddle.device.cuda.get_device_properties(0).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _note(device: str) -> str:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    busy = f"; others used this machine meanwhile (load {load:.1f} on {cores} cores)" if load > cores + 1 else ""
+    if device == "gpu":
+        return "one device: no collectives, no interference" + busy
+    return "operations less the host's share; collectives between 2 processes of the CPU transport; no copies: one memory" + busy

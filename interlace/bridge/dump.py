@@ -1,0 +1,137 @@
+"""Build one rank's program of a training script and store it: `python -m interlace.bridge.dump`, started by `interlace dump`.
+
+No other rank, no GPU and no parameters: the script runs as the asked rank of the asked world, under `paddle.LazyGuard`, until
+its program stands; then it is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from interlace.bridge.cpu.install import rank_environment
+from interlace.errors import InterlaceError, LaunchError
+from interlace.ir import Program, save
+
+
+class Built(BaseException):
+    """Ends the script once its program is captured."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__("program captured")
+        self.program = program
+
+
+class LonelyTransport:
+    """Stands for the other ranks while a program is built: every exchange gives back this rank's own data."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+
+    def barrier(self, *args: Any) -> None:
+        """Nobody else is there."""
+
+    def all_reduce(self, array: Any, *args: Any) -> Any:
+        """Its own array."""
+        return array
+
+    broadcast = reduce = all_to_all = all_reduce
+
+    def all_gather(self, array: Any, group: int, ranks: Any, *args: Any) -> list[Any]:
+        """Its own array once for each rank."""
+        return [array] * len(ranks)
+
+    def reduce_scatter(self, array: Any, op: str, group: int, ranks: Any, *args: Any) -> Any:
+        """The part of its own array that would be this rank's."""
+        return np.split(array, len(ranks))[list(ranks).index(self.rank)]
+
+    def send(self, *args: Any) -> None:
+        """Goes nowhere."""
+
+    def recv(self, shape: Any, dtype: str, *args: Any) -> Any:
+        """Zeros."""
+        return np.zeros(shape, "uint16" if dtype == "bfloat16" else dtype)
+
+
+def main(argv: list[str]) -> int:
+    """Build, store, and print one JSON line: operations, seconds, highest resident memory in bytes."""
+    args = _parser().parse_args(argv)
+    start = time.perf_counter()
+    try:
+        program = build_program(args.script, args.script_args, args.rank, args.world, lazy=not args.materialize)
+        save(program, args.out)
+    except InterlaceError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    done = {"rank": args.rank, "ops": len(program.ops), "seconds": round(time.perf_counter() - start, 2), "peak_rss_bytes": peak}
+    print(msgspec.json.encode(done).decode(), flush=True)
+    return 0
+
+
+def build_program(script: str, arguments: list[str], rank: int, world: int, *, lazy: bool = True) -> Program:
+    """The training program that a script builds as one rank of a world.
+
+    Raises:
+        LaunchError: The script ended without building a training program.
+    """
+    from interlace.bridge.rank import run_script
+
+    os.environ.update(rank_environment(rank, world))
+    os.environ.pop("POD_NAME", None)
+    from interlace.bridge import hook
+    from interlace.bridge.cpu import dynamic
+
+    dynamic.patch(LonelyTransport(rank, world))  # type: ignore[arg-type]
+    hook.install()
+    hook.capture_only(_stop)
+    if lazy:
+        _allocate_nothing()
+    try:
+        run_script(script, arguments)
+    except Built as built:
+        return built.program
+    raise LaunchError(f"{script}: ended without building a training program; expected dist.to_static(...) with a loss and an "
+                      "optimizer, and model.train()")  # fmt: skip
+
+
+def _allocate_nothing() -> None:
+    """What `paddle.LazyGuard` does, from here to the moment the engine builds its programs, which needs it off."""
+    from paddle.distributed.auto_parallel.static.engine import Engine
+    from paddle.nn.initializer.lazy_init import lazy_init_helper
+
+    build = Engine._build
+    lazy_init_helper().enable()
+
+    def build_allocated(self: Any, mode: str) -> None:
+        lazy_init_helper().disable()
+        build(self, mode)
+
+    Engine._build = build_allocated
+
+
+def _stop(program: Program) -> None:
+    raise Built(program)
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="interlace.bridge.dump")
+    made.add_argument("--rank", type=int, required=True)
+    made.add_argument("--world", type=int, required=True)
+    made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--materialize", action="store_true")
+    made.add_argument("script")
+    made.add_argument("script_args", nargs=argparse.REMAINDER)
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

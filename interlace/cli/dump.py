@@ -1,0 +1,70 @@
+"""`interlace dump`: the program of each rank of a training script, built on this machine alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add `dump` to the command line."""
+    parser = subparsers.add_parser(
+        "dump",
+        help="store the program of each rank of a training script; no launch, no GPU, no parameters",
+        description="Build the program of ranks of SCRIPT, a process a rank, without training. Arguments after -- go to the script.",
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="a training script that uses paddle.distributed.to_static")
+    parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
+    parser.add_argument("--rank", type=int, metavar="R", help="only this rank (default: all)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("dumps"), metavar="PATH", help="folder, or file with --rank (default: dumps)")
+    parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="ranks built at once (default: all cores)")
+    parser.add_argument("--json", metavar="FILE", help="write operations, seconds and memory of each rank there")
+    parser.set_defaults(script_args=[])
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; returns 0, or 2 where a rank could not be built."""
+    from interlace.errors import LaunchError
+
+    if args.world < 1 or (args.rank is not None and not 0 <= args.rank < args.world):
+        raise LaunchError(f"--world {args.world} --rank {args.rank}: expected a world of at least 1 and a rank inside it")
+    if not Path(args.script).is_file():
+        raise LaunchError(f"{args.script}: no such script")
+    done = list(_build_all(args))
+    if args.json:
+        Path(args.json).write_text(json.dumps({"ranks": done}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _build_all(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    ranks = range(args.world) if args.rank is None else [args.rank]
+    with ThreadPoolExecutor(max(1, args.jobs)) as pool:
+        for k, result in enumerate(pool.map(lambda rank: _build(args, rank), ranks), 1):
+            print(f"[{k}/{len(ranks)}] rank {result['rank']}: {result['ops']} ops, {result['seconds']} s, "
+                  f"{result['peak_rss_bytes'] / 1e6:.0f} MB -> {result['path']}", flush=True)  # fmt: skip
+            yield result
+
+
+def _build(args: argparse.Namespace, rank: int) -> dict[str, Any]:
+    from interlace.errors import LaunchError
+    from interlace.ir.dump import SUFFIX
+
+    single = args.rank is not None and (args.output.suffix or not args.output.is_dir()) and args.output.suffix in (SUFFIX, ".gz")
+    path = args.output if single else args.output / f"rank{rank}{SUFFIX}"
+    command = [sys.executable, "-m", "interlace.bridge.dump", "--rank", str(rank), "--world", str(args.world), "--out", str(path)]
+    command += ["--materialize"] if args.materialize else []
+    found = subprocess.run([*command, args.script, *args.script_args], capture_output=True, text=True, check=False)
+    if found.returncode:
+        tail = "\n".join(found.stderr.strip().splitlines()[-12:])
+        raise LaunchError(f"rank {rank} of {args.script} could not be built:\n{tail}")
+    result: dict[str, Any] = json.loads(found.stdout.strip().splitlines()[-1])
+    return {**result, "path": str(path)}

@@ -1,0 +1,174 @@
+"""`offload-activations`: saved activations leave the device between forward and backward, where that was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from interlace.errors import PassError
+from interlace.ir import ABSENT, Edit, Graph, Job, Op, Program, TensorType, Value
+from interlace.passes.base import Context, Pass, register
+from interlace.scheduler.offload import (
+    COPY_BACK,
+    COPY_OUT,
+    PINNED,
+    Choice,
+    Item,
+    Move,
+    OffloadPlan,
+    measure,
+    plan_offload,
+    show_move,
+)
+from interlace.scheduler.saved import is_constant
+
+D2H_STREAM, H2D_STREAM = "auto_parallel_d2h", "auto_parallel_h2d"
+"""Streams of the two copy directions."""
+
+
+@register
+class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
+    """Copy chosen saved activations to pinned memory behind forward, and back before backward reads them.
+
+    Contract: needs a schedule; keeps every value, every operation and the order of all items; adds copies. A copy out and
+    its copy back stand in different jobs. A micro-batch whose jobs hold neither copy keeps its value: there both are the
+    identity.
+
+    Before / After:
+        #3 %3 = pd_op.gelu(%2) forward                  #3 %3 = pd_op.gelu(%2) forward
+        #4 %4 = pd_op.matmul(%3, %1) forward            #4 %4 = pd_op.matmul(%3, %1) forward
+        #9 %9, %10 = pd_op.matmul_grad(%3, %1, %8)      #20 %20^pinned = pd_op.memcpy_d2h(%3) forward
+                                                        #21 %21 = pd_op.memcpy_h2d(%20) backward
+                                                        #9 %9, %10 = pd_op.matmul_grad(%21, %1, %8) backward
+        job forward_0: 3-4@0                            job forward_0: 3-4@0 20@0
+        job backward_0: 9@0                             job backward_0: 21@0 9@0
+
+    Steps: 1 ask the planner what moves, when it goes and when it comes back (`scheduler/offload.py`, where the options are
+    described: modules, exclude_ops, min_bytes, fraction, keep_bytes, max_in_flight, include_integers, memory_budget); 2 add
+    both copies for each chosen value, let what reads its contents in backward read what comes back, remake saved views of
+    it; 3 put the copies into the jobs.
+
+    Source: NVIDIA/Megatron-LM#1752, NVIDIA/TransformerEngine#2435 (the cases they test are ours, with a pipeline added).
+    """
+
+    name = "offload-activations"
+    needs = frozenset({"scheduled"})
+    gives = frozenset({"offloaded"})
+
+    def run(self, program: Program, context: Context) -> Program:
+        if not program.jobs:
+            raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
+        plan = plan_offload(program, measure(program, context.cost), self)
+        ops = {op.id: op for op in program.ops}
+        for move in plan.moves:
+            context.change(ops[move.saved.producer], show_move(move))
+        if plan.moves:
+            context.changed.append(plan.summary())
+        else:
+            context.declined.append(plan.summary())
+        context.declined += [*plan.notes, *plan.declined()]
+        return apply(program, plan)
+
+
+def apply(program: Program, plan: OffloadPlan) -> Program:
+    """The program with a decision applied; it decides nothing."""
+    return _Rewrite(program, plan).run() if plan.moves else program
+
+
+class _Rewrite:
+    def __init__(self, program: Program, plan: OffloadPlan) -> None:
+        self.program, self.plan = program, plan
+        self.graph = Graph(program)
+        self.edit = Edit(program)
+        self.now: dict[int, int] = {}
+        self.homes: dict[int, int] = {}
+        self.behind: dict[Item, list[tuple[int, Item]]] = {}
+        self.ahead: dict[Item, list[tuple[int, Item]]] = {}
+        self.views: dict[Item, list[Item]] = {}
+        self.place = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
+
+    def run(self) -> Program:
+        for move in self.plan.moves:
+            self._move(move)
+        for op in self.program.ops:
+            if op.role == "backward":
+                self._redirect(op)
+        built = self.edit.build()
+        values = [self._at_home(value) for value in built.values]
+        jobs = tuple(msgspec.structs.replace(job, items=tuple(self._items(job))) for job in self.program.jobs)
+        return msgspec.structs.replace(built, values=tuple(values), jobs=jobs)
+
+    def _move(self, move: Move) -> None:
+        saved = move.saved
+        value = self.graph.values[saved.value]
+        kind = TensorType(value.shape, value.dtype)
+        host, back = self.edit.value(kind, memory="pinned"), self.edit.value(kind)
+        like = self.graph.ops[saved.producer]
+        out_op = self.edit.op(COPY_OUT, [value.id], [host], like=like, attrs=dict(PINNED), role="forward", stream=D2H_STREAM)
+        back_op = self.edit.op(COPY_BACK, [host.id], [back], like=like, attrs=dict(PINNED), role="backward",
+                               stream=H2D_STREAM)  # fmt: skip
+        self.edit.after(self._by_position(saved.before)[-1], [out_op])
+        self.edit.before(self._by_position(saved.readers)[0], [back_op])
+        self.now[value.id], self.homes[saved.storage] = back.id, back.storage
+        for trip in move.trips:
+            last_read = max(self.place[op, trip.micro_batch] for op in saved.before)
+            first_read = min(self.place[op, trip.micro_batch] for op in saved.readers)
+            self.behind.setdefault(trip.out_after, []).append((last_read, (out_op.id, trip.micro_batch)))
+            self.ahead.setdefault(trip.back_before, []).append((first_read, (back_op.id, trip.micro_batch)))
+        self._remake(move, back)
+
+    def _remake(self, move: Move, back: Value) -> None:
+        """Repeat the views that lead to the other saved values of the storage, on what came back."""
+        wanted = {value for each in move.saved.rebuilt for op in each.ops for value in self.graph.ops[op].results}
+        readers = self._by_position(op for op in move.saved.readers if wanted & set(self.graph.ops[op].operands))
+        made: list[Op] = []
+        for op_id in self._by_position({op for each in move.saved.rebuilt for op in each.ops}):
+            op = self.graph.ops[op_id]
+            source = next(op.operands[operand] for _, operand in op.views)
+            constants = {v: self._constant(v, op, made) for v in op.operands if v not in (ABSENT, source)}
+            names = {**constants, source: self.now[source]}
+            results = [self._result(value, op, back) for value in op.results]
+            made.append(self.edit.op(op.name, [names.get(v, v) for v in op.operands], results, like=op, attrs=op.attrs,
+                                     role="backward", views=op.views, no_buffer=op.no_buffer))  # fmt: skip
+            self.now.update(zip(op.results, made[-1].results, strict=True))
+        if made:
+            self.edit.before(readers[0], made)
+            for micro_batch in range(self.program.pipeline.num_micro_batches):
+                first = min(((op, micro_batch) for op in readers), key=self.place.__getitem__)
+                self.views.setdefault(first, []).extend((op.id, micro_batch) for op in made)
+
+    def _constant(self, value_id: int, like: Op, made: list[Op]) -> int:
+        op = self.graph.ops[self.graph.producer[value_id]]
+        assert is_constant(op)
+        kinds = [TensorType(self.graph.values[v].shape, self.graph.values[v].dtype) for v in op.results]
+        made.append(self.edit.op(op.name, [], kinds, like=like, attrs=op.attrs, role="backward"))
+        return made[-1].results[op.results.index(value_id)]
+
+    def _result(self, value_id: int, op: Op, back: Value) -> Value:
+        value = self.graph.values[value_id]
+        is_view = any(op.results[result] == value_id for result, _ in op.views)
+        return self.edit.value(TensorType(value.shape, value.dtype), storage=back.storage if is_view else None)
+
+    def _redirect(self, op: Op) -> None:
+        operands = tuple(v if k in op.no_buffer else self.now.get(v, v) for k, v in enumerate(op.operands))
+        if operands != op.operands:
+            self.edit.replace(op.id, [msgspec.structs.replace(op, operands=operands)])
+
+    # What backward writes in place or views of a moved value now shares the memory of what came back.
+    def _at_home(self, value: Value) -> Value:
+        made = self.graph.producer.get(value.id)
+        if value.storage not in self.homes or made is None or self.graph.ops[made].role != "backward":
+            return value
+        return msgspec.structs.replace(value, storage=self.homes[value.storage])
+
+    def _by_position(self, ops: Iterable[int]) -> list[int]:
+        return sorted(ops, key=lambda op: self.graph.position[op])
+
+    # Copies of a direction follow one another: out in the order their values were last read, back in that of first readers.
+    def _items(self, job: Job) -> Iterable[Item]:
+        for item in job.items:
+            yield from (copy for _, copy in sorted(self.ahead.get(item, ())))
+            yield from self.views.get(item, ())
+            yield item
+            yield from (copy for _, copy in sorted(self.behind.get(item, ())))

@@ -1,0 +1,296 @@
+"""`overlap-column-backward`: collectives of dX start before dW is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from interlace.cost_model.base import Costs, tables_of
+from interlace.errors import PassError
+from interlace.ir import Graph, Op, Program, dependencies, describe
+from interlace.ir.graph import is_topological, written_operands
+from interlace.ir.kinds import is_boundary, is_comm
+from interlace.passes.base import Context, Pass, register
+from interlace.passes.sites import ACCUMULATING, GEMM_GRADS, Backward, check_modules, in_modules
+from interlace.passes.streams import COMPUTE_STREAMS, mp_stream
+
+REACH = 2
+"""A collective borrows weight gradients from behind the second collective in front of it, no earlier: a dW that waits keeps its
+activation and its gradient alive, and in sequence parallelism all_gather finds work only in front of the last reduce_scatter."""
+
+
+@register
+class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
+    """Start the collective of a layer's dX before the layer's dW is computed, and let dW fill the time.
+
+    Contract: needs dX and dW apart, and no schedule yet; keeps every operation, every value and the order of communication
+    within each group; moves weight gradients and what only they lead to (casts, sums into merge buffers, clips) behind the
+    collective, names the collective's stream, and nothing else.
+
+    Before / After:
+        %5 = pd_op.matmul(%4, %1)                       %5 = pd_op.matmul(%4, %1)
+        %9, %6 = pd_op.matmul_grad(%2, %1, %4)          %8 = pd_op.all_reduce(%5) stream="auto_parallel_mp"
+        %7 = pd_op.add_(%0, %6)                         %9, %6 = pd_op.matmul_grad(%2, %1, %4)
+        %8 = pd_op.all_reduce(%5)                       %7 = pd_op.add_(%0, %6)
+        %10 = pd_op.layer_norm_grad(%8, ...)            %10 = pd_op.layer_norm_grad(%8, ...)
+
+    Steps:
+        1. A *site* is a backward collective whose operand leads to an activation's gradient: neither p2p nor of a weight or
+           its gradient. Walking back from its operand, through sums, casts, reshapes and transposes, gives its dX (three for
+           q, k, v; two for gate, up; none where it stands in front of a product).
+        2. Its own weight gradients are the ones that read the same dout. They go right behind it with their sinks, and so does
+           all else behind the last dX that the collective does not need.
+        3. While its time is not covered, it borrows weight gradients that stand in front of it, the nearest first.
+        4. The cost model says what is hidden, stretch on both sides included. A site that would lose is left as it was.
+
+    Source: PaddlePaddle/Paddle#57446; patterns as PaddlePaddle 3.3.1 emits them.
+
+    Attributes:
+        min_bytes: Leave collectives of less.
+        modules: Names or globs over layer names; without any, all layers.
+        only_gains: Leave sites that would take longer than one after the other.
+        borrow: Fill what a site's own weight gradients do not cover with earlier ones.
+    """
+
+    name = "overlap-column-backward"
+    needs = frozenset({"dw-split"})
+    gives = frozenset({"tp-overlapped"})
+    min_bytes: int = 0
+    modules: tuple[str, ...] = ()
+    only_gains: bool = True
+    borrow: bool = True
+
+    def run(self, program: Program, context: Context) -> Program:
+        """The program with its collectives moved up.
+
+        Raises:
+            PassError: The program has a schedule already, or `modules` names what is not there.
+        """
+        if program.jobs:
+            raise PassError(f"the program has a schedule already ({len(program.jobs)} jobs); put it before 'schedule-1f1b'")
+        work = _Work(Graph(program), context, self)
+        check_modules(self.modules, [work.layer(op) for op in work.sites])
+        for op in work.sites:
+            work.visit(op)
+        return work.result()
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A collective beside its fillers; times in ns.
+
+    Attributes:
+        comm, fill: Alone.
+        hidden: Of `comm`.
+        both: From the start of the collective until it and its fillers are over.
+    """
+
+    comm: int
+    fill: int
+    hidden: int
+    both: int
+
+    @property
+    def gain(self) -> int:
+        """What overlap saves against one after the other."""
+        return self.comm + self.fill - self.both
+
+
+def beside(costs: Costs, graph: Graph, comm: Op, fillers: Iterable[Op]) -> Estimate:
+    """Run a collective beside operations that run one after the other; each slows the other down while both run."""
+    values, groups = tables_of(graph.program)
+    alone = costs.op_time(comm, values, groups).dur_ns
+    left, both, fill = float(alone), 0.0, 0
+    for op in fillers:
+        dur = costs.op_time(op, values, groups).dur_ns
+        fill += dur
+        comm_stretch, op_stretch = costs.stretch(comm, op, values, groups) if left and dur else (1.0, 1.0)
+        shared = min(dur * op_stretch, left * comm_stretch)
+        left -= shared / comm_stretch
+        both += shared + dur - shared / op_stretch
+    return Estimate(alone, fill, round(alone - left), round(both + left))
+
+
+@dataclass(slots=True)
+class _Work:
+    """The order as it stands, and what may not change in it.
+
+    Attributes:
+        order: Ids of all operations.
+        after: What each one must come behind, whatever the order.
+        taken: Fillers that have their collective already.
+        done: Collectives that were started early.
+    """
+
+    graph: Graph
+    context: Context
+    options: OverlapColumnBackward
+    backward: Backward = field(init=False)
+    sites: list[Op] = field(init=False)
+    order: list[int] = field(init=False)
+    place: dict[int, int] = field(init=False)
+    after: dict[int, set[int]] = field(init=False)
+    taken: set[int] = field(default_factory=set)
+    done: dict[int, Op] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.backward = Backward(self.graph)
+        self.sites = self.backward.collectives()
+        self.order = [op.id for op in self.graph.program.ops]
+        self.place = dict(self.graph.position)
+        self.after = dependencies(self.graph, self.graph.program.ops)
+
+    def layer(self, comm: Op) -> str:
+        """Of the site: its dX's, else its own."""
+        return next((op.layer for op in self.backward.sources(comm) if op.layer), comm.layer)
+
+    def visit(self, comm: Op) -> None:
+        """Move one site's collective up, or say why not."""
+        why = self._refusal(comm)
+        if why:
+            self.context.decline(comm, why)
+            return
+        products = self.backward.sources(comm)
+        own = self._own(comm, products)
+        moved, why = self._dragged(own, comm)
+        if why:
+            self.context.decline(comm, why)
+            return
+        moved = self._with_bystanders(moved, comm, products)
+        self._finish(comm, products, own, self._with_borrowed(moved, comm))
+
+    def result(self) -> Program:
+        """The program in its new order, streams named."""
+        rings = {op.group for op in self.sites}
+        assert is_topological(self.order, self.after)
+        for comm in self.done.values():
+            stream = mp_stream(comm.group, rings) if comm.stream in COMPUTE_STREAMS else comm.stream
+            self.graph.ops[comm.id] = msgspec.structs.replace(comm, stream=stream)
+        return self.graph.program.with_ops([self.graph.ops[op_id] for op_id in self.order])
+
+    # ------------------------------------------------------------------------------------------------- what may not be moved
+
+    def _refusal(self, comm: Op) -> str:
+        size = sum(max(self.graph.values[value].size_bytes, 0) for value in comm.operands)
+        if not in_modules(self.options.modules, self.layer(comm)):
+            return f"layer is not among the modules asked for ({', '.join(self.options.modules)})"
+        if size < self.options.min_bytes:
+            return f"moves {size} bytes, fewer than min_bytes={self.options.min_bytes}"
+        fused = [op for op in self.backward.sources(comm) if self.backward.is_fused(op)]
+        return f"dX and dW of {describe(fused[0])} are one operation, which 'split-backward' left whole" if fused else ""
+
+    def _dragged(self, chosen: set[int], comm: Op) -> tuple[set[int], str]:
+        """What must move along behind a collective, or why that cannot be."""
+        moved = set(chosen)
+        start = min((self.place[op_id] for op_id in chosen), default=self.place[comm.id])
+        for op_id in self.order[start : self.place[comm.id] + 1]:
+            held = self.after[op_id] & moved
+            if held and op_id not in moved and (op_id == comm.id or op_id not in self.backward.sinks):
+                return set(), self._hindrance(self.graph.ops[op_id], self.graph.ops[min(held)], comm)
+            if held:
+                moved.add(op_id)
+        return moved, ""
+
+    def _hindrance(self, op: Op, mover: Op, comm: Op) -> str:
+        storage = {value.id: value.storage for value in self.graph.program.values}
+        read = {storage[value]: value for value in mover.operands if value in storage}
+        spoiled = [read[storage[value]] for value in sorted(written_operands(op)) if storage[value] in read]
+        if spoiled:
+            return f"{describe(op)} overwrites %{spoiled[0]} in front of it, which {describe(mover)} reads"
+        if op.id == comm.id or is_comm(op):
+            return f"{describe(mover)} must come first: communication keeps its order within group {op.group}"
+        return f"{describe(op)} stands in front of it and needs {describe(mover)}"
+
+    # ------------------------------------------------------------------------------------------------------------- what to move
+
+    def _own(self, comm: Op, products: list[Op]) -> set[int]:
+        within = self._free_sinks(0, comm)
+        douts = {self.backward.upstream(op) for op in products}
+        return self.backward.chain_of([user.id for dout in sorted(douts) for user in self.graph.user_ops(dout)], within)
+
+    def _free_sinks(self, start: int, comm: Op) -> set[int]:
+        return {op_id for op_id in self.order[start : self.place[comm.id]] if op_id in self.backward.sinks - self.taken}
+
+    def _with_bystanders(self, moved: set[int], comm: Op, products: list[Op]) -> set[int]:
+        if not products:
+            return moved
+        start = 1 + max(self.place[op.id] for op in products)
+        needed = set(self.after[comm.id])
+        idle: set[int] = set()
+        for op_id in reversed(self.order[start : self.place[comm.id]]):
+            op = self.graph.ops[op_id]
+            if op_id in needed or is_comm(op) or is_boundary(op):
+                needed |= self.after[op_id]
+            else:
+                idle.add(op_id)
+        both, why = self._dragged(moved | idle, comm)
+        return moved if why else both
+
+    def _with_borrowed(self, moved: set[int], comm: Op) -> set[int]:
+        for head in self._lenders(comm) if self.options.borrow else ():
+            known = self._estimate(moved, comm)
+            if known.hidden >= known.comm:
+                break
+            more = self.backward.chain_of([head], self._free_sinks(0, comm))
+            both, why = self._dragged(moved | more, comm)
+            if not why and self._estimate(both, comm).gain > known.gain:
+                moved = both
+        return moved
+
+    def _lenders(self, comm: Op) -> list[int]:
+        """Products that give a weight's gradient, in front of a collective, nearest first."""
+        found, passed = [], 0
+        sites = {op.id for op in self.sites}
+        for op_id in reversed(self.order[: self.place[comm.id]]):
+            passed += op_id in sites
+            if passed == REACH:
+                break
+            kind = self.graph.ops[op_id].kind
+            if op_id in self.backward.sinks - self.taken and (kind in ("matmul", ACCUMULATING) or kind in GEMM_GRADS):
+                found.append(op_id)
+        return found
+
+    # ---------------------------------------------------------------------------------------------------------------- the gain
+
+    def _fillers(self, moved: set[int], comm: Op) -> list[int]:
+        """What runs beside a collective: what was moved, and what stands behind it already, up to its first reader."""
+        start = min((self.place[op_id] for op_id in moved), default=self.place[comm.id])
+        found = [op_id for op_id in self.order[start : self.place[comm.id]] if op_id in moved]
+        for op_id in self.order[self.place[comm.id] + 1 :]:
+            if comm.id in self.after[op_id] or is_comm(self.graph.ops[op_id]):
+                break
+            found.append(op_id)
+        return found
+
+    def _estimate(self, moved: set[int], comm: Op) -> Estimate:
+        return beside(self.context.cost, self.graph, comm, [self.graph.ops[op_id] for op_id in self._fillers(moved, comm)])
+
+    def _finish(self, comm: Op, products: list[Op], own: set[int], moved: set[int]) -> None:
+        fillers = self._fillers(moved, comm)
+        found = self._estimate(moved, comm)
+        if not any(op_id in self.backward.sinks or op_id in moved for op_id in fillers):
+            self.context.decline(comm, "no weight gradient stands in front of it" + ("" if products else ", and no dX feeds it"))
+        elif found.gain < 0 and self.options.only_gains:
+            self.context.decline(comm, f"would take {found.both} ns beside its fillers, one after the other they take "
+                                       f"{found.comm + found.fill} ns")  # fmt: skip
+        else:
+            self._apply(moved, comm)
+            self.taken.update(op_id for op_id in fillers if op_id in self.backward.sinks)
+            self.context.change(comm, self._said(products, own, moved, found))
+
+    def _apply(self, moved: set[int], comm: Op) -> None:
+        start, end = min((self.place[op_id] for op_id in moved), default=self.place[comm.id]), self.place[comm.id] + 1
+        window = self.order[start:end]
+        self.order[start:end] = [op_id for op_id in window if op_id not in moved] + [op_id for op_id in window if op_id in moved]
+        self.place.update((op_id, start + k) for k, op_id in enumerate(self.order[start:end]))
+        self.done[comm.id] = comm
+
+    def _said(self, products: list[Op], own: set[int], moved: set[int], found: Estimate) -> str:
+        head = f"starts behind dX {', '.join(f'#{op.id}' for op in products)}" if products else "starts in front of its product"
+        lent = len([op_id for op_id in moved - own if self.graph.ops[op_id].kind in ("matmul", ACCUMULATING, *GEMM_GRADS)])
+        more = f", {lent} of them products borrowed from other layers" if lent else ""
+        rest = f", fillers go on for {found.both - found.comm} ns" if found.both > found.comm else ""
+        return (f"{head}; {len(moved)} operations moved behind it{more}; hidden {found.hidden} of {found.comm} ns, "
+                f"gain {found.gain} ns{rest}")  # fmt: skip

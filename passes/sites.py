@@ -1,0 +1,147 @@
+"""Where weight gradients and the collectives of activation gradients stand in a backward program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from interlace.errors import PassError
+from interlace.ir import ABSENT, Graph, Op
+from interlace.ir.kinds import PARAMETER, is_boundary, is_collective, is_comm, is_random
+from interlace.scheduler.offload import names_layer
+
+WEIGHT_FORMS = frozenset({"cast", "all_gather", "c_allgather", "share_data", "assign", "c_identity", "reshape", "view_shape",
+                          "transpose", "slice", "contiguous"})  # fmt: skip
+"""Kinds whose result is still the weight: AMP's copy, a gathered shard (sharding stage 3), another form of it."""
+GEMM_GRADS = {"matmul_grad": (0, 1), "linear_grad": (0, 1), "linear_v2_grad": (0, 1), "fused_gemm_epilogue_grad": (0, 1)}
+"""Gradients of a product -> places of x and of y among operands; results stand in the same order."""
+ACCUMULATING = "fused_linear_param_grad_add"
+"""dW and its sum in one operation: operands x and dout."""
+
+
+def weight_values(graph: Graph) -> set[int]:
+    """Ids of values that are a parameter in some form."""
+    found: set[int] = set()
+    for op in graph.program.ops:
+        first = op.operands[0] if op.operands else ABSENT
+        if op.name == PARAMETER or (op.kind in WEIGHT_FORMS and first in found):
+            found.update(op.results)
+    return found
+
+
+def weight_place(op: Op, weights: set[int]) -> int | None:
+    """Which operand of a product or its gradient (0 is x, 1 is y) is a weight; None for none and for two."""
+    places = [k for k in (0, 1) if k < len(op.operands) and op.operands[k] in weights]
+    return places[0] if len(places) == 1 else None
+
+
+def is_given(graph: Graph, op: Op, place: int) -> bool:
+    """Whether the operation gives this result and somebody reads it."""
+    if place >= len(op.results):
+        return False
+    value = op.results[place]
+    return graph.values[value].dtype != "null" and bool(graph.users.get(value))
+
+
+def check_modules(modules: Sequence[str], layers: Iterable[str]) -> None:
+    """Refuse names that match none of the layers.
+
+    Raises:
+        PassError: It lists the layers there are.
+    """
+    known = sorted({layer for layer in layers if layer})
+    for pattern in modules:
+        if not any(names_layer(pattern, layer) for layer in known):
+            raise PassError(f"modules: {pattern!r} matches no layer; there are {', '.join(known) or 'no named layers'}")
+
+
+def in_modules(modules: Sequence[str], layer: str) -> bool:
+    """Whether a layer is chosen; without names every one is."""
+    return not modules or any(names_layer(pattern, layer) for pattern in modules)
+
+
+@dataclass(slots=True)
+class Backward:
+    """The backward part of a program, sorted into what makes dX, what makes dW, and what talks.
+
+    Attributes:
+        weights: Ids of values that are a parameter in some form.
+        sinks: Ids of operations that end in gradients of parameters: dW, and all that only dW leads to. None of them feeds
+            an activation's gradient, so each may run later than where it stands.
+    """
+
+    graph: Graph
+    weights: set[int] = field(init=False)
+    sinks: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weights = weight_values(self.graph)
+        self.sinks = set()
+        for op in reversed(self.graph.program.ops):
+            if self._is_sink(op):
+                self.sinks.add(op.id)
+
+    def _is_sink(self, op: Op) -> bool:
+        if op.role != "backward" or op.num_blocks or is_random(op) or not self._ends(op):
+            return False
+        return not is_comm(op) or (is_collective(op) and not self.sources(op))
+
+    def _ends(self, op: Op) -> bool:
+        users = [user for value in op.results for user in self.graph.user_ops(value)]
+        return all(user.id in self.sinks or user.role == "optimize" or is_boundary(user) for user in users)
+
+    def collectives(self) -> list[Op]:
+        """Backward collectives of activation gradients, in program order: neither of weights nor of their gradients."""
+        return [op for op in self.graph.program.ops
+                if op.role == "backward" and is_collective(op) and is_comm(op) and op.id not in self.sinks
+                and not self.weights.intersection(op.operands)]  # fmt: skip
+
+    def sources(self, op: Op) -> list[Op]:
+        """Products with a weight that feed an operation with no other product or communication between, in program order."""
+        found: dict[int, Op] = {}
+        seen: set[int] = set()
+        rest = [value for value in op.operands if value != ABSENT]
+        while rest:
+            value = rest.pop()
+            maker = self.graph.producer_op(value)
+            if value in seen or maker is None or maker.role != "backward" or is_comm(maker):
+                continue
+            seen.add(value)
+            if self.is_weight_product(maker):
+                found[maker.id] = maker
+            else:
+                rest += [v for k, v in enumerate(maker.operands) if v != ABSENT and k not in maker.no_buffer]
+        return sorted(found.values(), key=lambda each: self.graph.position[each.id])
+
+    def is_weight_product(self, op: Op) -> bool:
+        """Whether the operation multiplies by a weight: a dX, or a recomputed forward product."""
+        return (op.kind == "matmul" or op.kind in GEMM_GRADS) and weight_place(op, self.weights) is not None
+
+    def upstream(self, product: Op) -> int:
+        """The activation-side operand of a product with a weight: dout of a dX."""
+        place = weight_place(product, self.weights)
+        if product.kind == "matmul":
+            return product.operands[1 - (place or 0)]
+        return product.operands[-1]
+
+    def is_fused(self, product: Op) -> bool:
+        """Whether dX and dW are one operation still."""
+        return product.kind in GEMM_GRADS and is_given(self.graph, product, 0) and is_given(self.graph, product, 1)
+
+    def chain_of(self, heads: Iterable[int], within: set[int]) -> set[int]:
+        """Sinks that follow some heads by data, and those that only they need; all of them out of `within`."""
+        found: set[int] = set()
+        rest = [head for head in heads if head in within]
+        while rest:
+            op = self.graph.ops[rest.pop()]
+            if op.id not in found:
+                found.add(op.id)
+                rest += [user.id for value in op.results for user in self.graph.user_ops(value) if user.id in within]
+                rest += [maker for maker in self._makers(op) if maker in within and self._private(maker, found)]
+        return found
+
+    def _makers(self, op: Op) -> set[int]:
+        return {self.graph.producer[value] for value in op.operands if value in self.graph.producer}
+
+    def _private(self, op_id: int, readers: set[int]) -> bool:
+        return all(user in readers for value in self.graph.ops[op_id].results for user in self.graph.users.get(value, ()))

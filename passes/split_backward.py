@@ -1,0 +1,184 @@
+"""`split-backward`: the gradient of a product with a weight becomes two operations, dX and dW."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from interlace.ir import Edit, Graph, Op, Program, TensorType, Value
+from interlace.passes.base import Context, Pass, register
+from interlace.passes.sites import (
+    ACCUMULATING,
+    GEMM_GRADS,
+    check_modules,
+    in_modules,
+    is_given,
+    weight_place,
+    weight_values,
+)
+
+NULL = TensorType((), "null")
+LEFT_OUT = "left_out"
+"""Attribute of a one-sided `matmul_grad`: which result (0 is dx, 1 is dy) it leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One `pd_op.matmul`: which of x, y, dout it multiplies, and how they are transposed."""
+
+    left: str
+    right: str
+    transpose_left: bool
+    transpose_right: bool
+
+
+PRODUCTS = {
+    (False, False): (Product("dout", "y", False, True), Product("x", "dout", True, False)),
+    (False, True): (Product("dout", "y", False, False), Product("dout", "x", True, False)),
+    (True, False): (Product("y", "dout", False, True), Product("x", "dout", False, False)),
+    (True, True): (Product("y", "dout", True, True), Product("dout", "x", True, True)),
+}
+"""(transpose_x, transpose_y) -> products of dx and dy, operand for operand those of Paddle's kernel."""
+
+
+@register
+class SplitBackward(Pass, frozen=True, kw_only=True):
+    """Give dX and dW of every weight an operation each, so that they can run at different times.
+
+    Contract: keeps every value, bit for bit, on every place; dX stands where the gradient stood, dW right behind it. A
+    gradient of which one result has no reader becomes the other one alone.
+
+    Before / After:
+        %5, %6 = pd_op.matmul_grad(%2, %1, %4)          %5 = pd_op.matmul(%4, %1) {"transpose_y":true}
+        %7 = pd_op.add_(%0, %6)                         %9:null, %6 = pd_op.matmul_grad(%2, %1, %4) {"left_out":0}
+                                                        %7 = pd_op.add_(%0, %6)
+
+    Steps:
+        1. Find values that are weights: parameters, also through cast, all_gather and views.
+        2. Where one `pd_op.matmul` on the same operands is the very GEMM that Paddle's kernel calls, emit that one: ranks
+           [2,2] in all four transpose settings; dX of [n,2] without transpose_x; [n,n] with equal batches and no transposes.
+        3. All else becomes a *one-sided* `matmul_grad`: the same kernel, with one result left out. It computes what the whole
+           one computed, whatever the place does with folding, batches, broadcasting and transposes, and copies nothing.
+
+    Why not reshape: `pd_op.reshape` copies in the static executor, so a dW of [3,2] as reshape, reshape, matmul would read and
+    write x and dout once more. `fold=True` asks for it: that form is what Paddle's `fused_linear_param_grad_add_pass` matches,
+    which makes product and accumulation one kernel. The operands are the same 2-D ones, hence the bits.
+
+    Source: paddle/phi/kernels/impl/matmul_grad_kernel_impl.h and matmul_kernel_impl.h of 3.3.1; checked against Paddle for
+    every case by tests/passes/test_split_backward.py.
+
+    Attributes:
+        modules: Names or globs over layer names; without any, all layers.
+        fold: Write dW of rank [n,2] as reshape, reshape, matmul.
+    """
+
+    name = "split-backward"
+    gives = frozenset({"dw-split"})
+    modules: tuple[str, ...] = ()
+    fold: bool = False
+
+    def run(self, program: Program, context: Context) -> Program:
+        """The program with its weight gradients split."""
+        graph = Graph(program)
+        weights = weight_values(graph)
+        grads = [op for op in program.ops if op.kind in GEMM_GRADS and op.role == "backward"]
+        check_modules(self.modules, [op.layer for op in grads if weight_place(op, weights) is not None])
+        split = _Split(Edit(program), graph, context, self.fold)
+        others = 0
+        for op in grads:
+            place = weight_place(op, weights)
+            if place is None:
+                others += 1
+            elif not in_modules(self.modules, op.layer):
+                context.decline(op, f"layer is not among the modules asked for ({', '.join(self.modules)})")
+            else:
+                split.gradient(op, place)
+        alone = sum(op.kind == ACCUMULATING for op in program.ops)
+        context.declined += [f"{others} gradients of products without a weight (attention scores) stay whole"] if others else []
+        context.declined += [f"{alone} {ACCUMULATING} are a dW of their own already"] if alone else []
+        return split.edit.build()
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    edit: Edit
+    graph: Graph
+    context: Context
+    fold: bool
+
+    def gradient(self, op: Op, weight: int) -> None:
+        """Replace one gradient, or say why not."""
+        given = [k for k in (0, 1) if is_given(self.graph, op, k)]
+        if op.kind != "matmul_grad":
+            self.context.decline(op, "computes dX, dW and dbias in one kernel that has no one-sided form")
+        elif any(self.graph.values[value].dtype == "null" for value in op.results):
+            self.context.decline(op, "gives one result alone already")
+        elif not given:
+            self.context.decline(op, "nobody reads its results")
+        else:
+            self._replace(op, weight, sorted(given, key=lambda k: k == weight))
+
+    def _replace(self, op: Op, weight: int, given: list[int]) -> None:
+        made: list[Op] = []
+        said = []
+        for which in given:
+            made += self._result(op, which)
+            form = "" if LEFT_OUT not in made[-1].attrs else ", one-sided"
+            said.append(f"{'dW' if which == weight else 'dX'} is #{made[-1].id} {made[-1].name}{form}")
+        self.edit.replace(op.id, made)
+        self.context.change(op, "; ".join(said))
+
+    def _result(self, op: Op, which: int) -> list[Op]:
+        tensors = {name: self.graph.values[value] for name, value in zip(("x", "y", "dout"), op.operands, strict=False)}
+        if is_one_gemm(which, _transposes(op), tensors["x"].shape, tensors["y"].shape):
+            return [self._matmul(op, which, tensors)]
+        if self.fold and which == 1 and is_folded(_transposes(op), tensors["x"].shape, tensors["y"].shape):
+            flat = {name: self.edit.value(_flat(tensors[name])) for name in ("x", "dout")}
+            reshapes = [made for name in flat for made in self._reshape(op, tensors[name], flat[name])]
+            return [*reshapes, self._matmul(op, which, flat)]
+        return [self._one_sided(op, which)]
+
+    def _matmul(self, op: Op, which: int, tensors: dict[str, Value]) -> Op:
+        product = PRODUCTS[_transposes(op)][which]
+        attrs = {"transpose_x": product.transpose_left, "transpose_y": product.transpose_right}
+        reads = (tensors[product.left].id, tensors[product.right].id)
+        return self.edit.op("pd_op.matmul", reads, [self.graph.values[op.results[which]]], like=op, attrs=attrs)
+
+    def _one_sided(self, op: Op, which: int) -> Op:
+        kept, null = self.graph.values[op.results[which]], self.edit.value(NULL)
+        results = [null, kept] if which else [kept, null]
+        return self.edit.op(op.name, op.operands, results, like=op, attrs={**op.attrs, LEFT_OUT: 1 - which})
+
+    def _reshape(self, op: Op, source: Value, flat: Value) -> list[Op]:
+        attrs = {"value": list(flat.shape), "dtype": "int64", "place": "cpu"}
+        sizes = self.edit.op("pd_op.full_int_array", (), [TensorType((len(flat.shape),), "int64")], like=op, attrs=attrs)
+        return [sizes, self.edit.op("pd_op.reshape", (source.id, sizes.results[0]), [flat], like=op)]
+
+
+def is_one_gemm(which: int, transposes: tuple[bool, bool], x: tuple[int, ...], y: tuple[int, ...]) -> bool:
+    """Whether Paddle's kernel computes result `which` with the GEMM call that `pd_op.matmul` makes on the same operands.
+
+    >>> is_one_gemm(0, (False, False), (2, 3, 4), (4, 5)), is_one_gemm(1, (False, False), (2, 3, 4), (4, 5))
+    (True, False)
+    """
+    if len(x) == 2 and len(y) == 2:
+        return True
+    if len(x) > 2 and len(y) == 2:
+        return which == 0 and not transposes[0]
+    batches = x[:-2]
+    known = len(x) > 2 and len(x) == len(y) and batches == y[:-2] and min(batches) > 0
+    return known and math.prod(batches) > 1 and transposes == (False, False)
+
+
+def is_folded(transposes: tuple[bool, bool], x: tuple[int, ...], y: tuple[int, ...]) -> bool:
+    """Whether Paddle's kernel computes dy from x and dout folded to rank 2 without moving data."""
+    return len(x) > 2 and len(y) == 2 and not transposes[0]
+
+
+def _flat(value: Value) -> TensorType:
+    rows = value.shape[:-1]
+    return TensorType((math.prod(rows) if min(rows) >= 0 else -1, value.shape[-1]), value.dtype)
+
+
+def _transposes(op: Op) -> tuple[bool, bool]:
+    return bool(op.attrs.get("transpose_x", False)), bool(op.attrs.get("transpose_y", False))

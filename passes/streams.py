@@ -1,0 +1,35 @@
+"""Names of the executor's streams. Paddle opens one stream for each name that an operation carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+
+class AutoParallelStreamType(str, Enum):
+    """What a stream is for; the value is its name in `execution_stream`.
+
+    The first three are Paddle's own (`paddle/distributed/passes/pass_utils.py`). Beware of `CALC`: written into an operation,
+    `default` opens a stream of its own; the compute stream is the empty name, or `DefaultStream` where it is said aloud.
+    """
+
+    CALC = "default"
+    MP = "auto_parallel_mp"
+    SHARDING = "auto_parallel_sharding"
+    PP_SEND = "auto_parallel_pp_send"
+    PP_RECV = "auto_parallel_pp_recv"
+    D2H = "auto_parallel_d2h"
+    H2D = "auto_parallel_h2d"
+
+
+COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
+"""Names under which an operation runs on the compute stream."""
+
+
+def mp_stream(ring: int, rings: Iterable[int]) -> str:
+    """The stream of one tensor-parallel ring: two rings on one name would share the first one's communicator.
+
+    >>> mp_stream(12, {12}), mp_stream(12, {12, 17})
+    ('auto_parallel_mp', 'auto_parallel_mp_12')
+    """
+    return AutoParallelStreamType.MP.value + ("" if set(rings) <= {ring} else f"_{ring}")

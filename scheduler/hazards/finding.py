@@ -1,0 +1,87 @@
+"""What the checker reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from interlace.ir import Op, describe
+
+Kind = Literal[
+    "read-before-write",  # the read's producer comes later in host order, or in no job
+    "wrong-version",  # another write than in the sequential step is the last before it
+    "race",  # nothing orders a read and a write, or two writes, of one storage
+    "copy-read-early",  # a host buffer is read and nothing says that the copy out is over
+    "buffer-reused",  # a host buffer is written while a copy may still use it
+    "freed-in-use",  # memory is handed out again under a reader that the collector does not know
+    "event-order",  # an event is waited for before it is recorded, or by or for an item that no job runs
+    "collective-order",  # ranks of a group disagree about what comes when
+    "p2p-mismatch",  # sends and receives between two ranks do not match
+    "deadlock",  # ranks wait in a circle
+    "shared-stream",  # a stream would keep the communicator of another ring
+]
+
+
+class Where(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One operation of one micro-batch on one rank."""
+
+    rank: int
+    op: int
+    micro_batch: int
+    name: str
+    layer: str
+    stream: str
+
+    def __str__(self) -> str:
+        layer = f" ({self.layer})" if self.layer else ""
+        return f"rank {self.rank} #{self.op} {self.name}{layer} of micro-batch {self.micro_batch} on {stream_text(self.stream)}"
+
+
+class Finding(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One fault of a plan.
+
+    Attributes:
+        kind: Its class.
+        ranks: Ranks it concerns.
+        items: The pair, or the cycle, that shows it.
+        message, remedy: What is wrong, and what would mend it.
+        count: Faults of this kind between these operations, over all micro-batches; the first is shown.
+    """
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    items: tuple[Where, ...]
+    message: str
+    remedy: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        more = f" (and for {self.count - 1} more micro-batches)" if self.count > 1 else ""
+        return f"{self.kind}: {self.message}{more}; {self.remedy}"
+
+
+def where(rank: int, op: Op, micro_batch: int) -> Where:
+    """An item of a rank as findings name it."""
+    return Where(rank, op.id, micro_batch, op.name, op.layer, op.stream)
+
+
+def stream_text(stream: str) -> str:
+    """A stream as messages name it."""
+    return f"stream '{stream}'" if stream else "the compute stream"
+
+
+def item_text(op: Op, micro_batch: int) -> str:
+    """An item inside a message that names the rank already."""
+    return f"{describe(op)} of micro-batch {micro_batch} on {stream_text(op.stream)}"
+
+
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings with the same operations once, counting the others; order is kept."""
+    first: dict[tuple[object, ...], Finding] = {}
+    for finding in findings:
+        key = (finding.kind, finding.ranks, tuple(item.op for item in finding.items))
+        old = first.get(key)
+        first[key] = finding if old is None else msgspec.structs.replace(old, count=old.count + finding.count)
+    return list(first.values())

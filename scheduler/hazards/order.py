@@ -1,0 +1,264 @@
+"""Happens-before of one rank by vector clocks, and the accesses that it leaves unordered.
+
+An item's clock gives, for each stream, the last item that is over when it starts. Streams are first in, first out, so "a is over
+when b starts" is one comparison. Clocks are shared until something new is learned: cost O(items x operands + joins x streams).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from interlace.ir import Op
+from interlace.ir.kinds import is_copy
+from interlace.scheduler.hazards.place import Place
+from interlace.scheduler.hazards.steps import HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, Steps, Touch
+
+Clock = tuple[int, ...]
+NEVER = -1
+
+
+@dataclass(slots=True)
+class Fault:
+    """An access out of order, by places in host order: `first` is the other access (`NEVER`: there is none), `second` this one."""
+
+    kind: str
+    first: int
+    second: int
+    key: int
+    expected: int = NEVER
+
+
+@dataclass(slots=True)
+class Trace:
+    """What walking a rank's plan gives.
+
+    Attributes:
+        clock: Of each item, without the item's own stream before it (which is always over).
+        tip: Clock at the end of each stream; `host`: what the host has seen to be over.
+        last: Last item of each stream.
+        joins: Item -> `(earlier item, why)` for each clock it took over.
+        writer, readers: State at the end, by key.
+        users: By key, for storages that several streams touch: stream -> last item.
+        last_of_variable: For storages that several variables share: `(key, variable)` -> last item.
+        first_reads, first_write: For what lasts beyond the step: by key, first reads of each stream before any write, first write.
+    """
+
+    steps: Steps
+    clock: list[Clock] = field(default_factory=list)
+    tip: list[Clock] = field(default_factory=list)
+    host: Clock = ()
+    last: list[int] = field(default_factory=list)
+    joins: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    writer: dict[int, int] = field(default_factory=dict)
+    readers: dict[int, list[int]] = field(default_factory=dict)
+    users: dict[int, dict[int, int]] = field(default_factory=dict)
+    last_of_variable: dict[tuple[int, int], int] = field(default_factory=dict)
+    first_reads: dict[int, dict[int, int]] = field(default_factory=dict)
+    first_write: dict[int, int] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    def before(self, a: int, b: int) -> bool:
+        """Whether item a is over when item b starts; a earlier in host order."""
+        stream = self.steps.stream
+        return stream[a] in (HOST, stream[b]) or (stream[b] != HOST and self.clock[b][stream[a]] >= a)
+
+
+class Tracer:
+    """Walks the items of a rank once, in host order."""
+
+    def __init__(self, steps: Steps, place: Place) -> None:
+        self.steps, self.place = steps, place
+        count = len(steps.streams)
+        never = (NEVER,) * count
+        self.trace = Trace(steps, tip=[never] * count, host=never, last=[NEVER] * count)
+        self.seen: list[Clock] = [never] * count
+        self.blocks = [self._blocks(op) for op in steps.program.ops]
+        self.waits = self._waits()
+        self.views: dict[tuple[int, int], int] = {}
+
+    def _blocks(self, op: Op) -> bool:
+        memory = {value.id: value.memory for value in self.steps.program.values} if is_copy(op) else {}
+        to_host = bool(op.results) and memory.get(op.results[0]) == "host"
+        return not self.place.serial and is_copy(op) and (op.kind in self.place.blocking or to_host)
+
+    def _waits(self) -> dict[int, list[tuple[int, str]]]:
+        """Events by waiting item; those that cannot work are faults."""
+        index, waits = self.steps.index, defaultdict(list)
+        for event in self.steps.program.events:
+            record = index.get(event.record, NEVER)
+            for item in event.waits:
+                wait = index.get(item, NEVER)
+                if record == NEVER or wait == NEVER or record >= wait:
+                    self.trace.faults.append(Fault("event-order", record, wait, NEVER))
+                else:
+                    waits[wait].append((record, f"event {event.name}"))
+        return waits
+
+    def run(self) -> Trace:
+        """Fill the trace."""
+        steps, clocks = self.steps, self.trace.clock
+        job = -1
+        for item, (position, stream) in enumerate(zip(steps.op, steps.stream, strict=True)):
+            if steps.job[item] != job:
+                job = steps.job[item]
+                self._start_job()
+            if stream == HOST:
+                clocks.append(self.trace.host)
+                for touch in steps.writes[position]:
+                    self.trace.writer[touch.base + touch.stride * steps.micro_batch[item]] = item
+            else:
+                self._step(item, position, stream)
+        return self.trace
+
+    def _start_job(self) -> None:
+        trace = self.trace
+        if self.place.job_end_waits and trace.last[0] != NEVER:
+            trace.host = self._joined(trace.host, trace.last[0])
+
+    def _joined(self, clock: Clock, item: int) -> Clock:
+        """A clock that also knows an item and all that it knew."""
+        stream = self.steps.stream[item]
+        merged = list(map(max, clock, self.trace.clock[item]))
+        merged[stream] = max(merged[stream], item)
+        return tuple(merged)
+
+    def _step(self, item: int, position: int, stream: int) -> None:
+        trace, steps = self.trace, self.steps
+        clock = trace.tip[stream]
+        if self.seen[stream] is not trace.host:
+            self.seen[stream] = trace.host
+            clock = tuple(map(max, clock, trace.host))
+        micro_batch = steps.micro_batch[item]
+        if item in self.waits or steps.through[position]:
+            clock = self._explicit(item, position, stream, clock)
+        reads, writes = steps.reads[position], steps.writes[position]
+        late: list[tuple[str, int, int]] = []
+        for touch in reads:
+            clock = self._access(item, stream, touch, touch.base + touch.stride * micro_batch, False, clock, late)
+        for touch in writes:
+            clock = self._access(item, stream, touch, touch.base + touch.stride * micro_batch, True, clock, late)
+        trace.clock.append(clock)
+        trace.tip[stream] = clock
+        trace.last[stream] = item
+        trace.faults += [Fault(kind, first, item, key) for kind, first, key in late if clock[steps.stream[first]] < first]
+        if steps.program.ops[position].views:
+            self.views[position, micro_batch] = item
+        if self.blocks[position]:
+            trace.host = self._joined(trace.host, item)
+
+    def _explicit(self, item: int, position: int, stream: int, clock: Clock) -> Clock:
+        """Take over what events bring, and views made in the same job."""
+        steps, micro_batch = self.steps, self.steps.micro_batch[item]
+        sources = [] if self._loses_waits(item, position) else list(self.waits.get(item, ()))
+        for view in steps.through[position]:
+            made = self.views.get((view, micro_batch), NEVER)
+            if made != NEVER and steps.job[made] == steps.job[item]:
+                sources.append((made, "data"))
+        for source, why in sources:
+            clock = self._learn(item, stream, clock, source, why)
+        return clock
+
+    def _learn(self, item: int, stream: int, clock: Clock, source: int, why: str) -> Clock:
+        other = self.steps.stream[source]
+        if other in (stream, HOST) or clock[other] >= source:
+            return clock
+        self.trace.joins.setdefault(item, []).append((source, why))
+        return self._joined(clock, source)
+
+    def _loses_waits(self, item: int, position: int) -> bool:
+        if self.steps.program.ops[position].kind not in self.place.loses_waits:
+            return False
+        keys = [t.base + t.stride * self.steps.micro_batch[item] for t in self.steps.reads[position]]
+        makers = [self.trace.writer.get(key, NEVER) for key in keys]
+        return not any(maker != NEVER and self.steps.job[maker] == self.steps.job[item] for maker in makers)
+
+    def _access(self, item: int, stream: int, touch: Touch, key: int, writes: bool, clock: Clock, late: list[tuple[str, int, int]]) -> Clock:
+        """One read or write of one storage: orders inside the job, open questions into `late`, bookkeeping."""
+        trace, streams, jobs = self.trace, self.steps.stream, self.steps.job
+        expected, rule = touch.writer, touch.rule
+        if self.steps.alias:
+            key, expected, rule = self._resolved(key, expected, rule, item)
+        writer = trace.writer.get(key, NEVER)
+        if not self._right_version(item, writer, expected, rule):
+            trace.faults.append(self._version_fault(item, writer, key, expected, rule))
+        others: Iterable[int] = (writer, *trace.readers.get(key, ())) if writes else (writer,)
+        for other in others:
+            if other == NEVER or other == item or streams[other] in (stream, HOST) or clock[streams[other]] >= other:
+                continue
+            if jobs[other] == jobs[item] and self._ordered_in_job(key):
+                clock = self._learn(item, stream, clock, other, "data")
+            else:
+                late.append(("read" if not writes else "write", other, key))
+        self._note(item, stream, touch, key, writes, writer)
+        return clock
+
+    def _ordered_in_job(self, key: int) -> bool:
+        return self.place.host_memory_edges or self.steps.places[key // self.steps.num_micro_batches].memory == "device"
+
+    def _resolved(self, key: int, expected: int, rule: int, item: int) -> tuple[int, int, int]:
+        """Follow results of omitted copies to their operands."""
+        while key in self.steps.alias:
+            copy, source = self.steps.alias[key]
+            key = source.base + source.stride * self.steps.micro_batch[item]
+            if expected == copy:
+                expected, rule = source.writer, source.rule
+        return key, expected, rule
+
+    def _right_version(self, item: int, writer: int, expected: int, rule: int) -> bool:
+        steps = self.steps
+        if rule == PREVIOUS and steps.micro_batch[item] == 0:
+            rule = INITIAL
+        if rule == INITIAL:
+            return writer == NEVER
+        if writer == NEVER or steps.op[writer] != expected:
+            return False
+        if rule == ONCE:
+            return True
+        wanted = steps.micro_batch[item] - (rule == PREVIOUS) if rule != LAST else steps.num_micro_batches - 1
+        return steps.micro_batch[writer] == wanted
+
+    def _version_fault(self, item: int, writer: int, key: int, expected: int, rule: int) -> Fault:
+        steps = self.steps
+        if rule == INITIAL or (rule == PREVIOUS and steps.micro_batch[item] == 0):
+            return Fault("wrong-version", writer, item, key)
+        wanted = steps.micro_batch[item] if rule in (SAME, ONCE) else steps.num_micro_batches - 1
+        wanted -= rule == PREVIOUS
+        place = steps.index.get((steps.program.ops[expected].id, wanted), NEVER)
+        kind = "wrong-version" if writer != NEVER else "read-before-write"
+        return Fault(kind, writer if writer != NEVER else place, item, key, place)
+
+    def _note(self, item: int, stream: int, touch: Touch, key: int, writes: bool, writer: int) -> None:
+        trace, streams = self.trace, self.steps.stream
+        storage = self.steps.places[key // self.steps.num_micro_batches]
+        if storage.lasting and writer == NEVER:
+            if writes:
+                trace.first_write[key] = item
+            else:
+                trace.first_reads.setdefault(key, {}).setdefault(stream, item)
+        if not storage.persistable:
+            self._note_user(item, stream, key, writer)
+            if len(storage.variables) > 1:
+                trace.last_of_variable[key, touch.variable] = item
+        if writes:
+            trace.writer[key] = item
+            trace.readers.pop(key, None)
+            return
+        readers = trace.readers.get(key)
+        if readers is None:
+            trace.readers[key] = [item]
+        elif streams[readers[-1]] == stream:
+            readers[-1] = item
+        else:
+            trace.readers[key] = [r for r in readers if streams[r] != stream] + [item]
+
+    def _note_user(self, item: int, stream: int, key: int, writer: int) -> None:
+        """Remember users by stream once a second stream touches a storage."""
+        trace, streams = self.trace, self.steps.stream
+        users = trace.users.get(key)
+        if users is not None:
+            users[stream] = item
+        elif writer != NEVER and streams[writer] not in (stream, HOST):
+            owned = [r for r in trace.readers.get(key, ()) if streams[r] == streams[writer]]
+            trace.users[key] = {streams[writer]: max([writer, *owned]), stream: item}

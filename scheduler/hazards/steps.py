@@ -1,0 +1,238 @@
+"""A rank's plan as flat lists: items in host order, and what each operation reads and writes, by storage."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from interlace.ir import ABSENT, Op, Program, Value
+from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT, is_boundary, is_copy
+
+SAME, PREVIOUS, LAST, ONCE, INITIAL = range(5)
+"""Whose write an access expects: of its own micro-batch, of the one before, of the last one, of an operation that runs once, or
+what the step starts with."""
+HOST = -1
+"""Stream of what launches nothing: it is over when it is issued."""
+Item = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Touch:
+    """One storage that an operation reads or writes.
+
+    Attributes:
+        base, stride: The storage's key for micro-batch m is `base + stride * m`.
+        writer, rule: Position of the operation whose write it expects, and of which micro-batch.
+        value: The value through which it is touched.
+        variable: The executor's variable that holds the value (in-place results live in their operand's).
+    """
+
+    base: int
+    stride: int
+    writer: int
+    rule: int
+    value: int
+    variable: int
+
+
+@dataclass(slots=True)
+class Storage:
+    """A storage: whether it lasts beyond the step, where it lies, and how many variables share it."""
+
+    persistable: bool
+    lasting: bool
+    memory: str
+    kept: bool
+    variables: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Steps:
+    """The plan of one rank, flat.
+
+    Attributes:
+        op, micro_batch, job, stream: Of each item, in host order; `op` is the position in `program.ops`, `stream` an index of
+            `streams` or `HOST`.
+        reads, writes: Of each operation, by position.
+        through: Of each operation, views it reads: positions of the operations that give them.
+        places: Every storage; the one of a key is `places[key // num_micro_batches]`.
+        alias: Key of an omitted copy's result -> the touch of its operand.
+        index: Item -> place in host order.
+    """
+
+    program: Program
+    op: list[int] = field(default_factory=list)
+    micro_batch: list[int] = field(default_factory=list)
+    job: list[int] = field(default_factory=list)
+    stream: list[int] = field(default_factory=list)
+    streams: list[str] = field(default_factory=lambda: [""])
+    reads: list[list[Touch]] = field(default_factory=list)
+    writes: list[list[Touch]] = field(default_factory=list)
+    through: list[tuple[int, ...]] = field(default_factory=list)
+    places: list[Storage] = field(default_factory=list)
+    alias: dict[int, tuple[int, Touch]] = field(default_factory=dict)
+    index: dict[Item, int] = field(default_factory=dict)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a step."""
+        return self.program.pipeline.num_micro_batches
+
+
+def flatten(program: Program, serial: bool = False) -> Steps:
+    """Lay a plan out; O(ops + operands + items). A program without jobs runs one micro-batch after the other."""
+    steps = Steps(program)
+    tables = _Tables(program)
+    steps.places = tables.places
+    for position, op in enumerate(program.ops):
+        steps.reads.append(tables.touches(position, tables.read_values(op)))
+        steps.writes.append(tables.touches(position, tables.written_values(op)))
+        steps.through.append(tables.views_read(op))
+        tables.passed(position, steps.writes[-1])
+    tables.close(steps)
+    _lay_items(steps, serial)
+    _find_aliases(steps)
+    return steps
+
+
+class _Tables:
+    """Storages, and who wrote them last, while walking the program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.values = {value.id: value for value in program.values}
+        self.producer = {value: k for k, op in enumerate(program.ops) for value in op.results}
+        self.places: list[Storage] = []
+        self.of_storage: dict[int, int] = {}
+        self.of_value: dict[int, list[int]] = {}
+        self.variable: dict[int, int] = {}
+        self.body: dict[int, int] = {}
+        self.once: dict[int, int] = {}
+        self.persistable = {value.storage for value in program.values if value.persistable}
+        for op in program.ops:
+            self._add(op)
+        for op in program.ops:
+            for value in (*op.operands, *op.results) if is_boundary(op) else ():
+                for place in self.of_value.get(value, ()):
+                    self.places[place].kept = True
+
+    def _add(self, op: Op) -> None:
+        inplace = dict(op.inplace)
+        for k, value_id in enumerate(op.results):
+            value = self.values[value_id]
+            self.variable[value_id] = self.variable[op.operands[inplace[k]]] if k in inplace else value_id
+            self.of_value[value_id] = self._places_of(op, k, value)
+            for place in self.of_value[value_id] if op.name not in (COMBINE, SPLIT) else ():
+                self.places[place].variables.add(self.variable[value_id])
+
+    def _places_of(self, op: Op, k: int, value: Value) -> list[int]:
+        if op.name == COMBINE:
+            return [place for part in op.operands if part != ABSENT for place in self.of_value[part]]
+        if op.name == SPLIT and len(self.of_value.get(op.operands[0], ())) == len(op.results):
+            return [self.of_value[op.operands[0]][k]]
+        if value.dtype == "vector":
+            return [self._new(value) for _ in value.elements]
+        if value.storage not in self.of_storage:
+            self.of_storage[value.storage] = self._new(value)
+        return [self.of_storage[value.storage]]
+
+    def _new(self, value: Value) -> int:
+        persistable = value.storage in self.persistable
+        self.places.append(Storage(persistable, persistable or value.memory != "device", value.memory, False))
+        return len(self.places) - 1
+
+    def read_values(self, op: Op) -> Iterable[int]:
+        """Values whose contents the operation reads; none where it launches nothing."""
+        if op.kind in NO_KERNEL or is_boundary(op):
+            return ()
+        return dict.fromkeys(v for k, v in enumerate(op.operands) if v != ABSENT and k not in op.no_buffer)
+
+    def written_values(self, op: Op) -> Iterable[int]:
+        """Results that are more than a view; none for inputs of the step."""
+        if is_boundary(op) or op.name in (COMBINE, SPLIT):
+            return ()
+        viewed = {result for result, _ in op.views}
+        return [value for k, value in enumerate(op.results) if k not in viewed and self.values[value].dtype != "null"]
+
+    def views_read(self, op: Op) -> tuple[int, ...]:
+        """Operations that give the views this one reads."""
+        made = {self.producer[v] for v in op.operands if v in self.producer}
+        return tuple(sorted(k for k in made if self.program.ops[k].views)) if made else ()
+
+    def touches(self, position: int, values: Iterable[int]) -> list[Touch]:
+        """Touches of an operation, each with the write it expects."""
+        op, count = self.program.ops[position], self.program.pipeline.num_micro_batches
+        made = []
+        for value in values:
+            for place in self.of_value[value]:
+                writer, rule = self._expected(op, place)
+                stride = 0 if self.places[place].persistable else 1
+                made.append(Touch(place * count, stride, writer, rule, value, self.variable[value]))
+        return made
+
+    def _expected(self, op: Op, place: int) -> tuple[int, int]:
+        held = self.places[place]
+        if not held.persistable:
+            writer = self.once.get(place, self.body.get(place, -1)) if op.role == "optimize" else self.body.get(place, -1)
+            return (writer, SAME) if writer >= 0 else (-1, INITIAL)
+        if op.role == "optimize":
+            return (self.once[place], ONCE) if place in self.once else (-1, LAST)
+        return (self.body[place], SAME) if place in self.body else (-1, PREVIOUS)
+
+    def passed(self, position: int, writes: list[Touch]) -> None:
+        """Note what an operation wrote."""
+        op, count = self.program.ops[position], self.program.pipeline.num_micro_batches
+        for touch in writes:
+            (self.once if op.role == "optimize" else self.body)[touch.base // count] = position
+
+    def close(self, steps: Steps) -> None:
+        """Fill in writes that come from the micro-batch before, or from the last one, now that the whole body is known."""
+        for touches in (*steps.reads, *steps.writes):
+            for touch in touches:
+                if touch.writer < 0 and touch.rule in (PREVIOUS, LAST):
+                    touch.writer = self.body.get(touch.base // steps.num_micro_batches, -1)
+                    touch.rule = touch.rule if touch.writer >= 0 else INITIAL
+
+
+def _lay_items(steps: Steps, serial: bool) -> None:
+    program = steps.program
+    positions = {op.id: k for k, op in enumerate(program.ops)}
+    names = {"": 0}
+    stream_of = []
+    for op in program.ops:
+        if not serial and op.stream not in names and op.kind not in NO_KERNEL:
+            names[op.stream] = len(names)
+        stream_of.append(HOST if op.kind in NO_KERNEL else 0 if serial else names[op.stream])
+    steps.streams = list(names)
+    for job, items in enumerate(item_lists(program)):
+        for op_id, micro_batch in items:
+            position = positions[op_id]
+            steps.index[op_id, micro_batch] = len(steps.op)
+            steps.op.append(position)
+            steps.micro_batch.append(micro_batch)
+            steps.job.append(job)
+            steps.stream.append(stream_of[position])
+
+
+def item_lists(program: Program) -> list[list[Item]]:
+    """Items of each job; without jobs, one list a micro-batch and one for what runs once."""
+    if program.jobs:
+        return [list(job.items) for job in program.jobs]
+    inner = [op for op in program.ops if not is_boundary(op)]
+    body = [[(op.id, m) for op in inner if op.role != "optimize"] for m in range(program.pipeline.num_micro_batches)]
+    return [*body, [(op.id, 0) for op in inner if op.role == "optimize"]]
+
+
+def _find_aliases(steps: Steps) -> None:
+    """Results of copies that the plan leaves out for a micro-batch are their operands."""
+    ran: dict[int, set[int]] = defaultdict(set)
+    for position, micro_batch in zip(steps.op, steps.micro_batch, strict=True):
+        ran[position].add(micro_batch)
+    for position, op in enumerate(steps.program.ops):
+        if not is_copy(op) or op.role == "optimize" or not steps.reads[position] or not steps.writes[position]:
+            continue
+        source, result = steps.reads[position][0], steps.writes[position][0]
+        for m in range(steps.num_micro_batches):
+            if m not in ran[position]:
+                steps.alias[result.base + result.stride * m] = (position, source)

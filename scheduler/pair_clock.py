@@ -1,0 +1,134 @@
+"""A small clock for one rank: one compute stream in order, communication on streams of its own, interference between them.
+
+It judges orders inside planners, thousands of times; `scheduler/simulator.py` judges whole plans of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+_EPS = 1e-6
+
+
+@dataclass(slots=True)
+class Node:
+    """One operation of one side of a pair.
+
+    Attributes:
+        op: Operation id.
+        side: `B` or `F`.
+        dur: Time alone, in nanoseconds.
+        category: As the cost model names it.
+        stream: Empty for compute, else the communication stream.
+        deps: Indices of nodes it comes after; nodes that cost nothing are left out of the clock and bridged.
+        filler: Whether nothing but weight gradients and their sums waits for it.
+    """
+
+    op: int
+    side: str
+    dur: float
+    category: str
+    stream: str
+    deps: list[int] = field(default_factory=list)
+    filler: bool = False
+
+
+@dataclass(slots=True)
+class _Flight:
+    node: int
+    left: float
+
+
+Stretch = Callable[[str, str], tuple[float, float]]
+
+
+class Clock:
+    """Runs nodes in the order they are given and keeps the time.
+
+    Attributes:
+        now: Time of the compute stream, in nanoseconds.
+        exposed: Time in which it waited for communication.
+    """
+
+    def __init__(self, nodes: Sequence[Node], stretch: Stretch) -> None:
+        self.nodes, self.stretch = nodes, stretch
+        self.now = 0.0
+        self.exposed = 0.0
+        self.done = bytearray(len(nodes))
+        self.queues: dict[str, list[_Flight]] = {}
+        self.flying: set[int] = set()
+
+    def run(self, node: int) -> None:
+        """Run one node: wait for what it needs, then compute, or put a communication in flight."""
+        item = self.nodes[node]
+        if item.stream:
+            self.queues.setdefault(item.stream, []).append(_Flight(node, item.dur))
+            self.flying.add(node)
+            return
+        for dep in item.deps:
+            self.wait(dep)
+        self._compute(node, item)
+
+    def wait(self, node: int) -> None:
+        """Let time pass until a communication in flight is done."""
+        while node in self.flying:
+            start = self.now
+            self._idle()
+            self.exposed += self.now - start
+
+    def finish(self) -> float:
+        """Wait for all that is in flight; gives the time."""
+        for node in list(self.flying):
+            self.wait(node)
+        return self.now
+
+    def blocked(self, node: int) -> bool:
+        """Whether the node waits for a communication in flight."""
+        return any(dep in self.flying for dep in self.nodes[node].deps)
+
+    def heads(self) -> list[_Flight]:
+        """Communications that run now: the first of each stream whose needs are met."""
+        return [queue[0] for queue in self.queues.values() if queue and not self.blocked(queue[0].node)]
+
+    def _compute(self, node: int, item: Node) -> None:
+        left = item.dur
+        while left > _EPS:
+            heads = self.heads()
+            if not heads:
+                self.now += left
+                break
+            factors = [self.stretch(item.category, self.nodes[head.node].category) for head in heads]
+            slow = max(factor for factor, _ in factors)
+            rates = [1.0 / (other * len(heads)) for _, other in factors]
+            step = min(left * slow, *(head.left / rate for head, rate in zip(heads, rates, strict=True)))
+            left -= step / slow
+            self._advance(heads, rates, step)
+        self.done[node] = 1
+
+    def _idle(self) -> None:
+        heads = self.heads()
+        rates = [1.0 / len(heads)] * len(heads)
+        self._advance(heads, rates, min(head.left * len(heads) for head in heads))
+
+    def _advance(self, heads: list[_Flight], rates: list[float], step: float) -> None:
+        self.now += step
+        for head, rate in zip(heads, rates, strict=True):
+            head.left -= step * rate
+            if head.left <= _EPS:
+                self.queues[self.nodes[head.node].stream].pop(0)
+                self.flying.discard(head.node)
+                self.done[head.node] = 1
+
+
+def duration(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> tuple[float, float]:
+    """Time of an order and the part of it in which compute waited for communication, in nanoseconds."""
+    clock = Clock(nodes, stretch)
+    for node in order:
+        clock.run(node)
+    return clock.finish(), clock.exposed
+
+
+def serial_duration(nodes: Sequence[Node]) -> float:
+    """Time of all nodes one after the other, communication too."""
+    return sum(node.dur for node in nodes)

@@ -1,0 +1,95 @@
+"""Live device memory over an order of one backward and one forward: what the pair itself takes and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from interlace.ir import Graph, Op
+from interlace.ir.kinds import NO_KERNEL
+
+Placed = tuple[str, int]
+
+
+class PairMemory:
+    """Bytes that each operation allocates, and the storages whose last reader decides when they are freed.
+
+    Storages are counted once however many values share them. What backward reads from its forward is there at the start and
+    goes with its last reader; what forward leaves for its backward stays. Persistable storages and values of unknown size do
+    not count.
+    """
+
+    def __init__(self, graph: Graph, backward: Sequence[Op], forward: Sequence[Op]) -> None:
+        self.graph = graph
+        self.size: dict[int, int] = {}
+        for value in graph.values.values():
+            self.size[value.storage] = max(self.size.get(value.storage, 0), self._bytes(value.id))
+        self.gives: dict[Placed, list[int]] = {}
+        self.reads: dict[Placed, list[int]] = {}
+        self._stays = self._outliving(backward, forward)
+        for side, ops in (("B", backward), ("F", forward)):
+            for op in ops:
+                self.gives[side, op.id] = self._storages(op.results)
+                self.reads[side, op.id] = self._storages([*graph.reads(op), *op.results])
+        self.start = self._held_at_start(backward)
+
+    def peak(self, order: Sequence[Placed]) -> int:
+        """Highest number of live bytes over the order, of what the pair allocates or frees. O(operands)."""
+        last: dict[tuple[str, int], int] = {}
+        for k, item in enumerate(order):
+            for storage in self.reads[item]:
+                last[item[0], storage] = k
+        frees: dict[int, int] = {}
+        for (side, storage), k in last.items():
+            if (side, storage) not in self._stays:
+                frees[k] = frees.get(k, 0) + self.size[storage]
+        live = peak = self.start
+        born: set[tuple[str, int]] = set()
+        for k, item in enumerate(order):
+            for storage in self.gives[item]:
+                if (item[0], storage) not in born and (item[0], storage) not in self._early:
+                    born.add((item[0], storage))
+                    live += self.size[storage]
+            peak = max(peak, live)
+            live -= frees.get(k, 0)
+        return peak
+
+    def _bytes(self, value_id: int) -> int:
+        value = self.graph.values[value_id]
+        giver = self.graph.producer_op(value_id)
+        if value.persistable or value.memory != "device" or (giver is not None and giver.kind in NO_KERNEL):
+            return 0
+        return max(value.size_bytes, 0)
+
+    def _storages(self, values: Sequence[int]) -> list[int]:
+        found = dict.fromkeys(self.graph.values[value].storage for value in values)
+        return [storage for storage in found if self.size[storage]]
+
+    def _outliving(self, backward: Sequence[Op], forward: Sequence[Op]) -> set[tuple[str, int]]:
+        """Storages that a later part of the step reads."""
+        stays: set[tuple[str, int]] = set()
+        for side, ops in (("B", backward), ("F", forward)):
+            inside = {op.id for op in ops}
+            for op in ops:
+                for value in (*op.operands, *op.results):
+                    if value >= 0 and self._read_later(value, inside, side):
+                        stays.add((side, self.graph.values[value].storage))
+        return stays
+
+    def _read_later(self, value: int, inside: set[int], side: str) -> bool:
+        later = ("backward", "optimize") if side == "F" else ("optimize",)
+        for alias in self.graph.aliases[self.graph.values[value].storage]:
+            for user in self.graph.user_ops(alias):
+                if user.id not in inside and (user.role in later or (side == "B" and user.role == "backward")) and alias in self.graph.reads(user):
+                    return True
+        return False
+
+    def _held_at_start(self, backward: Sequence[Op]) -> int:
+        given = {storage for op in backward for storage in self._storages(op.results)}
+        read = {storage for op in backward for storage in self._storages(self.graph.reads(op))}
+        inside = {op.id for op in backward}
+        self._early: set[tuple[str, int]] = set()
+        for storage in read | given:
+            first = min(self.graph.position[self.graph.producer[v]] for v in self.graph.aliases[storage] if v in self.graph.producer)
+            if self.graph.program.ops[first].id not in inside:
+                self._early.add(("B", storage))
+        return sum(self.size[storage] for _, storage in self._early)
