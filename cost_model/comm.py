@@ -11,7 +11,7 @@ from interlace.cost_model.profile import CommSample, CopySample, DeviceProfile
 
 SIZE_ERROR = 0.10
 """Expected error at a size between or near measured ones (the H200's all-reduces differ by 6 % between two runs)."""
-BEYOND_ERROR = 0.30
+BEYOND_ERROR = 0.50
 """... at a size outside the measured ones, from the fitted latency and bandwidth."""
 GROUP_ERROR = 0.30
 """... at a group size that was not measured (all-reduce over 4 from over 2 on the H200: 20 % off)."""
@@ -89,9 +89,9 @@ class CommTimes:
         scale = traffic(kind, ranks) / traffic(source, near)
         error, notes = self._error(source, near, size_bytes), []
         if near != ranks:
-            error, notes = GROUP_ERROR, [f"derived: over {near} ranks, scaled by ring traffic to {ranks}"]
+            error, notes = max(error, GROUP_ERROR), [f"derived: over {near} ranks, scaled by ring traffic to {ranks}"]
         if source != kind:
-            error, notes = STAND_IN_ERROR, [*notes, f"derived from {source}"]
+            error, notes = max(error, STAND_IN_ERROR), [*notes, f"derived from {source}"]
         if source in self._unlimited:
             notes.append("measured without the limit on CTAs only")
         return Found(dur_ns * scale, exact and not notes, error, "; ".join(notes) or f"{kind} over {ranks} ranks")

@@ -86,6 +86,7 @@ COMM = dict.fromkeys(ALL_REDUCES, "all_reduce") | {
 """Paddle's collectives -> the collective whose traffic they have."""
 
 REPRESENTATIVES = {
+    "gemm": ("gemm",),
     "elementwise": ("add", "scale", "copy", "grad_accumulate"),
     "move": ("copy", "cast", "scale", "add"),
     "transpose": ("transpose", "copy"),

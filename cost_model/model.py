@@ -44,6 +44,9 @@ class CostModel(Costs):
         self._samples: dict[tuple[str, str], list[OpSample]] = {}
         for sample in profile.ops:
             self._samples.setdefault((sample.kind, sample.dtype), []).append(sample)
+        self._dtypes: dict[str, list[str]] = {}
+        for kind, dtype in sorted(self._samples):
+            self._dtypes.setdefault(kind, []).append(dtype)
         self._curves: dict[tuple[str, str], tuple[Curve, float]] = {}
         self._known: dict[Any, Estimate] = {}
         self._categories: dict[Any, str] = {}
@@ -103,7 +106,7 @@ class CostModel(Costs):
         ranks, hosts_apart = self._ranks(op, groups)
         if is_comm(op) and ranks == 0:
             return Estimate(0, "unknown", UNMEASURED_ERROR, f"group {op.group} is not in the program")
-        found = [self._part(part, ranks) for part in work.parts]
+        found = [self.part_time(part, ranks) for part in work.parts]
         total = _sum(found)
         if work.unknown or hosts_apart:
             why = work.unknown or f"a group across hosts of {self.profile.ranks_per_host}: the network was not measured"
@@ -119,7 +122,8 @@ class CostModel(Costs):
         ranks = groups[op.group].ranks
         return len(ranks), len({rank // self.profile.ranks_per_host for rank in ranks}) > 1
 
-    def _part(self, part: Part, ranks: int) -> Estimate:
+    def part_time(self, part: Part, ranks: int = 1) -> Estimate:
+        """Time of one kernel, or of one collective over `ranks`."""
         if part.family in ("comm", "p2p"):
             if ranks < 2:
                 return Estimate(0, "free", 0.0, "a group of one rank")
@@ -144,14 +148,12 @@ class CostModel(Costs):
         return None
 
     def _interpolated(self, part: Part) -> Estimate | None:
-        """From samples of the kind, else of a stand-in, in this dtype or one of the same width."""
+        """From samples of the kind, else of a stand-in; in this dtype, one of the same width, or (traffic only) any other."""
         if part.family == "unknown":
             return None
-        kinds = dict.fromkeys(
-            (part.kind, *REPRESENTATIVES.get(part.family, ()), *(("gemm",) if part.family == "gemm" else ()))
-        )
-        for kind in kinds:
-            for dtype in (part.dtype, _ALIKE.get(part.dtype, "")):
+        for kind in dict.fromkeys((part.kind, *REPRESENTATIVES.get(part.family, ()))):
+            dtypes = (part.dtype, _ALIKE.get(part.dtype, ""), *(() if part.flops else self._dtypes.get(kind, ())))
+            for dtype in dtypes:
                 if (kind, dtype) in self._samples:
                     return self._from_curve(part, kind, dtype)
         return None

@@ -47,22 +47,23 @@ class LaunchResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank's process, our end of the pipe that tells it we live, and how far its progress has been read."""
+    """A process of the run (rank 0 stands for Paddle's launcher on GPUs), and our end of the pipe that says we live."""
 
     rank: int
     process: subprocess.Popen[bytes]
     log: BinaryIO
     alive_fd: int
-    read_bytes: int = 0
 
 
 @dataclass(slots=True)
 class _Run:
-    """The processes of a run and what it needs to end them."""
+    """The processes of a run, what it needs to end them, and how far each rank's progress has been read."""
 
+    world: int
     run_dir: Path
     log_dir: Path
     ranks: list[_Rank] = field(default_factory=list)
+    read_bytes: dict[int, int] = field(default_factory=dict)
 
 
 def launch(
@@ -87,7 +88,7 @@ def launch(
     logs = Path(log_dir)
     logs.mkdir(parents=True, exist_ok=True)
     with _run_directory(run_dir) as directory, _terminate_as_interrupt():
-        run = _Run(directory, logs)
+        run = _Run(world, directory, logs)
         try:
             _start(run, Path(script), list(args), world, dict(env), timeout_s)
             _watch(run, on_progress or (lambda _: None))
@@ -168,15 +169,15 @@ def _watch(run: _Run, on_progress: OnProgress) -> None:
 
 
 def _read_progress(run: _Run, on_progress: OnProgress) -> None:
-    for rank in run.ranks:
-        path = progress_path(run.run_dir, rank.rank)
+    for rank in range(run.world):
+        path = progress_path(run.run_dir, rank)
         if not path.exists():
             continue
         with open(path, "rb") as stream:
-            stream.seek(rank.read_bytes)
+            stream.seek(run.read_bytes.get(rank, 0))
             complete = stream.read().rpartition(b"\n")[0]
         if complete:
-            rank.read_bytes += len(complete) + 1
+            run.read_bytes[rank] = run.read_bytes.get(rank, 0) + len(complete) + 1
             for line in complete.split(b"\n"):
                 on_progress(msgspec.json.decode(line, type=Progress))
 
@@ -186,31 +187,34 @@ def _explain(run: _Run) -> str:
     deadline_s = time.monotonic() + _ORIGIN_GRACE_S
     while time.monotonic() < deadline_s and any(rank.process.poll() is None for rank in run.ranks):
         time.sleep(_POLL_S)
-    failures = {rank.rank: _failure(run, rank) for rank in run.ranks}
-    known = {rank: failure for rank, failure in failures.items() if failure is not None}
+    known = _failures(run)
     origins = {rank: failure for rank, failure in known.items() if not failure.follow_up} or known
     ordered = sorted(origins, key=lambda rank: _ended_ns(run, rank))
     lines = [f"rank {rank} failed: {origins[rank].text}" for rank in ordered]
     first = ordered[0]
     lines.append(f"log of rank {first}: {run.log_dir / f'rank{first}.log'}; its last lines:")
     lines.extend(f"    {line}" for line in _tail(run, first))
-    others = [str(rank.rank) for rank in run.ranks if rank.rank not in origins]
+    others = [str(rank) for rank in range(run.world) if rank not in origins]
     if others:
         lines.append(f"rank(s) {', '.join(others)} only lost their peer and were ended")
     return "\n".join(lines)
 
 
-def _failure(run: _Run, rank: _Rank) -> Failure | None:
-    """Why a rank ended, from its report or from its exit code; None while it runs or if it is done."""
-    code = rank.process.poll()
-    if code in (None, 0):
-        return None
-    report = read_report(run.run_dir, rank.rank)
-    if report is not None and report.failure is not None:
-        return report.failure
-    if code is not None and code < 0:
-        return Failure(f"killed by signal {signal.Signals(-code).name}")
-    return Failure(f"ended with exit code {code} and without a report")
+def _failures(run: _Run) -> dict[int, Failure]:
+    """Why ranks ended, from their reports, else from the exit codes of processes that left none."""
+    reports = {rank: read_report(run.run_dir, rank) for rank in range(run.world)}
+    found = {rank: report.failure for rank, report in reports.items() if report is not None and report.failure is not None}
+    for rank in run.ranks:
+        code = rank.process.poll()
+        if code and (reports[rank.rank] is None or not found):
+            found.setdefault(rank.rank, Failure(_exit_text(code)))
+    return found
+
+
+def _exit_text(code: int) -> str:
+    if code < 0:
+        return f"killed by signal {signal.Signals(-code).name}"
+    return f"ended with exit code {code} and without a report"
 
 
 def _ended_ns(run: _Run, rank: int) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from interlace.cost_model.base import Costs, tables_of
+from interlace.cost_model.base import Costs, Groups, tables_of
+from interlace.cost_model.work import Values
 from interlace.errors import PassError
 from interlace.ir import Graph, Op, Program, dependencies, describe
 from interlace.ir.graph import is_topological, written_operands
@@ -16,9 +17,10 @@ from interlace.passes.base import Context, Pass, register
 from interlace.passes.sites import ACCUMULATING, GEMM_GRADS, Backward, check_modules, in_modules
 from interlace.passes.streams import COMPUTE_STREAMS, mp_stream
 
+PRODUCTS = frozenset({"matmul", ACCUMULATING, *GEMM_GRADS})
 REACH = 2
-"""A collective borrows weight gradients from behind the second collective in front of it, no earlier: a dW that waits keeps its
-activation and its gradient alive, and in sequence parallelism all_gather finds work only in front of the last reduce_scatter."""
+"""A collective borrows weight gradients from behind the second collective in front of it, no earlier: a dW that waits keeps
+its activation and its gradient alive. Under sequence parallelism an all_gather finds none nearer than that."""
 
 
 @register
@@ -40,8 +42,8 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
         1. A *site* is a backward collective whose operand leads to an activation's gradient: neither p2p nor of a weight or
            its gradient. Walking back from its operand, through sums, casts, reshapes and transposes, gives its dX (three for
            q, k, v; two for gate, up; none where it stands in front of a product).
-        2. Its own weight gradients are the ones that read the same dout. They go right behind it with their sinks, and so does
-           all else behind the last dX that the collective does not need.
+        2. Its own weight gradients are the ones that read the same dout. They go right behind it with their sinks, and so
+           does all else behind the last dX that the collective does not need.
         3. While its time is not covered, it borrows weight gradients that stand in front of it, the nearest first.
         4. The cost model says what is hidden, stretch on both sides included. A site that would lose is left as it was.
 
@@ -98,9 +100,9 @@ class Estimate:
         return self.comm + self.fill - self.both
 
 
-def beside(costs: Costs, graph: Graph, comm: Op, fillers: Iterable[Op]) -> Estimate:
+def beside(costs: Costs, tables: tuple[Values, Groups], comm: Op, fillers: Iterable[Op]) -> Estimate:
     """Run a collective beside operations that run one after the other; each slows the other down while both run."""
-    values, groups = tables_of(graph.program)
+    values, groups = tables
     alone = costs.op_time(comm, values, groups).dur_ns
     left, both, fill = float(alone), 0.0, 0
     for op in fillers:
@@ -127,6 +129,7 @@ class _Work:
     graph: Graph
     context: Context
     options: OverlapColumnBackward
+    tables: tuple[Values, Groups] = field(init=False)
     backward: Backward = field(init=False)
     sites: list[Op] = field(init=False)
     order: list[int] = field(init=False)
@@ -136,6 +139,7 @@ class _Work:
     done: dict[int, Op] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.tables = tables_of(self.graph.program)
         self.backward = Backward(self.graph)
         self.sites = self.backward.collectives()
         self.order = [op.id for op in self.graph.program.ops]
@@ -170,8 +174,6 @@ class _Work:
             self.graph.ops[comm.id] = msgspec.structs.replace(comm, stream=stream)
         return self.graph.program.with_ops([self.graph.ops[op_id] for op_id in self.order])
 
-    # ------------------------------------------------------------------------------------------------- what may not be moved
-
     def _refusal(self, comm: Op) -> str:
         size = sum(max(self.graph.values[value].size_bytes, 0) for value in comm.operands)
         if not in_modules(self.options.modules, self.layer(comm)):
@@ -203,15 +205,14 @@ class _Work:
             return f"{describe(mover)} must come first: communication keeps its order within group {op.group}"
         return f"{describe(op)} stands in front of it and needs {describe(mover)}"
 
-    # ------------------------------------------------------------------------------------------------------------- what to move
-
     def _own(self, comm: Op, products: list[Op]) -> set[int]:
-        within = self._free_sinks(0, comm)
+        within = self._free_sinks(comm)
         douts = {self.backward.upstream(op) for op in products}
         return self.backward.chain_of([user.id for dout in sorted(douts) for user in self.graph.user_ops(dout)], within)
 
-    def _free_sinks(self, start: int, comm: Op) -> set[int]:
-        return {op_id for op_id in self.order[start : self.place[comm.id]] if op_id in self.backward.sinks - self.taken}
+    def _free_sinks(self, comm: Op) -> set[int]:
+        """Sinks in front of a collective that are nobody's fillers yet."""
+        return {op_id for op_id in self.backward.sinks - self.taken if self.place[op_id] < self.place[comm.id]}
 
     def _with_bystanders(self, moved: set[int], comm: Op, products: list[Op]) -> set[int]:
         if not products:
@@ -229,17 +230,18 @@ class _Work:
         return moved if why else both
 
     def _with_borrowed(self, moved: set[int], comm: Op) -> set[int]:
-        for head in self._lenders(comm) if self.options.borrow else ():
-            known = self._estimate(moved, comm)
+        known = self._estimate(moved, comm)
+        within = self._free_sinks(comm) if self.options.borrow else set()
+        for head in self._lenders(comm, within):
             if known.hidden >= known.comm:
                 break
-            more = self.backward.chain_of([head], self._free_sinks(0, comm))
+            more = self.backward.chain_of([head], within)
             both, why = self._dragged(moved | more, comm)
             if not why and self._estimate(both, comm).gain > known.gain:
-                moved = both
+                moved, known = both, self._estimate(both, comm)
         return moved
 
-    def _lenders(self, comm: Op) -> list[int]:
+    def _lenders(self, comm: Op, within: set[int]) -> list[int]:
         """Products that give a weight's gradient, in front of a collective, nearest first."""
         found, passed = [], 0
         sites = {op.id for op in self.sites}
@@ -247,12 +249,9 @@ class _Work:
             passed += op_id in sites
             if passed == REACH:
                 break
-            kind = self.graph.ops[op_id].kind
-            if op_id in self.backward.sinks - self.taken and (kind in ("matmul", ACCUMULATING) or kind in GEMM_GRADS):
+            if op_id in within and self.graph.ops[op_id].kind in PRODUCTS:
                 found.append(op_id)
         return found
-
-    # ---------------------------------------------------------------------------------------------------------------- the gain
 
     def _fillers(self, moved: set[int], comm: Op) -> list[int]:
         """What runs beside a collective: what was moved, and what stands behind it already, up to its first reader."""
@@ -265,13 +264,14 @@ class _Work:
         return found
 
     def _estimate(self, moved: set[int], comm: Op) -> Estimate:
-        return beside(self.context.cost, self.graph, comm, [self.graph.ops[op_id] for op_id in self._fillers(moved, comm)])
+        return beside(self.context.cost, self.tables, comm, [self.graph.ops[op_id] for op_id in self._fillers(moved, comm)])
 
     def _finish(self, comm: Op, products: list[Op], own: set[int], moved: set[int]) -> None:
         fillers = self._fillers(moved, comm)
         found = self._estimate(moved, comm)
         if not any(op_id in self.backward.sinks or op_id in moved for op_id in fillers):
-            self.context.decline(comm, "no weight gradient stands in front of it" + ("" if products else ", and no dX feeds it"))
+            why = "" if products else ", and no dX feeds it"
+            self.context.decline(comm, f"no weight gradient stands in front of it{why}")
         elif found.gain < 0 and self.options.only_gains:
             self.context.decline(comm, f"would take {found.both} ns beside its fillers, one after the other they take "
                                        f"{found.comm + found.fill} ns")  # fmt: skip
@@ -281,15 +281,16 @@ class _Work:
             self.context.change(comm, self._said(products, own, moved, found))
 
     def _apply(self, moved: set[int], comm: Op) -> None:
-        start, end = min((self.place[op_id] for op_id in moved), default=self.place[comm.id]), self.place[comm.id] + 1
-        window = self.order[start:end]
-        self.order[start:end] = [op_id for op_id in window if op_id not in moved] + [op_id for op_id in window if op_id in moved]
+        end = self.place[comm.id] + 1
+        start = min((self.place[op_id] for op_id in moved), default=end)
+        self.order[start:end] = sorted(self.order[start:end], key=lambda op_id: op_id in moved)
         self.place.update((op_id, start + k) for k, op_id in enumerate(self.order[start:end]))
         self.done[comm.id] = comm
 
     def _said(self, products: list[Op], own: set[int], moved: set[int], found: Estimate) -> str:
-        head = f"starts behind dX {', '.join(f'#{op.id}' for op in products)}" if products else "starts in front of its product"
-        lent = len([op_id for op_id in moved - own if self.graph.ops[op_id].kind in ("matmul", ACCUMULATING, *GEMM_GRADS)])
+        dx = ", ".join(f"#{op.id}" for op in products)
+        head = f"starts behind dX {dx}" if dx else "starts in front of a product"
+        lent = len([op_id for op_id in moved - own if self.graph.ops[op_id].kind in PRODUCTS])
         more = f", {lent} of them products borrowed from other layers" if lent else ""
         rest = f", fillers go on for {found.both - found.comm} ns" if found.both > found.comm else ""
         return (f"{head}; {len(moved)} operations moved behind it{more}; hidden {found.hidden} of {found.comm} ns, "

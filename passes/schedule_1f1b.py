@@ -52,6 +52,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         pairs = self._pairs(program, slots, parts, context)
         jobs = tuple(_job(slot, parts, pairs, program) for slot in slots)
         jobs = tuple(job for job in jobs if job.items)
+        if self.interleave == "mixed":
+            jobs = receive_early(jobs, program, self._depth(program, program.pipeline.stage - 1))
         context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
         return msgspec.structs.replace(program, jobs=jobs)
 
@@ -69,10 +71,14 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if pipe.schedule == "VPP":
             return pair_up(plain)
         if pipe.schedule == "1F1B" or (pipe.schedule == "accumulate" and pipe.num_stages == 1):
-            deep = 2 * (pipe.num_stages - 1 - pipe.stage) + 1
-            return paired(*shape, warmup=deep if self.interleave == "mixed" else None)
+            return paired(*shape, warmup=self._depth(program, pipe.stage) if self.interleave == "mixed" else None)
         context.declined.append(f"interleaving: schedule {pipe.schedule} has no backward beside a forward; its own order stays")
         return plain
+
+    @staticmethod
+    def _depth(program: Program, stage: int) -> int:
+        """Micro-batches a stage holds so that mixed pairs of neighbours do not wait for each other."""
+        return min(2 * (program.pipeline.num_stages - 1 - stage) + 1, program.pipeline.num_micro_batches)
 
     def _pairs(self, program: Program, slots: list[Slot], parts: Parts, context: Context) -> dict[tuple[int, int], PairPlan]:
         kinds = sorted({(slot.chunk, slot.other.chunk) for slot in slots if slot.other is not None})
@@ -84,6 +90,30 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             context.changed.append(f"pair of backward chunk {b} and forward chunk {f}: {plan.text()}")
             plans[b, f] = plan
         return plans
+
+
+def receive_early(jobs: tuple[Job, ...], program: Program, neighbour_depth: int) -> tuple[Job, ...]:
+    """Put receives of activations in front of the gradient sends that the previous stage takes only after sending them.
+
+    The previous stage sends `neighbour_depth + b` activations before it receives gradient b. With sends that wait for their
+    receiver, this stage must have received as many before it sends gradient b, whatever its own depth is.
+    """
+    ops = {op.id: op for op in program.ops}
+    receives = sorted({(m, op_id) for job in jobs for op_id, m in job.items if ops[op_id].role == "forward" and is_receive(ops[op_id])})
+    items: list[list[tuple[int, int]]] = []
+    done: set[tuple[int, int]] = set()
+    for job in jobs:
+        line: list[tuple[int, int]] = []
+        for op_id, m in job.items:
+            if ops[op_id].role == "backward" and is_send(ops[op_id]):
+                early = [(r, k) for k, r in receives if k < neighbour_depth + m and (r, k) not in done]
+                line += early
+                done.update(early)
+            if (op_id, m) not in done:
+                line.append((op_id, m))
+                done.add((op_id, m))
+        items.append(line)
+    return tuple(msgspec.structs.replace(job, items=tuple(line)) for job, line in zip(jobs, items, strict=True))
 
 
 class Parts:

@@ -73,6 +73,7 @@ class Backward:
     graph: Graph
     weights: set[int] = field(init=False)
     sinks: set[int] = field(init=False)
+    _sources: dict[int, list[Op]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weights = weight_values(self.graph)
@@ -98,6 +99,11 @@ class Backward:
 
     def sources(self, op: Op) -> list[Op]:
         """Products with a weight that feed an operation with no other product or communication between, in program order."""
+        if op.id not in self._sources:
+            self._sources[op.id] = self._walk(op)
+        return self._sources[op.id]
+
+    def _walk(self, op: Op) -> list[Op]:
         found: dict[int, Op] = {}
         seen: set[int] = set()
         rest = [value for value in op.operands if value != ABSENT]

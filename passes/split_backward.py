@@ -57,12 +57,12 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
         1. Find values that are weights: parameters, also through cast, all_gather and views.
         2. Where one `pd_op.matmul` on the same operands is the very GEMM that Paddle's kernel calls, emit that one: ranks
            [2,2] in all four transpose settings; dX of [n,2] without transpose_x; [n,n] with equal batches and no transposes.
-        3. All else becomes a *one-sided* `matmul_grad`: the same kernel, with one result left out. It computes what the whole
-           one computed, whatever the place does with folding, batches, broadcasting and transposes, and copies nothing.
+        3. All else becomes a *one-sided* `matmul_grad`: the same kernel, with one result left out. It computes what the
+           whole one computed, whatever the place does with folding, batches, broadcasting and transposes; it copies nothing.
 
-    Why not reshape: `pd_op.reshape` copies in the static executor, so a dW of [3,2] as reshape, reshape, matmul would read and
-    write x and dout once more. `fold=True` asks for it: that form is what Paddle's `fused_linear_param_grad_add_pass` matches,
-    which makes product and accumulation one kernel. The operands are the same 2-D ones, hence the bits.
+    Why not reshape: `pd_op.reshape` copies in the static executor, so a dW of [3,2] as reshape, reshape, matmul would read
+    and write x and dout once more. `fold=True` asks for it: Paddle's `fused_linear_param_grad_add_pass` matches that form
+    and makes product and accumulation one kernel. The operands are the same 2-D ones, hence the same bits.
 
     Source: paddle/phi/kernels/impl/matmul_grad_kernel_impl.h and matmul_kernel_impl.h of 3.3.1; checked against Paddle for
     every case by tests/passes/test_split_backward.py.
@@ -94,8 +94,9 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
             else:
                 split.gradient(op, place)
         alone = sum(op.kind == ACCUMULATING for op in program.ops)
-        context.declined += [f"{others} gradients of products without a weight (attention scores) stay whole"] if others else []
-        context.declined += [f"{alone} {ACCUMULATING} are a dW of their own already"] if alone else []
+        for count, what in ((others, "gradients of products without a weight (attention scores) stay whole"),
+                            (alone, f"{ACCUMULATING} are a dW of their own already")):  # fmt: skip
+            context.declined += [f"{count} {what}"] if count else []
         return split.edit.build()
 
 

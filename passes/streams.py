@@ -9,8 +9,8 @@ from enum import Enum
 class AutoParallelStreamType(str, Enum):
     """What a stream is for; the value is its name in `execution_stream`.
 
-    The first three are Paddle's own (`paddle/distributed/passes/pass_utils.py`). Beware of `CALC`: written into an operation,
-    `default` opens a stream of its own; the compute stream is the empty name, or `DefaultStream` where it is said aloud.
+    The first three are Paddle's own (`paddle/distributed/passes/pass_utils.py`). Beware of `CALC`: written into an
+    operation, `default` opens a stream of its own; the compute stream is the empty name, or `DefaultStream` said aloud.
     """
 
     CALC = "default"

@@ -163,20 +163,22 @@ class _Pair:
         return self._stretches[key]
 
     def plain(self) -> list[Placed]:
-        """Backward, then forward; receives of the forward stand in front of the backward's sends."""
-        return self._spread(_receives_first(self.nodes))
+        """Backward, then forward; receives of the forward stand in front of the backward's sends, which come after them."""
+        return self._spread(range(len(self.nodes)))
 
     def within(self, cap_bytes: int, form: Form) -> list[Placed]:
-        """The best order found whose live memory stays under a cap: less and less is held back until it does."""
-        plain = self.plain()
+        """The fastest order found whose live memory stays under a cap; fewer fillers are held back until one does."""
+        best = self.plain()
+        best_time = self._time(_indices(best, self.index))
         total = sum(node.filler for node in self.nodes)
-        start = self._time(_indices(plain, self.index))
-        for held in sorted({total, total // 2, total // 4, total // 8}, reverse=True):
+        for held in sorted({total, total // 2, total // 4, total // 8, 0}, reverse=True):
             order = self._search(self._list_order(form, held), form, cap_bytes)
             placed = self._spread(order)
-            if self.memory.peak(placed) <= cap_bytes and self._time(order) < start:
-                return placed
-        return plain
+            if self.memory.peak(placed) <= cap_bytes and (time := self._time(_indices(placed, self.index))) < best_time:
+                best, best_time = placed, time
+                if held == total:
+                    break
+        return best
 
     def _time(self, order: Sequence[int]) -> float:
         return duration(self.nodes, order, self.stretch)[0]
@@ -185,18 +187,24 @@ class _Pair:
         return _ListScheduler(self.nodes, self.stretch, form, max_held).run()
 
     def _search(self, order: list[int], form: Form, cap_bytes: int) -> list[int]:
-        """Seeded local search: short moves of one node, kept where the clock is faster and memory allows."""
+        """Seeded local search: short moves of one node, kept where memory is less over the cap, else where the clock is faster."""
         rng = random.Random(7)
-        best, best_time = order, self._time(order)
+        best, best_time, best_over = order, self._time(order), self._over(order, cap_bytes)
         legal = _Legal(self.nodes, form)
         for _ in range(SEARCH_WORK // max(len(order), 1)):
             moved = legal.move(best, rng)
             if moved is None:
                 continue
             time = self._time(moved)
-            if time < best_time - 0.5 and self.memory.peak(self._spread(moved)) <= cap_bytes:
-                best, best_time = moved, time
+            if time >= best_time - 0.5 and not best_over:
+                continue
+            over = self._over(moved, cap_bytes)
+            if (over, time) < (best_over, best_time):
+                best, best_time, best_over = moved, time, over
         return best
+
+    def _over(self, order: Sequence[int], cap_bytes: int) -> int:
+        return max(0, self.memory.peak(self._spread(order)) - cap_bytes)
 
     def _spread(self, order: Sequence[int]) -> list[Placed]:
         """Nodes in order with free operations in front of the first that needs them; those nobody needs come last."""
@@ -295,7 +303,7 @@ class _ListScheduler:
         return self.order
 
     def _choose(self) -> int:
-        heads = [head for side in self._sides() if (head := self._head(side)) is not None]
+        heads = self._heads()
         comm = next((k for k in heads if self.nodes[k].stream and self._ready(k)), None)
         if comm is not None:
             return comm
@@ -309,18 +317,15 @@ class _ListScheduler:
             return max(choices, key=lambda k: (self._gain(k), -k))
         if open_heads:
             return min(open_heads, key=lambda k: (self.distance[k], k))
-        return next((k for k in (*heads, *fillers) if self._ready(k)), fillers[0] if fillers else heads[0])
+        return next(k for k in (*heads, *fillers) if self._ready(k))
 
-    def _sides(self) -> tuple[str, ...]:
-        if self.form == "dx-first" and self.at["B"] < len(self.lines["B"]):
-            early = self._early_receive()
-            return ("B", "F") if early else ("B",)
-        return ("B", "F")
-
-    def _early_receive(self) -> bool:
-        """Whether backward's next operation waits for the forward's receive to be issued."""
-        head = self._head("B")
-        return head is not None and any(not self.issued[dep] and self.nodes[dep].side == "F" for dep in self.nodes[head].deps)
+    def _heads(self) -> list[int]:
+        """The next operation of each side that may go on; in `dx-first` forward waits for the end of backward's chain, only
+        the receives that a send must follow go ahead."""  # fmt: skip
+        chain, forward = self._head("B"), self._head("F")
+        if chain is None or self.form == "mixed":
+            return [k for k in (chain, forward) if k is not None]
+        return [chain, *(dep for dep in self.nodes[chain].deps if self.nodes[dep].side == "F" and not self.issued[dep])]
 
     def _head(self, side: str) -> int | None:
         line = self.lines[side]
@@ -402,11 +407,6 @@ class _Legal:
         if item.filler:
             return False
         return any(not self.nodes[k].filler and self.nodes[k].side != item.side for k in passed)
-
-
-def _receives_first(nodes: Sequence[Node]) -> list[int]:
-    """Node indices in the given order; `_Pair._spread` pulls forward's receives in front of backward's sends."""
-    return list(range(len(nodes)))
 
 
 def _indices(order: Sequence[Placed], index: dict[Placed, int]) -> list[int]:

@@ -37,10 +37,10 @@ Span = tuple[int, int, int]
 COPY_OUT, COPY_BACK = "pd_op.memcpy_d2h", "pd_op.memcpy_h2d"
 PINNED = {"dst_place_type": 1}
 """Attributes of both copies; lowering gives each place its own form."""
-FIT_ROUNDS = 64
+FIT_ROUNDS = 24
 """Placements tried for one budget; each adds copies or delays returns, and two or three are the rule."""
-SEARCH_ROUNDS = 24
-"""Budgets tried on the way to the least feasible one: to the byte below 16 MiB, to a 16-millionth of the range above."""
+SEARCH_ROUNDS = 12
+"""Budgets tried on the way to the least feasible one: to a 4000th of the range between the refused and the first feasible."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -247,8 +247,8 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def reasons(self) -> dict[Reason, tuple[int, int]]:
         """Reason -> number of values (or of micro-batches of eligible ones) that stay for it, and their known bytes."""
         found: dict[Reason, tuple[int, int]] = {}
-        stays = [(each.reason, each.size_bytes) for each in self.skipped] + [(each.reason, each.size_bytes) for each in self.stayed]
-        for reason, size_bytes in stays:
+        stays = [(each.reason, each.size_bytes) for each in self.skipped]
+        for reason, size_bytes in [*stays, *((each.reason, each.size_bytes) for each in self.stayed)]:
             count, size = found.get(reason, (0, 0))
             found[reason] = count + 1, size + max(0, size_bytes)
         return {reason: found[reason] for reason in REASONS if reason in found}
@@ -361,7 +361,7 @@ def _list(names: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class Timeline:
-    """The schedule by host order: place of each item, its job, and the compute time before it (one entry more than items)."""
+    """The schedule by host order: place and job of each item, compute time before it (one entry more than items)."""
 
     items: list[Item]
     place: dict[Item, int]
@@ -382,6 +382,12 @@ class Timeline:
     def first_from(self, time_ns: int) -> int:
         """The first item that starts at or after a time."""
         return bisect_left(self.at_ns, time_ns)
+
+    def returns(self, out: int, done_ns: int, trip: _Trip) -> bool:
+        """Whether what went out behind an item, by a time, can be back in a later job before its reader."""
+        if out >= trip.reader or self.job[out] == self.job[trip.reader]:
+            return False
+        return max(done_ns, self.at_ns[self.job_start[self.job[out] + 1]]) + trip.back_ns <= self.at_ns[trip.reader]
 
 
 @dataclass(slots=True, eq=False)
@@ -405,7 +411,7 @@ class _Trip:
 @dataclass(slots=True)
 class _Placement:
     trips: list[_Trip] = field(default_factory=list)
-    capped: list[_Trip] = field(default_factory=list)
+    refused: list[tuple[_Trip, Reason]] = field(default_factory=list)
     stall_ns: int = 0
 
     def freed(self, timed: bool = True) -> list[Span]:
@@ -415,14 +421,15 @@ class _Placement:
 
 
 def _place(line: Timeline, trips: Sequence[_Trip], cap: int | None, measured: bool) -> _Placement:
-    """Give every trip its items: out as soon as forward has read it, back as late as hides the copy.
+    """Give trips their items: out as soon as forward has read the value, back as late as hides the copy.
 
     Steps: 1 copies out queue in the order of their sources; 2 going back in time, each copy back ends before its reader and
-    before the next one starts; 3 the queue of copies back is run, and what comes late is noted.
+    before the next one starts; a trip that finds no time in either queue is refused; 3 the queue of copies back is run, and
+    what comes late, because memory held it back, is noted.
     """
     placed = _Placement()
     _copy_out(line, sorted(trips, key=_key(lambda t: t.source)), cap, placed)
-    _copy_back(line, sorted(placed.trips, key=_key(lambda t: t.reader), reverse=True), measured)
+    _copy_back(line, sorted(placed.trips, key=_key(lambda t: t.reader), reverse=True), measured, placed)
     _run_back(line, sorted(placed.trips, key=_key(lambda t: t.back, lambda t: t.reader)), cap, placed)
     placed.trips.sort(key=_key(lambda t: t.source))
     return placed
@@ -439,9 +446,8 @@ def _copy_out(line: Timeline, trips: Iterable[_Trip], cap: int | None, placed: _
         issue = max(ready, ends[-cap]) if cap and len(ends) >= cap else ready
         out = trip.source if issue == ready else max(trip.source, line.first_from(issue) - 1)
         done = max(issue, ends[-1] if ends else 0) + trip.out_ns
-        if out > trip.source and (out >= trip.reader or line.job[out] == line.job[trip.reader]
-                                  or done + trip.back_ns > line.at_ns[trip.reader]):  # fmt: skip
-            placed.capped.append(trip)
+        if not line.returns(out, done, trip):
+            placed.refused.append((trip, "capped" if issue > ready else "congested"))
             continue
         trip.out, trip.done_ns = out, done
         trip.free = max(out + 1, line.first_from(done)) if trip.out_ns else out + 1
@@ -449,11 +455,16 @@ def _copy_out(line: Timeline, trips: Iterable[_Trip], cap: int | None, placed: _
         placed.trips.append(trip)
 
 
-def _copy_back(line: Timeline, trips: Iterable[_Trip], measured: bool) -> None:
+def _copy_back(line: Timeline, trips: Iterable[_Trip], measured: bool, placed: _Placement) -> None:
     next_start = line.at_ns[-1]
     for trip in trips:
-        next_start = min(line.at_ns[trip.reader], next_start) - trip.back_ns
-        wanted = bisect_right(line.at_ns, next_start) - 1 if measured else trip.reader
+        start = min(line.at_ns[trip.reader], next_start) - trip.back_ns
+        if start < trip.done_ns and not trip.not_before:
+            placed.trips.remove(trip)
+            placed.refused.append((trip, "congested"))
+            continue
+        next_start = start
+        wanted = bisect_right(line.at_ns, start) - 1 if measured else trip.reader
         earliest = max(line.job_start[line.job[trip.out] + 1], trip.free, trip.not_before)
         trip.back = min(max(wanted, earliest), trip.reader)
 
@@ -573,8 +584,7 @@ class _Planner:
         if trip.source >= trip.reader or line.job[trip.source] == line.job[trip.reader]:
             return "one-job"
         if self.measured:
-            gap_ns = line.at_ns[trip.reader] - line.at_ns[trip.source + 1]
-            return "at-once" if gap_ns < trip.out_ns + trip.back_ns else None
+            return None if line.returns(trip.source, line.at_ns[trip.source + 1] + trip.out_ns, trip) else "at-once"
         between = line.items[trip.source + 1 : trip.reader]
         return None if any(m != trip.micro_batch for _, m in between) else "at-once"
 
@@ -615,7 +625,8 @@ class _Planner:
             where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
             raise PlanError(f"{where}: offload cannot hold a budget of {self.budget} bytes ({mib(self.budget)}); the least "
                             f"feasible one is {least} bytes ({mib(least)}). {self._advice()}")  # fmt: skip
-        self._stay([trip for trip in trips if trip not in found.trips and trip not in found.capped], "kept")
+        tried = {id(trip) for trip in found.trips} | {id(trip) for trip, _ in found.refused}
+        self._stay([trip for trip in trips if id(trip) not in tried], "kept")
         return found
 
     def _advice(self) -> str:
@@ -639,7 +650,8 @@ class _Planner:
         self.skipped += [Skipped(each.value, each.size_bytes, "kept") for each in saved]
 
     def _plan(self, placed: _Placement) -> OffloadPlan:
-        self._stay(placed.capped, "capped")
+        for trip, reason in placed.refused:
+            self._stay([trip], reason)
         by_value: dict[int, list[_Trip]] = {}
         for trip in placed.trips:
             by_value.setdefault(trip.saved.value, []).append(trip)

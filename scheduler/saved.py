@@ -15,7 +15,7 @@ from interlace.ir.kinds import COMBINE, PARAMETER, SPLIT, is_boundary, is_comm, 
 Reason = Literal[
     "parameter", "persistable", "input", "output", "on-host", "vector", "unknown-size", "no-buffer", "recomputed",
     "optimizer-read", "overwritten", "alias", "nested-block", "integer", "below-floor", "other-module", "opted-out",
-    "kept", "at-once", "one-job", "capped",
+    "kept", "at-once", "one-job", "congested", "capped",
 ]  # fmt: skip
 """Why a value, or one micro-batch of it, stays on the device."""
 
@@ -40,6 +40,7 @@ REASONS: dict[Reason, str] = {
     "kept": "stays on the device as chosen (fraction, keep_bytes, or the budget holds without it)",
     "at-once": "its backward follows before the copy out and back could be done",
     "one-job": "no job boundary lies between the copy out and its reader",
+    "congested": "the copies before it leave no bandwidth to be out and back in time",
     "capped": "max_in_flight leaves no room for the copy in time",
 }
 RECOMPUTED = "bwd_recompute_id"

@@ -6,8 +6,8 @@ and what it waits for is done. It starts when it is ready and, for a rendezvous 
 its mates are. Mates run as one: for the longest of their times, at the pace of the slowest of them, and end together.
 
 Beside others on its rank an item slows: its stretch is 1 plus what each item running there adds (`SimInput.excess`), its pace
-1 / stretch. Work is counted in 1 / ONE ns. The pace is `ONE * ONE // stretch` units a nanosecond, an end is rounded up to whole
-nanoseconds, and nothing else is rounded, so that the result depends on no order among simultaneous events.
+1 / stretch. Work is counted in 1 / ONE ns. The pace is `ONE * ONE // stretch` units a nanosecond, an end is rounded to the
+nearest nanosecond, and nothing else is rounded, so that the result depends on no order among simultaneous events.
 
 The step of every rank lasts until the last item and the last host is done. Each moment of it belongs to one part (`split_rank`):
 
@@ -292,7 +292,7 @@ class Simulation:
             return
         self.left[leader] -= self.pace[leader] * (self.now - self.since[leader])
         self.since[leader], self.pace[leader] = self.now, pace
-        self.due[leader] = self.now + max(0, -(-self.left[leader] // pace))
+        self.due[leader] = self.now + max(0, (self.left[leader] + pace // 2) // pace)
         heapq.heappush(self.queue, (self.due[leader], leader, self.due[leader]))
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import numba
 import numba.extending
 import numpy as np
+import numpy.typing as npt
 
 from interlace.scheduler import simulator
 from interlace.scheduler.lower_to_sim import ONE as _ONE
-from interlace.scheduler.lower_to_sim import Ints, SimInput
+from interlace.scheduler.lower_to_sim import Flags, Ints, SimInput
 
 ONE = int(_ONE)
 NEVER = int(simulator.NEVER)
 _jit = numba.njit(cache=True)
+WAITS, UNBLOCKS, BLOCKS, MEETS, FOLLOWS, LEADS = 1, 2, 4, 8, 16, 32
+"""Marks of items: waits for others, others wait for it, holds the host, meets, waits for a message, has one waited for."""
 
 numba.extending.register_jitable(simulator.covered)
 split_rank = _jit(simulator.split_rank)
@@ -25,17 +28,16 @@ split_rank = _jit(simulator.split_rank)
 
 def run_items(sim: SimInput) -> tuple[Ints, Ints, Ints]:
     """Start, ready and end of every item; -1 for those that never end."""
-    by_stream, fifo_first = _grouped(sim.stream, len(sim.stream_names))
+    start, ready, end = (np.full(sim.num_items, -1, np.int64) for _ in range(3))
     rank = np.repeat(np.arange(len(sim.ranks)), np.diff(sim.first_stream))
-    out = np.full((3, sim.num_items), -1, np.int64)
-    _run(by_stream, fifo_first, sim.first, sim.first_stream, rank, sim.stream, sim.issue, sim.dur, sim.blocking, sim.kind,
-         sim.excess, sim.dep_first, sim.dep, sim.meet, sim.meet_first, sim.mates, sim.meet_size, sim.follow, out[0], out[1],
-         out[2])  # fmt: skip
-    return out[0], out[1], out[2]
+    _run(len(sim.stream_names), sim.first, sim.first_stream, rank, sim.stream, sim.issue, sim.dur, sim.blocking, sim.kind,
+         sim.excess, sim.dep_first, sim.dep, sim.meet, sim.meet_first, sim.mates, sim.meet_size, sim.follow, start, ready,
+         end)  # fmt: skip
+    return start, ready, end
 
 
 @_jit
-def _grouped(keys, count):
+def _grouped(keys: Ints, count: int) -> tuple[Ints, Ints]:
     """Places grouped by key, each group ascending, and the groups' offsets; a counting sort."""
     first = np.zeros(count + 1, np.int64)
     for key in keys:
@@ -51,7 +53,34 @@ def _grouped(keys, count):
 
 
 @_jit
-def _followers(follow):
+def _unblocks(dep_first: Ints, dep: Ints) -> tuple[Ints, Ints, Ints]:
+    """Successors from predecessors: items and their offsets; and how many each item waits for."""
+    count = len(dep_first) - 1
+    by_before, first = _grouped(dep, count)
+    waits = np.empty(count, np.int64)
+    after = np.empty(len(dep), np.int64)
+    for item in range(count):
+        waits[item] = dep_first[item + 1] - dep_first[item]
+        for k in range(dep_first[item], dep_first[item + 1]):
+            after[k] = item
+    return after[by_before], first, waits
+
+
+@_jit
+def _marks(dep_first: Ints, unblock_first: Ints, blocking: Flags, meet: Ints, follow: Ints) -> npt.NDArray[np.uint8]:
+    """What there is to an item beyond its time, so that most items need no other look-up."""
+    marks = np.zeros(len(meet), np.uint8)
+    for item in range(len(meet)):
+        mark = WAITS * (dep_first[item + 1] > dep_first[item]) + UNBLOCKS * (unblock_first[item + 1] > unblock_first[item])
+        mark += BLOCKS * blocking[item] + MEETS * (meet[item] >= 0) + FOLLOWS * (follow[item] >= 0)
+        marks[item] |= mark
+        if follow[item] >= 0:
+            marks[follow[item]] |= LEADS
+    return marks
+
+
+@_jit
+def _followers(follow: Ints) -> Ints:
     """The receive that waits for each item's message, or -1."""
     follower = np.full(len(follow), -1, np.int64)
     for item in range(len(follow)):
@@ -61,56 +90,59 @@ def _followers(follow):
 
 
 @_jit
-def _unblocks(dep_first, dep):
-    """Successors from predecessors: offsets and items; and how many each item waits for."""
-    count = len(dep_first) - 1
-    by_before, first = _grouped(dep, count)
-    waits = np.empty(count, np.int64)
-    after = np.empty(len(dep), np.int64)
-    for item in range(count):
-        waits[item] = dep_first[item + 1] - dep_first[item]
-        for k in range(dep_first[item], dep_first[item + 1]):
-            after[k] = item
-    return first, after[by_before], waits
-
-
-@_jit
-def _run(fifo, fifo_first, first, first_stream, rank_of, stream_of, issue, dur, blocking, kind, excess, dep_first, dep, meet,
-         meet_first, mates, meet_size, follow, start, ready, end):  # fmt: skip
-    """Fill `start`, `ready` and `end`."""
-    unblock_first, unblocks, waits = _unblocks(dep_first, dep)
-    follower = _followers(follow)
-    num_streams, num_ranks = len(fifo_first) - 1, len(first) - 1
-    leaves = 1
-    while leaves < num_streams:
-        leaves *= 2
-    tree = np.full(2 * leaves, NEVER, np.int64)  # tree[1] is the earliest event, tree[leaves + s] stream s's own
-    head = fifo_first[:-1].copy()
-    running = np.full(num_streams, -1, np.int64)
-    lead = np.zeros(num_streams, np.int64)  # stream that keeps the books of what runs here
-    stretch = np.zeros(num_streams, np.int64)
-    left = np.zeros(num_streams, np.int64)
-    pace = np.zeros(num_streams, np.int64)
-    since = np.zeros(num_streams, np.int64)
-    arrived = np.zeros(len(meet_size), np.int64)
-    late = np.zeros(num_ranks, np.int64)
-    bound = np.zeros(num_ranks, np.int64)  # last item that the host can issue now
-    next_block = np.empty(len(start), np.int64)
-    for at in range(num_ranks):
+def _next_blocks(first: Ints, blocking: Flags) -> Ints:
+    """From each item on, the first of its rank that the host waits for, or the item behind the rank's last."""
+    found = np.empty(len(blocking), np.int64)
+    for at in range(len(first) - 1):
         upto = first[at + 1]
         for item in range(first[at + 1] - 1, first[at] - 1, -1):
             upto = item if blocking[item] else upto
-            next_block[item] = upto
+            found[item] = upto
+    return found
+
+
+@_jit
+def _put(tree: Ints, leaves: int, stream: int, when: int) -> None:
+    """Set a stream's event."""
+    node = leaves + stream
+    tree[node] = when
+    node //= 2
+    while node:
+        least = min(tree[2 * node], tree[2 * node + 1])
+        if tree[node] == least:
+            return
+        tree[node] = least
+        node //= 2
+
+
+@_jit
+def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, stream_of: Ints, issue: Ints, dur: Ints,
+         blocking: Flags, kind: Ints, excess: Ints, dep_first: Ints, dep: Ints, meet: Ints, meet_first: Ints, mates: Ints,
+         meet_size: Ints, follow: Ints, start: Ints, ready: Ints, end: Ints) -> None:  # fmt: skip
+    """Fill `start`, `ready` and `end`: look at streams that may go on, set the paces anew, take the next event, repeat."""
+    num_ranks = len(first) - 1
+    fifo, fifo_first = _grouped(stream_of, num_streams)
+    unblocks, unblock_first, waits = _unblocks(dep_first, dep)
+    marks, follower = _marks(dep_first, unblock_first, blocking, meet, follow), _followers(follow)
+    next_block = _next_blocks(first, blocking)
+    # Streams: what comes next, what runs, of which class, who keeps its books (a rendezvous has one bookkeeper), and the books.
+    head, running, running_kind = fifo_first[:-1].copy(), np.full(num_streams, -1, np.int64), np.zeros(num_streams, np.int64)
+    lead, stretch = np.arange(num_streams), np.full(num_streams, ONE, np.int64)
+    left, pace, since = np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64)
+    # Ranks: by how much the host is late, the last item it can issue now, how many items run.
+    late, bound, num_running = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
+    for at in range(num_ranks):
         bound[at] = next_block[first[at]] if first[at + 1] > first[at] else 0
-    look = np.empty(4 * num_streams + 8, np.int64)  # streams whose next item may be able to start
-    queued = np.zeros(num_streams, np.bool_)
-    touched = np.empty(num_ranks, np.int64)
-    is_touched = np.zeros(num_ranks, np.bool_)
-    num_look, num_touched, now = 0, 0, 0
-    for s in range(num_streams):
-        look[num_look] = s
-        queued[s] = True
-        num_look += 1
+    arrived = np.zeros(len(meet_size), np.int64)
+    # Events: tree[1] is the earliest, tree[leaves + s] stream s's own; due[s] is what the latter should be.
+    leaves = 1
+    while leaves < num_streams:
+        leaves *= 2
+    tree, due = np.full(2 * leaves, NEVER, np.int64), np.full(num_streams, NEVER, np.int64)
+    # Streams to look at, ranks whose company has changed.
+    look, queued, num_look = np.arange(num_streams), np.ones(num_streams, np.bool_), num_streams
+    touched, is_touched, num_touched = np.empty(num_ranks, np.int64), np.zeros(num_ranks, np.bool_), 0
+    now, last = 0, -1
     while True:
         while num_look:
             num_look -= 1
@@ -120,157 +152,134 @@ def _run(fifo, fifo_first, first, first_stream, rank_of, stream_of, issue, dur, 
                 continue
             item = fifo[head[s]]
             at = rank_of[s]
+            mark = marks[item]
             if ready[item] < 0:
                 if item > bound[at]:
                     continue
                 issued = issue[item] + late[at]
                 if issued > now:
+                    due[s] = issued
                     _put(tree, leaves, s, issued)
                     continue
-                if waits[item] > 0:
+                if mark & WAITS and waits[item] > 0:
                     continue
                 ready[item] = now
-                if meet[item] >= 0:
+                if mark & MEETS:
                     arrived[meet[item]] += 1
-            m = meet[item]
-            if m < 0:
-                f = follow[item]
-                if f >= 0 and start[f] < 0:
+            if mark & MEETS:
+                m = meet[item]
+                if arrived[m] < meet_size[m]:
                     continue
-                start[item] = now
-                running[s] = item
-                lead[s] = s
-                pace[s] = 0
-                since[s] = now
-                left[s] = dur[item] * ONE
-                if f >= 0:
-                    left[s] = 0 if end[f] >= 0 else NEVER
-                    if end[f] < 0:
-                        _put(tree, leaves, s, NEVER)
-                if not is_touched[at]:
-                    is_touched[at] = True
-                    touched[num_touched] = at
-                    num_touched += 1
-                f = follower[item]
-                if f >= 0 and ready[f] >= 0 and not queued[stream_of[f]]:
-                    queued[stream_of[f]] = True
-                    look[num_look] = stream_of[f]
-                    num_look += 1
-            elif arrived[m] == meet_size[m]:
-                longest = 0
-                for k in range(meet_first[m], meet_first[m + 1]):
-                    longest = max(longest, dur[mates[k]])
-                leader = stream_of[mates[meet_first[m]]]
-                pace[leader] = 0
-                since[leader] = now
-                left[leader] = longest * ONE
+                longest, leader = 0, stream_of[mates[meet_first[m]]]
                 for k in range(meet_first[m], meet_first[m + 1]):
                     mate = mates[k]
-                    start[mate] = now
                     other = stream_of[mate]
-                    running[other] = mate
-                    lead[other] = leader
-                    stretch[other] = ONE
-                    _put(tree, leaves, other, NEVER)
-                    if not is_touched[rank_of[other]]:
-                        is_touched[rank_of[other]] = True
-                        touched[num_touched] = rank_of[other]
+                    at = rank_of[other]
+                    longest = max(longest, dur[mate])
+                    start[mate], running[other], running_kind[other] = now, mate, kind[mate]
+                    lead[other], stretch[other] = leader, ONE
+                    num_running[at] += 1
+                    if not is_touched[at]:
+                        is_touched[at], touched[num_touched] = True, at
                         num_touched += 1
-        # The new pace of everything that runs on a touched rank.
+                pace[leader], since[leader], left[leader] = 0, now, longest * ONE
+                continue
+            if mark & FOLLOWS and start[follow[item]] < 0:
+                continue
+            start[item], running[s], running_kind[s] = now, item, kind[item]
+            lead[s], stretch[s] = s, ONE
+            num_running[at] += 1
+            pace[s], since[s], left[s] = 0, now, dur[item] * ONE
+            if mark & FOLLOWS:
+                left[s] = 0 if end[follow[item]] >= 0 else NEVER
+            if not is_touched[at]:
+                is_touched[at], touched[num_touched] = True, at
+                num_touched += 1
+            if mark & LEADS and ready[follower[item]] >= 0 and not queued[stream_of[follower[item]]]:
+                other = stream_of[follower[item]]
+                queued[other], look[num_look] = True, other
+                num_look += 1
+        # Stretch of all that runs on the touched ranks; then its pace, which needs the stretch of mates on other ranks.
         for n in range(num_touched):
             at = touched[n]
-            for s in range(first_stream[at], first_stream[at + 1]):
+            low, high = first_stream[at], first_stream[at + 1]
+            alone = num_running[at] == 1
+            for s in range(low, high):
                 if running[s] >= 0:
                     total = ONE
-                    mine = kind[running[s]]
-                    for other in range(first_stream[at], first_stream[at + 1]):
-                        if other != s and running[other] >= 0:
-                            total += excess[mine, kind[running[other]]]
+                    if not alone:
+                        for other in range(low, high):
+                            if running[other] >= 0 and other != s:
+                                total += excess[running_kind[s], running_kind[other]]
                     stretch[s] = total
         for n in range(num_touched):
             at = touched[n]
             is_touched[at] = False
             for s in range(first_stream[at], first_stream[at + 1]):
-                item = running[s]
-                if item < 0:
-                    continue
-                leader = lead[s]
-                if left[leader] == NEVER:
+                item, leader = running[s], lead[s]
+                if item < 0 or left[leader] == NEVER:
                     continue
                 worst = stretch[s]
-                m = meet[item]
-                if m >= 0:
+                if marks[item] & MEETS:
+                    m = meet[item]
                     for k in range(meet_first[m], meet_first[m + 1]):
                         worst = max(worst, stretch[stream_of[mates[k]]])
-                new = max(1, ONE * ONE // worst) if worst != ONE else ONE
+                new = ONE if worst == ONE else max(1, ONE * ONE // worst)
                 if new != pace[leader]:
                     left[leader] -= pace[leader] * (now - since[leader])
-                    since[leader] = now
-                    pace[leader] = new
-                    need = (left[leader] + ONE - 1) >> 20 if new == ONE else (left[leader] + new - 1) // new
-                    _put(tree, leaves, leader, now + max(0, need))
+                    since[leader], pace[leader] = now, new
+                    need = (left[leader] + ONE // 2) >> 20 if new == ONE else (left[leader] + new // 2) // new
+                    due[leader] = now + max(0, need)
+                    _put(tree, leaves, leader, due[leader])
         num_touched = 0
-        # The next event.
+        # The next event. That of the stream before was left in the tree, in case a new one would take its place at once.
+        if last >= 0 and due[last] == NEVER:
+            _put(tree, leaves, last, NEVER)
         now = tree[1]
         if now >= NEVER:
             return
         node = 1
         while node < leaves:
             node = 2 * node if tree[2 * node] == now else 2 * node + 1
-        s = node - leaves
-        item = running[s]
-        _put(tree, leaves, s, NEVER)
+        last = node - leaves
+        due[last] = NEVER
+        item = running[last]
         if item < 0:
-            look[num_look] = s
-            queued[s] = True
-            num_look += 1
+            queued[last], look[0] = True, last
+            num_look = 1
             continue
-        m = meet[item]
-        from_, to = (0, 1) if m < 0 else (meet_first[m], meet_first[m + 1])
-        for k in range(from_, to):
-            done = item if m < 0 else mates[k]
+        group, upto = 0, 1
+        if marks[item] & MEETS:
+            group, upto = meet_first[meet[item]], meet_first[meet[item] + 1]
+        for k in range(group, upto):
+            done = mates[k] if marks[item] & MEETS else item
             while done >= 0:  # the item, then a receive that waits for its message
                 end[done] = now
                 s = stream_of[done]
                 at = rank_of[s]
+                mark = marks[done]
                 running[s] = -1
+                num_running[at] -= 1
                 head[s] += 1
                 if not is_touched[at]:
-                    is_touched[at] = True
-                    touched[num_touched] = at
+                    is_touched[at], touched[num_touched] = True, at
                     num_touched += 1
                 if not queued[s]:
-                    queued[s] = True
-                    look[num_look] = s
+                    queued[s], look[num_look] = True, s
                     num_look += 1
-                for j in range(unblock_first[done], unblock_first[done + 1]):
-                    later = unblocks[j]
-                    waits[later] -= 1
-                    if waits[later] == 0 and not queued[stream_of[later]]:
-                        queued[stream_of[later]] = True
-                        look[num_look] = stream_of[later]
-                        num_look += 1
-                if blocking[done]:
+                if mark & UNBLOCKS:
+                    for j in range(unblock_first[done], unblock_first[done + 1]):
+                        waits[unblocks[j]] -= 1
+                        s = stream_of[unblocks[j]]
+                        if waits[unblocks[j]] == 0 and not queued[s]:
+                            queued[s], look[num_look] = True, s
+                            num_look += 1
+                if mark & BLOCKS:
                     late[at] = now - issue[done]
                     bound[at] = next_block[done + 1] if done + 1 < first[at + 1] else done
-                    for other in range(first_stream[at], first_stream[at + 1]):
-                        if not queued[other]:
-                            queued[other] = True
-                            look[num_look] = other
+                    for s in range(first_stream[at], first_stream[at + 1]):
+                        if not queued[s]:
+                            queued[s], look[num_look] = True, s
                             num_look += 1
-                f = follower[done]
-                done = f if f >= 0 and start[f] >= 0 and end[f] < 0 else -1
-
-
-@_jit
-def _put(tree, leaves, s, when):
-    """Set the event of stream `s`."""
-    node = leaves + s
-    tree[node] = when
-    node //= 2
-    while node:
-        least = min(tree[2 * node], tree[2 * node + 1])
-        if tree[node] == least:
-            return
-        tree[node] = least
-        node //= 2
+                following = follower[done] if mark & LEADS else -1
+                done = following if following >= 0 and start[following] >= 0 and end[following] < 0 else -1

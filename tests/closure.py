@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
-from interlace.ir import ABSENT, Op, Program
+from interlace.ir import Op, Program
 from interlace.ir.kinds import BOUNDARY, COMBINE, SPLIT, is_collective, is_receive, is_send
 from tests.interpreter import Item, Rank, items_of
 
@@ -55,9 +55,8 @@ class Closure:
         op, m = self.rank.ops[item[0]], item[1]
         if op.name in (COMBINE, SPLIT) or op.name in BOUNDARY:
             return Access()
-        reads = {v for k, v in enumerate(op.operands) if v != ABSENT and k not in op.no_buffer}
         viewed = {op.results[r] for r, _ in op.views}
-        return Access(self._ids(reads, m), self._ids(set(op.results) - viewed, m))
+        return Access(self._ids(self.rank.content_operands(op), m), self._ids(set(op.results) - viewed, m))
 
     def _ids(self, values: Iterable[int], micro_batch: int) -> set[int]:
         found = set()
@@ -108,26 +107,29 @@ class Closure:
                 and not (a >= self.count)]  # fmt: skip
 
     def unwritten(self) -> list[tuple[int, int]]:
-        """Reads (place, cell) that see another write than in the sequential step, or none."""
-        wrong = []
-        order = sequential(self.program)
-        want = self._sources([self.place[item] for item in order if item in self.place])
-        have = self._sources(range(self.count))
-        for key, source in have.items():
-            if want.get(key) != source:
-                wrong.append(key)
-        return wrong
-
-    def _sources(self, order: Iterable[int]) -> dict[tuple[int, int], int]:
+        """Reads (place, cell) that see another write than the value they name has in the sequential step, or none."""
+        want: dict[tuple[int, int], int] = {}
+        latest: dict[tuple[int, tuple[int, int]], int] = {}
+        for place in [self.place[item] for item in sequential(self.program)]:
+            for name in self._held(place, writes=False):
+                want[place, name[0]] = latest.get(name, -1)
+            latest.update(dict.fromkeys(self._held(place, writes=True), place))
+        have: dict[tuple[int, int], int] = {}
         writer: dict[int, int] = {}
-        seen = {}
-        for place in order:
-            for cell in self.access[place].reads:
-                seen[place, cell] = writer.get(cell, -1)
-            for cell in self.access[place].writes:
-                seen.setdefault((place, cell), writer.get(cell, -1))
-                writer[cell] = place
-        return seen
+        for place in range(self.count):
+            have.update({(place, cell): writer.get(cell, -1) for cell in self.access[place].reads})
+            writer.update(dict.fromkeys(self.access[place].writes, place))
+        return [key for key, source in have.items() if want[key] != source]
+
+    def _held(self, place: int, writes: bool) -> list[tuple[int, tuple[int, int]]]:
+        """Cells that an item reads or writes, each with the value whose contents it holds there."""
+        op, m = self.op(place), self.items[place][1]
+        if op.name in (COMBINE, SPLIT) or op.name in BOUNDARY:
+            return []
+        viewed = {op.results[r] for r, _ in op.views}
+        values = [v for v in op.results if v not in viewed] if writes else self.rank.content_operands(op)
+        return [(id(cell), root) for value in values
+                for cell, root in zip(self.rank.cells_of(value, m), self.rank.roots_of(value, m), strict=True)]  # fmt: skip
 
     def freed_early(self) -> list[tuple[int, int]]:
         """Uses (place, place of the last use) that a freed block's next owner may overtake."""
@@ -152,7 +154,7 @@ class Closure:
         op = self.op(place)
         if op.name in (COMBINE, SPLIT):
             return []
-        return [v for k, v in enumerate(op.operands) if v != ABSENT and k not in op.no_buffer] + list(op.results)
+        return self.rank.content_operands(op) + list(op.results)
 
     def _variable(self, value: int, micro_batch: int) -> int:
         """The variable a value lives in: an in-place result in its operand's, a skipped copy's in its operand's."""

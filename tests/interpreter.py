@@ -262,12 +262,37 @@ class Rank:
         self.skipped = {(op.id, m) for op in program.ops if is_copy(op) and program.jobs
                         for m in range(program.pipeline.num_micro_batches) if (op.id, m) not in present}  # fmt: skip
 
-    def slot(self, value: Value, micro_batch: int) -> tuple[int, int]:
-        """Key of a value's storage for a micro-batch; a copy left out of the plan gives its operand's storage."""
+    def root(self, value: Value, micro_batch: int) -> tuple[Value, int]:
+        """The value whose storage a value lives in: of views, in-place results and omitted copies that of their operand.
+
+        With it a micro-batch, or -1 where all micro-batches share the storage.
+        """
         producer = self.producer.get(value.id)
         if producer is not None and (producer.id, micro_batch) in self.skipped:
-            return self.slot(self.values[producer.operands[0]], micro_batch)
-        return value.storage, -1 if value.storage in self.persistable else micro_batch
+            return self.root(self.values[producer.operands[0]], micro_batch)
+        for result, operand in (*producer.inplace, *producer.views) if producer is not None else ():
+            if producer is not None and producer.results[result] == value.id:
+                return self.root(self.values[producer.operands[operand]], micro_batch)
+        return value, -1 if value.storage in self.persistable else micro_batch
+
+    def slot(self, value: Value, micro_batch: int) -> tuple[int, int]:
+        """Key of a value's storage for a micro-batch."""
+        root, instance = self.root(value, micro_batch)
+        return root.storage, instance
+
+    def roots_of(self, value_id: int, micro_batch: int) -> list[tuple[int, int]]:
+        """For each cell of a value, the value whose contents it holds."""
+        value, producer = self.values[value_id], self.producer.get(value_id)
+        if producer is not None and producer.name == COMBINE:
+            return [root for part in producer.operands for root in self.roots_of(part, micro_batch)]
+        if producer is not None and producer.name == SPLIT:
+            return [self.roots_of(producer.operands[0], micro_batch)[producer.results.index(value_id)]]
+        root, instance = self.root(value, micro_batch)
+        return [(root.id, instance)] * (len(value.elements) if value.dtype == "vector" else 1)
+
+    def content_operands(self, op: Op) -> list[int]:
+        """Operands whose contents an operation reads."""
+        return [v for k, v in enumerate(op.operands) if v != ABSENT and k not in op.no_buffer]
 
     def cells_of(self, value_id: int, micro_batch: int) -> list[Cell]:
         """The storages that hold a value: one, or one for each part of a vector."""
@@ -311,8 +336,7 @@ class Rank:
 
     def arguments(self, op: Op, micro_batch: int) -> list[Array]:
         """Tensors that the operation reads: vectors spread out, operands of which only the shape is read left out."""
-        return [array for place, value_id in enumerate(op.operands) if value_id != ABSENT and place not in op.no_buffer
-                for array in self.read(op, value_id, micro_batch)]  # fmt: skip
+        return [array for value_id in self.content_operands(op) for array in self.read(op, value_id, micro_batch)]
 
     def compute(self, op: Op, x: list[Array]) -> list[Array | None]:
         """What the operation gives, one array a tensor; None where a view keeps its operand's contents."""
@@ -395,7 +419,7 @@ def frees(rank: Rank) -> dict[Item, list[Cell]]:
     last: dict[int, tuple[Item, Cell]] = {}
     for op_id, m in rank.items:
         op = rank.ops[op_id]
-        used = [v for k, v in enumerate(op.operands) if v != ABSENT and k not in op.no_buffer] + list(op.results)
+        used = rank.content_operands(op) + list(op.results)
         for value in used if op.name not in (COMBINE, SPLIT) else ():
             if rank.values[value].storage not in rank.persistable:
                 for cell in rank.cells_of(value, m):

@@ -432,4 +432,4 @@ def _note(device: str) -> str:
     busy = f"; others used this machine meanwhile (load {load:.1f} on {cores} cores)" if load > cores + 1 else ""
     if device == "gpu":
         return "one device: no collectives, no interference" + busy
-    return "operations less the host's share; collectives between 2 processes of the CPU transport; no copies: one memory" + busy
+    return f"operations less the host's share; collectives between {GROUP} CPU processes; no copies: one memory{busy}"

@@ -304,7 +304,7 @@ class _JobBuilder:
         made = build(op, operands, self.low.place)
         results = list(made) if isinstance(made, (list, tuple)) else [made]
         self.low.kinds.update((value, result.type()) for value, result in zip(op.results, results, strict=True))
-        return results, results[0].get_defining_op()
+        return results, results[-1].get_defining_op()
 
     def _mark(self, op: Op, built: Any, micro_batch: int) -> None:
         low = self.low

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import paddle
+from paddle.base.libpaddle import pir
 
 from interlace.bridge.places import Place
 from interlace.ir import Op
@@ -25,8 +26,21 @@ def _matmul(op: Op, operands: list[Any], place: Place) -> Any:
     return paddle._C_ops.matmul(operands[0], operands[1], op.attrs["transpose_x"], op.attrs["transpose_y"])
 
 
+def _matmul_grad(op: Op, operands: list[Any], place: Place) -> Any:
+    """Both results, or one alone: a result of null type is not computed by Paddle's kernels."""
+    made = paddle._C_ops.matmul_grad(*operands, op.attrs["transpose_x"], op.attrs["transpose_y"])
+    left_out = op.attrs.get("left_out")
+    if left_out is not None:
+        made[left_out].set_type(pir.fake_value().type())
+    return made
+
+
 def _transpose(op: Op, operands: list[Any], place: Place) -> Any:
     return paddle._C_ops.transpose(operands[0], op.attrs["perm"])
+
+
+def _share_data(op: Op, operands: list[Any], place: Place) -> Any:
+    return paddle._C_ops.share_data(operands[0])
 
 
 def _copy_out(op: Op, operands: list[Any], place: Place) -> Any:
@@ -41,7 +55,9 @@ BUILDERS: dict[str, Builder] = {
     "pd_op.full_int_array": _full_int_array,
     "pd_op.reshape": _reshape,
     "pd_op.matmul": _matmul,
+    "pd_op.matmul_grad": _matmul_grad,
     "pd_op.transpose": _transpose,
+    "pd_op.share_data": _share_data,
     "pd_op.memcpy_d2h": _copy_out,
     "pd_op.memcpy_h2d": _copy_in,
 }

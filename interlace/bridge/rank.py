@@ -81,7 +81,8 @@ def main(arguments: list[str]) -> int:
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     world = int(os.environ["PADDLE_TRAINERS_NUM"])
     run_dir = os.environ[RUN_DIR_VARIABLE]
-    _end_with_parent()
+    if os.environ.get(PLACE_VARIABLE) != "gpu":  # there, Paddle's launcher stands between and keeps the pipe
+        _end_with_parent()
     transport, recorder, failure = None, None, None
     try:
         transport = _start(rank, world, run_dir)

@@ -35,9 +35,8 @@ def main(args: argparse.Namespace) -> int:
         print(encode_profile(profile).decode(), end="")
         return 0
     rates = ", ".join(f"{dtype} {peak.per_s / 1e9:.0f} GFLOP/s" for dtype, peak in sorted(profile.matrix_flops.items()))
-    print(
-        f"{profile.device}: {len(profile.ops)} operations, {len(profile.collectives)} collectives, {len(profile.copies)} copies"
-    )
+    counts = f"{len(profile.ops)} operations, {len(profile.collectives)} collectives, {len(profile.copies)} copies"
+    print(f"{profile.device}: {counts}")
     print(f"  matrix products {rates}; memory {profile.memory_rate.per_s / 1e9:.1f} GB/s")
     print(f"  host {profile.host.op_ns / 1e3:.1f} us an operation, {profile.host.job_ns / 1e3:.1f} us a job")
     print(f"  written to {path}")

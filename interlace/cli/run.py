@@ -176,7 +176,9 @@ def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
 def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:
     from interlace.launch import launch
 
-    base = Path(args.log_dir) if args.log_dir else Path(tempfile.mkdtemp(prefix="interlace-logs-"))
+    if not args.log_dir:
+        args.log_dir = tempfile.mkdtemp(prefix="interlace-logs-")
+    base = Path(args.log_dir)
     with _Display(name) as display:
         return launch(args.script, args.script_args, args.world, env, None, base / name, args.timeout, display.show)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from interlace.ir import Op
 from interlace.ir.kinds import is_copy
 from interlace.scheduler.hazards.place import Place
-from interlace.scheduler.hazards.steps import HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, Steps, Touch
+from interlace.scheduler.hazards.steps import ANY, HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, Steps, Touch
 
 Clock = tuple[int, ...]
 NEVER = -1
@@ -179,7 +179,7 @@ class Tracer:
         trace, streams, jobs = self.trace, self.steps.stream, self.steps.job
         expected, rule = touch.writer, touch.rule
         if self.steps.alias:
-            key, expected, rule = self._resolved(key, expected, rule, item)
+            touch, key, expected, rule = self._resolved(touch, key, item)
         writer = trace.writer.get(key, NEVER)
         if not self._right_version(item, writer, expected, rule):
             trace.faults.append(self._version_fault(item, writer, key, expected, rule))
@@ -197,17 +197,21 @@ class Tracer:
     def _ordered_in_job(self, key: int) -> bool:
         return self.place.host_memory_edges or self.steps.places[key // self.steps.num_micro_batches].memory == "device"
 
-    def _resolved(self, key: int, expected: int, rule: int, item: int) -> tuple[int, int, int]:
+    def _resolved(self, touch: Touch, key: int, item: int) -> tuple[Touch, int, int, int]:
         """Follow results of omitted copies to their operands."""
-        while key in self.steps.alias:
-            copy, source = self.steps.alias[key]
-            key = source.base + source.stride * self.steps.micro_batch[item]
+        expected, rule = touch.writer, touch.rule
+        micro_batch = self.steps.micro_batch[item]
+        while (found := self.steps.alias.get((touch.root, micro_batch))) is not None:
+            copy, touch = found
+            key = touch.base + touch.stride * micro_batch
             if expected == copy:
-                expected, rule = source.writer, source.rule
-        return key, expected, rule
+                expected, rule = touch.writer, touch.rule
+        return touch, key, expected, rule
 
     def _right_version(self, item: int, writer: int, expected: int, rule: int) -> bool:
         steps = self.steps
+        if rule == ANY:
+            return True
         if rule == PREVIOUS and steps.micro_batch[item] == 0:
             rule = INITIAL
         if rule == INITIAL:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from interlace.ir import ABSENT, Op, Program, Value
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT, is_boundary, is_copy
 
-SAME, PREVIOUS, LAST, ONCE, INITIAL = range(5)
-"""Whose write an access expects: of its own micro-batch, of the one before, of the last one, of an operation that runs once, or
-what the step starts with."""
+SAME, PREVIOUS, LAST, ONCE, INITIAL, ANY = range(6)
+"""Whose write an access expects: of its own micro-batch, of the one before, of the last one, of an operation that runs once, what
+the step starts with, or none in particular (it makes new contents)."""
 HOST = -1
 """Stream of what launches nothing: it is over when it is issued."""
 Item = tuple[int, int]
@@ -26,6 +26,7 @@ class Touch:
         writer, rule: Position of the operation whose write it expects, and of which micro-batch.
         value: The value through which it is touched.
         variable: The executor's variable that holds the value (in-place results live in their operand's).
+        root: The value whose storage it is (of views and in-place results: their operand's root).
     """
 
     base: int
@@ -34,6 +35,7 @@ class Touch:
     rule: int
     value: int
     variable: int
+    root: int
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class Steps:
         reads, writes: Of each operation, by position.
         through: Of each operation, views it reads: positions of the operations that give them.
         places: Every storage; the one of a key is `places[key // num_micro_batches]`.
-        alias: Key of an omitted copy's result -> the touch of its operand.
+        alias: `(value, micro-batch)` of an omitted copy's result -> the copy, and the touch of its operand.
         index: Item -> place in host order.
     """
 
@@ -71,7 +73,7 @@ class Steps:
     writes: list[list[Touch]] = field(default_factory=list)
     through: list[tuple[int, ...]] = field(default_factory=list)
     places: list[Storage] = field(default_factory=list)
-    alias: dict[int, tuple[int, Touch]] = field(default_factory=dict)
+    alias: dict[Item, tuple[int, Touch]] = field(default_factory=dict)
     index: dict[Item, int] = field(default_factory=dict)
 
     @property
@@ -87,10 +89,10 @@ def flatten(program: Program, serial: bool = False) -> Steps:
     steps.places = tables.places
     for position, op in enumerate(program.ops):
         steps.reads.append(tables.touches(position, tables.read_values(op)))
-        steps.writes.append(tables.touches(position, tables.written_values(op)))
+        steps.writes.append(tables.touches(position, tables.written_values(op), writes=True))
         steps.through.append(tables.views_read(op))
         tables.passed(position, steps.writes[-1])
-    tables.close(steps)
+    tables.close()
     _lay_items(steps, serial)
     _find_aliases(steps)
     return steps
@@ -107,8 +109,11 @@ class _Tables:
         self.of_storage: dict[int, int] = {}
         self.of_value: dict[int, list[int]] = {}
         self.variable: dict[int, int] = {}
-        self.body: dict[int, int] = {}
-        self.once: dict[int, int] = {}
+        self.root: dict[int, int] = {}
+        self.roots: dict[int, list[int]] = {}
+        self.body: dict[tuple[int, int], int] = {}
+        self.once: dict[tuple[int, int], int] = {}
+        self.last_in_body: list[tuple[Touch, tuple[int, int]]] = []
         self.persistable = {value.storage for value in program.values if value.persistable}
         for op in program.ops:
             self._add(op)
@@ -118,24 +123,28 @@ class _Tables:
                     self.places[place].kept = True
 
     def _add(self, op: Op) -> None:
-        inplace = dict(op.inplace)
+        inplace, shared = dict(op.inplace), dict((*op.inplace, *op.views))
         for k, value_id in enumerate(op.results):
             value = self.values[value_id]
             self.variable[value_id] = self.variable[op.operands[inplace[k]]] if k in inplace else value_id
-            self.of_value[value_id] = self._places_of(op, k, value)
+            self.root[value_id] = self.root[op.operands[shared[k]]] if k in shared else value_id
+            self.of_value[value_id], self.roots[value_id] = self._places_of(op, k, value)
             for place in self.of_value[value_id] if op.name not in (COMBINE, SPLIT) else ():
                 self.places[place].variables.add(self.variable[value_id])
 
-    def _places_of(self, op: Op, k: int, value: Value) -> list[int]:
+    def _places_of(self, op: Op, k: int, value: Value) -> tuple[list[int], list[int]]:
+        """Storages of a result, and for each the value whose contents it holds."""
         if op.name == COMBINE:
-            return [place for part in op.operands if part != ABSENT for place in self.of_value[part]]
+            parts = [part for part in op.operands if part != ABSENT]
+            return [p for part in parts for p in self.of_value[part]], [r for part in parts for r in self.roots[part]]
         if op.name == SPLIT and len(self.of_value.get(op.operands[0], ())) == len(op.results):
-            return [self.of_value[op.operands[0]][k]]
+            return [self.of_value[op.operands[0]][k]], [self.roots[op.operands[0]][k]]
+        root = self.root[value.id]
         if value.dtype == "vector":
-            return [self._new(value) for _ in value.elements]
+            return [self._new(value) for _ in value.elements], [root] * len(value.elements)
         if value.storage not in self.of_storage:
             self.of_storage[value.storage] = self._new(value)
-        return [self.of_storage[value.storage]]
+        return [self.of_storage[value.storage]], [root]
 
     def _new(self, value: Value) -> int:
         persistable = value.storage in self.persistable
@@ -160,39 +169,42 @@ class _Tables:
         made = {self.producer[v] for v in op.operands if v in self.producer}
         return tuple(sorted(k for k in made if self.program.ops[k].views)) if made else ()
 
-    def touches(self, position: int, values: Iterable[int]) -> list[Touch]:
+    def touches(self, position: int, values: Iterable[int], writes: bool = False) -> list[Touch]:
         """Touches of an operation, each with the write it expects."""
         op, count = self.program.ops[position], self.program.pipeline.num_micro_batches
         made = []
         for value in values:
-            for place in self.of_value[value]:
-                writer, rule = self._expected(op, place)
+            for place, root in zip(self.of_value[value], self.roots[value], strict=True):
+                writer, rule = self._expected(op, place, root)
+                if writes and root == value:
+                    writer, rule = -1, ANY
                 stride = 0 if self.places[place].persistable else 1
-                made.append(Touch(place * count, stride, writer, rule, value, self.variable[value]))
+                made.append(Touch(place * count, stride, writer, rule, value, self.variable[value], root))
+                if rule in (PREVIOUS, LAST):
+                    self.last_in_body.append((made[-1], (place, root)))
         return made
 
-    def _expected(self, op: Op, place: int) -> tuple[int, int]:
-        held = self.places[place]
-        if not held.persistable:
-            writer = self.once.get(place, self.body.get(place, -1)) if op.role == "optimize" else self.body.get(place, -1)
+    def _expected(self, op: Op, place: int, root: int) -> tuple[int, int]:
+        """The last write before an operation to what one value holds; others that use the storage do not count."""
+        name = (place, root)
+        if not self.places[place].persistable:
+            writer = self.once.get(name, self.body.get(name, -1)) if op.role == "optimize" else self.body.get(name, -1)
             return (writer, SAME) if writer >= 0 else (-1, INITIAL)
         if op.role == "optimize":
-            return (self.once[place], ONCE) if place in self.once else (-1, LAST)
-        return (self.body[place], SAME) if place in self.body else (-1, PREVIOUS)
+            return (self.once[name], ONCE) if name in self.once else (-1, LAST)
+        return (self.body[name], SAME) if name in self.body else (-1, PREVIOUS)
 
     def passed(self, position: int, writes: list[Touch]) -> None:
         """Note what an operation wrote."""
         op, count = self.program.ops[position], self.program.pipeline.num_micro_batches
         for touch in writes:
-            (self.once if op.role == "optimize" else self.body)[touch.base // count] = position
+            (self.once if op.role == "optimize" else self.body)[touch.base // count, touch.root] = position
 
-    def close(self, steps: Steps) -> None:
+    def close(self) -> None:
         """Fill in writes that come from the micro-batch before, or from the last one, now that the whole body is known."""
-        for touches in (*steps.reads, *steps.writes):
-            for touch in touches:
-                if touch.writer < 0 and touch.rule in (PREVIOUS, LAST):
-                    touch.writer = self.body.get(touch.base // steps.num_micro_batches, -1)
-                    touch.rule = touch.rule if touch.writer >= 0 else INITIAL
+        for touch, name in self.last_in_body:
+            touch.writer = self.body.get(name, -1)
+            touch.rule = touch.rule if touch.writer >= 0 else INITIAL
 
 
 def _lay_items(steps: Steps, serial: bool) -> None:
@@ -235,4 +247,4 @@ def _find_aliases(steps: Steps) -> None:
         source, result = steps.reads[position][0], steps.writes[position][0]
         for m in range(steps.num_micro_batches):
             if m not in ran[position]:
-                steps.alias[result.base + result.stride * m] = (position, source)
+                steps.alias[result.root, m] = (position, source)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -185,14 +185,14 @@ def test_terminated_launcher_ends_its_ranks(tmp_path: Path) -> None:
         wait_until(lambda: ranks_running(tmp_path) == [])
 
 
-def wait_until(condition: object, limit_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
     deadline_s = time.monotonic() + limit_s
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline_s, "waited too long"
         time.sleep(0.05)
 
 
-USER_ERRORS = {
+USER_ERRORS: dict[str, tuple[list[object], str]] = {
     "script": (["absent.py", "--world", "2"], "script 'absent.py' is not a file"),
     "world": ([TINY, "--world", "0"], "--world 0: expected a number of ranks"),
     "config": ([TINY, "--world", "1", "--config", "absent.yaml"], "--config 'absent.yaml' cannot be read: No such file"),
@@ -230,6 +230,27 @@ def test_gpu_command_line() -> None:
     assert words[1:7] == ["-m", "paddle.distributed.launch", "--nproc_per_node", "8", "--log_dir", "logs"]
     assert Path(words[7]).name == "rank.py"
     assert words[8:] == ["train.py", "--x", "1"]
+
+
+def test_ranks_under_paddles_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs one process starts all ranks; their reports count, and the rank that failed is still named."""
+    program = """
+        import os, sys
+        from interlace.bridge.rank_report import Failure, RankReport, write_report
+        failing = int(sys.argv[1])
+        for rank in range(3):
+            failure = Failure("ValueError: no data") if rank == failing else None
+            write_report(os.environ["INTERLACE_RUN_DIR"], RankReport(rank, 3, failure=failure))
+        assert os.environ["INTERLACE_PLACE"] == "gpu"
+        sys.exit(failing >= 0)
+    """
+    monkeypatch.setattr(launch_module, "has_gpu_paddle", lambda: True)
+    monkeypatch.setattr(
+        launch_module, "gpu_command", lambda script, args, *_: [sys.executable, "-c", textwrap.dedent(program), *args]
+    )
+    assert [report.rank for report in launch("x", ["-1"], 3, {}, None, tmp_path, 5.0).reports] == [0, 1, 2]
+    with pytest.raises(LaunchError, match=r"^rank 2 failed: ValueError: no data"):
+        launch("x", ["2"], 3, {}, None, tmp_path, 5.0)
 
 
 def test_command_and_launcher_do_not_import_paddle() -> None:

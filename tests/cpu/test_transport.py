@@ -19,11 +19,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlace.bridge.cpu.reduction import bfloat16_to_float32, float32_to_bfloat16, reduce_arrays
-from interlace.bridge.cpu.transport import Array, PeerLostError, Transport
+from interlace.bridge.cpu.reduction import Array, bfloat16_to_float32, float32_to_bfloat16, reduce_arrays
+from interlace.bridge.cpu.transport import PeerLostError, Transport
 from interlace.errors import TransportError
 
-NUMPY_DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
+NUMPY_DTYPES = (
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)
 DTYPES = (*NUMPY_DTYPES, "bfloat16", "float8_e4m3fn")
 SHAPES = ((), (0, 3), (1,), (4,), (6, 5), (2, 3, 4))
 
@@ -88,7 +100,9 @@ def sample(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.sampled_from([(0, 1, 2), (2, 0), (1, 2)]), st.integers(0, 99))
-def test_all_gather_keeps_every_bit(three: list[Transport], dtype: str, shape: tuple[int, ...], ranks: tuple[int, ...], seed: int) -> None:
+def test_all_gather_keeps_every_bit(
+    three: list[Transport], dtype: str, shape: tuple[int, ...], ranks: tuple[int, ...], seed: int
+) -> None:
     values = {rank: sample(dtype, shape, seed + rank) for rank in ranks}
     members = [three[rank] for rank in ranks]
     group = 100 + sum(10**position * rank for position, rank in enumerate(ranks))
@@ -170,7 +184,7 @@ def test_groups_do_not_wait_for_each_other_and_sends_are_buffered(three: list[Tr
         assert received == sorted({0, 1, 2} - {rank})
 
 
-MISMATCHES = {
+MISMATCHES: dict[str, tuple[Callable[[Transport, Array], Any], list[str]]] = {
     "op": (
         lambda t, a: t.all_reduce(a, "sum", 7, (0, 1), "micro-batch 3") if t.rank else t.all_gather(a, 7, (0, 1)),
         ["all_reduce (sum) #0 of float32[2, 3]", "all_gather #0", "micro-batch 3", "group 7 (ranks 0, 1)"],

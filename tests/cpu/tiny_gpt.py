@@ -47,7 +47,7 @@ class Layout:
         return [dist.Shard(0) if axis == "dp" else dist.Replicate() for axis in self.axes]
 
 
-class Block(nn.Layer):
+class Block(nn.Layer):  # type: ignore[misc]
     def __init__(self, layout: Layout, stage: int) -> None:
         super().__init__()
         self.norms = nn.LayerList([nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)])
@@ -72,7 +72,7 @@ class Block(nn.Layer):
         return x + self.down(F.gelu(self.up(self.norms[1](x))))
 
 
-class TinyGPT(nn.Layer):
+class TinyGPT(nn.Layer):  # type: ignore[misc]
     def __init__(self, layout: Layout) -> None:
         super().__init__()
         self.layout = layout
@@ -91,12 +91,12 @@ class TinyGPT(nn.Layer):
         return self.head(x)
 
 
-class Loss(nn.Layer):
+class Loss(nn.Layer):  # type: ignore[misc]
     def forward(self, logits: Any, labels: Any) -> Any:
         return F.cross_entropy(logits, labels.unsqueeze(-1), reduction="none").mean()
 
 
-class Tokens(paddle.io.Dataset):
+class Tokens(paddle.io.Dataset):  # type: ignore[misc]
     def __init__(self) -> None:
         self.data = np.random.default_rng(1).integers(0, VOCABULARY, (64, 2, SEQUENCE))
 

@@ -460,7 +460,7 @@ def _cross_entropy(site: _Site) -> list[Any]:
 
     The op's own `rank` attribute is not used: Paddle's pass writes the rank of the world there, not that of the group.
     """
-    ignore, runs = site.op.int_attr("ignore_index"), itertools.count(1)
+    ignore, runs = int(site.op.attrs()["ignore_index"]), itertools.count(1)
     dtype = type_name(site.op.operand_source(0).dtype)
     shapes = [list(result.shape) for result in site.op.results()]
     dtypes = [result.dtype for result in site.op.results()]
@@ -480,7 +480,7 @@ def _cross_entropy(site: _Site) -> list[Any]:
 
 
 def _cross_entropy_grad(site: _Site) -> list[Any]:
-    ignore, result = site.op.int_attr("ignore_index"), site.op.result(0)
+    ignore, result = int(site.op.attrs()["ignore_index"]), site.op.result(0)
     shape, paddle_dtype, dtype = list(result.shape), result.dtype, type_name(result.dtype)
 
     def backward(softmax: Any, label: Any, loss_grad: Any) -> Any:

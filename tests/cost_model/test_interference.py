@@ -1,0 +1,51 @@
+"""Look-ups in the interference table: what answers, and that it is said."""
+
+from __future__ import annotations
+
+import pytest
+from programs import collective, matmul, unary
+
+from interlace.cost_model import CostModel, load_profile
+
+H200 = CostModel(load_profile("h200"))
+
+
+@pytest.mark.parametrize(
+    ("op", "beside", "how", "detail"),
+    [
+        ("gemm:proj", "comm:all_reduce@2", "measured", "gemm:proj beside comm:all_reduce@2"),
+        ("memory:gelu", "comm:all_gather@4", "measured", "memory:gelu beside comm:all_gather@4"),
+        ("memory:softmax_grad", "comm:all_reduce@4", "nearest", "memory:softmax for memory:softmax_grad"),
+        ("memory:silu", "comm:all_reduce@4", "nearest", "memory for memory:silu"),
+        ("unknown", "comm:all_reduce@4", "nearest", "memory for unknown"),
+        ("gemm", "comm:broadcast@2", "nearest", "gemm for gemm; comm:all_gather for comm:broadcast"),
+        ("attention", "comm:all_reduce@8", "nearest", "4 ranks for 8"),
+        ("copy:d2h", "copy:h2d", "measured", "copies both ways at once"),
+        ("copy:d2h", "comm:all_reduce@2", "assumed", "not measured: links and copy engines counted as separate"),
+        ("gemm:fc1", "memory:gelu", "assumed", "two kernels share the device in equal parts"),
+    ],
+)
+def test_the_row_that_answers_is_named(op, beside, how, detail):
+    found = H200.stretch_between(op, beside)
+    assert (found.how, found.detail) == (how, detail)
+
+
+def test_operations_find_their_rows():
+    reduce, values, groups = collective("pd_op.all_reduce_", "2048,4096")
+    gelu, more, _ = unary("pd_op.gelu", "2048,4096")
+    op, beside = H200.stretch(gelu, reduce, values | more, groups)
+    assert 1.1 < op < 1.3
+    assert 1.4 < beside < 1.7
+
+
+def test_copies_disturb_nothing_and_collectives_beside_a_gemm_suffer_most():
+    for op in ("gemm:fc1", "memory:add", "attention"):
+        assert max(H200.stretch_between(op, "copy:d2h")[:2]) < 1.2
+    assert H200.stretch_between("gemm:fc1", "comm:all_reduce@2").beside > 3
+    assert H200.stretch_between("attention", "comm:all_reduce@2").beside < 1.5
+
+
+def test_a_product_is_named_after_the_measured_one_nearest_to_its_weight():
+    assert H200.category(*matmul("999,4096", "4096,8192", "999,8192")) == "gemm:fc1"
+    assert H200.category(*matmul("999,8192", "8192,4096", "999,4096")) == "gemm:fc2"
+    assert H200.category(*matmul("999,512", "512,5120", "999,5120")) == "gemm:proj"

@@ -1,0 +1,121 @@
+"""Laws that hold for every size: never negative, never falling, the same twice, and a sample's own time where measured."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import collective, matmul, unary
+
+from interlace.cost_model import CostModel, GivenCosts, load_profile, pair_time
+from interlace.cost_model.comm import CommTimes, CopyTimes
+from interlace.cost_model.curves import Curve, check_error
+from interlace.cost_model.interference import hidden_share
+from interlace.cost_model.profile import CommSample
+
+H200 = CostModel(load_profile("h200"))
+CPU = CostModel(load_profile("cpu"))
+MODELS = st.sampled_from([H200, CPU])
+SIZES = st.integers(1, 1 << 34)
+POINTS = st.lists(st.tuples(st.integers(1, 1 << 30), st.integers(1, 1 << 30)), min_size=1, max_size=12)
+KINDS = st.sampled_from(["gelu", "gelu_grad", "silu", "add_n", "layer_norm", "softmax", "transpose", "slice", "sum", "adamw", "cast"])
+
+
+@given(POINTS, SIZES, SIZES, st.integers(0, 5000))
+def test_a_curve_never_falls_and_stays_positive(points, a, b, floor_ns):
+    curve = Curve(points, floor_ns)
+    small, large = sorted((a, b))
+    assert 0 < curve.at(small) <= curve.at(large) * (1 + 1e-9)
+
+
+@given(st.lists(st.integers(1, 1 << 30), min_size=1, max_size=12, unique=True), st.data())
+def test_a_curve_through_rising_points_goes_through_them(sizes, data):
+    durs = sorted(data.draw(st.lists(st.integers(1, 1 << 30), min_size=len(sizes), max_size=len(sizes))))
+    points = list(zip(sorted(sizes), durs, strict=True))
+    curve = Curve(points)
+    assert all(abs(curve.at(size) / dur - 1) < 1e-6 for size, dur in points)
+
+
+@given(POINTS)
+def test_a_curve_tells_its_error(points):
+    assert check_error(points) >= 0
+
+
+@given(MODELS, KINDS, st.integers(1, 1 << 14), st.integers(1, 1 << 14), st.sampled_from(["float32", "bfloat16", "float16"]))
+def test_memory_bound_operations_never_take_less_when_larger(model, kind, rows, more, dtype):
+    small = model.op_time(*unary(f"pd_op.{kind}", f"{rows},1024", dtype))
+    large = model.op_time(*unary(f"pd_op.{kind}", f"{rows + more},1024", dtype))
+    assert 0 <= small.dur_ns
+    assert "exact" in (small.how, large.how) or small.dur_ns <= large.dur_ns
+
+
+@given(MODELS, st.tuples(*[st.integers(1, 4096)] * 3), st.integers(0, 2), st.integers(1, 4096))
+def test_matrix_products_never_take_less_when_larger(model, sizes, grown, more):
+    bigger = [size + more * (place == grown) for place, size in enumerate(sizes)]
+    small, large = (model.op_time(*matmul(f"{m},{k}", f"{k},{n}", f"{m},{n}", "float32")) for m, n, k in (sizes, bigger))
+    assert 0 < small.dur_ns
+    assert "exact" in (small.how, large.how) or small.dur_ns <= large.dur_ns
+
+
+@given(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"]), SIZES, SIZES,
+       st.integers(2, 8))  # fmt: skip
+def test_collectives_never_take_less_when_larger(kind, a, b, ranks):
+    times = CommTimes(H200.profile.collectives)
+    small, large = (times.time(kind, ranks, size) for size in sorted((a, b)))
+    assert small is not None
+    assert large is not None
+    assert 0 < small.dur_ns <= large.dur_ns * (1 + 1e-9)
+
+
+@given(SIZES, SIZES, st.sampled_from(["d2h", "h2d"]), st.sampled_from([None, 1, 2, 3, 4, 8]))
+def test_copies_never_take_less_when_larger(a, b, way, ranks):
+    times = CopyTimes(H200.profile.copies, ranks)
+    small, large = (times.time(way, size) for size in sorted((a, b)))
+    assert small is not None
+    assert large is not None
+    assert 0 < small.dur_ns <= large.dur_ns * (1 + 1e-9)
+
+
+@given(st.integers(2, 64), st.integers(2, 64))
+def test_an_all_reduce_over_more_ranks_of_equal_size_takes_no_less(a, b):
+    times = CommTimes([CommSample("all_reduce", 4, 1 << 24, 94_000)])
+    few, many = (times.time("all_reduce", ranks, 1 << 24) for ranks in sorted((a, b)))
+    assert few is not None
+    assert many is not None
+    assert few.dur_ns <= many.dur_ns
+
+
+def test_every_sample_of_a_profile_is_answered_by_itself():
+    for model in (H200, CPU):
+        for sample in model.profile.ops:
+            if "m" in sample.dims and sample.dims["batch"] == 1:
+                m, n, k = (sample.dims[name] for name in "mnk")
+                found = model.op_time(*matmul(f"{m},{k}", f"{k},{n}", f"{m},{n}", sample.dtype))
+                assert (found.how, found.dur_ns) == ("exact", sample.dur_ns), sample
+        for sample in model.profile.collectives:
+            if sample.ctas == 0 and sample.kind == "all_reduce":
+                ranks = ",".join(map(str, range(sample.group_size)))
+                found = model.op_time(*collective("pd_op.all_reduce_", str(sample.size_bytes // 2), ranks=ranks))
+                assert (found.how, found.dur_ns) == ("exact", sample.dur_ns), sample
+
+
+@given(MODELS, KINDS, st.integers(1, 1 << 20))
+def test_a_model_made_again_answers_the_same(model, kind, elements):
+    found = unary(f"pd_op.{kind}", str(elements))
+    assert CostModel(model.profile).op_time(*found) == model.op_time(*found) == model.op_time(*found)
+
+
+@given(st.floats(1, 1e9), st.floats(1, 1e9), st.floats(1, 12), st.floats(1, 12))
+def test_a_pair_takes_no_less_than_its_longer_one_and_no_more_than_both_stretched(a, b, stretch_a, stretch_b):
+    together = pair_time(a, b, stretch_a, stretch_b)
+    assert max(a, b) * (1 - 1e-9) <= together <= max(a * stretch_a, b * stretch_b) * (1 + 1e-9)
+    assert hidden_share(a, b, together) <= 1 + 1e-6
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(sorted({row.op for row in H200.profile.interference}) + ["memory:silu", "unknown", "gemm"]),
+       st.sampled_from(sorted({row.beside for row in H200.profile.interference}) + ["comm:broadcast@16", "comm:all_reduce@8"]))  # fmt: skip
+def test_stretch_is_symmetric_and_never_a_speed_up(op, beside):
+    there, back = H200.stretch_between(op, beside), H200.stretch_between(beside, op)
+    assert (there.op, there.beside) == (back.beside, back.op)
+    assert min(there.op, there.beside) >= 1
+    assert GivenCosts({"default": 1}).stretch_between(op, beside).op == 1

@@ -1,0 +1,152 @@
+"""The cost model over the H200's profile and over made ones. acceptance: C1."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from programs import binary, collective, last_op, matmul, unary
+
+from interlace.cost_model import CostModel, DeviceProfile, load_profile
+from interlace.ir.text import parse
+
+
+@pytest.fixture(scope="module")
+def h200() -> CostModel:
+    return CostModel(load_profile("h200"))
+
+
+def test_a_measured_shape_gives_its_sample(h200):
+    found = h200.op_time(*matmul("2048,4096", "4096,4096", "2048,4096"))
+    assert found.how == "exact"
+    assert 86_000 < found.dur_ns < 92_000
+    assert found.rel_error < 0.15
+
+
+def test_between_samples_is_interpolated_and_says_from_how_many(h200):
+    found = h200.op_time(*matmul("3000,4096", "4096,4096", "3000,4096"))
+    assert (found.how, "size(s) of gemm in bfloat16" in found.detail) == ("interpolated", True)
+    assert 2 * 3000 * 4096 * 4096 / 800e12 * 1e9 * 0.95 < found.dur_ns < 180_000
+
+
+def test_float16_is_answered_by_bfloat16_and_trusted_less(h200):
+    half = h200.op_time(*matmul("2048,4096", "4096,4096", "2048,4096", dtype="float16"))
+    assert (half.how, half.rel_error >= 0.4) == ("interpolated", True)
+
+
+def test_a_dtype_without_samples_takes_the_roofline(h200):
+    found = h200.op_time(*matmul("4096,4096", "4096,4096", "4096,4096", dtype="float64"))
+    assert (found.how, found.rel_error) == ("roofline", 1.0)
+    assert found.dur_ns == pytest.approx(2 * 4096**3 / 67e12 * 1e9, rel=0.01)
+
+
+def test_a_thin_product_takes_at_least_its_traffic(h200):
+    found = h200.op_time(*matmul("1,4096", "4096,50304", "1,50304"))
+    assert found.dur_ns >= 2 * 4096 * 50304 / 4.33e12 * 1e9
+
+
+def test_an_unmeasured_kind_of_a_family_is_answered_by_another(h200):
+    found = h200.op_time(*unary("pd_op.silu", "2048,4096"))
+    assert (found.how, "for silu" in found.detail, found.rel_error >= 0.4) == ("interpolated", True, True)
+
+
+def test_an_unknown_kind_is_a_marked_lower_bound_and_listed(h200):
+    found = h200.op_time(*unary("pd_op.fft_c2c", "1024,1024", "float32"))
+    assert (found.how, found.detail.startswith("lower bound")) == ("unknown", True)
+    text = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
+    program = parse(text + "#0 %0:float32[4] = pd_op.data() forward\n#1 %1:float32[4] = pd_op.fft_c2c(%0) forward\n")
+    assert h200.unknown_kinds(program) == {"fft_c2c": 1}
+    assert "fft_c2c (1)" in h200.explain(program)
+
+
+def test_matmul_grad_is_the_sum_of_its_two_products(h200):
+    whole = h200.op_time(
+        *last_op(
+            "%0:bfloat16[2048,4096] = pd_op.data() forward",
+            "%1:bfloat16[4096,4096] = pd_op.data() forward",
+            "%2:bfloat16[2048,4096] = pd_op.data() forward",
+            "%3:bfloat16[2048,4096], %4:bfloat16[4096,4096] = pd_op.matmul_grad(%0, %1, %2) backward",
+        )
+    )
+    dx = h200.op_time(*matmul("2048,4096", "4096,4096", "2048,4096", attrs='{"transpose_y":true}'))
+    dw = h200.op_time(*matmul("2048,4096", "2048,4096", "4096,4096", attrs='{"transpose_x":true}', role="backward"))
+    assert whole.dur_ns == dx.dur_ns + dw.dur_ns
+
+
+@pytest.mark.parametrize("name", ["pd_op.all_reduce_", "pd_op.mp_allreduce_sum_", "pd_op.c_allreduce_sum_"])
+def test_a_measured_collective(h200, name):
+    found = h200.op_time(*collective(name, "1,2048,4096"))
+    assert found.how == "exact"
+    assert 73_000 < found.dur_ns < 77_000
+
+
+def test_collectives_beyond_what_was_measured_say_so(h200):
+    four = h200.op_time(*collective("pd_op.all_reduce_", "1,2048,4096", ranks="0,1,2,3"))
+    eight = h200.op_time(*collective("pd_op.all_reduce_", "1,2048,4096", ranks="0,1,2,3,4,5,6,7"))
+    assert (four.how, eight.how, "scaled by ring traffic to 8" in eight.detail) == ("exact", "interpolated", True)
+    assert eight.dur_ns == pytest.approx(four.dur_ns * (14 / 8) / 1.5, rel=1e-3)
+    apart = h200.op_time(*collective("pd_op.all_reduce_", "1,2048,4096", ranks="0,8"))
+    assert (apart.how, "across hosts" in apart.detail) == ("unknown", True)
+    alone = h200.op_time(*collective("pd_op.all_reduce_", "1,2048,4096", ranks="0"))
+    assert (alone.how, alone.dur_ns) == ("free", 0)
+    lost = h200.op_time(*collective("pd_op.all_reduce_", "1,2048,4096", group=99))
+    assert (lost.how, lost.detail) == ("unknown", "group 99 is not in the program")
+
+
+def test_gathered_and_scattered_sizes_are_those_of_the_whole_tensor(h200):
+    gather = h200.op_time(*collective("pd_op.all_gather", "1024,4096", "2048,4096"))
+    scatter = h200.op_time(*collective("pd_op.reduce_scatter", "2048,4096", "1024,4096"))
+    assert (gather.how, scatter.how) == ("exact", "exact")
+    assert (gather.dur_ns, scatter.dur_ns) == (55_040, 52_390)
+
+
+def test_a_limit_on_ctas_slows_collectives(h200):
+    op, values, groups = collective("pd_op.all_reduce_", "1,2048,4096")
+    limited = CostModel(h200.profile, comm_ctas=8)
+    assert limited.op_time(op, values, groups).dur_ns == 119_130
+    assert limited.stretch_between("gemm:fc1", "comm:all_reduce@2").beside < h200.stretch_between("gemm:fc1", "comm:all_reduce@2").beside
+
+
+def test_copies_know_their_direction_and_how_many_devices_copy(h200):
+    down = last_op("%0:bfloat16[32,1048576] = pd_op.data() forward", "%1:bfloat16[32,1048576]^pinned = pd_op.memcpy(%0) forward")
+    back = last_op("%0:bfloat16[32,1048576]^pinned = pd_op.data() forward", "%1:bfloat16[32,1048576] = pd_op.memcpy_h2d(%0) forward")
+    assert h200.category(*down) == "copy:d2h"
+    assert h200.category(*back) == "copy:h2d"
+    assert 1_650_000 < h200.op_time(*down).dur_ns < 1_750_000
+    assert CostModel(h200.profile, copy_ranks=1).op_time(*down).dur_ns == pytest.approx(1_212_000, rel=0.01)
+    assert 38e9 < h200.copy_bytes_per_s("d2h") < 41e9
+
+
+def test_categories(h200):
+    assert h200.category(*matmul("2048,1024", "1024,4096", "2048,4096")) == "gemm:proj"
+    assert h200.category(*matmul("64,32", "64,48", "32,48", attrs='{"transpose_x":true}', role="backward")) == "gemm:dw"
+    assert h200.category(*unary("pd_op.gelu", "4")) == "memory:gelu"
+    assert h200.category(*collective("pd_op.all_gather", "4", "8", "0,1,2,3")) == "comm:all_gather@4"
+    assert h200.category(*unary("pd_op.fft_c2c", "4")) == "unknown"
+    assert h200.category(*unary("pd_op.full_int_array", "4")) == "free"
+    sends = last_op("%0:float32[4] = pd_op.data() forward", "pd_op.send_v2(%0) forward group=1")
+    assert h200.category(*sends) == "p2p"
+
+
+def test_host_costs_are_for_what_is_launched(h200):
+    assert h200.host_ns(binary("pd_op.add", "4")[0]) == 3000
+    assert h200.host_ns(unary("builtin.combine", "4")[0]) == 0
+    assert h200.job_ns() == 13000
+
+
+def test_a_profile_without_samples_still_says_what_it_does():
+    bare = msgspec.structs.replace(load_profile("h200"), ops=(), collectives=(), p2p=(), copies=(), interference=())
+    model = CostModel(bare)
+    assert model.op_time(*unary("pd_op.gelu", "2048,4096")).how == "roofline"
+    assert model.op_time(*matmul("64,64", "64,64", "64,64")).how == "roofline"
+    assert model.op_time(*collective("pd_op.all_reduce_", "2048,4096")).how == "unknown"
+    assert model.stretch_between("gemm", "comm:all_reduce@2").how == "assumed"
+    assert model.category(*matmul("64,64", "64,64", "64,64")) == "gemm"
+    assert isinstance(model.profile, DeviceProfile)
+
+
+def test_the_table_adds_up(h200):
+    text = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
+    lines = ["%0:bfloat16[2048,4096] = pd_op.data() forward", '%1:bfloat16[2048,4096] = pd_op.gelu(%0) forward layer="mlp.act"']
+    rows = h200.table(parse(text + "\n".join(f"#{k} {line}" for k, line in enumerate(lines))))
+    assert [(row.op, row.kind, row.layer, row.how) for row in rows] == [(0, "data", "", "free"), (1, "gelu", "mlp.act", rows[1].how)]
+    assert "2 operations" in h200.explain(parse(text + "\n".join(f"#{k} {line}" for k, line in enumerate(lines))))

@@ -1,0 +1,120 @@
+"""What operations ask of the device, from shapes alone."""
+
+from __future__ import annotations
+
+import pytest
+from programs import binary, last_op, matmul, unary
+
+from interlace.cost_model.families import forward_kind, memory_family
+from interlace.cost_model.work import Part, moved_bytes, work_of
+
+
+def parts(found) -> tuple[Part, ...]:
+    op, values, _ = found
+    return work_of(op, values).parts
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "out", "attrs", "sizes"),
+    [
+        ("8,32", "32,48", "8,48", "{}", (1, 8, 48, 32)),
+        ("2,8,32", "32,48", "2,8,48", "{}", (1, 16, 48, 32)),
+        ("2,8,32", "48,32", "2,8,48", '{"transpose_y":true}', (1, 16, 48, 32)),
+        ("16,32", "16,48", "32,48", '{"transpose_x":true}', (1, 32, 48, 16)),
+        ("16,32", "48,16", "32,48", '{"transpose_x":true,"transpose_y":true}', (1, 32, 48, 16)),
+        ("2,4,8,64", "2,4,16,64", "2,4,8,16", '{"transpose_y":true}', (8, 8, 16, 64)),
+        ("8,10,32", "8,32,48", "8,10,48", "{}", (8, 10, 48, 32)),
+        ("32", "32,48", "48", "{}", (1, 1, 48, 32)),
+    ],
+)
+def test_matmul_sizes(x, y, out, attrs, sizes):
+    (part,) = parts(matmul(x, y, out, attrs=attrs))
+    batch, m, n, k = sizes
+    assert dict(part.dims) == {"batch": batch, "m": m, "n": n, "k": k}
+    assert part.flops == 2 * batch * m * n * k
+
+
+@pytest.mark.parametrize(("results", "count"), [("%3:f32[8,32], %4:f32[32,48]", 2), ("%3:null, %4:f32[32,48]", 1)])
+def test_matmul_grad_is_a_gemm_for_each_gradient_it_gives(results, count):
+    found = parts(
+        last_op(
+            "%0:float32[8,32] = pd_op.data() forward",
+            "%1:float32[32,48] = pd_op.data() forward",
+            "%2:float32[8,48] = pd_op.data() forward",
+            f"{results.replace('f32', 'float32')} = pd_op.matmul_grad(%0, %1, %2) backward",
+        )
+    )
+    assert [part.flops for part in found] == [2 * 8 * 32 * 48] * count
+
+
+def test_fused_linear_param_grad_add_is_one_gemm_that_reads_and_writes_the_buffer():
+    (part,) = parts(
+        last_op(
+            "%0:bfloat16[2,8,32] = pd_op.data() forward",
+            "%1:bfloat16[2,8,48] = pd_op.data() forward",
+            "%2:float32[32,48] = pd_op.data() forward",
+            "%3:float32[32,48]~2, %4:null = pd_op.fused_linear_param_grad_add_(%0, %1, %2, _) backward inplace=0:2",
+        )
+    )
+    assert dict(part.dims) == {"batch": 1, "m": 32, "n": 48, "k": 16}
+    assert part.size_bytes == 2 * 16 * (32 + 48) + 2 * 4 * 32 * 48
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_counts_half_the_pairs_when_causal_and_knows_grouped_heads(causal):
+    tensors = [f"%{k}:bfloat16[2,128,{heads},64] = pd_op.data() forward" for k, heads in enumerate((8, 2, 2))]
+    flag = str(causal).lower()
+    line = f'%3:bfloat16[2,128,8,64], %4:null, %5:float32[2,8,128], %6:int64[2] = pd_op.flash_attn(%0, %1, %2) forward {{"causal":{flag}}}'
+    (part,) = parts(last_op(*tensors, line))
+    assert part.flops == 4 * 2 * 8 * 128 * 128 * 64 // (2 if causal else 1)
+    assert dict(part.dims)["kv_heads"] == 2
+
+
+def test_traffic_counts_an_operand_once_and_leaves_out_what_is_only_shape():
+    op, values, _ = last_op(
+        "%0:float32[4,4] = pd_op.data() forward",
+        "%1:float32[4,4] = pd_op.data() forward",
+        "%2:float32[4,4] = pd_op.multiply_grad(%0, %0, %1) backward no_buffer=2",
+    )
+    assert moved_bytes(op, values) == 2 * 64
+
+
+def test_embedding_reads_the_rows_it_gives_not_the_whole_table():
+    (part,) = parts(
+        last_op(
+            "%0:float32[1000,16] = pd_op.data() forward",
+            "%1:int64[8] = pd_op.data() forward",
+            "%2:float32[8,16] = pd_op.embedding(%0, %1) forward",
+        )
+    )
+    assert part.size_bytes == 2 * 8 * 16 * 4 + 64
+
+
+@pytest.mark.parametrize("fields", ["inplace=0:0", "views=0:0"])
+def test_a_reshape_that_shares_memory_is_free_and_one_that_does_not_is_a_copy(fields):
+    assert parts(unary("pd_op.reshape", "4,4", fields=fields)) == ()
+    assert parts(unary("pd_op.reshape", "4,4"))[0].size_bytes == 2 * 32
+
+
+@pytest.mark.parametrize("name", ["builtin.combine", "pd_op.full_int_array", "pd_op.share_data_", "builtin.shadow_output"])
+def test_bookkeeping_is_free(name):
+    assert parts(unary(name, "4")) == ()
+
+
+def test_gradient_accumulation_is_told_from_an_add():
+    lines = ["%0:float32[4]! = pd_op.data() forward", "%1:float32[4] = pd_op.data() forward"]
+    (sink,) = parts(last_op(*lines, "%2:float32[4]~0! = pd_op.add_(%0, %1) backward inplace=0:0"))
+    assert (sink.kind, parts(binary("pd_op.add", "4"))[0].kind) == ("grad_accumulate", "add")
+
+
+def test_control_flow_and_dynamic_shapes_are_unknown_with_the_reason():
+    op, values, _ = unary("pd_op.if", "4", fields="num_blocks=2")
+    assert "control flow" in work_of(op, values).unknown
+    op, values, _ = unary("pd_op.gelu", "-1,4")
+    assert "run time" in work_of(op, values).unknown
+
+
+def test_a_gradient_of_a_gradient_is_no_gradient():
+    assert forward_kind("matmul_double_grad") == ("matmul_double", True)
+    assert memory_family("gelu_double_grad") == ""
+    assert (memory_family("swiglu_grad"), memory_family("rms_norm_grad")) == ("elementwise", "norm_grad")

@@ -1,0 +1,174 @@
+"""split-backward: dX and dW are what the whole gradient gave, in Paddle and in the interpreter. acceptance: S1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.cost_model import GivenCosts
+from interlace.ir import Op, Program, verify
+from interlace.passes.base import Context
+from interlace.passes.split_backward import LEFT_OUT, SplitBackward, is_one_gemm
+from tests.interpreter import assert_same
+from tests.passes.programs import backward_programs, one_gradient, recipes, shapes_of
+
+CASES = [
+    ((24, 40), (40, 56)), ((3, 24, 40), (40, 56)), ((1, 1, 40), (40, 56)), ((2, 3, 24, 40), (40, 56)), ((128, 512), (512, 384)),
+    ((4, 128, 256), (256, 192)), ((5, 24, 40), (5, 40, 56)), ((1, 24, 40), (1, 40, 56)), ((2, 3, 24, 40), (2, 3, 40, 56)),
+    ((5, 24, 40), (1, 40, 56)), ((24, 40), (5, 40, 56)), ((3, 24, 40), (40, 1)), ((24, 1), (1, 56)),
+]  # fmt: skip
+"""Shapes of x and y without transposes: [2,2], [n,2], batched, broadcast, rows and columns of one."""
+SETTINGS = [(tx, ty) for tx in (False, True) for ty in (False, True)]
+
+
+def split(program: Program, **options: Any) -> tuple[Program, Context]:
+    """The program behind the pass, verified, and what the pass said."""
+    context = Context(GivenCosts({"default": 1}))  # type: ignore[arg-type]
+    result = SplitBackward(**options).run(program, context)
+    verify(result)
+    return result, context
+
+
+def turned(shape: tuple[int, ...], transpose: bool) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2]) if transpose else shape
+
+
+def case(x: tuple[int, ...], y: tuple[int, ...], tx: bool, ty: bool, dtype: str = "float32", weight: int = 1) -> Program:
+    x, y = turned(x, tx), turned(y, ty)
+    return one_gradient(x, y, shapes_of(x, y, tx, ty), tx, ty, dtype, weight)
+
+
+# ------------------------------------------------------------------------------------------------------------------ Paddle
+
+
+@pytest.fixture(scope="module")
+def paddle() -> Iterator[Any]:
+    paddle = pytest.importorskip("paddle")
+    paddle.enable_static()
+    yield paddle
+    paddle.disable_static()
+
+
+def build_one_sided(paddle: Any, op: Op, x: Any, y: Any, dout: Any) -> list[Any]:
+    """Paddle makes a result null where its operand wants no gradient, so the gradient is derived from a product that goes again."""
+    out = paddle._C_ops.matmul(x, y, op.attrs["transpose_x"], op.attrs["transpose_y"])
+    product = out.get_defining_op()
+    left = op.attrs[LEFT_OUT]
+    grads = paddle.base.core.call_vjp(product, [[x], [y]], [[out]], [[dout]], [[left == 0], [left == 1]])
+    made = grads[1 - left][0].get_defining_op()
+    product.get_parent_block().remove_op(product)
+    return list(made.results())
+
+
+def build(paddle: Any, op: Op, operands: list[Any]) -> list[Any]:
+    """One operation in Paddle's program."""
+    calls = paddle._C_ops
+    transposes = (op.attrs.get("transpose_x"), op.attrs.get("transpose_y"))
+    if op.name == "pd_op.full_int_array":
+        return [calls.full_int_array(op.attrs["value"], paddle.int64, paddle.CPUPlace())]
+    if op.name == "pd_op.reshape":
+        return [calls.reshape(*operands)]
+    if op.name == "pd_op.matmul":
+        return [calls.matmul(*operands, *transposes)]
+    if LEFT_OUT in op.attrs:
+        return build_one_sided(paddle, op, *operands)
+    return list(calls.matmul_grad(*operands, *transposes))
+
+
+def in_paddle(paddle: Any, programs: list[Program], feed: dict[str, Any]) -> list[list[Any]]:
+    """dx and dy of every program, all in one run of Paddle's executor."""
+    main = paddle.static.Program()
+    inputs: dict[str, Any] = {}
+    fetched: list[Any] = []
+    with paddle.static.program_guard(main):
+        for name, array in feed.items():
+            inputs[name] = paddle.static.data(name, list(array.shape), str(array.dtype))
+        for program in programs:
+            fetched += outputs_of(paddle, program, inputs)
+    flat = paddle.static.Executor(paddle.CPUPlace()).run(main, feed=feed, fetch_list=fetched)
+    return [list(flat[k : k + 2]) for k in range(0, len(flat), 2)]
+
+
+def outputs_of(paddle: Any, program: Program, inputs: dict[str, Any]) -> list[Any]:
+    """Build one program's operations on given inputs; gives what it names as outputs."""
+    kinds = {value.id: value for value in program.values}
+    values = {value.id: inputs[value.name] for value in program.values if value.name}
+    outputs = []
+    for op in program.ops:
+        if op.name == "builtin.shadow_output":
+            outputs.append(values[op.operands[0]])
+        elif not kinds[op.results[0]].name:
+            values.update(zip(op.results, build(paddle, op, [values[v] for v in op.operands]), strict=True))
+    return outputs
+
+
+def feed_of(program: Program) -> dict[str, Any]:
+    rng = np.random.default_rng(7)
+    return {v.name: rng.standard_normal(v.shape).astype(v.dtype) for v in program.values if v.name}
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("x", "y"), CASES)
+@pytest.mark.parametrize(("tx", "ty"), SETTINGS)
+def test_same_bits_as_paddle(paddle: Any, x: tuple[int, ...], y: tuple[int, ...], tx: bool, ty: bool, dtype: str) -> None:
+    program = case(x, y, tx, ty, dtype)
+    splits = [split(program, fold=fold)[0] for fold in (False, True)]
+    whole, *parts = in_paddle(paddle, [program, *splits], feed_of(program))
+    for fold, made in zip((False, True), parts, strict=True):
+        for name, a, b in zip(("dx", "dy"), whole, made, strict=True):
+            assert a.tobytes() == b.tobytes(), f"{name} (fold={fold}) differs by {np.abs(a - b).max()}"
+
+
+# ------------------------------------------------------------------------------------------------------------- interpreter
+
+
+@given(st.sampled_from(CASES), st.sampled_from(SETTINGS), st.booleans(), st.integers(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_same_integers(shapes: tuple[tuple[int, ...], tuple[int, ...]], setting: tuple[bool, bool], fold: bool, weight: int) -> None:
+    small = tuple(tuple(min(dim, 6) for dim in shape) for shape in shapes)
+    program = case(small[0], small[1], *setting, weight=weight)
+    assert_same(program, split(program, fold=fold)[0])
+
+
+@given(recipes(), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_whole_backwards_keep_their_numbers(recipe: Any, fold: bool) -> None:
+    before = backward_programs(recipe)
+    after = [split(program, fold=fold)[0] for program in before]
+    assert_same(before, after)
+    for program in after:
+        whole = [op for op in program.ops if op.kind == "matmul_grad" and LEFT_OUT not in op.attrs]
+        assert all(op.layer.endswith("attention") for op in whole)
+
+
+# ------------------------------------------------------------------------------------------------------------------- forms
+
+
+@pytest.mark.parametrize(("x", "y", "setting", "dx", "dy"), [
+    ((2, 4), (4, 6), (False, False), True, True), ((2, 4), (4, 6), (True, True), True, True),
+    ((3, 2, 4), (4, 6), (False, False), True, False), ((3, 2, 4), (6, 4), (False, True), True, False),
+    ((3, 4, 2), (4, 6), (True, False), False, False), ((3, 2, 4), (3, 4, 6), (False, False), True, True),
+    ((3, 2, 4), (3, 6, 4), (False, True), False, False), ((-1, 2, 4), (-1, 4, 6), (False, False), False, False),
+    ((1, 2, 4), (1, 4, 6), (False, False), False, False), ((3, 2, 4), (1, 4, 6), (False, False), False, False),
+    ((4,), (4, 6), (False, False), False, False), ((-1, 2, 4), (4, 6), (False, False), True, False),
+])  # fmt: skip
+def test_one_gemm_only_where_the_kernel_makes_that_call(x: Any, y: Any, setting: Any, dx: bool, dy: bool) -> None:
+    assert (is_one_gemm(0, setting, x, y), is_one_gemm(1, setting, x, y)) == (dx, dy)
+
+
+def test_ids_of_the_results_stay() -> None:
+    program = case((3, 2, 4), (4, 6), False, False)
+    result, _ = split(program)
+    old = next(op for op in program.ops if op.kind == "matmul_grad")
+    made = [op for op in result.ops if op.role == "backward" and op.results]
+    assert [op.name for op in made] == ["pd_op.matmul", "pd_op.matmul_grad"]
+    assert made[0].results[0] == old.results[0]
+    assert made[1].results[1] == old.results[1]
+    assert all(op.origin == -1 and op.id not in {each.id for each in program.ops} for op in made)
+    assert old in program.ops
