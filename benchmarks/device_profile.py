@@ -245,10 +245,13 @@ def rate_of(single: dict[str, Any], kind: str, dtype: str) -> float:
     """FLOP/s of single.json's largest cubic product, or bytes/s of the row of a kind that moves most."""
     rows = [row for row in single["samples"] if (row["kind"], row["dtype"]) == (kind, dtype)]
     if not kind.startswith("gemm"):
-        return 1e6 * round(max(row["size_bytes"] / row["dur_us"] for row in rows))
-    cubes = {row["dims"]["m"]: float(row["dur_us"]) for row in rows if len({row["dims"][key] for key in "mnk"}) == 1}
+        fastest: float = max(row["size_bytes"] / row["dur_us"] for row in rows)
+        return 1e6 * round(fastest)
+    cubes: dict[int, float] = {
+        row["dims"]["m"]: row["dur_us"] for row in rows if len({row["dims"][key] for key in "mnk"}) == 1
+    }
     side = max(cubes)
-    return 1e9 * round(2e-3 * side**3 / cubes[side])
+    return 1e9 * round(2e-3 * float(side) ** 3 / cubes[side])
 
 
 def build(pairs: list[dict[str, Any]], oracles: list[dict[str, Any]], single: dict[str, Any]) -> DeviceProfile:
@@ -261,7 +264,11 @@ def build(pairs: list[dict[str, Any]], oracles: list[dict[str, Any]], single: di
     matrix = {
         BF16: Peak(rate_of(single, "gemm", BF16), "measured", "8192 x 8192 x 8192 on random data; zeros run faster"),
         "float16": Peak(rate_of(single, "gemm", BF16), "derived", "as bfloat16: the same tensor-core rate"),
-        "float32": Peak(rate_of(single, "gemm", "float32"), "measured", "4096 x 4096 x 4096 with TF32, taken for Paddle's way; without it see vector_flops"),
+        "float32": Peak(
+            rate_of(single, "gemm", "float32"),
+            "measured",
+            "4096 x 4096 x 4096 with TF32, taken for Paddle's way; without it see vector_flops",
+        ),
         "float8_e4m3fn": Peak(1979e12, "datasheet", "dense"),
         "float64": Peak(67e12, "datasheet", "tensor cores"),
     }

@@ -6,11 +6,12 @@ family is *unknown*: it is listed, never guessed.
 
 from __future__ import annotations
 
-from interlace.ir.kinds import ALL_REDUCES, BOUNDARY, NO_KERNEL
+from interlace.ir.kinds import ALL_REDUCES, NO_KERNEL
+from interlace.ir.program import Op
 
 GEMMS = frozenset({
     "addmm", "baddbmm", "bmm", "fc", "fused_gemm_epilogue", "fused_linear_param_grad_add", "gemm_epilogue",
-    "legacy_matmul", "linear", "linear_v2", "matmul", "matmul_with_flatten", "mm",
+    "linear", "linear_v2", "matmul", "matmul_with_flatten", 
 })  # fmt: skip
 ATTENTIONS = frozenset({
     "flash_attn", "flash_attn_qkvpacked", "flash_attn_v3", "flashmask_attention", "flashmask_attention_v2",
@@ -19,7 +20,7 @@ ATTENTIONS = frozenset({
 ELEMENTWISE = frozenset({
     "abs", "add", "add_n", "arange", "assign", "assign_value", "bernoulli", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "c_identity", "cast", "ceil", "celu", "clip", "copy_to", "copysign", "cos",
-    "div_scale", "divide", "divide_scalar", "dropout", "elementwise_pow", "elu", "equal", "erf", "exp", "expm1",
+    "div_scale", "divide", "dropout", "elementwise_pow", "elu", "equal", "erf", "exp", "expm1",
     "fill", "floor", "floor_divide", "fmax", "fmin", "full", "full_like", "full_with_tensor", "fused_bias_act",
     "fused_dropout_add", "fused_elementwise_add", "fused_elementwise_div", "fused_elementwise_mul",
     "fused_elementwise_sub", "fused_partial_rope", "fused_rotary_position_embedding", "gaussian", "gelu",
@@ -32,7 +33,7 @@ ELEMENTWISE = frozenset({
     "tril", "triu", "trunc", "truncated_gaussian_random", "uniform", "where", "zeros", "zeros_like",
 })  # fmt: skip
 MOVES = frozenset({
-    "as_strided", "broadcast_tensors", "c_split", "coalesce_tensor", "concat", "contiguous", "crop", "expand",
+    "as_strided", "broadcast_tensors", "c_split", "coalesce_tensor", "concat", "crop", "expand",
     "expand_as", "flatten", "flip", "index_add", "index_put", "masked_select", "pad", "pad3d", "put_along_axis",
     "repeat_interleave", "reshape", "reverse", "roll", "scatter", "scatter_nd_add", "set_value",
     "set_value_with_tensor", "split", "split_with_num", "squeeze", "stack", "tile", "unbind", "unsqueeze",
@@ -57,7 +58,7 @@ SOFTMAXES = frozenset({
 })  # fmt: skip
 REDUCTIONS = frozenset({
     "accuracy", "all", "allclose", "amax", "amin", "any", "check_numerics", "clip_by_norm", "cumsum", "equal_all",
-    "frobenius_norm", "isclose", "l1_norm", "max", "mean", "mean_all", "min", "numel_sum", "p_norm", "prod",
+    "frobenius_norm", "isclose", "l1_norm", "max", "mean", "mean_all", "min", "p_norm", "prod",
     "reduce_as", "squared_l2_norm", "sum",
 })  # fmt: skip
 OPTIMIZERS = frozenset({
@@ -69,12 +70,12 @@ VIEWS = frozenset({
     "squeeze", "transpose", "unbind", "unsqueeze", "view_dtype", "view_shape", "view_slice",
 })  # fmt: skip
 """Free where the capture says that the result shares its operand's memory."""
-FREE = NO_KERNEL | {name.rpartition(".")[2] for name in BOUNDARY} | {
-    "share_data", "share_var", "nop", "depend", "shape", "shape64", "numel", "empty", "empty_like", "constant", "print",
-    "sync_calc_stream", "sync_comm_stream", "is_empty", "identity_loss", "builtin_combine", "builtin_split", "yield",
-    "stack_create", "tuple_push", "tuple_pop", "get_parameter", "slice_array", "create_array", "array_length",
-}  # fmt: skip
-"""Launch nothing, or nothing but a bookkeeping of some bytes."""
+FREE = (NO_KERNEL - {"split", "combine"}) | frozenset({
+    "share_data", "share_var", "nop", "depend", "shape", "shape64", "numel", "empty", "empty_like", "print", "kwarg",
+    "fetch", "feed", "sync_calc_stream", "sync_comm_stream", "is_empty", "identity_loss", "builtin_combine", "builtin_split",
+    "slice_array", "create_array", "array_length",
+})  # fmt: skip
+"""Launch nothing, or nothing but a bookkeeping of some bytes; all of Paddle's `builtin` and `cf` operations besides."""
 
 COMM = dict.fromkeys(ALL_REDUCES, "all_reduce") | {
     "all_gather": "all_gather", "c_allgather": "all_gather", "c_concat": "all_gather", "partial_allgather": "all_gather",
@@ -101,6 +102,15 @@ REPRESENTATIVES = {
 
 _FAMILIES = (("elementwise", ELEMENTWISE), ("move", MOVES | PICKS), ("transpose", TRANSPOSES), ("norm", NORMS),
              ("softmax", SOFTMAXES), ("reduction", REDUCTIONS), ("optimizer", OPTIMIZERS))  # fmt: skip
+
+
+def is_free(op: Op) -> bool:
+    """Whether an operation never launches a kernel: `builtin.split` takes a vector apart, `pd_op.split` copies.
+
+    >>> [is_free(Op(0, name, (), (), "forward")) for name in ("builtin.split", "pd_op.split", "pd_op.shape")]
+    [True, False, True]
+    """
+    return op.kind in FREE or op.name.startswith(("builtin.", "cf."))
 
 
 def memory_family(kind: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from interlace.cost_model.families import ATTENTIONS, COMM, FREE, GEMMS, PICKS, VIEWS, forward_kind, memory_family
+from interlace.cost_model.families import ATTENTIONS, COMM, GEMMS, PICKS, VIEWS, forward_kind, is_free, memory_family
 
 from interlace.ir.kinds import is_p2p, is_send
 from interlace.ir.program import ABSENT, DTYPE_BYTES, Op, Value
@@ -59,7 +59,7 @@ def work_of(op: Op, values: Values) -> Work:
     """The kernels of an operation; cost O(operands)."""
     kind = op.kind
     base, grad = forward_kind(kind)
-    if kind in FREE or op.name in FREE or _is_view(op):
+    if is_free(op) or _is_view(op):
         return NOTHING
     if op.num_blocks:
         return Work(unknown="control flow: its blocks are not looked into")

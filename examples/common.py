@@ -17,7 +17,7 @@ from paddle.distributed.fleet.utils import recompute
 from paddle.nn import functional as F
 
 Build = Callable[[argparse.Namespace], tuple]
-Presets = dict[str, dict[str, int]]
+Presets = dict[str, dict[str, float]]
 
 
 # Options ------------------------------------------------------------------------------------------------------
@@ -113,11 +113,11 @@ class Stage:
     """One pipeline stage: its (dp, mp) mesh, and how parameters and activations lie on it.
 
     Activations are [batch, sequence, hidden]; with sequence parallelism [sequence, batch, hidden], so that the
-    dimension that is split over mp comes first and no collective needs a transpose.
+    dimension that is split over mp comes first and no collective between blocks needs a transpose.
     """
 
-    def __init__(self, mesh: dist.ProcessMesh, index: int, sequence_parallel: bool) -> None:
-        self.mesh, self.index, self.sequence_parallel = mesh, index, sequence_parallel
+    def __init__(self, mesh: dist.ProcessMesh, sequence_parallel: bool) -> None:
+        self.mesh, self.sequence_parallel = mesh, sequence_parallel
 
     def parameter(self, tensor: paddle.Tensor, over_mp: dist.Placement | None = None) -> paddle.Tensor:
         """`tensor` on this stage, the same on every dp rank."""
@@ -162,8 +162,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     if dist.get_world_size() != ranks.size:
         raise SystemExit(f"pp x dp x mp = {ranks.size}, but {dist.get_world_size()} processes are running")
     dist.auto_parallel.set_mesh(dist.ProcessMesh(ranks, dim_names=["pp", "dp", "mp"]))
-    meshes = [dist.ProcessMesh(r, dim_names=["dp", "mp"]) for r in ranks]
-    return [Stage(mesh, i, args.sequence_parallel) for i, mesh in enumerate(meshes)]
+    return [Stage(dist.ProcessMesh(r, dim_names=["dp", "mp"]), args.sequence_parallel) for r in ranks]
 
 
 def stage_of_layer(args: argparse.Namespace, layer: int) -> int:
@@ -239,7 +238,9 @@ class NextTokenLoss(nn.Layer):
         whole, mesh = dist.Replicate(), self.stage.mesh
         logits = dist.reshard(logits, mesh, [dist.Shard(0), whole]).astype("float32")
         loss = F.cross_entropy(logits, labels.unsqueeze(-1), reduction="none").mean()
-        return dist.reshard(loss, mesh, [whole, whole]) if mesh.get_dim_size("dp") > 1 else loss
+        if mesh.get_dim_size("dp") == 1:
+            return loss  # averaging over one rank would leave an all_reduce in the program
+        return dist.reshard(loss, mesh, [whole, whole])
 
 
 # Data ---------------------------------------------------------------------------------------------------------
@@ -310,9 +311,7 @@ def make_optimizer(args: argparse.Namespace, model: nn.Layer):
         rate = paddle.optimizer.lr.LinearWarmup(decay, warmup_steps=2, start_lr=rate / 10, end_lr=rate)
     kind = {"adamw": paddle.optimizer.AdamW, "sgd": paddle.optimizer.SGD}[args.optimizer]
     clip = nn.ClipGradByGlobalNorm(args.clip_grad) if args.clip_grad else None
-    return kind(
-        learning_rate=rate, parameters=model.parameters(), grad_clip=clip, multi_precision=args.amp == "O2"
-    )
+    return kind(learning_rate=rate, parameters=model.parameters(), grad_clip=clip, multi_precision=args.amp == "O2")
 
 
 def to_static(args: argparse.Namespace, model: nn.Layer, strategy: dist.Strategy) -> tuple:

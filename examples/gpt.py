@@ -1,6 +1,6 @@
 """GPT, trained under `dist.to_static`: learned positions, pre-LayerNorm, GELU.
 
-    interlace run examples/gpt.py --world 4 -- --pp 2 --mp 2 --micro-batches 8
+interlace run examples/gpt.py --world 4 -- --pp 2 --mp 2 --micro-batches 8
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from paddle.nn import functional as F
 
 import interlace
 
+_SIZES = ("layers", "hidden", "heads", "vocab", "seq_len")
 PRESETS = {
-    "gpt3-1.3b": {"layers": 24, "hidden": 2048, "heads": 16, "vocab": 50304, "seq_len": 2048},
-    "gpt3-6.7b": {"layers": 32, "hidden": 4096, "heads": 32, "vocab": 50304, "seq_len": 2048},
-    "gpt3-13b": {"layers": 40, "hidden": 5120, "heads": 40, "vocab": 50304, "seq_len": 2048},
-    "gpt3-175b": {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 50304, "seq_len": 2048},
+    "gpt3-1.3b": dict(zip(_SIZES, (24, 2048, 16, 50304, 2048), strict=True)),
+    "gpt3-6.7b": dict(zip(_SIZES, (32, 4096, 32, 50304, 2048), strict=True)),
+    "gpt3-13b": dict(zip(_SIZES, (40, 5120, 40, 50304, 2048), strict=True)),
+    "gpt3-175b": dict(zip(_SIZES, (96, 12288, 96, 50304, 2048), strict=True)),
 }
 
 
@@ -104,9 +105,7 @@ class GPT(nn.Layer):
         self.args, self.stages = args, common.stages(args)
         last = self.stages[-1]
         self.embedding = Embedding(args, self.stages[0])
-        self.blocks = nn.LayerList(
-            [Block(args, self.stages[common.stage_of_layer(args, i)]) for i in range(args.layers)]
-        )
+        self.blocks = nn.LayerList([Block(args, self.stages[common.stage_of_layer(args, i)]) for i in range(args.layers)])
         self.norm = last.replicated(nn.LayerNorm(args.hidden))
         if not args.tie_embeddings:
             self.head = common.ColumnLinear(last, args.hidden, args.vocab, bias=False)

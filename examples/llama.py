@@ -1,6 +1,6 @@
 """Llama, trained under `dist.to_static`: rotary positions, grouped-query attention, RMSNorm, SwiGLU, no biases.
 
-    interlace run examples/llama.py --world 4 -- --pp 2 --mp 2 --micro-batches 8 --sequence-parallel
+interlace run examples/llama.py --world 4 -- --pp 2 --mp 2 --micro-batches 8 --sequence-parallel
 """
 
 from __future__ import annotations
@@ -16,17 +16,12 @@ from paddle.nn import functional as F
 
 import interlace
 
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "seq_len", "rope_base")
 PRESETS = {
-    "llama-7b": {"layers": 32, "hidden": 4096, "heads": 32, "intermediate": 11008, "vocab": 32000, "seq_len": 4096},
-    "llama-13b": {"layers": 40, "hidden": 5120, "heads": 40, "intermediate": 13824, "vocab": 32000, "seq_len": 4096},
-    "llama3-8b": {
-        **{"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "intermediate": 14336},
-        **{"vocab": 128256, "seq_len": 8192, "rope_base": 500000},
-    },
-    "llama2-70b": {
-        **{"layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "intermediate": 28672},
-        **{"vocab": 32000, "seq_len": 4096},
-    },
+    "llama-7b": dict(zip(_SIZES, (32, 4096, 32, 32, 11008, 32000, 4096, 1e4), strict=True)),
+    "llama-13b": dict(zip(_SIZES, (40, 5120, 40, 40, 13824, 32000, 4096, 1e4), strict=True)),
+    "llama2-70b": dict(zip(_SIZES, (80, 8192, 64, 8, 28672, 32000, 4096, 1e4), strict=True)),
+    "llama3-8b": dict(zip(_SIZES, (32, 4096, 32, 8, 14336, 128256, 8192, 5e5), strict=True)),
 }
 
 
@@ -134,9 +129,7 @@ class Llama(nn.Layer):
         first, last = self.stages[0], self.stages[-1]
         self.embedding = nn.Embedding(args.vocab, args.hidden)
         self.embedding.weight = first.parameter(self.embedding.weight, dist.Shard(1))
-        self.blocks = nn.LayerList(
-            [Block(args, self.stages[common.stage_of_layer(args, i)]) for i in range(args.layers)]
-        )
+        self.blocks = nn.LayerList([Block(args, self.stages[common.stage_of_layer(args, i)]) for i in range(args.layers)])
         self.norm = RMSNorm(last, args.hidden)
         self.head = common.ColumnLinear(last, args.hidden, args.vocab, bias=False)
 

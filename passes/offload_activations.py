@@ -9,6 +9,7 @@ import msgspec
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Edit, Graph, Job, Op, Program, TensorType, Value
 from interlace.passes.base import Context, Pass, register
+from interlace.passes.streams import AutoParallelStreamType
 from interlace.scheduler.offload import (
     COPY_BACK,
     COPY_OUT,
@@ -22,9 +23,6 @@ from interlace.scheduler.offload import (
     show_move,
 )
 from interlace.scheduler.saved import is_constant
-
-D2H_STREAM, H2D_STREAM = "auto_parallel_d2h", "auto_parallel_h2d"
-"""Streams of the two copy directions."""
 
 
 @register
@@ -105,9 +103,10 @@ class _Rewrite:
         kind = TensorType(value.shape, value.dtype)
         host, back = self.edit.value(kind, memory="pinned"), self.edit.value(kind)
         like = self.graph.ops[saved.producer]
-        out_op = self.edit.op(COPY_OUT, [value.id], [host], like=like, attrs=dict(PINNED), role="forward", stream=D2H_STREAM)
+        out_op = self.edit.op(COPY_OUT, [value.id], [host], like=like, attrs=dict(PINNED), role="forward",
+                              stream=AutoParallelStreamType.D2H.value)  # fmt: skip
         back_op = self.edit.op(COPY_BACK, [host.id], [back], like=like, attrs=dict(PINNED), role="backward",
-                               stream=H2D_STREAM)  # fmt: skip
+                               stream=AutoParallelStreamType.H2D.value)  # fmt: skip
         self.edit.after(self._by_position(saved.before)[-1], [out_op])
         self.edit.before(self._by_position(saved.readers)[0], [back_op])
         self.now[value.id], self.homes[saved.storage] = back.id, back.storage

@@ -9,12 +9,11 @@ import msgspec
 
 from interlace.cost_model.base import Costs, Groups, tables_of
 from interlace.cost_model.work import Values
-from interlace.errors import PassError
 from interlace.ir import Graph, Op, Program, dependencies, describe
 from interlace.ir.graph import is_topological, written_operands
 from interlace.ir.kinds import is_boundary, is_comm
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.sites import ACCUMULATING, GEMM_GRADS, Backward, check_modules, in_modules
+from interlace.passes.sites import ACCUMULATING, GEMM_GRADS, Backward, check_modules, check_unscheduled, in_modules
 from interlace.passes.streams import COMPUTE_STREAMS, mp_stream
 
 PRODUCTS = frozenset({"matmul", ACCUMULATING, *GEMM_GRADS})
@@ -70,8 +69,7 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
         Raises:
             PassError: The program has a schedule already, or `modules` names what is not there.
         """
-        if program.jobs:
-            raise PassError(f"the program has a schedule already ({len(program.jobs)} jobs); put it before 'schedule-1f1b'")
+        check_unscheduled(program)
         work = _Work(Graph(program), context, self)
         check_modules(self.modules, [work.layer(op) for op in work.sites])
         for op in work.sites:
@@ -156,14 +154,13 @@ class _Work:
         if why:
             self.context.decline(comm, why)
             return
-        products = self.backward.sources(comm)
-        own = self._own(comm, products)
+        own = self._own(comm)
         moved, why = self._dragged(own, comm)
         if why:
             self.context.decline(comm, why)
             return
-        moved = self._with_bystanders(moved, comm, products)
-        self._finish(comm, products, own, self._with_borrowed(moved, comm))
+        moved = self._with_bystanders(moved, comm) if own else moved
+        self._finish(comm, own, self._with_borrowed(moved, comm))
 
     def result(self) -> Program:
         """The program in its new order, streams named."""
@@ -189,35 +186,45 @@ class _Work:
         start = min((self.place[op_id] for op_id in chosen), default=self.place[comm.id])
         for op_id in self.order[start : self.place[comm.id] + 1]:
             held = self.after[op_id] & moved
-            if held and op_id not in moved and (op_id == comm.id or op_id not in self.backward.sinks):
-                return set(), self._hindrance(self.graph.ops[op_id], self.graph.ops[min(held)], comm)
-            if held:
+            if held and op_id not in moved:
+                why = self._hindrance(self.graph.ops[op_id], [self.graph.ops[each] for each in sorted(held)], comm)
+                if why:
+                    return set(), why
                 moved.add(op_id)
         return moved, ""
 
-    def _hindrance(self, op: Op, mover: Op, comm: Op) -> str:
-        storage = {value.id: value.storage for value in self.graph.program.values}
-        read = {storage[value]: value for value in mover.operands if value in storage}
-        spoiled = [read[storage[value]] for value in sorted(written_operands(op)) if storage[value] in read]
-        if spoiled:
-            return f"{describe(op)} overwrites %{spoiled[0]} in front of it, which {describe(mover)} reads"
+    def _hindrance(self, op: Op, held: list[Op], comm: Op) -> str:
+        """Why an operation that must stay behind some that move cannot move with them; empty where it can."""
+        for mover in held:
+            spoiled = self._spoiled(op, mover)
+            if spoiled:
+                return f"{describe(op)} overwrites %{spoiled[0]} in front of it, which {describe(mover)} reads"
+        if op.id in self.backward.sinks:
+            return ""
         if op.id == comm.id or is_comm(op):
-            return f"{describe(mover)} must come first: communication keeps its order within group {op.group}"
-        return f"{describe(op)} stands in front of it and needs {describe(mover)}"
+            return f"{describe(held[0])} must come first: communication keeps its order within group {op.group}"
+        return f"{describe(op)} stands in front of it and needs {describe(held[0])}"
 
-    def _own(self, comm: Op, products: list[Op]) -> set[int]:
-        within = self._free_sinks(comm)
-        douts = {self.backward.upstream(op) for op in products}
-        return self.backward.chain_of([user.id for dout in sorted(douts) for user in self.graph.user_ops(dout)], within)
+    def _spoiled(self, op: Op, mover: Op) -> list[int]:
+        """Values that one operation reads and another overwrites; buffers that live across steps are summed in order."""
+        values = self.graph.values
+        read = {values[value].storage: value for value in mover.operands if value in values}
+        written = {values[value].storage for value in written_operands(op)} - self.backward.lasting
+        return [read[place] for place in sorted(written) if place in read]
+
+    def _readers_of_dout(self, comm: Op) -> list[Op]:
+        douts = {self.backward.upstream(op) for op in self.backward.sources(comm)}
+        return [user for dout in sorted(douts) for user in self.graph.user_ops(dout)]
+
+    def _own(self, comm: Op) -> set[int]:
+        return self.backward.chain_of([user.id for user in self._readers_of_dout(comm)], self._free_sinks(comm))
 
     def _free_sinks(self, comm: Op) -> set[int]:
         """Sinks in front of a collective that are nobody's fillers yet."""
         return {op_id for op_id in self.backward.sinks - self.taken if self.place[op_id] < self.place[comm.id]}
 
-    def _with_bystanders(self, moved: set[int], comm: Op, products: list[Op]) -> set[int]:
-        if not products:
-            return moved
-        start = 1 + max(self.place[op.id] for op in products)
+    def _with_bystanders(self, moved: set[int], comm: Op) -> set[int]:
+        start = 1 + max(self.place[op.id] for op in self.backward.sources(comm))
         needed = set(self.after[comm.id])
         idle: set[int] = set()
         for op_id in reversed(self.order[start : self.place[comm.id]]):
@@ -266,19 +273,18 @@ class _Work:
     def _estimate(self, moved: set[int], comm: Op) -> Estimate:
         return beside(self.context.cost, self.tables, comm, [self.graph.ops[op_id] for op_id in self._fillers(moved, comm)])
 
-    def _finish(self, comm: Op, products: list[Op], own: set[int], moved: set[int]) -> None:
+    def _finish(self, comm: Op, own: set[int], moved: set[int]) -> None:
         fillers = self._fillers(moved, comm)
         found = self._estimate(moved, comm)
         if not any(op_id in self.backward.sinks or op_id in moved for op_id in fillers):
-            why = "" if products else ", and no dX feeds it"
-            self.context.decline(comm, f"no weight gradient stands in front of it{why}")
+            self.context.decline(comm, self._nothing(comm))
         elif found.gain < 0 and self.options.only_gains:
             self.context.decline(comm, f"would take {found.both} ns beside its fillers, one after the other they take "
                                        f"{found.comm + found.fill} ns")  # fmt: skip
         else:
             self._apply(moved, comm)
             self.taken.update(op_id for op_id in fillers if op_id in self.backward.sinks)
-            self.context.change(comm, self._said(products, own, moved, found))
+            self.context.change(comm, self._said(comm, own, moved, found))
 
     def _apply(self, moved: set[int], comm: Op) -> None:
         end = self.place[comm.id] + 1
@@ -287,11 +293,24 @@ class _Work:
         self.place.update((op_id, start + k) for k, op_id in enumerate(self.order[start:end]))
         self.done[comm.id] = comm
 
-    def _said(self, products: list[Op], own: set[int], moved: set[int], found: Estimate) -> str:
-        dx = ", ".join(f"#{op.id}" for op in products)
-        head = f"starts behind dX {dx}" if dx else "starts in front of a product"
+    def _nothing(self, comm: Op) -> str:
+        """Why nothing can run beside a collective."""
+        products = {op.id for op in self.backward.sources(comm)}
+        bound = [op for op in self._readers_of_dout(comm) if op.kind in PRODUCTS and op.id not in products | self.backward.sinks
+                 and self.place[op.id] < self.place[comm.id]]  # fmt: skip
+        if bound:
+            return f"{describe(bound[0])} must come first: it feeds more than its gradient's sum"
+        return "no weight gradient stands in front of it" + ("" if products else ", and no product with a weight feeds it")
+
+    def _said(self, comm: Op, own: set[int], moved: set[int], found: Estimate) -> str:
+        dx = ", ".join(f"#{op.id}" for op in self.backward.sources(comm))
+        head = f"starts behind dX {dx}" if own else "gets work from other layers"
         lent = len([op_id for op_id in moved - own if self.graph.ops[op_id].kind in PRODUCTS])
-        more = f", {lent} of them products borrowed from other layers" if lent else ""
+        more = f", {_count(lent, 'product')} of them borrowed" if lent else ""
         rest = f", fillers go on for {found.both - found.comm} ns" if found.both > found.comm else ""
-        return (f"{head}; {len(moved)} operations moved behind it{more}; hidden {found.hidden} of {found.comm} ns, "
+        return (f"{head}; {_count(len(moved), 'operation')} moved behind it{more}; hidden {found.hidden} of {found.comm} ns, "
                 f"gain {found.gain} ns{rest}")  # fmt: skip
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

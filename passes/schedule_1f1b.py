@@ -10,8 +10,8 @@ from interlace.errors import ConfigError
 from interlace.ir import Job, Op, Program
 from interlace.ir.kinds import is_boundary, is_receive, is_send
 from interlace.passes.base import Context, Pass, register
-from interlace.scheduler.interleave import PairPlan, plan_pairs
-from interlace.scheduler.schedule import SCHEDULES, Slot, pair_up, paired
+from interlace.scheduler.interleave import Form, PairPlan, plan_pairs
+from interlace.scheduler.schedule import SCHEDULES, Slot, interleaved, pair_up, paired, stall
 
 KIND_NAMES = {"F": "forward", "B": "backward", "R": "recv_forward", "S": "send_backward", "I": "backward_b", "W": "backward_w",
               "O": "optimizer"}  # fmt: skip
@@ -47,42 +47,51 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     max_ops_per_job: int = 4000
 
     def run(self, program: Program, context: Context) -> Program:
-        slots = self._slots(program, context)
+        slots, form = self._slots(program, context)
         parts = Parts(program, split_p2p=any(slot.kind in "RS" for slot in slots))
-        pairs = self._pairs(program, slots, parts, context)
+        pairs = self._pairs(program, slots, parts, context, form)
         jobs = tuple(_job(slot, parts, pairs, program) for slot in slots)
         jobs = tuple(job for job in jobs if job.items)
-        if self.interleave == "mixed":
+        if form == "mixed" and program.pipeline.schedule == "1F1B":
             jobs = receive_early(jobs, program, self._depth(program, program.pipeline.stage - 1))
         context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
         return msgspec.structs.replace(program, jobs=jobs)
 
-    def _slots(self, program: Program, context: Context) -> list[Slot]:
+    def _slots(self, program: Program, context: Context) -> tuple[list[Slot], Form]:
         pipe = program.pipeline
         if pipe.schedule not in SCHEDULES:
             raise ConfigError(f"schedule {pipe.schedule!r} is not known; there are {sorted(SCHEDULES)}")
-        shape = (pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
-        plain = SCHEDULES[pipe.schedule](*shape)
-        has_backward = any(op.role == "backward" for op in program.ops)
-        if not has_backward:
-            return [slot for slot in plain if slot.kind == "F"]
+        plain = SCHEDULES[pipe.schedule](pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
+        if not any(op.role == "backward" for op in program.ops):
+            return [slot for slot in plain if slot.kind == "F"], "dx-first"
         if self.interleave == "off":
-            return plain
+            return plain, "dx-first"
+        if pipe.schedule in ("FThenB", "none"):
+            context.declined.append(f"interleaving: schedule {pipe.schedule} has no backward beside a forward; its own order stays")
+            return plain, "dx-first"
+        if self.interleave == "mixed":
+            rows = [self._row(program, stage, mixed=True) for stage in range(pipe.num_stages)]
+            stuck = stall(rows, pipe.num_chunks)
+            if not stuck:
+                return rows[pipe.stage], "mixed"
+            context.declined.append(f"mixed: stages would wait for each other at this depth, dx-first instead:\n{stuck}")
+        return self._row(program, pipe.stage, mixed=False), "dx-first"
+
+    def _row(self, program: Program, stage: int, mixed: bool) -> list[Slot]:
+        """A stage's slots with backward and forward joined."""
+        pipe = program.pipeline
         if pipe.schedule == "VPP":
-            return pair_up(plain)
-        if pipe.schedule == "1F1B" or (pipe.schedule == "accumulate" and pipe.num_stages == 1):
-            return paired(*shape, warmup=self._depth(program, pipe.stage) if self.interleave == "mixed" else None)
-        context.declined.append(f"interleaving: schedule {pipe.schedule} has no backward beside a forward; its own order stays")
-        return plain
+            return pair_up(interleaved(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks))
+        return paired(stage, pipe.num_stages, pipe.num_micro_batches, warmup=self._depth(program, stage) if mixed else None)
 
     @staticmethod
     def _depth(program: Program, stage: int) -> int:
         """Micro-batches a stage holds so that mixed pairs of neighbours do not wait for each other."""
         return min(2 * (program.pipeline.num_stages - 1 - stage) + 1, program.pipeline.num_micro_batches)
 
-    def _pairs(self, program: Program, slots: list[Slot], parts: Parts, context: Context) -> dict[tuple[int, int], PairPlan]:
+    def _pairs(self, program: Program, slots: list[Slot], parts: Parts, context: Context,
+               form: Form) -> dict[tuple[int, int], PairPlan]:  # fmt: skip
         kinds = sorted({(slot.chunk, slot.other.chunk) for slot in slots if slot.other is not None})
-        form = "mixed" if self.interleave == "mixed" else "dx-first"
         plans = {}
         for b, f in kinds:
             plan = plan_pairs(program, parts.ops["B", b], parts.ops["F", f], context.cost, form,

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from interlace.errors import PassError
-from interlace.ir import ABSENT, Graph, Op
+from interlace.ir import ABSENT, Graph, Op, Program
+from interlace.ir.graph import written_operands
 from interlace.ir.kinds import PARAMETER, is_boundary, is_collective, is_comm, is_random
 from interlace.scheduler.offload import names_layer
 
@@ -15,6 +16,9 @@ WEIGHT_FORMS = frozenset({"cast", "all_gather", "c_allgather", "share_data", "as
 """Kinds whose result is still the weight: AMP's copy, a gathered shard (sharding stage 3), another form of it."""
 GEMM_GRADS = {"matmul_grad": (0, 1), "linear_grad": (0, 1), "linear_v2_grad": (0, 1), "fused_gemm_epilogue_grad": (0, 1)}
 """Gradients of a product -> places of x and of y among operands; results stand in the same order."""
+UPDATES = frozenset({"cast", "scale", "add", "add_n", "combine", "split", "clip", "multiply", "divide", "assign", "share_data",
+                     "reshape", "slice", "concat", "split_with_num", "check_finite_and_unscale"})  # fmt: skip
+"""Kinds that stand between the gradient of a parameter and the place where it is summed."""
 ACCUMULATING = "fused_linear_param_grad_add"
 """dW and its sum in one operation: operands x and dout."""
 
@@ -43,6 +47,16 @@ def is_given(graph: Graph, op: Op, place: int) -> bool:
     return graph.values[value].dtype != "null" and bool(graph.users.get(value))
 
 
+def check_unscheduled(program: Program) -> None:
+    """Refuse a program with jobs.
+
+    Raises:
+        PassError: It has some.
+    """
+    if program.jobs:
+        raise PassError(f"the program has a schedule already ({len(program.jobs)} jobs); put this pass before 'schedule-1f1b'")
+
+
 def check_modules(modules: Sequence[str], layers: Iterable[str]) -> None:
     """Refuse names that match none of the layers.
 
@@ -68,27 +82,49 @@ class Backward:
         weights: Ids of values that are a parameter in some form.
         sinks: Ids of operations that end in gradients of parameters: dW, and all that only dW leads to. None of them feeds
             an activation's gradient, so each may run later than where it stands.
+        lasting: Storages that live across steps, merge buffers among them.
     """
 
     graph: Graph
     weights: set[int] = field(init=False)
     sinks: set[int] = field(init=False)
+    lasting: set[int] = field(init=False)
+    _updates: set[int] = field(default_factory=set)
     _sources: dict[int, list[Op]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weights = weight_values(self.graph)
-        self.sinks = set()
+        self.lasting = {value.storage for value in self.graph.program.values if value.persistable}
+        bound: set[int] = set()
+        found = self._sweep(bound)
+        while found:
+            bound |= found
+            found = self._sweep(bound)
+
+    def _sweep(self, bound: set[int]) -> set[int]:
+        """Find the sinks, all but `bound`; gives those among them that overwrite what no sink made."""
+        self.sinks, self._updates = set(), set()
         for op in reversed(self.graph.program.ops):
-            if self._is_sink(op):
+            users = [user for value in op.results for user in self.graph.user_ops(value)]
+            if op.role == "backward" and self._is_update(op, users):
+                self._updates.add(op.id)
+            if op.role == "backward" and op.id not in bound and self._is_sink(op, users):
                 self.sinks.add(op.id)
+        return {op_id for op_id in self.sinks if self._overwrites(self.graph.ops[op_id])}
 
-    def _is_sink(self, op: Op) -> bool:
-        if op.role != "backward" or op.num_blocks or is_random(op) or not self._ends(op):
+    def _overwrites(self, op: Op) -> bool:
+        written = [value for value in written_operands(op) if self.graph.values[value].storage not in self.lasting]
+        return any(self.graph.producer[value] not in self.sinks for value in written)
+
+    def _is_update(self, op: Op, users: list[Op]) -> bool:
+        """Whether an operation does nothing but carry a parameter's gradient to its sum or to the optimizer."""
+        summed = any(self.graph.values[value].storage in self.lasting for value in written_operands(op))
+        carried = bool(users) and all(user.id in self._updates or user.role == "optimize" for user in users)
+        return (op.kind in UPDATES or is_collective(op)) and (summed or carried)
+
+    def _is_sink(self, op: Op, users: list[Op]) -> bool:
+        if op.num_blocks or is_random(op) or (is_comm(op) and op.id not in self._updates):
             return False
-        return not is_comm(op) or (is_collective(op) and not self.sources(op))
-
-    def _ends(self, op: Op) -> bool:
-        users = [user for value in op.results for user in self.graph.user_ops(value)]
         return all(user.id in self.sinks or user.role == "optimize" or is_boundary(user) for user in users)
 
     def collectives(self) -> list[Op]:
@@ -114,7 +150,7 @@ class Backward:
                 continue
             seen.add(value)
             if self.is_weight_product(maker):
-                found[maker.id] = maker
+                found.update({} if self._is_weight_gradient(maker, value) else {maker.id: maker})
             else:
                 rest += [v for k, v in enumerate(maker.operands) if v != ABSENT and k not in maker.no_buffer]
         return sorted(found.values(), key=lambda each: self.graph.position[each.id])
@@ -122,6 +158,9 @@ class Backward:
     def is_weight_product(self, op: Op) -> bool:
         """Whether the operation multiplies by a weight: a dX, or a recomputed forward product."""
         return (op.kind == "matmul" or op.kind in GEMM_GRADS) and weight_place(op, self.weights) is not None
+
+    def _is_weight_gradient(self, product: Op, value: int) -> bool:
+        return product.kind in GEMM_GRADS and product.results.index(value) != 1 - (weight_place(product, self.weights) or 0)
 
     def upstream(self, product: Op) -> int:
         """The activation-side operand of a product with a weight: dout of a dX."""

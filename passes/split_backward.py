@@ -11,6 +11,7 @@ from interlace.passes.sites import (
     ACCUMULATING,
     GEMM_GRADS,
     check_modules,
+    check_unscheduled,
     in_modules,
     is_given,
     weight_place,
@@ -78,7 +79,12 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
     fold: bool = False
 
     def run(self, program: Program, context: Context) -> Program:
-        """The program with its weight gradients split."""
+        """The program with its weight gradients split.
+
+        Raises:
+            PassError: The program has a schedule already, or `modules` names what is not there.
+        """
+        check_unscheduled(program)
         graph = Graph(program)
         weights = weight_values(graph)
         grads = [op for op in program.ops if op.kind in GEMM_GRADS and op.role == "backward"]
@@ -94,8 +100,8 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
             else:
                 split.gradient(op, place)
         alone = sum(op.kind == ACCUMULATING for op in program.ops)
-        for count, what in ((others, "gradients of products without a weight (attention scores) stay whole"),
-                            (alone, f"{ACCUMULATING} are a dW of their own already")):  # fmt: skip
+        for count, what in ((others, "product(s) without a weight (attention scores): gradients stay whole"),
+                            (alone, f"{ACCUMULATING}: dW stands alone already")):  # fmt: skip
             context.declined += [f"{count} {what}"] if count else []
         return split.edit.build()
 

@@ -115,11 +115,8 @@ class _Pair:
                 after[side, op_id] = {(side, other) for other in before}
         for op_id, other in self._shared_state(backward, forward):
             after["F", op_id].add(("B", other))
-        sends = [op.id for op in backward if is_send(op)]
-        for op in forward:
-            if is_receive(op):
-                for send in sends:
-                    after["B", send].add(("F", op.id))
+        for before, later in _p2p_order(backward, forward):
+            after[later].add(before)
         return after
 
     def _shared_state(self, backward: Sequence[Op], forward: Sequence[Op]) -> Iterable[tuple[int, int]]:
@@ -279,6 +276,24 @@ def _reduces_gradient(graph: Graph, op: Op, inside: dict[int, Op]) -> bool:
             writes = any(graph.values[user.operands[operand]].persistable for _, operand in user.inplace)
             stack += [] if writes or user.id not in inside else user.results
     return found
+
+
+def _p2p_order(backward: Sequence[Op], forward: Sequence[Op]) -> Iterable[tuple[Placed, Placed]]:
+    """What the neighbours count on: backward's receives, forward's receives, backward's sends, forward's sends.
+
+    Forward's receives stand in front of backward's sends, since with sends that wait for their receiver the neighbour sends
+    first; and where one group carries both directions of the pipeline (two stages with chunks), its messages keep that order.
+    """
+    sides = [("B", op) for op in backward], [("F", op) for op in forward]
+    plain = [(side, op) for kind in (is_receive, is_send) for ops in sides for side, op in ops if kind(op)]
+    last: dict[int, Placed] = {}
+    for side, op in plain:
+        if op.group in last:
+            yield last[op.group], (side, op.id)
+        last[op.group] = (side, op.id)
+    for op in backward:
+        if is_send(op):
+            yield from ((("F", other.id), ("B", op.id)) for other in forward if is_receive(other))
 
 
 class _ListScheduler:

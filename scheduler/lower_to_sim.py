@@ -12,13 +12,13 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
-
 from interlace.cost_model import Costs
 from interlace.cost_model.work import copy_direction
+from interlace.scheduler.variants import Variant, places, variants
+
 from interlace.errors import PlanError
 from interlace.ir import Graph, Group, Op, Program, Value, dependencies, describe
 from interlace.ir.kinds import NO_KERNEL, is_boundary, is_collective, is_comm, is_copy, is_receive, is_send
-from interlace.scheduler.variants import Variant, places, variants
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -109,6 +109,7 @@ class SimInput:
     job_first: list[list[tuple[str, int]]]
     absent: dict[int, str]
     programs: list[Program]
+    _ops: dict[int, dict[int, Op]] = field(default_factory=dict, repr=False)
 
     @property
     def num_items(self) -> int:
@@ -119,12 +120,17 @@ class SimInput:
         """Position in `ranks` of an item's rank."""
         return int(np.searchsorted(self.first, item, side="right")) - 1
 
+    def op_at(self, item: int) -> Op:
+        """The op of an item."""
+        at = self.rank_index(item)
+        if at not in self._ops:
+            self._ops[at] = {op.id: op for op in self.programs[at].ops}
+        return self._ops[at][int(self.op[item])]
+
     def describe(self, item: int) -> str:
         """How messages name an item: rank, stream, op with layer, micro-batch."""
-        at = self.rank_index(item)
-        op = next(op for op in self.programs[at].ops if op.id == self.op[item])
-        where = f"rank {self.ranks[at]} stream {self.stream_names[self.stream[item]]}"
-        return f"{where}: {describe(op)} of micro-batch {self.micro_batch[item]}"
+        where = f"rank {self.ranks[self.rank_index(item)]} stream {self.stream_names[self.stream[item]]}"
+        return f"{where}: {describe(self.op_at(item))} of micro-batch {self.micro_batch[item]}"
 
 
 @dataclass(slots=True)

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from interlace.scheduler.variants import places, variants
 
 from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.kinds import COMBINE, DATA, SET_PARAMETER, SHADOW_OUTPUT, SPLIT
-from interlace.scheduler.variants import places, variants
 
 Ints = npt.NDArray[np.int64]
 Pool = Literal["device", "pinned"]

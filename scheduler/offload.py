@@ -29,6 +29,7 @@ from interlace.ir.program import FLOAT_DTYPES
 from interlace.scheduler.memory import in_order
 from interlace.scheduler.saved import REASONS, Reason, Saved, Skipped, census
 
+COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
 Item = tuple[int, int]
 """Operation id and micro-batch."""
 Ints = npt.NDArray[np.int64]
@@ -37,10 +38,10 @@ Span = tuple[int, int, int]
 COPY_OUT, COPY_BACK = "pd_op.memcpy_d2h", "pd_op.memcpy_h2d"
 PINNED = {"dst_place_type": 1}
 """Attributes of both copies; lowering gives each place its own form."""
-FIT_ROUNDS = 24
-"""Placements tried for one budget; each adds copies or delays returns, and two or three are the rule."""
-SEARCH_ROUNDS = 12
-"""Budgets tried on the way to the least feasible one: to a 4000th of the range between the refused and the first feasible."""
+PATIENCE = 3
+"""Placements for one budget that bring the excess no lower before the search gives up; two or three in all are the rule."""
+SEARCH_ROUNDS = 10
+"""Budgets tried on the way to the least feasible one: to a 1000th of the range between a refused and a feasible one."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -372,7 +373,7 @@ class Timeline:
     @classmethod
     def of(cls, program: Program, op_ns: Mapping[int, int]) -> Timeline:
         """From a scheduled program and the duration of its operations."""
-        beside = {op.id for op in program.ops if op.stream}
+        beside = {op.id for op in program.ops if op.stream not in COMPUTE_STREAMS}
         items = [item for job in program.jobs for item in job.items]
         job = [k for k, each in enumerate(program.jobs) for _ in each.items]
         starts = [0, *accumulate(len(each.items) for each in program.jobs)]
@@ -457,16 +458,18 @@ def _copy_out(line: Timeline, trips: Iterable[_Trip], cap: int | None, placed: _
 
 def _copy_back(line: Timeline, trips: Iterable[_Trip], measured: bool, placed: _Placement) -> None:
     next_start = line.at_ns[-1]
+    kept: list[_Trip] = []
     for trip in trips:
         start = min(line.at_ns[trip.reader], next_start) - trip.back_ns
         if start < trip.done_ns and not trip.not_before:
-            placed.trips.remove(trip)
             placed.refused.append((trip, "congested"))
             continue
+        kept.append(trip)
         next_start = start
         wanted = bisect_right(line.at_ns, start) - 1 if measured else trip.reader
         earliest = max(line.job_start[line.job[trip.out] + 1], trip.free, trip.not_before)
         trip.back = min(max(wanted, earliest), trip.reader)
+    placed.trips = kept
 
 
 def _run_back(line: Timeline, trips: Iterable[_Trip], cap: int | None, placed: _Placement) -> None:
@@ -525,7 +528,7 @@ class _Planner:
         trips = self._within(trips, keep)
         if self.choice.memory_budget:
             return self._plan(self._under_budget(trips))
-        return self._plan(self._place(trips))
+        return self._plan(self.place(trips))
 
     def _check_names(self) -> None:
         unknown = unknown_names(self.choice, [self.program])
@@ -610,7 +613,8 @@ class _Planner:
         idle = sum(self.line.at_ns[t.reader] - self.line.at_ns[t.source + 1] for t in trips)
         return -idle * trips[0].saved.freed_bytes, trips[0].saved.producer, trips[0].saved.value
 
-    def _place(self, trips: Sequence[_Trip]) -> _Placement:
+    def place(self, trips: Sequence[_Trip]) -> _Placement:
+        """Items for trips, as bandwidth and cap allow."""
         return _place(self.line, trips, self.choice.max_in_flight, self.measured)
 
     def _under_budget(self, trips: list[_Trip]) -> _Placement:
@@ -701,35 +705,47 @@ def _curve(change: Ints, extra: Iterable[Span]) -> Ints:
     return np.cumsum(change)[:-1]
 
 
+_Windows = tuple[Ints, Ints, Ints]
+_Step = Callable[[Ints, _Windows, list[bool]], bool]
+
+
 class _Fit:
     """Search for the least to move under a budget.
 
     Steps: 1 place what is taken and look where memory is over the budget; 2 at each such moment take the trip that covers
     most of the excess for its bytes; 3 where none is left, let returns come later; 4 drop trips that are not needed after
-    all; 5 if that fails, everything out and back just in time is the last resort.
+    all; 5 if that fails, the same with later returns tried before more trips; 6 the last resort is everything out and back
+    just in time.
     """
 
     def __init__(self, planner: _Planner, trips: Sequence[_Trip]) -> None:
         self.planner = planner
         self.trips = sorted(trips, key=_key(lambda t: -t.saved.freed_bytes))
-        self.windows = self._windows()
+        self.early, self.late = self._windows(False), self._windows(True)
 
     def run(self, budget: int) -> _Placement | None:
         """A placement that holds the budget, None without one."""
         if self._bound() > budget:
             return None
-        for trip in self.trips:
-            trip.not_before = 0
+        found = self._search(budget, self.early, (self._cover, self._delay))
+        found = found or self._search(budget, self.late, (self._delay, self._cover))
+        last = found or self._last_resort()
+        return last if self.planner.peak(last) <= budget else None
+
+    def _search(self, budget: int, windows: _Windows, steps: Sequence[_Step]) -> _Placement | None:
+        self._hold(False)
         taken = [False] * len(self.trips)
-        for _ in range(FIT_ROUNDS):
+        least, patience = 1 << 62, PATIENCE
+        while patience:
             placed = self._place(taken)
             over = self._over(placed, budget)
-            if over.max(initial=0) <= 0:
+            excess = int(over.clip(min=0).sum())
+            if not excess:
                 return self._pruned(taken, placed, over, budget)
-            if not self._cover(over, taken) and not self._delay(over, placed):
+            least, patience = (excess, PATIENCE) if excess < least else (least, patience - 1)
+            if not any(step(over, windows, taken) for step in steps):
                 break
-        last = self._last_resort()
-        return last if self.planner.peak(last) <= budget else None
+        return None
 
     def least(self, refused: int) -> int:
         """The least budget found to hold; `refused` does not."""
@@ -744,30 +760,34 @@ class _Fit:
 
     def _bound(self) -> int:
         """A peak that no placement is below: everything out as if alone, back just in time."""
-        free = zip(self.trips, self.windows[0].tolist(), strict=True)
+        free = zip(self.trips, self.late[0].tolist(), strict=True)
         spans = ((start, trip.reader, -trip.saved.freed_bytes) for trip, start in free if start < trip.reader)
         return int(self.planner.curve(spans).max(initial=0))
 
     def _last_resort(self) -> _Placement:
+        self._hold(True)
+        return self.planner.place(self.trips)
+
+    def _hold(self, late: bool) -> None:
         for trip in self.trips:
-            trip.not_before = trip.reader
-        return self.planner._place(self.trips)
+            trip.not_before = trip.reader if late else 0
 
     def _place(self, taken: Sequence[bool]) -> _Placement:
-        return self.planner._place([trip for trip, wanted in zip(self.trips, taken, strict=True) if wanted])
+        return self.planner.place([trip for trip, wanted in zip(self.trips, taken, strict=True) if wanted])
 
     def _over(self, placed: _Placement, budget: int) -> Ints:
         return self.planner.curve(placed.freed()) - budget
 
     # What each trip would free if it were the only one: first place, end, bytes.
-    def _windows(self) -> tuple[Ints, Ints, Ints]:
+    def _windows(self, late: bool) -> _Windows:
+        self._hold(late)
         for trip in self.trips:
-            self.planner._place([trip])
+            self.planner.place([trip])
         return (np.array([t.free for t in self.trips], np.int64), np.array([t.back for t in self.trips], np.int64),
                 np.array([t.saved.freed_bytes for t in self.trips], np.int64))  # fmt: skip
 
-    def _cover(self, over: Ints, taken: list[bool]) -> bool:
-        free, back, size = self.windows
+    def _cover(self, over: Ints, windows: _Windows, taken: list[bool]) -> bool:
+        free, back, size = windows
         open_ = ~np.array(taken, bool)
         excess = over.copy()
         count = np.concatenate([[0], np.cumsum(excess > 0)])
@@ -787,9 +807,10 @@ class _Fit:
             excess[free[best] : back[best]] -= size[best]
         return any_taken
 
-    def _delay(self, over: Ints, placed: _Placement) -> bool:
+    def _delay(self, over: Ints, windows: _Windows, taken: list[bool]) -> bool:
         excess = over.copy()
-        early = sorted((t for t in placed.trips if t.back < t.reader), key=_key(lambda t: t.reader), reverse=True)
+        placed = (trip for trip, wanted in zip(self.trips, taken, strict=True) if wanted and trip.back < trip.reader)
+        early = sorted(placed, key=_key(lambda t: t.reader), reverse=True)
         delayed = False
         at = 0
         while at < len(excess):

@@ -10,7 +10,7 @@ chunk other than 0 stands behind a dot (`3F.1`), and `2B+5F` is one job that hol
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -137,6 +137,57 @@ def pair_up(slots: list[Slot]) -> list[Slot]:
         else:
             joined.append(slot)
     return joined
+
+
+def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
+    """Where stages that take a slot's inputs at its start and give its outputs at its end would wait for each other.
+
+    A pair counts as mixed: it needs the activation and the gradient at its start and gives both at its end.
+
+    Returns:
+        Empty where every stage runs to its end, else the grid of stages with `<-- here` at the slots that never start.
+
+    >>> stall([paired(s, 2, 4, warmup=1) for s in range(2)]).count("<-- here")
+    2
+    >>> stall([paired(s, 2, 4, warmup=2 * (1 - s) + 1) for s in range(2)])
+    ''
+    """
+    done: set[tuple[int, str, int, int]] = set()
+    at = [0] * len(rows)
+    moved = True
+    while moved:
+        moved = False
+        for stage, row in enumerate(rows):
+            while at[stage] < len(row) and all(need in done for need in _needs(row[at[stage]], stage, len(rows), num_chunks)):
+                slot = row[at[stage]]
+                done.update((stage, part.kind, part.micro_batch, part.chunk) for part in (slot, slot.other) if part is not None)
+                at[stage] += 1
+                moved = True
+    if all(place == len(row) for place, row in zip(at, rows, strict=True)):
+        return ""
+    return "\n".join(_stalled_row(stage, row, at[stage]) for stage, row in enumerate(rows))
+
+
+def _needs(slot: Slot, stage: int, stages: int, chunks: int) -> list[tuple[int, str, int, int]]:
+    """Slots of other stages (and the forward of one's own) whose outputs a slot takes."""
+    found = []
+    for part in (slot, slot.other):
+        if part is None or part.kind not in "FB":
+            continue
+        step = 1 if part.kind == "B" else -1
+        stage_from, chunk = stage + step, part.chunk
+        if not 0 <= stage_from < stages:
+            stage_from, chunk = stage_from % stages, chunk + step
+        if 0 <= chunk < chunks:
+            found.append((stage_from, part.kind, part.micro_batch, chunk))
+        elif part.kind == "B":
+            found.append((stage, "F", part.micro_batch, part.chunk))
+    return found
+
+
+def _stalled_row(stage: int, row: Sequence[Slot], at: int) -> str:
+    words = [f"{slot} <-- here" if k == at else str(slot) for k, slot in enumerate(row)]
+    return f"{stage} | " + " ".join(words)
 
 
 def show_row(stage: int, slots: list[Slot]) -> str:

@@ -29,15 +29,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-
 from interlace.cost_model import Costs
-from interlace.errors import PlanError
-from interlace.ir import Program
 from interlace.scheduler import memory
 from interlace.scheduler.lower_to_sim import ONE, Ints, Options, SimInput, lower
 
+from interlace.errors import PlanError
+from interlace.ir import Program
+
 NEVER = 1 << 62
 """Later than any time."""
+
+
+class Stall(PlanError):
+    """Ranks of a plan wait for each other, or for something that no rank does."""
 
 
 @dataclass(slots=True)
@@ -102,7 +106,8 @@ def simulate(
     """Run the plans of all ranks; `auto` takes the compiled twin where numba is installed, with equal results.
 
     Raises:
-        PlanError: What `lower` refuses; or ranks wait in a circle, which the message prints.
+        PlanError: What `lower` refuses.
+        Stall: Ranks wait in a circle, which the message prints, or for what never comes.
     """
     return run(lower(programs, cost, options), engine=engine, place=place, with_memory=with_memory)
 
@@ -114,7 +119,7 @@ def run(
     compiled = _compiled(engine)
     start, ready, end = compiled.run_items(sim) if compiled else Simulation(sim).run()
     if (end < 0).any():
-        raise PlanError(explain_stall(sim, end))
+        raise Stall(explain_stall(sim, end))
     times = Times(issue_times(sim, end), ready, start, end)
     split = compiled.split_rank if compiled else split_rank
     profiles = [_profile(sim, times, at, place) for at in range(len(sim.ranks))] if with_memory else []

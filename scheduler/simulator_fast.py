@@ -10,7 +10,6 @@ import numba
 import numba.extending
 import numpy as np
 import numpy.typing as npt
-
 from interlace.scheduler import simulator
 from interlace.scheduler.lower_to_sim import ONE as _ONE
 from interlace.scheduler.lower_to_sim import Flags, Ints, SimInput
@@ -164,6 +163,9 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
                 if mark & WAITS and waits[item] > 0:
                     continue
                 ready[item] = now
+                if due[s] != NEVER and mark & (MEETS | FOLLOWS):  # its issue has been awaited; a start sets other events anew
+                    due[s] = NEVER
+                    _put(tree, leaves, s, NEVER)
                 if mark & MEETS:
                     arrived[meet[item]] += 1
             if mark & MEETS:

@@ -1,7 +1,7 @@
 """Happens-before of small plans by explicit closure: the slow, plain second opinion that generators and tests rely on.
 
-Written without a line of the checker, quadratic on purpose. Two steps are unrolled, so that what one step leaves behind for the
-next (parameters, pinned buffers) is seen. Rules: `interlace/scheduler/hazards` states them; place: GPU.
+Written without a line of the checker, quadratic on purpose. Two steps are unrolled, so that what one step leaves behind for
+the next (parameters, pinned buffers) is seen. Rules: `interlace/scheduler/hazards` states them; place: GPU.
 """
 
 from __future__ import annotations
@@ -88,13 +88,23 @@ class Closure:
                 known |= before[prior] | 1 << prior if prior >= 0 else 0
             for prior in range(node):
                 same_job = self.job[prior % self.count] == self.job[here]
-                if same_job and not known >> prior & 1 and self.conflicts(prior, node):
+                if same_job and not known >> prior & 1 and (self.conflicts(prior, node) or self._gives_view(prior, node)):
                     known |= before[prior] | 1 << prior
             before.append(known)
             last[self.stream[here]] = node
             if self.op(node).kind == "memcpy_d2h":
                 host |= known | 1 << node
         return before
+
+    def _gives_view(self, a: int, b: int) -> bool:
+        """Whether an item reads a view that another one gives: the executor sees a variable of its own there."""
+        (_, m), (_, n) = self.items[a % self.count], self.items[b % self.count]
+        made = self.op(a)
+        return (
+            m == n
+            and a // self.count == b // self.count
+            and any(made.results[r] in self.op(b).operands for r, _ in made.views)
+        )
 
     def ordered(self, a: int, b: int) -> bool:
         """Whether node a is over when node b starts."""
@@ -197,11 +207,16 @@ def channels(program: Program) -> dict[tuple[object, ...], list[int]]:
             continue
         ranks = groups[op.group].ranks
         if is_collective(op):
-            found[op.group, *ranks].append(place)
+            found[op.group,
+           
+           
+            *ranks].append(place)
         elif is_send(op):
-            found[op.group, *ranks, "p2p", program.rank, ranks[op.attrs["peer"]]].append(place)
+            found[op.group, *ranks,
+            "p2p", program.rank, ranks[op.attrs["peer"]]].append(place)
         elif is_receive(op):
-            found[op.group, *ranks, "p2p", ranks[op.attrs["peer"]], program.rank].append(place)
+            found[op.group, *ranks,
+            "p2p", ranks[op.attrs["peer"]], program.rank].append(place)
     return found
 
 

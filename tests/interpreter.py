@@ -1,9 +1,9 @@
 """An interpreter over small integers: what a program, or a plan of many ranks, computes.
 
-Every tensor holds integers modulo a prime. Matmul, reshape, slice, transpose and the like are exact; `add` is commutative but
-not associative, so that a sum taken in another order shows; every other kind is a mix of its name, attributes and
-operands, so that a wrong operand shows. Storage is real: in-place results overwrite their operand, views see it, vectors made
-by `builtin.combine` refer to their parts. In a plan a storage is gone after its last reader; reading what was never
+Every tensor holds integers modulo a prime. Matmul, reshape, slice, transpose and the like are exact; `add` is commutative
+but not associative, so that a sum taken in another order shows; every other kind is a mix of its name, attributes and
+operands, so that a wrong operand shows. Storage is real: in-place results overwrite their operand, views see it, vectors
+made by `builtin.combine` refer to their parts. In a plan a storage is gone after its last reader; reading what was never
 written or is gone raises `Poisoned`.
 
 >>> from interlace.ir import parse
@@ -30,7 +30,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.ir import ABSENT, Group, Op, Program, Value, describe
-from interlace.ir.kinds import BOUNDARY, COMBINE, DATA, PARAMETER, SPLIT, is_collective, is_copy, is_random, is_receive, is_send
+from interlace.ir.kinds import (
+    BOUNDARY,
+    COMBINE,
+    DATA,
+    PARAMETER,
+    SPLIT,
+    is_collective,
+    is_copy,
+    is_random,
+    is_receive,
+    is_send,
+)
 
 PRIME = 32749
 """Products of two residues fit 32 bits, and sums of 2**33 of them fit 64."""
@@ -158,9 +169,9 @@ KERNELS: dict[str, Kernel] = {
     "full": _constant,
     "full_int_array": _constant,
     "zeros_like": lambda op, x: [np.zeros_like(x[0])],
-    **{kind: _unary for kind in ("relu", "gelu", "silu", "tanh", "exp", "sigmoid", "square")},
-    **{kind: _identity for kind in ("assign", "share_data", "cast", "memcpy", "memcpy_d2h", "memcpy_h2d", "reshape",
-                                    "flatten", "squeeze", "unsqueeze", "c_identity", "nop", "depend")},
+    **dict.fromkeys(("relu", "gelu", "silu", "tanh", "exp", "sigmoid", "square"), _unary),
+    **dict.fromkeys(("assign", "share_data", "cast", "memcpy", "memcpy_d2h", "memcpy_h2d", "reshape", "flatten", "squeeze",
+    "unsqueeze", "c_identity", "nop", "depend"), _identity),
 }  # fmt: skip
 
 
@@ -203,7 +214,9 @@ def collective(calls: Sequence[Call]) -> None:
         elif kind in ("broadcast", "c_broadcast"):
             call.answer = [parts[int(first.attrs.get("root", 0))]]
         elif kind in ("reduce", "c_reduce_sum"):
-            call.answer = [_fold(parts) if place == int(first.attrs.get("root_id", first.attrs.get("root", 0))) else parts[place]]
+            call.answer = [
+                _fold(parts) if place == int(first.attrs.get("root_id", first.attrs.get("root", 0))) else parts[place]
+            ]
         elif kind == "barrier":
             call.answer = [parts[place]]
         else:
@@ -227,9 +240,14 @@ class Network:
             meeting[rank] = call
             if len(meeting) == len(group.ranks):
                 if len({c.op.kind for c in meeting.values()}) > 1 or len({c.data[0].shape for c in meeting.values()}) > 1:
-                    raise Stuck(f"group {group.id}: " + ", ".join(f"rank {r} calls {describe(c.op)}" for r, c in meeting.items()))
+                    raise Stuck(
+                        f"group {group.id}: " + ", ".join(f"rank {r} calls {describe(c.op)}" for r, c in meeting.items())
+                    )
                 collective([meeting[r] for r in group.ranks])
-                del self.meeting[group.id, *group.ranks]
+                del self.meeting[group.id,
+               
+               
+                *group.ranks]
 
     def poll(self, rank: int, group: Group, call: Call) -> bool:
         """Whether the call has its answer."""
@@ -380,7 +398,7 @@ class Rank:
             call = Call(op, x)
             yield call
             answer = call.answer or []
-            extra = self.compute(op, x)[len(answer):] if len(op.results) > len(answer) else []
+            extra = self.compute(op, x)[len(answer) :] if len(op.results) > len(answer) else []
             self.write(op, [*answer, *extra], micro_batch)
         else:
             self.write(op, self.compute(op, x), micro_batch)
@@ -440,7 +458,9 @@ def _serial(rank: Rank, order: Sequence[Item]) -> Iterator[Call]:
             cell.data = None
 
 
-def run(programs: Program | Sequence[Program], *, orders: Sequence[Sequence[Item]] | None = None, seed: int = 0) -> list[Result]:
+def run(
+    programs: Program | Sequence[Program], *, orders: Sequence[Sequence[Item]] | None = None, seed: int = 0
+) -> list[Result]:
     """Run one step of all ranks.
 
     Programs with jobs run as planned, others one micro-batch after the other. Ranks take turns in an order drawn from
@@ -460,7 +480,11 @@ def run(programs: Program | Sequence[Program], *, orders: Sequence[Sequence[Item
         for k in rng.sample(sorted(waiting), len(waiting)):
             moved |= _turn(ranks[k], threads[k], waiting, k, network)
         if not moved:
-            raise Stuck("; ".join(f"rank {ranks[k].program.rank} waits in {describe(call.op)}" for k, call in waiting.items() if call))
+            raise Stuck(
+                "; ".join(
+                    f"rank {ranks[k].program.rank} waits in {describe(call.op)}" for k, call in waiting.items() if call
+                )
+            )
     return [rank.outputs() for rank in ranks]
 
 

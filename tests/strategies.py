@@ -61,7 +61,9 @@ class World(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
-def worlds(max_pp: int = 3, max_mp: int = 2, max_micro_batches: int = 5, max_layers: int = 3, **fixed: Any) -> st.SearchStrategy[World]:
+def worlds(
+    max_pp: int = 3, max_mp: int = 2, max_micro_batches: int = 5, max_layers: int = 3, **fixed: Any
+) -> st.SearchStrategy[World]:
     """Worlds up to a size; `fixed` sets fields for good."""
     drawn: dict[str, st.SearchStrategy[Any]] = {
         "pp": st.integers(1, max_pp), "mp": st.integers(1, max_mp), "micro_batches": st.integers(1, max_micro_batches),
@@ -296,7 +298,9 @@ def offload(program: Program, rng: random.Random) -> tuple[Program, set[Item]]:
         values += [Value(out, value.shape, value.dtype, out, memory="pinned"), Value(back, value.shape, value.dtype, back)]
         d2h = Op(len(made), "pd_op.memcpy", (value.id,), (out,), "forward", attrs={"dst_place_type": 2},
                  layer=program.ops[last].layer, stream="d2h")  # fmt: skip
-        h2d = Op(len(made) + 1, "pd_op.memcpy_h2d", (out,), (back,), "backward", layer=program.ops[first].layer, stream="h2d")
+        h2d = Op(
+            len(made) + 1, "pd_op.memcpy_h2d", (out,), (back,), "backward", layer=program.ops[first].layer, stream="h2d"
+        )
         made = [_reading(op, value.id, back) if op.role == "backward" else op for op in made] + [d2h, h2d]
         keep = {m for m in range(program.pipeline.num_micro_batches) if rng.random() < 0.4}
         absent |= {(op.id, m) for op in (d2h, h2d) for m in keep}
@@ -327,7 +331,9 @@ def _placed(ops: list[Op], values: list[Value]) -> list[Op]:
     order = [op for op in ops if op not in copies]
     for copy in copies:
         if copy.name == "pd_op.memcpy":
-            users = [k for k, op in enumerate(order) if op.role == "forward" and {*op.operands, *op.results} & set(copy.operands)]
+            users = [
+                k for k, op in enumerate(order) if op.role == "forward" and {*op.operands, *op.results} & set(copy.operands)
+            ]
             order.insert(users[-1] + 1, copy)
         else:
             order.insert(min(k for k, op in enumerate(order) if copy.results[0] in op.operands), copy)
@@ -336,6 +342,7 @@ def _placed(ops: list[Op], values: list[Value]) -> list[Op]:
 
 def schedule(program: Program, world: World, rng: random.Random, absent: set[Item]) -> list[Job]:
     """Jobs of FThenB or 1F1B; with `pairs` a steady backward and the forward after it are one job, mixed op by op."""
+
     def items(role: str, m: int) -> list[Item]:
         return [(op.id, m) for op in program.ops if op.role == role and not is_boundary(op) and (op.id, m) not in absent]
 

@@ -11,10 +11,11 @@ differs from the tested one in `_sizes`, `_attention` and `_sync` only and has n
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import json
 import os
 import platform
-import queue
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -45,8 +46,6 @@ from interlace.version import VERSION
 DTYPES = {"cpu": "float32", "gpu": "bfloat16"}
 TINY = 4
 """Elements of an operation whose time is all dispatch."""
-NUM_RUNS = 5
-"""Runs of each program; figures are medians over them."""
 MEASURABLE = 1.0
 """An operation counts as measured where its time is at least this many times the host's share of it."""
 GROUP = 2
@@ -64,10 +63,11 @@ class Case:
 
 @dataclass(slots=True)
 class Bench:
-    """Runs programs on one device; `budget_s` is spent on each figure."""
+    """Runs programs on one device; about `budget_s` is spent on each figure, the median of `num_runs`."""
 
     device: str
     budget_s: float
+    num_runs: int
     place: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,8 +77,8 @@ class Bench:
         self.place = core.Place()
         self.place.set_place(paddle.CUDAPlace(0) if self.device == "gpu" else paddle.CPUPlace())
 
-    def seconds(self, build: Callable[[], None], num_jobs: int = 1, num_runs: int = NUM_RUNS) -> list[float]:
-        """Times of `num_runs` runs (after one to warm up) of a plan whose `num_jobs` jobs are each what `build` fills."""
+    def seconds(self, build: Callable[[], None], num_jobs: int = 1, num_runs: int = 0) -> list[float]:
+        """Times of `num_runs` runs (0: the bench's) of a plan whose `num_jobs` jobs are each what `build` fills."""
         import paddle
         from paddle.base import core
 
@@ -91,7 +91,7 @@ class Bench:
         scope = core.Scope()
         with paddle.static.scope_guard(scope):
             executor = core.StandaloneExecutor(self.place, core.Plan([core.Job(name) for name in programs], programs), scope)
-            return [self._run(executor) for _ in range(num_runs + 1)][1:]
+            return [self._run(executor) for _ in range((num_runs or self.num_runs) + 1)][1:]
 
     def _run(self, executor: Any) -> float:
         self._sync()
@@ -111,7 +111,7 @@ class Bench:
         once = min(self.seconds(lambda: _fill(case, 1), num_runs=2))
         several = min(self.seconds(lambda: _fill(case, 4), num_runs=1))
         each = max((several - once) / 3, 1e-6)
-        count = int(min(200, max(2, self.budget_s / NUM_RUNS / each)))
+        count = int(min(200, max(2, self.budget_s / self.num_runs / each)))
         base = median(self.seconds(lambda: _fill(case, 1)))
         times = [(run - base) / count * 1e9 for run in self.seconds(lambda: _fill(case, count + 1))]
         return median(times), max(times) - min(times)
@@ -126,7 +126,7 @@ def calibrate(device: str = "", quick: bool = False, today: str = "", command: s
         ConfigError: Paddle is missing, or has no such device.
     """
     device = _device(device)
-    bench = Bench(device, 0.02 if quick else 0.12)
+    bench = Bench(device, 0.02, 5) if quick else Bench(device, 0.3, 15)
     with _paddle_settings():
         op_ns, job_ns = _host_costs(bench, quick)
         samples = _op_samples(bench, quick, op_ns)
@@ -266,7 +266,7 @@ def _op_samples(bench: Bench, quick: bool, op_ns: float) -> list[OpSample]:
             kind = "copy" if part.kind == "assign" else part.kind
             sizes = dict(part.dims)
             samples.append(
-                OpSample(kind, part.dtype, sizes, part.size_bytes, round(dur_ns - op_ns), round(spread_ns), NUM_RUNS)
+                OpSample(kind, part.dtype, sizes, part.size_bytes, round(dur_ns - op_ns), round(spread_ns), bench.num_runs)
             )
     return sorted(samples, key=lambda s: (s.kind, s.dtype, s.size_bytes, sorted(s.dims.items())))
 
@@ -314,29 +314,38 @@ def _copies(bench: Bench, quick: bool) -> list[CopySample]:
 
 
 def _cpu_collectives(quick: bool) -> list[CommSample]:
-    """All-reduce between two processes through the CPU transport, in sizes of float32; no Paddle in them."""
+    """All-reduce between processes through the CPU transport, float32; no Paddle in them.
+
+    Raises:
+        ConfigError: A process failed or took more than a minute; the message holds its last words.
+    """
     sizes = [1 << 16, 1 << 20] if quick else [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    with tempfile.TemporaryDirectory(prefix="interlace-") as folder:
-        ranks = [context.Process(target=_all_reduce_rank, args=(rank, folder, sizes, answers)) for rank in range(GROUP)]
-        for process in ranks:
-            process.start()
-        try:
-            found = answers.get(timeout=60)
-        except queue.Empty as error:
-            codes = [process.exitcode for process in ranks]
-            raise ConfigError(
-                f"CPU collectives: the two measuring processes gave no answer in 60 s (exit codes {codes})"
-            ) from error
-        finally:
-            for process in ranks:
-                process.join(5)
-                process.kill()
-    return [CommSample("all_reduce", GROUP, size, dur, spread, num_runs=15) for size, dur, spread in found]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with tempfile.TemporaryDirectory(prefix="interlace-") as folder, contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(GROUP):
+            code = f"from interlace.bridge.calibrate import all_reduce_rank; all_reduce_rank({rank}, {folder!r}, {sizes})"
+            process = subprocess.Popen(
+                [sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            stack.callback(process.kill)
+            ranks.append(process)
+        said = [_last_words(process) for process in ranks]
+    return [CommSample("all_reduce", GROUP, size, dur, spread, num_runs=15) for size, dur, spread in json.loads(said[0])]
 
 
-def _all_reduce_rank(rank: int, folder: str, sizes: list[int], answers: Any) -> None:
+def _last_words(process: subprocess.Popen[str]) -> str:
+    try:
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError("CPU collectives: a measuring process gave no answer in 60 s") from error
+    if process.returncode:
+        raise ConfigError(f"CPU collectives: a measuring process failed: {err.strip().rpartition(chr(10))[2]}")
+    return out
+
+
+def all_reduce_rank(rank: int, folder: str, sizes: list[int]) -> None:
+    """One process of the measured collectives; prints `[[bytes, median ns, spread ns], ...]` as JSON."""
     from interlace.bridge.cpu.transport import Transport
 
     found = []
@@ -349,8 +358,8 @@ def _all_reduce_rank(rank: int, folder: str, sizes: list[int], answers: Any) -> 
                 times.append(time.perf_counter_ns() - start)
             times = times[2:]
             found.append((size, round(median(times)), max(times) - min(times)))
-        if rank == 0:
-            answers.put(found)
+        transport.all_reduce(np.ones(1, np.float32), "sum", 0, range(GROUP))  # all leave together
+    print(json.dumps(found))
 
 
 # -- the machine ----------------------------------------------------------------------------------------------------

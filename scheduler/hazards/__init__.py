@@ -12,11 +12,12 @@
 >>> check([parse(text + chr(10) + "event e 1@0 -> 2@0")])
 []
 
-What is proved, per place (`Place`): every access follows the write that the sequential step gives it; memory is handed out again,
-and host buffers are written again, only behind their last use, in the next step too; all ranks of a group agree about their
-collectives, sends match receives, and nobody waits in a circle.
+What is proved, per place (`Place`): every access follows the write that the sequential step gives it; memory is handed out
+again, and host buffers are written again, only behind their last use, in the next step too; all ranks of a group agree about
+their collectives, sends match receives, and nobody waits in a circle.
 
-Orders that hold only because another rank waits in between are not counted, except for deadlock: a plan must not lean on them.
+Orders that hold only because another rank waits in between are not counted, except for deadlock: a plan must not lean on
+them.
 """
 
 from interlace.scheduler.hazards.check import check, require_safe
@@ -24,4 +25,16 @@ from interlace.scheduler.hazards.comm import compare_digests, digest
 from interlace.scheduler.hazards.finding import Finding, Where
 from interlace.scheduler.hazards.place import CPU, CUSTOM, GPU, PLACES, Place
 
-__all__ = ["CPU", "CUSTOM", "GPU", "PLACES", "Finding", "Place", "Where", "check", "compare_digests", "digest", "require_safe"]
+__all__ = [
+    "CPU",
+    "CUSTOM",
+    "GPU",
+    "PLACES",
+    "Finding",
+    "Place",
+    "Where",
+    "check",
+    "compare_digests",
+    "digest",
+    "require_safe",
+]

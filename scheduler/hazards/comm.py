@@ -1,7 +1,7 @@
 """Communication of every rank: what comes when on each channel, whether partners agree, and digests to compare at run time.
 
-A channel is a group, or one direction between two ranks of a group. Groups are known by their ranks, and by their number where
-a program has several of the same ranks: ring ids may differ from rank to rank.
+A channel is a group, or one direction between two ranks of a group. Groups are known by their ranks, and by their number
+where a program has several of the same ranks: ring ids may differ from rank to rank.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class _Digest(msgspec.Struct, frozen=True):
 
 
 def compare_digests(digests: Sequence[str]) -> list[Finding]:
-    """Findings where ranks disagree: the first difference of each channel. All ranks that get the same digests find the same.
+    """Findings where ranks disagree: the first difference of each channel. All ranks that get the same digests find the
+    same.
 
     Raises:
         PlanError: A digest is cut short or altered.
@@ -151,7 +152,9 @@ def compare_digests(digests: Sequence[str]) -> list[Finding]:
         if hashlib.sha256(body.encode()).hexdigest()[:16] != mark:
             raise PlanError(f"digest {text[:40]!r} is not whole; expected what `digest` gave on another rank, unaltered")
         read.append(msgspec.json.decode(body, type=_Digest))
-    lists = {d.rank: {key: ([d.table[c] for c in channel.calls], channel) for key, channel in d.channels.items()} for d in read}
+    lists = {
+        d.rank: {key: ([d.table[c] for c in channel.calls], channel) for key, channel in d.channels.items()} for d in read
+    }
     return _compare(lists)
 
 
@@ -189,7 +192,9 @@ def agree(left: str, right: str) -> bool:
     return len(a) == len(b) and a[0] == b[0] and a[2:] == b[2:] and "-1" in (a[1], b[1])
 
 
-def _disagreement(p2p: bool, title: str, ranks: tuple[int, ...], items: tuple[Where, ...], place: int, texts: list[str]) -> Finding:
+def _disagreement(
+    p2p: bool, title: str, ranks: tuple[int, ...], items: tuple[Where, ...], place: int, texts: list[str]
+) -> Finding:
     what = "message" if p2p else "collective"
     mend = ("send and receive in one order, with equal sizes and dtypes" if p2p
             else "issue the group's collectives in one order on all its ranks")  # fmt: skip

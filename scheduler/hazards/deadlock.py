@@ -1,7 +1,7 @@
 """Waits in a circle over all ranks.
 
-Only communication can wait for another rank, so the graph holds communication alone: the partners of a call are one node, and the
-clocks of `order` say which earlier calls of a rank a call waits for. Cost O(calls x streams).
+Only communication can wait for another rank, so the graph holds communication alone: the partners of a call are one node,
+and the clocks of `order` say which earlier calls of a rank a call waits for. Cost O(calls x streams).
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _local_waits(waits: Waits, k: int, calls: Calls, trace: Trace, place: Place)
         sources = [_last_at(earlier, clock[s] if s != stream else item) for s, earlier in enumerate(by_stream)]
         group = steps.program.ops[steps.op[item]].group
         sources.append(ring.get(group, NEVER) if place.ring_is_serial else NEVER)
-        waits.edges[nodes[item]] += [(nodes[source], k, source, item) for source in dict.fromkeys(sources) if source != NEVER]
+        waits.edges[nodes[item]] += [
+            (nodes[source], k, source, item) for source in dict.fromkeys(sources) if source != NEVER
+        ]
         ring[group] = item
         by_stream[stream].append(item)
 

@@ -37,7 +37,9 @@ def freed_in_use(trace: Trace, place: Place) -> list[Fault]:
     return faults
 
 
-def _uncovered(trace: Trace, place: Place, key: int, users: dict[int, int], lasts: list[int], items_of: list[list[int]]) -> list[Fault]:
+def _uncovered(
+    trace: Trace, place: Place, key: int, users: dict[int, int], lasts: list[int], items_of: list[list[int]]
+) -> list[Fault]:
     streams = trace.steps.stream
     freed, owner = max(users.values()), next(iter(users))
     marks, wraps = lasts, False

@@ -1,7 +1,8 @@
 """Happens-before of one rank by vector clocks, and the accesses that it leaves unordered.
 
-An item's clock gives, for each stream, the last item that is over when it starts. Streams are first in, first out, so "a is over
-when b starts" is one comparison. Clocks are shared until something new is learned: cost O(items x operands + joins x streams).
+An item's clock gives, for each stream, the last item that is over when it starts. Streams are first in, first out, so "a is
+over when b starts" is one comparison. Clocks are shared until something new is learned: cost O(items x operands + joins x
+streams).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Trace:
         writer, readers: State at the end, by key.
         users: By key, for storages that several streams touch: stream -> last item.
         last_of_variable: For storages that several variables share: `(key, variable)` -> last item.
-        first_reads, first_write: For what lasts beyond the step: by key, first reads of each stream before any write, first write.
+        first_reads, first_write: For what lasts beyond the step: by key, first reads of each stream before any write, first
+            write.
     """
 
     steps: Steps
@@ -74,13 +76,31 @@ class Tracer:
         never = (NEVER,) * count
         self.trace = Trace(steps, tip=[never] * count, host=never, last=[NEVER] * count)
         self.seen: list[Clock] = [never] * count
+        self.on_host = {value.id for value in steps.program.values if value.memory == "host"}
         self.blocks = [self._blocks(op) for op in steps.program.ops]
         self.waits = self._waits()
         self.views: dict[tuple[int, int], int] = {}
+        self.rows = [self._rows(k) for k in range(len(steps.program.ops))]
+
+    def _rows(self, position: int) -> list[tuple[int, int, int, bool, bool, bool, Touch]]:
+        """Touches of an operation as tuples: base, stride, expected writer, writes, plain, constant, touch.
+
+        Plain: a storage of one micro-batch and one variable, read as its operation left it or newly made. Constant: read as
+        the step found it.
+        """
+        steps, count = self.steps, self.steps.num_micro_batches
+        rows = []
+        for touch, writes in [(t, False) for t in steps.reads[position]] + [(t, True) for t in steps.writes[position]]:
+            storage = steps.places[touch.base // count]
+            plain = touch.rule == (ANY if writes else SAME) and not (
+                steps.alias or storage.lasting or len(storage.variables) > 1
+            )
+            constant = touch.rule == INITIAL and not writes and not steps.alias
+            rows.append((touch.base, touch.stride, touch.writer, writes, plain, constant, touch))
+        return rows
 
     def _blocks(self, op: Op) -> bool:
-        memory = {value.id: value.memory for value in self.steps.program.values} if is_copy(op) else {}
-        to_host = bool(op.results) and memory.get(op.results[0]) == "host"
+        to_host = any(value in self.on_host for value in op.results)
         return not self.place.serial and is_copy(op) and (op.kind in self.place.blocking or to_host)
 
     def _waits(self) -> dict[int, list[tuple[int, str]]]:
@@ -133,16 +153,26 @@ class Tracer:
         micro_batch = steps.micro_batch[item]
         if item in self.waits or steps.through[position]:
             clock = self._explicit(item, position, stream, clock)
-        reads, writes = steps.reads[position], steps.writes[position]
         late: list[tuple[str, int, int]] = []
-        for touch in reads:
-            clock = self._access(item, stream, touch, touch.base + touch.stride * micro_batch, False, clock, late)
-        for touch in writes:
-            clock = self._access(item, stream, touch, touch.base + touch.stride * micro_batch, True, clock, late)
+        writer_of, readers_of, op_of, stream_of = trace.writer, trace.readers, steps.op, steps.stream
+        for base, stride, expected, writes, plain, constant, touch in self.rows[position]:
+            key = base + stride * micro_batch
+            writer = writer_of.get(key, NEVER)
+            if constant and writer == NEVER and key in readers_of and stream_of[readers_of[key][-1]] == stream:
+                readers_of[key][-1] = item
+            elif not plain or key in trace.users:
+                clock = self._access(item, stream, touch, key, writes, clock, late)
+            elif writes and writer == NEVER:
+                writer_of[key] = item
+            elif not writes and writer != NEVER and stream_of[writer] == stream and op_of[writer] == expected:
+                readers_of[key] = [item]  # no other stream has touched it, or it would be in `users`
+            else:
+                clock = self._access(item, stream, touch, key, writes, clock, late)
         trace.clock.append(clock)
         trace.tip[stream] = clock
         trace.last[stream] = item
-        trace.faults += [Fault(kind, first, item, key) for kind, first, key in late if clock[steps.stream[first]] < first]
+        if late:
+            trace.faults += [Fault(kind, first, item, key) for kind, first, key in late if clock[stream_of[first]] < first]
         if steps.program.ops[position].views:
             self.views[position, micro_batch] = item
         if self.blocks[position]:
@@ -174,7 +204,9 @@ class Tracer:
         makers = [self.trace.writer.get(key, NEVER) for key in keys]
         return not any(maker != NEVER and self.steps.job[maker] == self.steps.job[item] for maker in makers)
 
-    def _access(self, item: int, stream: int, touch: Touch, key: int, writes: bool, clock: Clock, late: list[tuple[str, int, int]]) -> Clock:
+    def _access(
+        self, item: int, stream: int, touch: Touch, key: int, writes: bool, clock: Clock, late: list[tuple[str, int, int]]
+    ) -> Clock:
         """One read or write of one storage: orders inside the job, open questions into `late`, bookkeeping."""
         trace, streams, jobs = self.trace, self.steps.stream, self.steps.job
         expected, rule = touch.writer, touch.rule

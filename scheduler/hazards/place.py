@@ -14,8 +14,8 @@ class Place(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
     Attributes:
         serial: Every operation is over before the next is issued; streams do not exist.
-        collector: When a value's memory is given back after its last reader: `issue`, as soon as that is issued, the streams of
-            the last readers being recorded where `records_streams`; `event`, when the last readers are over.
+        collector: When a value's memory is given back after its last reader: `issue`, as soon as that is issued, the streams
+            of the last readers being recorded where `records_streams`; `event`, when the last readers are over.
         records_streams: Whether the collector tells the allocator about the last readers' streams. Readers before them are
             recorded nowhere.
         blocking: Kinds that hold the host until they are over. A copy to plain host memory does so everywhere.

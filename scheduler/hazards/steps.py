@@ -10,8 +10,8 @@ from interlace.ir import ABSENT, Op, Program, Value
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT, is_boundary, is_copy
 
 SAME, PREVIOUS, LAST, ONCE, INITIAL, ANY = range(6)
-"""Whose write an access expects: of its own micro-batch, of the one before, of the last one, of an operation that runs once, what
-the step starts with, or none in particular (it makes new contents)."""
+"""Whose write an access expects: of its own micro-batch, of the one before, of the last one, of an operation that runs once,
+what the step starts with, or none in particular (it makes new contents)."""
 HOST = -1
 """Stream of what launches nothing: it is over when it is issued."""
 Item = tuple[int, int]
@@ -54,8 +54,8 @@ class Steps:
     """The plan of one rank, flat.
 
     Attributes:
-        op, micro_batch, job, stream: Of each item, in host order; `op` is the position in `program.ops`, `stream` an index of
-            `streams` or `HOST`.
+        op, micro_batch, job, stream: Of each item, in host order; `op` is the position in `program.ops`, `stream` an index
+            of `streams` or `HOST`.
         reads, writes: Of each operation, by position.
         through: Of each operation, views it reads: positions of the operations that give them.
         places: Every storage; the one of a key is `places[key // num_micro_batches]`.
@@ -218,13 +218,12 @@ def _lay_items(steps: Steps, serial: bool) -> None:
         stream_of.append(HOST if op.kind in NO_KERNEL else 0 if serial else names[op.stream])
     steps.streams = list(names)
     for job, items in enumerate(item_lists(program)):
-        for op_id, micro_batch in items:
-            position = positions[op_id]
-            steps.index[op_id, micro_batch] = len(steps.op)
-            steps.op.append(position)
-            steps.micro_batch.append(micro_batch)
-            steps.job.append(job)
-            steps.stream.append(stream_of[position])
+        here = [positions[op_id] for op_id, _ in items]
+        steps.op += here
+        steps.micro_batch += [micro_batch for _, micro_batch in items]
+        steps.job += [job] * len(here)
+        steps.stream += [stream_of[position] for position in here]
+        steps.index.update(zip(items, range(len(steps.index), len(steps.index) + len(items)), strict=True))
 
 
 def item_lists(program: Program) -> list[list[Item]]:

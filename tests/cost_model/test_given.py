@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from interlace.cost_model import CostModel, GivenCosts
 from programs import binary, collective, matmul, unary
 
-from interlace.cost_model import CostModel, GivenCosts
 from interlace.errors import ConfigError
 
 TABLE = {"comm": 100, "gemm": 5, "default": 1}
@@ -24,7 +24,14 @@ def test_times_follow_the_table():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("pd_op.all_reduce_", 1), ("all_reduce", 2), ("comm:all_reduce@2", 3), ("comm:all_reduce", 4), ("comm", 5), ("default", 6)],
+    [
+        ("pd_op.all_reduce_", 1),
+        ("all_reduce", 2),
+        ("comm:all_reduce@2", 3),
+        ("comm:all_reduce", 4),
+        ("comm", 5),
+        ("default", 6),
+    ],
 )
 def test_the_most_specific_entry_counts(key, value):
     table = {"pd_op.all_reduce_": 1, "all_reduce": 2, "comm:all_reduce@2": 3, "comm:all_reduce": 4, "comm": 5, "default": 6}
@@ -47,7 +54,9 @@ def test_host_costs_are_given():
 
 
 def test_no_entry_and_a_bad_entry_are_errors():
-    with pytest.raises(ConfigError, match=r"no entry for #1 pd_op.gelu: expected one of pd_op.gelu, gelu, memory:gelu, memory, default"):
+    with pytest.raises(
+        ConfigError, match=r"no entry for #1 pd_op.gelu: expected one of pd_op.gelu, gelu, memory:gelu, memory, default"
+    ):
         CostModel.from_table({"gemm": 5}).op_time(*unary("pd_op.gelu", "4"))
     with pytest.raises(ConfigError, match=r"'gemm' is -1, expected a whole number of nanoseconds >= 0"):
         CostModel.from_table({"gemm": -1})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from programs import collective, matmul, unary
-
 from interlace.cost_model import CostModel, load_profile
+from programs import collective, matmul, unary
 
 H200 = CostModel(load_profile("h200"))
 

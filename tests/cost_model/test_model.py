@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from interlace.cost_model import CostModel, DeviceProfile, load_profile
 from programs import binary, collective, last_op, matmul, unary
 
-from interlace.cost_model import CostModel, DeviceProfile, load_profile
 from interlace.ir.text import parse
 
 
@@ -35,7 +35,7 @@ def test_float16_is_answered_by_bfloat16_and_trusted_less(h200):
 
 def test_a_dtype_without_samples_takes_the_roofline(h200):
     found = h200.op_time(*matmul("4096,4096", "4096,4096", "4096,4096", dtype="float64"))
-    assert (found.how, found.rel_error) == ("roofline", 1.0)
+    assert (found.how, found.rel_error) == ("roofline", 2.5)
     assert found.dur_ns == pytest.approx(2 * 4096**3 / 67e12 * 1e9, rel=0.01)
 
 
@@ -103,12 +103,19 @@ def test_a_limit_on_ctas_slows_collectives(h200):
     op, values, groups = collective("pd_op.all_reduce_", "1,2048,4096")
     limited = CostModel(h200.profile, comm_ctas=8)
     assert limited.op_time(op, values, groups).dur_ns == 119_130
-    assert limited.stretch_between("gemm:fc1", "comm:all_reduce@2").beside < h200.stretch_between("gemm:fc1", "comm:all_reduce@2").beside
+    assert (
+        limited.stretch_between("gemm:fc1", "comm:all_reduce@2").beside
+        < h200.stretch_between("gemm:fc1", "comm:all_reduce@2").beside
+    )
 
 
 def test_copies_know_their_direction_and_how_many_devices_copy(h200):
-    down = last_op("%0:bfloat16[32,1048576] = pd_op.data() forward", "%1:bfloat16[32,1048576]^pinned = pd_op.memcpy(%0) forward")
-    back = last_op("%0:bfloat16[32,1048576]^pinned = pd_op.data() forward", "%1:bfloat16[32,1048576] = pd_op.memcpy_h2d(%0) forward")
+    down = last_op(
+        "%0:bfloat16[32,1048576] = pd_op.data() forward", "%1:bfloat16[32,1048576]^pinned = pd_op.memcpy(%0) forward"
+    )
+    back = last_op(
+        "%0:bfloat16[32,1048576]^pinned = pd_op.data() forward", "%1:bfloat16[32,1048576] = pd_op.memcpy_h2d(%0) forward"
+    )
     assert h200.category(*down) == "copy:d2h"
     assert h200.category(*back) == "copy:h2d"
     assert 1_650_000 < h200.op_time(*down).dur_ns < 1_750_000
@@ -146,7 +153,13 @@ def test_a_profile_without_samples_still_says_what_it_does():
 
 def test_the_table_adds_up(h200):
     text = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
-    lines = ["%0:bfloat16[2048,4096] = pd_op.data() forward", '%1:bfloat16[2048,4096] = pd_op.gelu(%0) forward layer="mlp.act"']
+    lines = [
+        "%0:bfloat16[2048,4096] = pd_op.data() forward",
+        '%1:bfloat16[2048,4096] = pd_op.gelu(%0) forward layer="mlp.act"',
+    ]
     rows = h200.table(parse(text + "\n".join(f"#{k} {line}" for k, line in enumerate(lines))))
-    assert [(row.op, row.kind, row.layer, row.how) for row in rows] == [(0, "data", "", "free"), (1, "gelu", "mlp.act", rows[1].how)]
+    assert [(row.op, row.kind, row.layer, row.how) for row in rows] == [
+        (0, "data", "", "free"),
+        (1, "gelu", "mlp.act", rows[1].how),
+    ]
     assert "2 operations" in h200.explain(parse(text + "\n".join(f"#{k} {line}" for k, line in enumerate(lines))))

@@ -7,9 +7,9 @@ from importlib import resources
 
 import msgspec
 import pytest
-
 from interlace.cost_model import load_profile, profile_names, require_device, save_profile
 from interlace.cost_model.profile import decode_profile, encode_profile
+
 from interlace.errors import ConfigError
 
 
@@ -30,7 +30,9 @@ def test_stored_profiles_are_whole_and_written_as_we_write_them(name):
 
 def test_every_profile_says_where_it_comes_from(name):
     profile = load_profile(name)
-    assert all((profile.provenance.machine, profile.provenance.date, profile.provenance.command, profile.provenance.versions))
+    assert all(
+        (profile.provenance.machine, profile.provenance.date, profile.provenance.command, profile.provenance.versions)
+    )
     assert all(sample.spread_ns >= 0 and sample.source == "measured" for sample in profile.ops)
     assert {peak.source for peak in profile.matrix_flops.values()} <= {"measured", "datasheet", "derived"}
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from programs import binary, last_op, matmul, unary
-
 from interlace.cost_model.families import forward_kind, memory_family
 from interlace.cost_model.work import Part, moved_bytes, work_of
+from programs import binary, last_op, matmul, unary
 
 
 def parts(found) -> tuple[Part, ...]:
@@ -64,8 +63,8 @@ def test_fused_linear_param_grad_add_is_one_gemm_that_reads_and_writes_the_buffe
 def test_attention_counts_half_the_pairs_when_causal_and_knows_grouped_heads(causal):
     tensors = [f"%{k}:bfloat16[2,128,{heads},64] = pd_op.data() forward" for k, heads in enumerate((8, 2, 2))]
     flag = str(causal).lower()
-    line = f'%3:bfloat16[2,128,8,64], %4:null, %5:float32[2,8,128], %6:int64[2] = pd_op.flash_attn(%0, %1, %2) forward {{"causal":{flag}}}'
-    (part,) = parts(last_op(*tensors, line))
+    given = "%3:bfloat16[2,128,8,64], %4:null, %5:float32[2,8,128], %6:int64[2]"
+    (part,) = parts(last_op(*tensors, f'{given} = pd_op.flash_attn(%0, %1, %2) forward {{"causal":{flag}}}'))
     assert part.flops == 4 * 2 * 8 * 128 * 128 * 64 // (2 if causal else 1)
     assert dict(part.dims)["kv_heads"] == 2
 
@@ -118,3 +117,9 @@ def test_a_gradient_of_a_gradient_is_no_gradient():
     assert forward_kind("matmul_double_grad") == ("matmul_double", True)
     assert memory_family("gelu_double_grad") == ""
     assert (memory_family("swiglu_grad"), memory_family("rms_norm_grad")) == ("elementwise", "norm_grad")
+
+
+def test_splitting_a_tensor_copies_and_taking_a_vector_apart_does_not():
+    text = "%1:float32[2,4], %2:float32[2,4] = {}(%0) forward"
+    assert parts(last_op("%0:float32[4,4] = pd_op.data() forward", text.format("pd_op.split")))[0].size_bytes == 128
+    assert parts(last_op("%0:vector<float32[2,4];float32[2,4]> = pd_op.data() forward", text.format("builtin.split"))) == ()

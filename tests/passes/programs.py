@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
@@ -148,39 +146,40 @@ class Maker:
         return self.reduce(self.join(parts))
 
     def column(self, g: int) -> int:
+        """dX straight into all_reduce."""
         return self.reduce(self.linear(g))
 
     def qkv(self, g: int) -> int:
+        """Three branches."""
         return self.branches(g, 3)
 
     def gate_up(self, g: int) -> int:
+        """Two branches."""
         return self.branches(g, 2)
 
     def row(self, g: int) -> int:
+        """A row-parallel layer: no collective behind it."""
         return self.build.op("pd_op.gelu_grad", [self.x, self.linear(g)], [ROW])[0]
 
     def sequence(self, g: int) -> int:
+        """all_gather, a row-parallel and a column-parallel layer, reduce_scatter."""
         half = TensorType((1, *ROW.shape[1:]), "float32")
         part = self.build.op("pd_op.slice", [g], [half], attrs={"axes": [0], "starts": [0], "ends": [1]})[0]
-        return self.row_or_more(self.comm("pd_op.all_gather", part))
+        dx = self.linear(self.row(self.comm("pd_op.all_gather", part)))
+        vector = self.build.vector([half, half])
+        self.build.raw("builtin.combine", [self.comm("pd_op.reduce_scatter", dx, half)] * 2, [vector])
+        return self.build.op("pd_op.concat", [vector], [ROW], attrs={"axis": 0})[0]
 
-    def row_or_more(self, g: int) -> int:
-        half = TensorType((1, *ROW.shape[1:]), "float32")
-        part = self.comm("pd_op.reduce_scatter", self.linear(self.row(g)), half)
-        return self.build.op("pd_op.concat", [self.pair(part, half)], [ROW], attrs={"axis": 0})[0]
-
-    def pair(self, part: int, kind: TensorType) -> int:
-        vector = self.build.vector([kind, kind])
-        self.build.raw("builtin.combine", [part, part], [vector])
-        return vector
 
     def moe(self, g: int) -> int:
+        """dX through reshape and transpose into all_to_all."""
         dx = self.linear(g)
         flat = self.build.op("pd_op.reshape", [dx], [TensorType((TOKENS, WIDTH), "float32")])[0]
         turned = self.build.op("pd_op.transpose", [flat], [TensorType((WIDTH, TOKENS), "float32")], attrs={"perm": [1, 0]})[0]
         return self.comm("pd_op.all_to_all", self.build.op("pd_op.reshape", [turned], [ROW])[0])
 
     def net_sequence(self, g: int) -> int:
+        """cast, all_reduce, transpose."""
         dx = self.reduce(self.build.op("pd_op.cast", [self.linear(g)], [ROW])[0])
         return self.build.op("pd_op.transpose", [dx], [ROW], attrs={"perm": [1, 0, 2]})[0]
 
@@ -192,8 +191,10 @@ class Maker:
         return self.column(g)
 
     def attention(self, g: int) -> int:
-        a, _ = self.build.op("pd_op.matmul_grad", [self.x, self.x, g], [ROW, ROW], attrs={"transpose_x": False, "transpose_y": True})
-        return a
+        """The gradient of a product of two activations."""
+        attrs = {"transpose_x": False, "transpose_y": True}
+        scores = self.build.op("pd_op.matmul", [g, self.x], [TensorType((2, 2, 2), "float32")], attrs=attrs)[0]
+        return self.build.op("pd_op.matmul_grad", [self.x, self.x, scores], [ROW, ROW], attrs=attrs)[0]
 
 
 def backward_programs(recipe: Recipe) -> list[Program]:
@@ -213,12 +214,3 @@ def _padded(mine: Sequence[int], other: Sequence[int]) -> list[int]:
     batches = list(mine[:-2])
     return [1] * (len(other) - 2 - len(batches)) + batches
 
-
-def size(shape: Sequence[int]) -> int:
-    """Number of elements."""
-    return math.prod(shape)
-
-
-def options_of(each: Any) -> dict[str, Any]:
-    """A pass's options as plain data."""
-    return dict(msgspec.to_builtins(each))

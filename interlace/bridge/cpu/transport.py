@@ -412,10 +412,15 @@ class Transport:
                 peer.sock.sendall(frame)
                 peer.sock.sendall(body)
         except OSError as error:
-            # The reader thread may still hold what the peer said last: its words are the better explanation.
-            self._lose(peer, f"the connection broke while sending ({error.strerror or error})")
             if call.kind != "bye":
-                raise PeerLostError(f"rank {self.rank}: {call}: rank {peer.rank} is gone: {peer.lost}") from error
+                reason = self._why_lost(peer)
+                raise PeerLostError(f"rank {self.rank}: {call}: rank {peer.rank} is gone: {reason}") from error
+
+    def _why_lost(self, peer: _Peer) -> str:
+        """Why sending failed: the reader thread reaches the peer's last words a moment later."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: peer.lost, _CLOSE_GRACE_S)
+        return peer.lost or "the connection broke"
 
     # -- inside: receiving -----------------------------------------------------------------------------------------
 

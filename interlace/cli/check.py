@@ -1,0 +1,132 @@
+"""`interlace check`: whether the plans of a world are safe, and how a step's time divides."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interlace.ir import Program
+    from interlace.scheduler.hazards import Finding
+
+DEFAULT_DEVICE = "h200"
+SHOWN = 20
+"""Findings printed in full; `--json` has them all."""
+COLUMNS = ("step_ns", "compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add `check` to the command line."""
+    parser = subparsers.add_parser(
+        "check",
+        help="prove plans free of races, deadlocks and premature frees; predict the step",
+        description="Check plans or dumps of all ranks of a world together. No Paddle and no GPU are needed.",
+        epilog="Exit code 0: safe; 1: the plan fails; 2: the files or options are wrong.",
+    )
+    parser.add_argument("files", nargs="+", metavar="PLAN_OR_DUMP", help="dump or plan files, or folders of them")
+    parser.add_argument(
+        "--device",
+        default=DEFAULT_DEVICE,
+        metavar="NAME",
+        help=f"device profile, by name or path (default {DEFAULT_DEVICE})",
+    )
+    parser.add_argument(
+        "--place", choices=("gpu", "cpu", "custom"), help="whose rules hold (default: cpu for the profile cpu, else gpu)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write findings and times there")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; 0 where the plan is safe, 1 where it is not."""
+    from interlace.cost_model import CostModel, load_profile
+    from interlace.ir import load
+    from interlace.ir.dump import find_dumps
+    from interlace.scheduler.hazards import PLACES, check
+
+    _check_target(args.json)
+    cost = CostModel(load_profile(args.device))
+    programs = sorted((load(path) for path in find_dumps(args.files)), key=lambda program: program.rank)
+    place = PLACES[args.place or ("cpu" if Path(args.device).stem == "cpu" else "gpu")]
+    findings = check(programs, place)
+    scheduled = all(program.jobs for program in programs)
+    times, stall = (
+        _times(programs, cost, place.name) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "")
+    )
+    for line in [*_head(programs, place.name), *_finding_lines(findings), *([stall] if stall else []), *_time_lines(times)]:
+        print(line)
+    if args.json:
+        _write_json(args.json, args.device, place.name, findings, times, stall)
+    return 1 if findings or stall else 0
+
+
+STALLS = frozenset({"deadlock", "collective-order", "p2p-mismatch", "event-order", "read-before-write"})
+"""Classes with which a step has no times."""
+
+
+def _check_target(target: str | None) -> None:
+    from interlace.errors import ConfigError
+
+    if target is not None and not Path(target).absolute().parent.is_dir():
+        raise ConfigError(f"--json {target!r}: its folder does not exist; make it first")
+
+
+def _times(programs: Sequence[Program], cost: Any, place: str) -> tuple[list[dict[str, int]], str]:
+    """Each rank's step as the simulator divides it, absent ranks being always ready; or why there is none."""
+    from interlace.errors import PlanError
+    from interlace.scheduler import memory
+    from interlace.scheduler.lower_to_sim import Options
+    from interlace.scheduler.simulator import simulate
+
+    options = Options(p2p="buffered" if place == "cpu" else "rendezvous", peers_ready=len(programs) < programs[0].world)
+    try:
+        result = simulate(programs, cost, options, place=memory.GPU if place == "gpu" else memory.IDEAL)
+    except PlanError as error:
+        return [], f"no times: {error}"
+    names = (*COLUMNS, "peak_bytes", "pinned_bytes")
+    return [{"rank": rank.rank, **{name: int(getattr(rank, name)) for name in names}} for rank in result.ranks], ""
+
+
+def _head(programs: Sequence[Program], place: str) -> list[str]:
+    world = programs[0].world
+    items = sum(len(job.items) for program in programs for job in program.jobs)
+    missing = sorted(set(range(world)) - {program.rank for program in programs})
+    text = f"{len(programs)} of {world} ranks, {items} operations to issue, rules of the {place} place"
+    if not all(program.jobs for program in programs):
+        text = f"{len(programs)} of {world} ranks without a schedule (one micro-batch after the other, no times), rules of the {place} place"
+    note = f"not given: ranks {', '.join(map(str, missing))}; what they must agree to is not checked"
+    return [text, note] if missing else [text]
+
+
+def _finding_lines(findings: Sequence[Finding]) -> list[str]:
+    if not findings:
+        return ["safe: no race, no early free, no disagreement, no deadlock"]
+    more = [f"... and {len(findings) - SHOWN} more"] if len(findings) > SHOWN else []
+    return [f"{len(findings)} finding(s):", *(f"- {finding}" for finding in findings[:SHOWN]), *more]
+
+
+def _time_lines(times: Sequence[dict[str, int]]) -> list[str]:
+    """One line a rank, milliseconds and mebibytes."""
+    if not times:
+        return []
+    heads = [name.removesuffix("_ns").replace("_", " ") + " ms" for name in COLUMNS] + ["peak MiB", "pinned MiB"]
+    lines = ["rank " + " ".join(f"{head:>16}" for head in heads)]
+    for row in times:
+        cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [
+            f"{row[name] / 2**20:16.1f}" for name in ("peak_bytes", "pinned_bytes")
+        ]
+        lines.append(f"{row['rank']:>4} " + " ".join(cells))
+    return lines
+
+
+def _write_json(
+    path: str, device: str, place: str, findings: Sequence[Finding], times: list[dict[str, int]], stall: str
+) -> None:
+    import msgspec
+
+    from interlace.ir.dump import write_whole
+
+    document = {"device": device, "place": place, "ranks": times, "findings": findings, "stall": stall}
+    write_whole(Path(path), msgspec.json.format(msgspec.json.encode(document)) + b"\n")

@@ -1,0 +1,84 @@
+"""`interlace timeline`: a simulated step as a Chrome trace, and where its time goes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from interlace.cost_model import Costs
+    from interlace.ir import Program
+    from interlace.scheduler.simulator import Result
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add `timeline` to the command line."""
+    parser = subparsers.add_parser("timeline", help="simulate a step; write a trace for Perfetto and print where the time goes",
+                                   description="Simulate the plans of all ranks. Dumps without jobs run in Paddle's own order.")  # fmt: skip
+    parser.add_argument("dumps", nargs="+", metavar="DUMP", help="plan or dump files, or folders of them")
+    parser.add_argument("--beside", nargs="+", metavar="DUMP", default=[], help="plans or dumps to compare with, such as plan/captured")
+    parser.add_argument("--device", metavar="NAME", default="h200", help="device profile, by name or path (default: h200)")
+    parser.add_argument("--p2p", choices=("rendezvous", "buffered"), default="rendezvous",
+                        help="whether a send waits for its receive (default: rendezvous)")  # fmt: skip
+    parser.add_argument("--place", choices=("ideal", "gpu"), default="ideal",
+                        help="memory held while ops run, or from issue on as Paddle's GPU place does (default: ideal)")  # fmt: skip
+    parser.add_argument("-o", "--output", metavar="FILE", default="trace.json", help="where the trace goes (default: trace.json)")
+    parser.add_argument("--json", metavar="FILE", help="write the split of each rank there")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
+    from pathlib import Path
+
+    import msgspec
+
+    from interlace.cost_model import CostModel, load_profile
+    from interlace.ir.dump import write_whole
+    from interlace.report.split import rows, split_text
+    from interlace.report.timeline import write_trace
+    from interlace.scheduler.simulator import Stall
+
+    cost = CostModel(load_profile(args.device))
+    try:
+        results = {"beside": _simulated(args.beside, cost, args)} if args.beside else {}
+        results["plan"] = _simulated(args.dumps, cost, args)
+    except Stall as stall:
+        print(f"interlace timeline: {stall}", file=sys.stderr)
+        return 1
+    write_trace(results["plan"], args.output)
+    print(split_text(results))
+    print(f"\ntrace of {len(results['plan'].ranks)} rank(s) in {args.output}; open it at https://ui.perfetto.dev")
+    if args.json:
+        write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"ranks": rows(results["plan"])})) + b"\n")
+    return 0
+
+
+def _simulated(paths: list[str], cost: Costs, args: argparse.Namespace) -> Result:
+    from interlace.errors import PlanError
+    from interlace.ir import load
+    from interlace.ir.dump import find_dumps
+    from interlace.scheduler.lower_to_sim import Options
+    from interlace.scheduler.memory import GPU, IDEAL
+    from interlace.scheduler.simulator import simulate
+
+    programs = [_scheduled(load(path), cost) for path in find_dumps(paths)]
+    ranks = [program.rank for program in programs]
+    if len(set(ranks)) < len(ranks):
+        raise PlanError(f"{paths}: rank {next(r for r in ranks if ranks.count(r) > 1)} is there twice; give one dump a rank")
+    missing = sorted(set(range(max(program.world for program in programs))) - set(ranks))
+    if missing:
+        print(f"no dump of rank(s) {', '.join(map(str, missing))}: taken to be ready whenever they are needed", file=sys.stderr)
+    options = Options(p2p=args.p2p, peers_ready=bool(missing))
+    return simulate(programs, cost, options, place=GPU if args.place == "gpu" else IDEAL)
+
+
+def _scheduled(program: Program, cost: Costs) -> Program:
+    """The program with jobs: its own, or Paddle's order."""
+    from interlace.passes import Pipeline
+    from interlace.passes.schedule_1f1b import Schedule1F1B
+
+    if program.jobs:
+        return program
+    return Pipeline((Schedule1F1B(interleave="off"),)).run(program, cost)[0]

@@ -1,0 +1,53 @@
+"""The split of a step's time, as text and as rows for machines; what the parts mean stands in `scheduler/simulator.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from interlace.scheduler.simulator import RankTime, Result
+
+COLUMNS = (("compute", "compute_ns"), ("exposed", "exposed_comm_ns"), ("bubble", "bubble_ns"), ("host", "host_ns"),
+           ("hidden", "hidden_comm_ns"), ("slowed", "slowed_ns"))  # fmt: skip
+_LEGEND = """\
+ms a step: step = compute + exposed + bubble + host
+exposed  communication or copies run, no compute does, and the next compute op waits for them
+bubble   waits for other ranks
+host     waits for the host to issue
+hidden   communication or copies that are not exposed
+slowed   the part of compute that is due to what runs beside it"""
+
+
+def rows(result: Result) -> list[dict[str, int]]:
+    """One record a rank: `rank, step_ns, compute_ns, exposed_comm_ns, ..., peak_bytes, pinned_bytes`."""
+    return [{name: getattr(rank, name) for name in RankTime.__slots__} for rank in result.ranks]
+
+
+def split_text(results: Mapping[str, Result]) -> str:
+    """The splits of one or more plans side by side, rank by rank, then the mean and what the last gains over the first."""
+    names = list(results)
+    width = max((len(name) for name in names), default=0)
+    head = f"{'rank':>5}  {'plan':<{width}}  {'step':>9}" + "".join(f"  {label:>8}" for label, _ in COLUMNS)
+    lines = [head + f"  {'peak GiB':>8}  {'pinned':>8}"]
+    found = {name: {rank.rank: rank for rank in result.ranks} for name, result in results.items()}
+    for rank in sorted({rank for table in found.values() for rank in table}):
+        lines += [_line(str(rank), name, width, [found[name][rank]]) for name in names if rank in found[name]]
+    if any(len(table) > 1 for table in found.values()):
+        lines += [_line("mean", name, width, list(found[name].values())) for name in names]
+    return "\n".join([*lines, "", *_gain(results), _LEGEND])
+
+
+def _line(label: str, name: str, width: int, ranks: list[RankTime]) -> str:
+    times = [sum(getattr(rank, column) for rank in ranks) / len(ranks) / 1e6 for _, column in COLUMNS]
+    step = sum(rank.step_ns for rank in ranks) / len(ranks) / 1e6
+    memory = [sum(rank.peak_bytes for rank in ranks), sum(rank.pinned_bytes for rank in ranks)]
+    return (f"{label:>5}  {name:<{width}}  {step:9.3f}" + "".join(f"  {time:8.3f}" for time in times)
+            + "".join(f"  {size / len(ranks) / 2**30:8.3f}" for size in memory))  # fmt: skip
+
+
+def _gain(results: Mapping[str, Result]) -> list[str]:
+    names = list(results)
+    if len(names) < 2:
+        return []
+    first, last = results[names[0]].step_ns, results[names[-1]].step_ns
+    change = 100 * (first / last - 1) if last else 0.0
+    return [f"{names[-1]} against {names[0]}: {first / 1e6:.3f} -> {last / 1e6:.3f} ms a step, {change:+.1f} % throughput", ""]

@@ -1,0 +1,128 @@
+"""A simulated step as Chrome-trace JSON, which opens in Perfetto: ranks as processes, streams as threads.
+
+Thread 0 of each rank is the host with its jobs, from the first op's issue to the last's. Arrows go from communication and copies
+to the ops on other streams that wait for them, and from each send to its receive. Counters are device and pinned memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from interlace.ir import Op
+from interlace.ir.dump import write_whole
+from interlace.ir.kinds import is_comm, is_copy, is_receive, is_send
+from interlace.scheduler.simulator import Result
+
+Event = dict[str, Any]
+HOST = 0
+"""Thread of the host; stream k of a rank is thread k + 1."""
+
+
+def chrome_trace(result: Result) -> dict[str, Any]:
+    """The trace as plain data; times in microseconds, as the format has it."""
+    events: list[Event] = []
+    for at in range(len(result.input.ranks)):
+        events += _names(result, at) + _jobs(result, at) + _slices(result, at) + _memory(result, at)
+    return {"traceEvents": events + _arrows(result), "displayTimeUnit": "ms"}
+
+
+def write_trace(result: Result, path: str | Path) -> None:
+    """Write the trace; equal results give equal bytes."""
+    write_whole(Path(path), msgspec.json.encode(chrome_trace(result), order="deterministic"))
+
+
+def _names(result: Result, at: int) -> list[Event]:
+    sim = result.input
+    rank, pipe = sim.ranks[at], sim.programs[at].pipeline
+    streams = sim.stream_names[int(sim.first_stream[at]) : int(sim.first_stream[at + 1])]
+    events = [_meta(rank, "process_name", name=f"rank {rank} (stage {pipe.stage})"), _meta(rank, "process_sort_index", sort_index=at)]
+    for thread, name in enumerate(["host", *streams]):
+        events += [_meta(rank, "thread_name", thread, name=name), _meta(rank, "thread_sort_index", thread, sort_index=thread)]
+    return events
+
+
+def _meta(rank: int, key: str, thread: int = HOST, **args: object) -> Event:
+    return {"ph": "M", "pid": rank, "tid": thread, "name": key, "args": args}
+
+
+def _jobs(result: Result, at: int) -> list[Event]:
+    """The host's jobs, each from where the one before ends."""
+    sim, times = result.input, result.times
+    jobs, stop = sim.job_first[at], int(sim.first[at + 1])
+    events, before = [], 0
+    for (name, first), behind in zip(jobs, [*(first for _, first in jobs[1:]), stop], strict=True):
+        if behind > first:
+            end = int(times.end[behind - 1] if sim.blocking[behind - 1] else times.issue[behind - 1])
+            events.append({**_span(sim.ranks[at], HOST, name, "job", before, end), "args": {"items": behind - first}})
+            before = end
+    return events
+
+
+def _slices(result: Result, at: int) -> list[Event]:
+    sim, times = result.input, result.times
+    ops = {op.id: op for op in sim.programs[at].ops}
+    mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
+    columns = (sim.op, sim.micro_batch, sim.stream, sim.dur, times.issue, times.ready, times.start, times.end)
+    events = []
+    for op_id, micro_batch, stream, dur, issue, ready, start, end in zip(*(c[mine].tolist() for c in columns), strict=True):
+        op = ops[op_id]
+        args = {"op": op_id, "micro_batch": micro_batch, "alone_us": dur / 1e3, "issued_us": issue / 1e3}
+        args |= {"waited_for_mates_us": (start - ready) / 1e3} if start > ready else {}
+        name = " ".join(part for part in (op.kind, op.layer, f"@{micro_batch}") if part)
+        thread = stream - int(sim.first_stream[at]) + 1
+        events.append({**_span(sim.ranks[at], thread, name, _category(op), start, end), "args": args})
+    return events
+
+
+def _category(op: Op) -> str:
+    return "comm" if is_comm(op) else "copy" if is_copy(op) else op.role
+
+
+def _span(rank: int, thread: int, name: str, category: str, start: int, end: int) -> Event:
+    return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": category, "ts": start / 1e3, "dur": (end - start) / 1e3}
+
+
+def _memory(result: Result, at: int) -> list[Event]:
+    if not result.memory:
+        return []
+    events = []
+    for pool in ("device", "pinned"):
+        moments, sizes = result.memory[at].curve("device" if pool == "device" else "pinned")
+        last: dict[int, int] = dict(zip(moments.tolist(), sizes.tolist(), strict=True))
+        if any(last.values()):
+            events += [{"ph": "C", "pid": result.input.ranks[at], "name": f"{pool} memory", "ts": moment / 1e3,
+                        "args": {"MiB": round(size / 2**20, 3)}} for moment, size in last.items()]  # fmt: skip
+    return events
+
+
+def _arrows(result: Result) -> list[Event]:
+    """From each communication or copy to who waits for it, and from each send to its receive."""
+    sim = result.input
+    pairs = [(before, item) for item in range(sim.num_items)
+             for before in sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]].tolist() if sim.side[before]]  # fmt: skip
+    for meet in range(len(sim.meet_size)):
+        mates = sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist()
+        if len(mates) == 2 and is_send(_op(result, mates[0])) and is_receive(_op(result, mates[1])):
+            pairs.append((mates[0], mates[1]))
+    pairs += [(int(sim.follow[item]), item) for item in range(sim.num_items) if sim.follow[item] >= 0]
+    events = []
+    for number, (source, target) in enumerate(pairs):
+        events += [_end(result, number, source, "s"), {**_end(result, number, target, "f"), "bp": "e"}]
+    return events
+
+
+def _op(result: Result, item: int) -> Op:
+    return result.input.op_at(item)
+
+
+def _end(result: Result, number: int, item: int, phase: str) -> Event:
+    """One end of an arrow: it leaves from the middle of a slice, so that viewers find the slice, and reaches the start of one."""
+    sim, times = result.input, result.times
+    at = sim.rank_index(item)
+    start, end = int(times.start[item]), int(times.end[item])
+    when = start / 1e3 if phase == "f" else (start + end) / 2e3
+    thread = int(sim.stream[item] - sim.first_stream[at]) + 1
+    return {"ph": phase, "pid": sim.ranks[at], "tid": thread, "id": number, "name": "waits for", "cat": "flow", "ts": when}

@@ -1,0 +1,16 @@
+"""Options shared by all tests."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--update-golden` rewrites expected texts; review the difference before you commit it."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite expected texts instead of comparing with them")
+
+
+@pytest.fixture(scope="session")
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether expected texts are rewritten."""
+    return bool(request.config.getoption("--update-golden"))

@@ -1,0 +1,57 @@
+"""`interlace calibrate` on the CPU: a whole profile from a few operations."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from interlace.cost_model import CostModel, load_profile
+
+from interlace.cli import calibrate as command
+from interlace.errors import ConfigError
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    return parser.parse_args(["calibrate", *words])
+
+
+@pytest.mark.paddle
+def test_a_measured_profile_answers_for_this_machine(tmp_path, monkeypatch, capsys):
+    from interlace.bridge import calibrate
+
+    wanted = {"gemm", "softmax"}
+    every = calibrate.cases
+    monkeypatch.setattr(
+        calibrate, "cases", lambda device, quick: [c for c in every(device, quick) if c.part.kind in wanted | {"add"}]
+    )
+    target = tmp_path / "here.json"
+    assert command.main(parse("-o", str(target), "--quick", "--device", "cpu", "--date", "2026-01-02")) == 0
+    assert f"written to {target}" in capsys.readouterr().out
+    profile = load_profile(target)
+    assert profile.provenance.date == "2026-01-02"
+    assert profile.provenance.command == "interlace calibrate --quick"
+    assert profile.device == calibrate.device_name("cpu")
+    assert wanted <= {sample.kind for sample in profile.ops}
+    assert {sample.kind for sample in profile.collectives} == {"all_reduce"}
+    assert 0 < profile.host.op_ns < 10_000_000
+    assert CostModel(profile).profile.memory_rate.per_s > 1e8
+
+
+@pytest.mark.paddle
+def test_a_device_that_is_not_there_is_an_error(tmp_path):
+    import paddle
+
+    if paddle.is_compiled_with_cuda():
+        pytest.skip("this build has CUDA")
+    with pytest.raises(ConfigError, match="--device gpu: this build of Paddle sees no GPU; use --device cpu"):
+        command.main(parse("-o", str(tmp_path / "x.json"), "--device", "gpu"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_needs_a_file(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("--quick")
+    assert caught.value.code == 2
+    assert "-o/--output" in capsys.readouterr().err

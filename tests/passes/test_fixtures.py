@@ -1,0 +1,70 @@
+"""Program text, passes and expected text in one file each. `pytest --update-golden` rewrites what is expected.
+
+A file starts with `//` lines that say what it shows, then `passes:` (names, each with options as JSON), `costs:` and, where
+wanted, `stretch:`; then the program, and behind `=== report` and `=== expected`, or behind `=== error`, what the passes give.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from interlace.cost_model import GivenCosts
+from interlace.errors import InterlaceError
+from interlace.ir import parse, show, verify
+from interlace.passes import Pass, Pipeline, find_pass
+
+FILES = sorted((Path(__file__).parent / "fixtures").glob("*.txt"))
+PASS = re.compile(r"([a-z0-9-]+)(?: (\{.*?\}))?(?:; |$)")
+
+
+def head_of(text: str, key: str) -> str:
+    found = re.search(rf"^{key}: (.*)$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def passes_of(text: str) -> Pipeline:
+    made: list[Pass] = []
+    for name, options in PASS.findall(head_of(text, "passes")):
+        made.append(msgspec.convert(json.loads(options or "{}"), find_pass(name)))  # type: ignore[arg-type]
+    return Pipeline(tuple(made))
+
+
+def costs_of(text: str) -> GivenCosts:
+    stretch = {tuple(key.split("|")): tuple(pair) for key, pair in json.loads(head_of(text, "stretch") or "{}").items()}
+    return GivenCosts(json.loads(head_of(text, "costs") or '{"default": 1}'), stretch)  # type: ignore[arg-type]
+
+
+def given_of(text: str) -> str:
+    """The part that people write."""
+    return re.split(r"^=== (?:report|error)$", text, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def outcome(given: str, where: str) -> str:
+    """What the passes give, as the file's last part."""
+    program = parse(given.partition("=== program\n")[2], where)
+    verify(program)
+    try:
+        result, reports = passes_of(given).run(program, costs_of(given))  # type: ignore[arg-type]
+    except InterlaceError as error:
+        return f"=== error\n{type(error).__name__}: {error}\n"
+    report = "\n".join(each.text(limit=100) for each in reports)
+    return f"=== report\n{report}\n=== expected\n{show(result)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_fixture(path: Path, update_golden: bool) -> None:
+    text = path.read_text()
+    given = given_of(text)
+    now = given + outcome(given, path.name)
+    if update_golden:
+        path.write_text(now)
+    assert now == text or update_golden, f"{path.name} differs; run `pytest --update-golden` and review the difference"
+
+
+def test_fixtures_are_there() -> None:
+    assert len(FILES) > 15

@@ -1,0 +1,1 @@
+import interlace.passes.offload_activations

@@ -1,0 +1,147 @@
+"""overlap-column-backward: legal, complete, and it says what it did. acceptance: S2-S6, C5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.cost_model import GivenCosts
+from interlace.errors import PassError
+from interlace.ir import Graph, Job, Op, Program, dependencies, verify
+from interlace.ir.graph import is_topological
+from interlace.ir.kinds import is_comm
+from interlace.passes.base import Context
+from interlace.passes.overlap_column_backward import OverlapColumnBackward, beside
+from interlace.passes.sites import Backward
+from interlace.passes.split_backward import SplitBackward
+from tests.interpreter import assert_same
+from tests.passes.programs import Recipe, backward_programs, recipes
+
+COSTS = {"comm": 100, "gemm": 5, "default": 1}
+"""acceptance: C5."""
+tables = st.fixed_dictionaries({"comm": st.integers(0, 200), "gemm": st.integers(0, 100), "default": st.integers(0, 3)})
+stretches = st.tuples(st.floats(1, 5), st.floats(1, 2)).map(lambda pair: {("comm", "gemm"): pair})
+
+
+def overlapped(program: Program, costs: GivenCosts | None = None, **options: Any) -> tuple[Program, Program, Context]:
+    """The program behind split-backward, behind both passes, and what the second one said."""
+    context = Context(costs or GivenCosts(COSTS))  # type: ignore[arg-type]
+    split = SplitBackward().run(program, Context(context.cost))
+    result = OverlapColumnBackward(**options).run(split, context)
+    verify(result)
+    return split, result, context
+
+
+def comm_order(program: Program) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for op in program.ops:
+        if is_comm(op):
+            found.setdefault(op.group, []).append(op.id)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- properties
+
+
+@given(recipes(), tables, stretches, st.booleans(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_any_backward_keeps_its_numbers(
+    recipe: Recipe, table: dict[str, int], stretch: Any, only_gains: bool, borrow: bool
+) -> None:
+    costs = GivenCosts(table, stretch)
+    before = backward_programs(recipe)
+    both = [overlapped(program, costs, only_gains=only_gains, borrow=borrow) for program in before]
+    assert_same(before, [result for _, result, _ in both])
+    for split, result, _ in both:
+        order = [op.id for op in result.ops]
+        assert sorted(order) == sorted(op.id for op in split.ops)
+        assert is_topological(order, dependencies(Graph(split), split.ops))
+        assert comm_order(split) == comm_order(result)
+
+
+@given(recipes(), tables, stretches)
+@settings(max_examples=60, deadline=None)
+def test_every_site_is_reported_once(recipe: Recipe, table: dict[str, int], stretch: Any) -> None:
+    split, _, context = overlapped(backward_programs(recipe)[0], GivenCosts(table, stretch))
+    sites = Backward(Graph(split)).collectives()
+    assert len(context.changed) + len(context.declined) == len(sites)
+    for op in sites:
+        assert sum(line.startswith(f"#{op.id} ") for line in (*context.changed, *context.declined)) == 1
+
+
+@given(recipes(), tables)
+@settings(max_examples=60, deadline=None)
+def test_running_it_again_changes_nothing(recipe: Recipe, table: dict[str, int]) -> None:
+    _, once, _ = overlapped(backward_programs(recipe)[0], GivenCosts(table), borrow=False)
+    again = OverlapColumnBackward(borrow=False).run(once, Context(GivenCosts(table)))  # type: ignore[arg-type]
+    assert again == once
+
+
+@given(recipes())
+@settings(max_examples=40, deadline=None)
+def test_only_streams_differ(recipe: Recipe) -> None:
+    split, result, _ = overlapped(backward_programs(recipe)[0])
+    old = {op.id: op for op in split.ops}
+    for op in result.ops:
+        assert msgspec.structs.replace(op, stream="") == msgspec.structs.replace(old[op.id], stream="")
+    assert result.values == split.values
+
+
+# ---------------------------------------------------------------------------------------------------------------- estimate
+
+
+def timed(comm: int, gemms: list[int], stretch: tuple[float, float]) -> Any:
+    ops = [Op(k, f"pd_op.matmul_{k}", (), (), "backward") for k in range(len(gemms))]
+    table = {"all_reduce": comm, **{op.name: dur for op, dur in zip(ops, gemms, strict=True)}, "default": 0}
+
+    class Costs(GivenCosts):
+        def stretch(self, *_: Any) -> tuple[float, float]:
+            return stretch
+
+    return beside(Costs(table), ({}, {}), Op(99, "pd_op.all_reduce", (), (), "backward", group=1), ops)
+
+
+def test_estimate_counts_stretch_on_both_sides() -> None:
+    alone = timed(100, [50], (1.0, 1.0))
+    assert (alone.hidden, alone.both, alone.gain) == (50, 100, 50)
+    slower = timed(100, [100], (2.0, 1.5))
+    assert (slower.hidden, slower.both, slower.gain) == (75, 175, 25)
+    worse = timed(100, [100], (5.0, 1.5))
+    assert (worse.hidden, worse.both, worse.gain) == (30, 220, -20)
+    assert timed(100, [300], (1.0, 1.0)).both == 300
+    assert timed(100, [300], (1.5, 1.5)).both == 350
+    assert timed(100, [], (1.0, 1.0)).gain == 0
+
+
+@given(st.integers(0, 1000), st.lists(st.integers(0, 500), max_size=5), st.floats(1, 5), st.floats(1, 3))
+def test_estimate_stays_within_bounds(comm: int, gemms: list[int], slow: float, slower: float) -> None:
+    found = timed(comm, gemms, (slow, slower))
+    assert 0 <= found.hidden <= comm
+    assert found.both >= max(comm, sum(gemms)) - 1
+    assert found.gain <= min(comm, sum(gemms)) + 1
+
+
+# ------------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_a_schedule_in_front_is_refused() -> None:
+    program = backward_programs(Recipe(("column",)))[0]
+    planned = msgspec.structs.replace(program, jobs=(Job("forward_0", "forward", 0, ()),))
+    with pytest.raises(PassError, match="has a schedule already"):
+        OverlapColumnBackward().run(planned, Context(GivenCosts(COSTS)))  # type: ignore[arg-type]
+
+
+def test_input_is_untouched() -> None:
+    program = SplitBackward().run(backward_programs(Recipe(("qkv", "column")))[0], Context(GivenCosts(COSTS)))  # type: ignore[arg-type]
+    text = repr(program)
+    OverlapColumnBackward().run(program, Context(GivenCosts(COSTS)))  # type: ignore[arg-type]
+    assert repr(program) == text
+
+
+def test_both_ranks_decide_alike() -> None:
+    orders = [[op.id for op in overlapped(program)[1].ops] for program in backward_programs(Recipe(("qkv", "row", "sequence")))]
+    assert orders[0] == orders[1]

@@ -1,0 +1,204 @@
+"""Memory of a plan: by storage, at every moment (acceptance: C4, R2)."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interlace.cost_model import CostModel
+from interlace.scheduler import memory
+from interlace.scheduler.memory import GPU, IDEAL, OrderMemory, in_order, over_time, storages
+from interlace.scheduler.simulator import simulate
+from interlace.scheduler.variants import variants
+from plans import Shape, shapes, world
+
+from interlace.ir import Graph, Program, parse
+from interlace.ir.kinds import DATA, PARAMETER
+
+COST = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, host_ns=2, job_ns=5)
+
+
+def items_of(program: Program) -> list[tuple[int, int]]:
+    """The items of all jobs in issue order."""
+    return [item for job in program.jobs for item in job.items]
+
+
+def held(program: Program, items: list[tuple[int, int]]) -> list[dict[str, int]]:
+    """What is held while each item runs: a plain interpreter that counts who will still read each storage."""
+    forms = {m: Graph(form.program) for form in variants(program) for m in form.micro_batches}
+    readers: dict[tuple[int, int], set[int]] = {}
+    born: dict[tuple[int, int], int] = {}
+    size: dict[tuple[int, int], tuple[str, int]] = {}
+    base = {"device": 0, "pinned": 0}
+    for value in program.values:
+        if value.persistable and value.id == value.storage:
+            base["device"] += value.size_bytes
+    for at, (op_id, micro_batch) in enumerate(items):
+        graph = forms[micro_batch]
+        op = graph.ops[op_id]
+        for value_id in [*graph.reads(op), *op.results]:
+            value = graph.values[value_id]
+            key = (value.storage, micro_batch)
+            if graph.values[value.storage].persistable:
+                continue
+            maker = graph.ops[graph.producer[value.storage]]
+            born.setdefault(key, 0 if maker.name in (DATA, PARAMETER) else at)
+            readers.setdefault(key, set()).add(at)
+            root = graph.values[value.storage]
+            size[key] = ("device" if root.memory == "device" else "pinned", root.size_bytes)
+    rows = []
+    for at in range(len(items)):
+        row = dict(base)
+        for key, first in born.items():
+            if first <= at <= max(readers[key]):
+                row[size[key][0]] += size[key][1]
+        rows.append(row)
+    return rows
+
+
+def mixed(program: Program, seed: int) -> list[tuple[int, int]]:
+    """The items, each micro-batch in program order, mixed; the optimizer last."""
+    rng = random.Random(seed)
+    ops = {op.id: op for op in program.ops}
+    items = sorted(items_of(program))
+    queues = [[i for i in items if i[1] == m and ops[i[0]].role != "optimize"] for m in range(program.pipeline.num_micro_batches)]
+    order = []
+    while left := [queue for queue in queues if queue]:
+        order.append(rng.choice(left).pop(0))
+    return order + [item for item in items if ops[item[0]].role == "optimize"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes(), st.integers(0, 1000))
+def test_order_based_equals_an_interpreter(shape: Shape, seed: int) -> None:
+    """For the plan's own order, and with its micro-batches mixed at will."""
+    for program in world(shape)[:1]:
+        items = items_of(program)
+        for order in (items, mixed(program, seed)):
+            rows = held(program, order)
+            planner = OrderMemory(program)
+            for pool in ("device", "pinned"):
+                wanted = max(row[pool] for row in rows)
+                assert in_order(program, order).peak(pool) == wanted == planner.peak(order, pool)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes())
+def test_over_time_equals_looking_at_every_moment(shape: Shape) -> None:
+    """Never negative; in the end only what persists; at the peak, holdings add up to it."""
+    found = simulate(world(shape), COST)
+    for at, profile in enumerate(found.memory):
+        mine = slice(int(found.input.first[at]), int(found.input.first[at + 1]))
+        for pool in ("device", "pinned"):
+            moments, sizes = profile.curve(pool)  # type: ignore[arg-type]
+            assert (sizes >= 0).all()
+            assert (np.diff(moments) >= 0).all()
+            assert sizes[-1] == profile.base[pool]
+            lives = profile.lives.pool(pool)  # type: ignore[arg-type]
+            tops = [int(lives.size[(lives.taken <= t) & (lives.given > t)].sum()) for t in found.times.start[mine].tolist()]
+            assert profile.peak(pool) == max([profile.base[pool] + top for top in tops])  # type: ignore[arg-type]
+            assert sum(h.size_bytes for h in profile.at_peak(pool)) == profile.peak(pool)  # type: ignore[arg-type]
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes())
+def test_one_stream_gpu_is_the_serial_order(shape: Shape) -> None:
+    """On one stream, memory taken and returned at issue is what a serial executor holds, however far the host runs ahead."""
+    shape = Shape(1, 1, shape.micro_batches, shape.layers, ("", "", "", ""), shape.offloaded)
+    program = world(shape)[0]
+    found = simulate([program], COST, place=GPU)
+    assert found.ranks[0].peak_bytes == in_order(program).peak()
+    assert found.ranks[0].pinned_bytes == in_order(program).peak("pinned")
+
+
+def test_run_ahead_defeats_offload() -> None:
+    """Memory taken at issue and returned when a copy on another stream ends: what the copies should save is not saved."""
+    shape = Shape(1, 1, 4, 6, ("", "", "", "copies"), frozenset({0, 1, 2, 3}), width=64)
+    fast_host = CostModel.from_table({"gemm": 500, "copy": 400, "default": 50}, host_ns=1)
+    programs = world(shape)
+    at_issue = simulate(programs, fast_host, place=GPU).ranks[0].peak_bytes
+    ideal = simulate(programs, fast_host, place=IDEAL).ranks[0].peak_bytes
+    assert at_issue > ideal
+
+
+def test_offload_moves_bytes_and_loses_none() -> None:
+    """Acceptance: R2 (simulated). What leaves the device is on the host at that moment, byte for byte."""
+    stock, ours = (world(Shape(1, 1, 1, 4, ("", "", "", ""), offloaded, width=32))[0] for offloaded in (NONE, frozenset({0})))
+    at_turn = []
+    for program in (stock, ours):
+        turn = next(at for at, item in enumerate(items_of(program)) if program.ops[item[0]].role == "backward")
+        profile = in_order(program)
+        at_turn.append((_while_running(profile, turn + 1)[turn], _while_running(profile, turn + 1, "pinned")[turn]))
+    assert at_turn[1][1] == 3 * (2 * 32 * 4) == in_order(ours).peak("pinned")
+    assert at_turn[0] == (sum(at_turn[1]), 0)
+    assert in_order(stock).peak() > in_order(ours).peak()
+
+
+NONE: frozenset[int] = frozenset()
+TEXT = """
+program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none
+#0 %0:float32[8]!"w" = builtin.parameter() forward
+#1 %1:float32[4]"x" = pd_op.data() forward
+#2 %2:float32[4] = pd_op.relu(%1) forward layer="a"
+#3 %3:float32[2,2]~2 = pd_op.reshape(%2) forward layer="a" views=0:0
+#4 %4:vector<float32[4];float32[4]> = builtin.combine(%1, %2) forward
+#5 %5:float32[8] = pd_op.concat(%4) forward layer="b"
+#6 %6:vector<float32[4];float32[4]> = pd_op.split_with_num(%5) forward layer="b"
+#7 %7:float32[4], %8:float32[4] = builtin.split(%6) forward
+#8 %9:float32[4] = pd_op.relu_grad(%3, %7) backward layer="a" no_buffer=0
+#9 %10:float32[4]~8 = pd_op.add_(%8, %9) backward layer="a" inplace=0:0
+#10 %11:float32[-1] = pd_op.nonzero(%10) backward
+#11 builtin.shadow_output(%10) backward
+job all forward 0: 2-10@0
+"""
+
+
+def test_views_vectors_and_outputs() -> None:
+    """By hand: views and in-place results add nothing, a vector holds nothing, shapes hold nothing, outputs stay."""
+    program = parse(TEXT)
+    table = storages(program)
+    assert dict(zip(table.giver.tolist(), table.size.tolist(), strict=False))[5] == 32
+    assert sorted(zip(table.giver.tolist(), table.size.tolist(), strict=True)) == [
+        (1, 16), (2, 16), (5, 32), (6, 16), (6, 16), (8, 16), (10, 0)]  # fmt: skip
+    assert table.unknown == [11]
+    assert table.base == {"device": 32, "pinned": 0}
+    profile = in_order(program)
+    base, x, relu, cat, half = 32, 16, 16, 32, 16
+    # relu, reshape, combine, concat | split_with_num, split, relu_grad (the reshaped value is read for its shape only), add_, nonzero
+    wanted = [x + relu, x + relu, x + relu, x + relu + cat, cat + 2 * half, 2 * half, 3 * half, 2 * half, half]
+    assert [row + base for row in wanted] == [int(size) for size in _while_running(profile, 9)]
+    assert profile.curve()[1][-1] == base + half
+    assert profile.at_peak()[:2] == [memory.Holding("", "parameters", 32, 1), memory.Holding("b", "concat", 32, 1)]
+
+
+def _while_running(profile: memory.Profile, count: int, pool: memory.Pool = "device") -> list[int]:
+    lives = profile.lives.pool(pool)
+    base = profile.base[pool]
+    return [base + int(lives.size[(lives.taken <= at) & (lives.given > at)].sum()) for at in range(count)]
+
+
+def test_peak_names_layers() -> None:
+    program = world(Shape(1, 1, 2, 2, width=16))[0]
+    holdings = memory.peak(program)
+    assert holdings == in_order(program).at_peak()
+    assert {"parameters", "matmul"} <= {holding.kind for holding in holdings}
+    assert "layers.1.fc" in {holding.layer for holding in holdings}
+
+
+def test_returned_at_issue_on_its_own_stream_only() -> None:
+    """A reader on another stream keeps memory until it is done; one on the same stream only until it is issued."""
+    text = """
+program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none
+#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[4] = pd_op.relu(%0) forward{stream}
+job all forward 0: 0-1@0
+"""
+    issue, start, end = np.array([1, 2]), np.array([1, 50]), np.array([50, 90])
+    for stream, wanted in (("", 2), (' stream="side"', 90)):
+        numbers = np.array([0, 1 if stream else 0])
+        assert over_time(parse(text.format(stream=stream)), issue, start, end, numbers, GPU).lives.given[0] == wanted
+        assert over_time(parse(text.format(stream=stream)), issue, start, end, numbers).lives.given[0] == 90

@@ -1,0 +1,110 @@
+"""Traces and splits of simulated steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from interlace.cost_model import CostModel
+from interlace.scheduler.simulator import Result, simulate
+from plans import Shape, world
+
+from interlace.cli import main
+from interlace.ir import save
+from interlace.report.split import rows, split_text
+from interlace.report.timeline import chrome_trace, write_trace
+
+SHAPE = Shape(2, 2, 3, 2, ("mp", "send", "receive", "copies"), frozenset({0, 2}), norm=True, width=256)
+COST = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, {("gemm", "comm"): (1.5, 2.0)}, 2, 5)
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return simulate(world(SHAPE), COST)
+
+
+def test_every_item_is_a_slice_of_its_stream(result: Result) -> None:
+    """Slices of one thread never overlap; names are kind, layer and micro-batch."""
+    events = chrome_trace(result)["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X" and e["cat"] != "job"]
+    assert len(slices) == result.input.num_items
+    assert "matmul layers.1.fc @2" in {e["name"] for e in slices}
+    threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for e in slices:
+        threads.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+    assert len(threads) == 4 * 5
+    for spans in threads.values():
+        assert all(a[1] <= b[0] + 1e-6 for a, b in zip(sorted(spans), sorted(spans)[1:], strict=False))
+
+
+def test_jobs_follow_each_other_on_the_host(result: Result) -> None:
+    events = chrome_trace(result)["traceEvents"]
+    jobs = [e for e in events if e["ph"] == "X" and e["cat"] == "job" and e["pid"] == 3]
+    assert [e["name"] for e in jobs] == [job.name for job in world(SHAPE)[3].jobs]
+    assert all(abs(a["ts"] + a["dur"] - b["ts"]) < 1e-6 for a, b in zip(jobs, jobs[1:], strict=False))
+
+
+def test_arrows_lead_from_a_slice_to_a_later_one(result: Result) -> None:
+    """Each collective's and copy's waiter on another stream, and each send's receive."""
+    events = chrome_trace(result)["traceEvents"]
+    tails = {e["id"]: e for e in events if e["ph"] == "s"}
+    heads = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert tails.keys() == heads.keys()
+    spans = {(e["pid"], e["tid"], e["ts"]): e for e in events if e["ph"] == "X"}
+    targets = [spans[e["pid"], e["tid"], e["ts"]]["name"].split()[0] for e in heads.values()]
+    # A send, the receive, the mean or the GEMM behind a collective, a reader behind a copy back.
+    assert {"gelu", "recv_v2", "matmul"} <= set(targets)
+    assert targets.count("recv_v2") >= 2 * 2 * 3
+    assert all(tails[n]["ts"] <= heads[n]["ts"] or "recv" in spans[h["pid"], h["tid"], h["ts"]]["name"] for n, h in heads.items())
+
+
+def test_counters_reach_the_peaks(result: Result) -> None:
+    events = chrome_trace(result)["traceEvents"]
+    for rank in result.ranks:
+        for name, size in (("device memory", rank.peak_bytes), ("pinned memory", rank.pinned_bytes)):
+            found = [e["args"]["MiB"] for e in events if e["ph"] == "C" and e["pid"] == rank.rank and e["name"] == name]
+            assert max(found) <= round(size / 2**20, 3)
+            assert max(found) > 0
+
+
+def test_traces_are_json_and_the_same_each_time(result: Result, tmp_path: Path) -> None:
+    write_trace(result, tmp_path / "a.json")
+    write_trace(simulate(world(SHAPE), COST, engine="plain"), tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert json.loads((tmp_path / "a.json").read_text())["displayTimeUnit"] == "ms"
+
+
+def test_splits_side_by_side(result: Result) -> None:
+    serial = simulate(world(Shape(2, 2, 3, 2, ("", "send", "receive", ""), norm=True, width=256)), COST)
+    text = split_text({"stock": serial, "ours": result})
+    assert text.splitlines()[0].split() == ["rank", "plan", "step", "compute", "exposed", "bubble", "host", "hidden", "slowed",
+                                            "peak", "GiB", "pinned"]  # fmt: skip
+    assert sum(line.split()[1:2] == ["ours"] for line in text.splitlines()) == 5
+    assert "ours against stock:" in text
+    assert set(rows(result)[0]) >= {"rank", "step_ns", "compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns", "peak_bytes",
+                                    "pinned_bytes"}  # fmt: skip
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plans, and dumps without jobs beside them; missing ranks are said; a circle is exit code 1, a missing file 2."""
+    import msgspec
+
+    plans, bare = tmp_path / "plan", tmp_path / "bare"
+    for program in world(SHAPE):
+        save(program, plans / f"rank{program.rank}.ilp")
+    # Alone on its stage, a program without jobs runs in Paddle's order.
+    save(msgspec.structs.replace(world(Shape(1, 1, 2, 1))[0], jobs=()), bare / "rank0.ilp")
+    trace, table = tmp_path / "trace.json", tmp_path / "split.json"
+    assert main(["timeline", str(plans), "--beside", str(bare), "-o", str(trace), "--json", str(table)]) == 0
+    out = capsys.readouterr().out
+    assert "plan against beside" in out
+    assert len(json.loads(table.read_text())["ranks"]) == 4
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert main(["timeline", str(plans / "rank0.ilp"), "-o", str(trace)]) == 0
+    assert "no dump of rank(s) 1, 2, 3" in capsys.readouterr().err
+    for program in world(Shape(2, 1, 2, 1)):
+        save(program, tmp_path / "circle" / f"rank{program.rank}.ilp")
+    assert main(["timeline", str(tmp_path / "circle"), "-o", str(trace)]) == 1
+    assert "wait in a circle" in capsys.readouterr().err
+    assert main(["timeline", str(tmp_path / "nothing")]) == 2
