@@ -1,7 +1,7 @@
 """Speed of the simulator: the compiled twin and the plain one, on plans of eight ranks. Results: `results/simulator.json`.
 
-An *event* is the start or the end of an op. Times are CPU seconds of one thread, the best of several runs, so that other load on
-the machine counts less. Usage: python benchmarks/simulator.py [--micro-batches N]
+An *event* is the start or the end of an op. Times are CPU seconds of one thread, the best of several runs, so that other
+load on the machine counts less. Usage: python benchmarks/simulator.py [--micro-batches N]
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "scheduler"))
 
+from plans import Shape, world  # noqa: E402
+
 from interlace.cost_model import CostModel  # noqa: E402
 from interlace.scheduler import simulator_fast  # noqa: E402
 from interlace.scheduler.lower_to_sim import lower  # noqa: E402
 from interlace.scheduler.simulator import Simulation, run  # noqa: E402
-from plans import Shape, world  # noqa: E402
 
 COST = CostModel.from_table({"comm": 9_400, "p2p": 9_500, "gemm": 9_000, "copy": 30_000, "default": 1_500},
                             {("gemm", "comm"): (1.5, 1.7), ("memory", "comm"): (1.3, 1.5)}, 200, 1_300)  # fmt: skip
@@ -73,7 +74,12 @@ def main() -> None:
     ]
     import numba
 
-    found = {"machine": f"{platform.machine()}, one thread", "python": platform.python_version(), "numba": numba.__version__, "rows": rows}
+    found = {
+        "machine": f"{platform.machine()}, one thread",
+        "python": platform.python_version(),
+        "numba": numba.__version__,
+        "rows": rows,
+    }
     for row in rows:
         print(row)
     (HERE / "results" / "simulator.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -11,6 +11,7 @@ A pass is named in snake case and is `off`, `on` or a table of its options. Size
 from __future__ import annotations
 
 import difflib
+import importlib.resources
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,7 +104,7 @@ def load_config(path: str | Path) -> Config:
     Raises:
         ConfigError: The file is missing, is no YAML, or holds something `make_config` refuses; with file, line and column.
     """
-    options, marks = read_yaml(_find(path))
+    options, marks = read_yaml(find_config(path))
     return make_config(options, str(path), marks)
 
 
@@ -232,11 +233,14 @@ def _suggest(word: str, known: Any) -> str:
     return (f"did you mean {near[0]!r}? " if near else "") + f"there are {sorted(known)}"
 
 
-def _find(path: str | Path) -> Path:
-    given = Path(path)
-    preset = Path(str(path)).name
-    inside = Path(__import__("interlace.configs", fromlist=["__path__"]).__path__[0]) / "presets" / preset
-    for candidate in (given, inside, inside.with_suffix(".yaml")):
+def find_config(path: str | Path) -> Path:
+    """The file of a path or of a preset's name.
+
+    Raises:
+        ConfigError: There is neither; the message lists the presets.
+    """
+    presets = Path(str(importlib.resources.files("interlace.configs"))) / "presets"
+    for candidate in (Path(path), presets / Path(path).name, presets / f"{Path(path).name}.yaml"):
         if candidate.is_file():
             return candidate
-    raise ConfigError(f"{path}: no such file, and no preset of that name; presets: {sorted(p.stem for p in inside.parent.glob('*.yaml'))}")
+    raise ConfigError(f"{path}: no such file, and no preset of that name; presets: {sorted(p.stem for p in presets.glob('*.yaml'))}")

@@ -164,7 +164,7 @@ class _Work:
 
     def result(self) -> Program:
         """The program in its new order, streams named."""
-        rings = {op.group for op in self.sites}
+        rings = {op.group for op in self.done.values()}
         assert is_topological(self.order, self.after)
         for comm in self.done.values():
             stream = mp_stream(comm.group, rings) if comm.stream in COMPUTE_STREAMS else comm.stream
@@ -177,6 +177,8 @@ class _Work:
             return f"layer is not among the modules asked for ({', '.join(self.options.modules)})"
         if size < self.options.min_bytes:
             return f"moves {size} bytes, fewer than min_bytes={self.options.min_bytes}"
+        if not any(self.backward.sources(op) for op in self.sites if op.group == comm.group):
+            return f"no dX passes over group {comm.group}: it is no tensor-parallel one"
         fused = [op for op in self.backward.sources(comm) if self.backward.is_fused(op)]
         return f"dX and dW of {describe(fused[0])} are one operation, which 'split-backward' left whole" if fused else ""
 
@@ -276,7 +278,8 @@ class _Work:
     def _finish(self, comm: Op, own: set[int], moved: set[int]) -> None:
         fillers = self._fillers(moved, comm)
         found = self._estimate(moved, comm)
-        if not any(op_id in self.backward.sinks or op_id in moved for op_id in fillers):
+        behind = self.backward.sinks.intersection(op.id for op in self._readers_of_dout(comm))
+        if not moved and not behind.intersection(fillers):
             self.context.decline(comm, self._nothing(comm))
         elif found.gain < 0 and self.options.only_gains:
             self.context.decline(comm, f"would take {found.both} ns beside its fillers, one after the other they take "
@@ -296,8 +299,9 @@ class _Work:
     def _nothing(self, comm: Op) -> str:
         """Why nothing can run beside a collective."""
         products = {op.id for op in self.backward.sources(comm)}
-        bound = [op for op in self._readers_of_dout(comm) if op.kind in PRODUCTS and op.id not in products | self.backward.sinks
-                 and self.place[op.id] < self.place[comm.id]]  # fmt: skip
+        known = products | self.backward.sinks
+        bound = [op for op in self._readers_of_dout(comm)
+                 if op.kind in PRODUCTS and op.id not in known and self.place[op.id] < self.place[comm.id]]  # fmt: skip
         if bound:
             return f"{describe(bound[0])} must come first: it feeds more than its gradient's sum"
         return "no weight gradient stands in front of it" + ("" if products else ", and no product with a weight feeds it")
@@ -306,10 +310,10 @@ class _Work:
         dx = ", ".join(f"#{op.id}" for op in self.backward.sources(comm))
         head = f"starts behind dX {dx}" if own else "gets work from other layers"
         lent = len([op_id for op_id in moved - own if self.graph.ops[op_id].kind in PRODUCTS])
-        more = f", {_count(lent, 'product')} of them borrowed" if lent else ""
+        more = f" ({_count(lent, 'product')} borrowed)" if lent else ""
         rest = f", fillers go on for {found.both - found.comm} ns" if found.both > found.comm else ""
-        return (f"{head}; {_count(len(moved), 'operation')} moved behind it{more}; hidden {found.hidden} of {found.comm} ns, "
-                f"gain {found.gain} ns{rest}")  # fmt: skip
+        what = f"{_count(len(moved), 'operation')} moved behind it{more}"
+        return f"{head}; {what}; hidden {found.hidden} of {found.comm} ns, gain {found.gain} ns{rest}"
 
 
 def _count(number: int, noun: str) -> str:

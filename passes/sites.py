@@ -14,10 +14,10 @@ from interlace.scheduler.offload import names_layer
 WEIGHT_FORMS = frozenset({"cast", "all_gather", "c_allgather", "share_data", "assign", "c_identity", "reshape", "view_shape",
                           "transpose", "slice", "contiguous"})  # fmt: skip
 """Kinds whose result is still the weight: AMP's copy, a gathered shard (sharding stage 3), another form of it."""
-GEMM_GRADS = {"matmul_grad": (0, 1), "linear_grad": (0, 1), "linear_v2_grad": (0, 1), "fused_gemm_epilogue_grad": (0, 1)}
-"""Gradients of a product -> places of x and of y among operands; results stand in the same order."""
-UPDATES = frozenset({"cast", "scale", "add", "add_n", "combine", "split", "clip", "multiply", "divide", "assign", "share_data",
-                     "reshape", "slice", "concat", "split_with_num", "check_finite_and_unscale"})  # fmt: skip
+GEMM_GRADS = frozenset({"matmul_grad", "linear_grad", "linear_v2_grad", "fused_gemm_epilogue_grad"})
+"""Gradients of a product: x and y are the first two operands, dout is the last; dx and dy are the first two results."""
+UPDATES = frozenset({"cast", "scale", "add", "add_n", "combine", "split", "clip", "multiply", "divide", "assign", "slice",
+                     "share_data", "reshape", "concat", "split_with_num", "check_finite_and_unscale"})  # fmt: skip
 """Kinds that stand between the gradient of a parameter and the place where it is summed."""
 ACCUMULATING = "fused_linear_param_grad_add"
 """dW and its sum in one operation: operands x and dout."""
@@ -54,7 +54,8 @@ def check_unscheduled(program: Program) -> None:
         PassError: It has some.
     """
     if program.jobs:
-        raise PassError(f"the program has a schedule already ({len(program.jobs)} jobs); put this pass before 'schedule-1f1b'")
+        count = len(program.jobs)
+        raise PassError(f"the program has a schedule already ({count} jobs); put this pass before 'schedule-1f1b'")
 
 
 def check_modules(modules: Sequence[str], layers: Iterable[str]) -> None:

@@ -98,7 +98,7 @@ class _Pair:
         self.values, self.groups = tables_of(program)
         self.all_ops: list[tuple[str, Op]] = [*(("B", op) for op in backward), *(("F", op) for op in forward)]
         self.after = self._after(backward, forward)
-        self.free = {(side, op.id) for side, op in self.all_ops if op.kind in NO_KERNEL}
+        self.free = {(side, op.id) for side, op in self.all_ops if op.name in NO_KERNEL}
         self.nodes: list[Node] = []
         self.index: dict[Placed, int] = {}
         chain = chain_ops(self.graph, backward)

@@ -1,8 +1,8 @@
-"""Who holds how much memory, and when: by storage, so that views, in-place results and shape-only operands count as they are.
+"""Who holds how much memory, and when: by storage, so that views, in-place results and shape-only operands count right.
 
-An *instance* is one storage of one micro-batch. It is taken by the op that gives it and let go once its last reader, through any
-alias, is done; with no reader, once that op is done. Operands of which only the shape is read hold nothing. Persistable storages
-are there all the time, counted once (`base`). Inputs are there from the start of the step, outputs (`shadow_output`,
+An *instance* is one storage of one micro-batch. It is taken by the op that gives it and let go once its last reader, through
+any alias, is done; with no reader, once that op is done. Operands of which only the shape is read hold nothing. Persistable
+storages are always there, counted once (`base`). Inputs are there from the start of the step, outputs (`shadow_output`,
 `set_parameter`) stay to its end. A vector holds no memory of its own beside its tensors. A tensor of unknown size counts as
 nothing and is listed.
 """
@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from interlace.scheduler.variants import places, variants
 
 from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.kinds import COMBINE, DATA, SET_PARAMETER, SHADOW_OUTPUT, SPLIT
+from interlace.scheduler.variants import places, variants
 
 Ints = npt.NDArray[np.int64]
 Pool = Literal["device", "pinned"]
@@ -32,8 +32,8 @@ class Place:
 
     Attributes:
         take: `start` of the op on its stream, or `issue` by the host.
-        give: `end` of the last reader; or `issue` of the last reader, where all readers run on the giver's stream (that stream's
-            pool may hand it out again to a later op of the stream), else the end of the last reader on another stream.
+        give: `end` of the last reader; or `issue` of the last reader, where all readers run on the giver's stream (its pool
+            may hand the memory to a later op of that stream), else the end of the last reader on another stream.
     """
 
     take: Literal["start", "issue"] = "start"
@@ -107,7 +107,8 @@ def storages(program: Program) -> Storages:
         base[_pool(base_value[place].memory)] += max(0, base_value[place].size_bytes)
     return Storages(
         _ints([giver[p] for p in rows]), np.maximum(_ints(sizes), 0),
-        np.array([_pool(base_value[p].memory) == "pinned" for p in rows], np.bool_), np.array([p in kept for p in rows], np.bool_),
+        np.array([_pool(base_value[p].memory) == "pinned" for p in rows], np.bool_),
+        np.array([p in kept for p in rows], np.bool_),
         np.concatenate([[0], np.cumsum([len(readers[p]) for p in rows], dtype=np.int64)]).astype(np.int64),
         _ints([r for p in rows for r in readers[p]]), base,
         [base_value[p].id for p in [*rows, *sorted(lasting)] if base_value[p].size_bytes < 0 and p not in cells.size],
@@ -230,7 +231,8 @@ class Profile:
 
 def _order(lives: Lives) -> Ints:
     """Takes (the first half of the numbers) and returns (the second half) in the order in which they happen."""
-    return np.lexsort((np.concatenate([lives.take_tie, lives.give_tie]), np.concatenate([lives.taken, lives.given])))
+    order: Ints = np.lexsort((np.concatenate([lives.take_tie, lives.give_tie]), np.concatenate([lives.taken, lives.given])))
+    return order
 
 
 def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, place: Place = IDEAL) -> Profile:
@@ -243,7 +245,7 @@ def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Int
 
 
 def in_order(program: Program, items: Sequence[tuple[int, int]] | Ints | None = None) -> Profile:
-    """Memory of an executor that runs one item after the other, as Paddle's does on the CPU; moments are places in the order."""
+    """Memory of an executor that runs item after item, as Paddle's does on the CPU; moments are places in the order."""
     planner = OrderMemory(program)
     order = _items(program) if items is None else np.asarray(items, np.int64).reshape(-1, 2)
     return Profile(program, planner.order_lives(order), planner.base, planner.unknown)
@@ -265,7 +267,9 @@ class OrderMemory:
     """
 
     def __init__(self, program: Program) -> None:
-        self.tables = {m: table for form in variants(program) for table in [storages(form.program)] for m in form.micro_batches}
+        self.tables = {
+            m: table for form in variants(program) for table in [storages(form.program)] for m in form.micro_batches
+        }
         self.base = self.tables[0].base
         self.unknown = self.tables[0].unknown
         self.inputs = _ints(sorted(op.id for op in program.ops if op.name == DATA))
@@ -289,7 +293,7 @@ class OrderMemory:
     def lives(self, items: Ints, taken: Ints, last: Ints, foreign: Ints | None = None, stream: Ints | None = None) -> Lives:
         """Instances taken when their giver's `taken` comes, let go at the latest `last` of their readers.
 
-        With `foreign` and `stream`, a reader on another stream than the giver's counts with the later of `last` and `foreign`.
+        With `foreign` and `stream`, a reader on another stream than the giver's counts with the later of both.
         """
         rows = [self._instances(self.tables[micro_batch], place, micro_batch, taken, last, foreign, stream)
                 for micro_batch, place in places(items, self.num_ids)]  # fmt: skip

@@ -40,8 +40,9 @@ PINNED = {"dst_place_type": 1}
 """Attributes of both copies; lowering gives each place its own form."""
 PATIENCE = 3
 """Placements for one budget that bring the excess no lower before the search gives up; two or three in all are the rule."""
-SEARCH_ROUNDS = 10
-"""Budgets tried on the way to the least feasible one: to a 1000th of the range between a refused and a feasible one."""
+SEARCH_ROUNDS = 8
+"""Budgets tried on the way to the least feasible one: to a 256th of the range between a refused and a feasible one."""
+FAR = 1 << 62
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -242,7 +243,7 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return f"moves nothing; peak {mib(self.before_peak_bytes)}"
         waits = f"readers wait {ms(self.stall_ns)}" if self.measured else "copies not measured: back just in time"
         peak = f"peak {mib(self.before_peak_bytes)} -> {mib(self.peak_bytes)}, pinned {mib(self.pinned_peak_bytes)}"
-        count = f"{len(self.moves)} values of {len(self.micro_batch_bytes())} micro-batches"
+        count = f"{len(self.moves)} value(s) of {len(self.micro_batch_bytes())} micro-batch(es)"
         return f"moves {count}, {mib(self.out_bytes)} out and back; {peak}; {waits}"
 
     def reasons(self) -> dict[Reason, tuple[int, int]]:
@@ -257,7 +258,7 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def declined(self) -> list[str]:
         """What stays and why, one line a reason."""
         single = {stay.reason for stay in self.stayed}
-        unit = {reason: "value-micro-batch(es)" if reason in single else "value(s)" for reason in REASONS}
+        unit = {reason: "trip(s)" if reason in single else "value(s)" for reason in REASONS}
         return [f"{count} {unit[reason]}, {mib(size)}: {reason}: {REASONS[reason]}"
                 for reason, (count, size) in self.reasons().items()]  # fmt: skip
 
@@ -388,7 +389,8 @@ class Timeline:
         """Whether what went out behind an item, by a time, can be back in a later job before its reader."""
         if out >= trip.reader or self.job[out] == self.job[trip.reader]:
             return False
-        return max(done_ns, self.at_ns[self.job_start[self.job[out] + 1]]) + trip.back_ns <= self.at_ns[trip.reader]
+        boundary = self.job_start[self.job[out] + 1]
+        return max(done_ns, self.at_ns[boundary]) + trip.back_ns <= self.at_ns[trip.reader]
 
 
 @dataclass(slots=True, eq=False)
@@ -430,7 +432,7 @@ def _place(line: Timeline, trips: Sequence[_Trip], cap: int | None, measured: bo
     """
     placed = _Placement()
     _copy_out(line, sorted(trips, key=_key(lambda t: t.source)), cap, placed)
-    _copy_back(line, sorted(placed.trips, key=_key(lambda t: t.reader), reverse=True), measured, placed)
+    _copy_back(line, sorted(placed.trips, key=_key(lambda t: t.reader), reverse=True), cap, measured, placed)
     _run_back(line, sorted(placed.trips, key=_key(lambda t: t.back, lambda t: t.reader)), cap, placed)
     placed.trips.sort(key=_key(lambda t: t.source))
     return placed
@@ -456,19 +458,20 @@ def _copy_out(line: Timeline, trips: Iterable[_Trip], cap: int | None, placed: _
         placed.trips.append(trip)
 
 
-def _copy_back(line: Timeline, trips: Iterable[_Trip], measured: bool, placed: _Placement) -> None:
-    next_start = line.at_ns[-1]
+def _copy_back(line: Timeline, trips: Iterable[_Trip], cap: int | None, measured: bool, placed: _Placement) -> None:
+    starts, issues = [line.at_ns[-1]], [line.at_ns[-1]] * (cap or 0)
     kept: list[_Trip] = []
     for trip in trips:
-        start = min(line.at_ns[trip.reader], next_start) - trip.back_ns
-        if start < trip.done_ns and not trip.not_before:
-            placed.refused.append((trip, "congested"))
-            continue
-        kept.append(trip)
-        next_start = start
+        start = min(line.at_ns[trip.reader], starts[-1], *issues[-cap:][:1] if cap else ()) - trip.back_ns
         wanted = bisect_right(line.at_ns, start) - 1 if measured else trip.reader
         earliest = max(line.job_start[line.job[trip.out] + 1], trip.free, trip.not_before)
         trip.back = min(max(wanted, earliest), trip.reader)
+        if (start < trip.done_ns and not trip.not_before) or trip.back <= trip.free:
+            placed.refused.append((trip, "congested"))
+            continue
+        kept.append(trip)
+        starts.append(start)
+        issues.append(line.at_ns[trip.back])
     placed.trips = kept
 
 
@@ -534,7 +537,8 @@ class _Planner:
         unknown = unknown_names(self.choice, [self.program])
         if unknown and self.program.pipeline.num_stages == 1:
             raise ConfigError("\n".join(unknown))
-        self.notes += [f"{line} on stage {self.program.pipeline.stage}; it may be another stage's" for line in unknown]
+        pipe = self.program.pipeline
+        self.notes += [f"{line}; this is stage {pipe.stage} of {pipe.num_stages}, it may be another's" for line in unknown]
 
     def _is_chosen(self, saved: Saved) -> bool:
         reason = self._not_chosen(saved)
@@ -561,6 +565,8 @@ class _Planner:
             for micro_batch in range(self.program.pipeline.num_micro_batches):
                 trip = self._trip(saved, micro_batch)
                 reason = self._why_not(trip)
+                if reason is None and not self.place([trip]).trips:
+                    reason = "at-once"
                 if reason:
                     self._stay([trip], reason)
                 else:
@@ -735,7 +741,7 @@ class _Fit:
     def _search(self, budget: int, windows: _Windows, steps: Sequence[_Step]) -> _Placement | None:
         self._hold(False)
         taken = [False] * len(self.trips)
-        least, patience = 1 << 62, PATIENCE
+        least, patience = FAR, PATIENCE
         while patience:
             placed = self._place(taken)
             over = self._over(placed, budget)
@@ -788,42 +794,34 @@ class _Fit:
 
     def _cover(self, over: Ints, windows: _Windows, taken: list[bool]) -> bool:
         free, back, size = windows
-        open_ = ~np.array(taken, bool)
-        excess = over.copy()
-        count = np.concatenate([[0], np.cumsum(excess > 0)])
-        any_taken, at = False, 0
+        open_, any_taken = ~np.array(taken, bool), False
+        count = np.concatenate([[0], np.cumsum(over > 0)])
+        excess, at = over.copy(), _next_over(over, 0)
         while at < len(excess):
-            step = int(np.argmax(excess[at:] > 0))
-            if excess[at + step] <= 0:
-                break
-            at += step
             fits = np.flatnonzero(open_ & (free <= at) & (at < back))
-            if not len(fits):
-                at += 1
-                continue
-            useful = (count[back[fits]] - count[at]) * np.minimum(size[fits], excess[at]) / size[fits]
-            best = int(fits[int(np.argmax(useful))])
-            taken[best], open_[best], any_taken = True, False, True
-            excess[free[best] : back[best]] -= size[best]
+            if len(fits):
+                useful = (count[back[fits]] - count[at]) * np.minimum(size[fits], excess[at]) / size[fits]
+                best = int(fits[int(np.argmax(useful))])
+                taken[best], open_[best], any_taken = True, False, True
+                excess[free[best] : back[best]] -= size[best]
+            at = _next_over(excess, at if len(fits) else _next_start(free[open_], at))
         return any_taken
 
     def _delay(self, over: Ints, windows: _Windows, taken: list[bool]) -> bool:
-        excess = over.copy()
-        placed = (trip for trip, wanted in zip(self.trips, taken, strict=True) if wanted and trip.back < trip.reader)
-        early = sorted(placed, key=_key(lambda t: t.reader), reverse=True)
+        early = [trip for trip, wanted in zip(self.trips, taken, strict=True) if wanted and trip.back < trip.reader]
+        early.sort(key=_key(lambda t: -t.reader))
+        back = np.array([max(trip.back, trip.not_before) for trip in early], np.int64)
+        reader = np.array([trip.reader for trip in early], np.int64)
+        excess, at = over.copy(), _next_over(over, 0)
         delayed = False
-        at = 0
         while at < len(excess):
-            if excess[at] <= 0:
-                at += 1
-                continue
-            end = at + (int(np.argmin(excess[at:] > 0)) or len(excess) - at)
-            for trip in early:
-                if excess[at] > 0 and max(trip.back, trip.not_before) <= at < trip.reader:
-                    trip.not_before = min(end, trip.reader)
-                    excess[at : trip.not_before] -= trip.saved.freed_bytes
-                    delayed = True
-            at = end if excess[at] > 0 else at + 1
+            fits = np.flatnonzero((back <= at) & (at < reader))
+            if len(fits):
+                first, end = int(fits[0]), at + int(np.argmax(np.append(excess[at:] <= 0, True)))
+                early[first].not_before = back[first] = min(end, early[first].reader)
+                excess[at : back[first]] -= early[first].saved.freed_bytes
+                delayed = True
+            at = _next_over(excess, at if len(fits) else _next_start(back, at))
         return delayed
 
     def _pruned(self, taken: list[bool], placed: _Placement, over: Ints, budget: int) -> _Placement:
@@ -838,3 +836,14 @@ class _Fit:
             if self._over(smaller, budget).max(initial=0) <= 0:
                 return smaller
         return self._place(taken)
+
+
+def _next_over(excess: Ints, at: int) -> int:
+    """The first place from `at` on that is above 0, else the end."""
+    at = min(at, len(excess))
+    return at + int(np.argmax(np.append(excess[at:] > 0, True)))
+
+
+def _next_start(starts: Ints, at: int) -> int:
+    """The least start behind `at`; far away where there is none."""
+    return int(starts[starts > at].min(initial=FAR))

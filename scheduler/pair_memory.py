@@ -56,7 +56,7 @@ class PairMemory:
     def _bytes(self, value_id: int) -> int:
         value = self.graph.values[value_id]
         giver = self.graph.producer_op(value_id)
-        if value.persistable or value.memory != "device" or (giver is not None and giver.kind in NO_KERNEL):
+        if value.persistable or value.memory != "device" or (giver is not None and giver.name in NO_KERNEL):
             return 0
         return max(value.size_bytes, 0)
 

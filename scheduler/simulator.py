@@ -1,19 +1,22 @@
 """What a plan does in time: every rank, stream and host, by the nanosecond. This file is the specification.
 
-The host of a rank issues its items in order, each at its host cost; an item it must wait for holds it until that item is done.
-A stream runs its items one at a time, in issue order. An item is *ready* once it is issued, its stream's earlier items are done,
-and what it waits for is done. It starts when it is ready and, for a rendezvous (a collective, a send with its receive), when all
-its mates are. Mates run as one: for the longest of their times, at the pace of the slowest of them, and end together.
+The host of a rank issues its items in order, each at its host cost; an item it must wait for holds it until that item
+is done. A stream runs its items one at a time, in issue order. An item is *ready* once it is issued, its stream's
+earlier items are done, and what it waits for is done. It starts when it is ready and, for a rendezvous (a collective, a
+send with its receive), when all its mates are. Mates run as one: for the longest of their times, at the pace of the
+slowest of them, and end together.
 
-Beside others on its rank an item slows: its stretch is 1 plus what each item running there adds (`SimInput.excess`), its pace
-1 / stretch. Work is counted in 1 / ONE ns. The pace is `ONE * ONE // stretch` units a nanosecond, an end is rounded to the
-nearest nanosecond, and nothing else is rounded, so that the result depends on no order among simultaneous events.
+Beside others on its rank an item slows: its stretch is 1 plus what each item running there adds (`SimInput.excess`),
+its pace 1 / stretch. Work is counted in 1 / ONE ns. The pace is `ONE * ONE / stretch` units a nanosecond, rounded up;
+an end is rounded up to whole nanoseconds, so that an item due at a moment stays due whatever else happens at it;
+nothing else is rounded. Hence the result depends on no order among simultaneous events.
 
-The step of every rank lasts until the last item and the last host is done. Each moment of it belongs to one part (`split_rank`):
+The step of every rank lasts until the last item and the last host is done. Each moment of it belongs to one part
+(`split_rank`):
 
 - *compute*: a compute op runs on the rank.
-- *exposed*: none runs, and a communication or copy runs that the rank's next compute op waits for (through data, events,
-  streams, or a host it blocks); behind the last compute op, any.
+- *exposed*: none runs, and a communication or copy runs that the rank's next compute op waits for (through data,
+  events, streams, or a host it blocks); behind the last compute op, any.
 - *host*: neither, nothing that the next compute op waits for stands at a rendezvous, and the host is busy on the way to
   issuing that op (behind the last one: to the end of its jobs).
 - *bubble*: all the rest: the rank waits for other ranks.
@@ -29,15 +32,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from interlace.cost_model import Costs
-from interlace.scheduler import memory
-from interlace.scheduler.lower_to_sim import ONE, Ints, Options, SimInput, lower
 
+from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
+from interlace.scheduler import memory
+from interlace.scheduler.lower_to_sim import lower
+from interlace.scheduler.sim_input import ONE, Ints, Options, SimInput
+from interlace.scheduler.stall import explain_stall
 
 NEVER = 1 << 62
 """Later than any time."""
+WORTH_COMPILING = 5000
+"""Items from which on `auto` takes the twin; below, the plain simulator is done before numba is imported (0.2 s)."""
 
 
 class Stall(PlanError):
@@ -103,7 +110,7 @@ def simulate(
     place: memory.Place = memory.IDEAL,
     with_memory: bool = True,
 ) -> Result:
-    """Run the plans of all ranks; `auto` takes the compiled twin where numba is installed, with equal results.
+    """Run the plans of all ranks; `auto` takes the compiled twin for large plans where numba is there; results are equal.
 
     Raises:
         PlanError: What `lower` refuses.
@@ -112,11 +119,9 @@ def simulate(
     return run(lower(programs, cost, options), engine=engine, place=place, with_memory=with_memory)
 
 
-def run(
-    sim: SimInput, *, engine: Engine = "auto", place: memory.Place = memory.IDEAL, with_memory: bool = True
-) -> Result:
+def run(sim: SimInput, *, engine: Engine = "auto", place: memory.Place = memory.IDEAL, with_memory: bool = True) -> Result:
     """The same from arrays."""
-    compiled = _compiled(engine)
+    compiled = _compiled(engine, sim.num_items)
     start, ready, end = compiled.run_items(sim) if compiled else Simulation(sim).run()
     if (end < 0).any():
         raise Stall(explain_stall(sim, end))
@@ -126,23 +131,23 @@ def run(
     return Result(sim, times, _rank_times(sim, times, split, profiles), profiles)
 
 
-def _compiled(engine: Engine) -> Any:
-    if engine == "plain":
+def _compiled(engine: Engine, num_items: int) -> Any:
+    if engine == "plain" or (engine == "auto" and num_items < WORTH_COMPILING):
         return None
     try:
         from interlace.scheduler import simulator_fast
     except ImportError:
         if engine == "fast":
-            raise PlanError("the compiled simulator needs numba; install it (`pip install numba`) or take engine='plain'") from None
+            raise PlanError(
+                "the compiled simulator needs numba; install it (`pip install numba`) or take engine='plain'"
+            ) from None
         return None
     return simulator_fast
 
 
 def _profile(sim: SimInput, times: Times, at: int, place: memory.Place) -> memory.Profile:
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
-    return memory.over_time(
-        sim.programs[at], times.issue[mine], times.start[mine], times.end[mine], sim.stream[mine], place
-    )
+    return memory.over_time(sim.programs[at], times.issue[mine], times.start[mine], times.end[mine], sim.stream[mine], place)
 
 
 def _rank_times(sim: SimInput, times: Times, split: Any, profiles: Sequence[memory.Profile]) -> list[RankTime]:
@@ -159,7 +164,9 @@ def _rank_times(sim: SimInput, times: Times, split: Any, profiles: Sequence[memo
         )  # fmt: skip
         took = (times.end[mine] - times.start[mine] - sim.dur[mine])[~sim.side[mine]]
         peaks = (profiles[at].peak("device"), profiles[at].peak("pinned")) if profiles else (0, 0)
-        found.append(RankTime(rank, step, int(compute), int(exposed), int(hidden), int(bubble), int(host), int(took.sum()), *peaks))
+        found.append(
+            RankTime(rank, step, int(compute), int(exposed), int(hidden), int(bubble), int(host), int(took.sum()), *peaks)
+        )
     return found
 
 
@@ -289,7 +296,7 @@ class Simulation:
         for leader, mates in changed.items():
             if self.left[leader] == NEVER:
                 continue
-            self._repace(leader, max(1, ONE * ONE // max(self.stretch[mate] for mate in mates)))
+            self._repace(leader, -(-ONE * ONE // max(self.stretch[mate] for mate in mates)))
 
     def _repace(self, leader: int, pace: int) -> None:
         """Book what was done at the old pace and say when the item ends at the new one."""
@@ -297,7 +304,7 @@ class Simulation:
             return
         self.left[leader] -= self.pace[leader] * (self.now - self.since[leader])
         self.since[leader], self.pace[leader] = self.now, pace
-        self.due[leader] = self.now + max(0, (self.left[leader] + pace // 2) // pace)
+        self.due[leader] = self.now + max(0, -(-self.left[leader] // pace))
         heapq.heappush(self.queue, (self.due[leader], leader, self.due[leader]))
 
 
@@ -420,55 +427,3 @@ def covered(spans: Any) -> int:
             total += high - low
             upto = high
     return total
-
-
-def explain_stall(sim: SimInput, end: Ints) -> str:
-    """Why nothing goes on: the circle of items that wait for each other, or the one whose mate never comes."""
-    stuck = next(item for item in range(sim.num_items) if end[item] < 0)
-    path: list[tuple[int, str]] = []
-    places: dict[int, int] = {}
-    item, why = stuck, ""
-    while item not in places:
-        places[item] = len(path)
-        item, why = _blocker(sim, end, item)
-        path.append((list(places)[-1], why))
-        if item < 0:
-            break
-    circle = path[places[item] :] if item >= 0 else path
-    head = f"{int((end < 0).sum())} of {sim.num_items} items never run; " + (
-        "ranks wait in a circle" if item >= 0 else "what is waited for never comes"
-    )
-    return "\n  ".join([head + ":", *(f"{sim.describe(k)} waits for {reason}" for k, reason in circle)])
-
-
-def _blocker(sim: SimInput, end: Ints, item: int) -> tuple[int, str]:
-    """An unfinished item that this one waits for (-1: one that no rank issues), and in words."""
-    at = sim.rank_index(item)
-    before = range(int(sim.first[at]), item)
-    held = next((k for k in before if sim.blocking[k] and end[k] < 0), -1)
-    if held >= 0:
-        return held, f"the host, which waits for {sim.describe(held)}"
-    ahead = next((k for k in before if sim.stream[k] == sim.stream[item] and end[k] < 0), -1)
-    if ahead >= 0:
-        return ahead, f"its stream, where {sim.describe(ahead)} comes first"
-    for k in sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]].tolist():
-        if end[k] < 0:
-            return k, f"{sim.describe(k)}"
-    meet = int(sim.meet[item])
-    if meet < 0:
-        return int(sim.follow[item]), f"the message of {sim.describe(int(sim.follow[item]))}"
-    if meet in sim.absent:
-        return -1, f"its mates: {sim.absent[meet]}"
-    mates = sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist()
-    mate = next(k for k in mates if k != item and not _is_ready(sim, end, k))
-    return mate, f"its mate, {sim.describe(mate)}"
-
-
-def _is_ready(sim: SimInput, end: Ints, item: int) -> bool:
-    """Whether only its mates keep an unfinished item from starting."""
-    at = sim.rank_index(item)
-    before = range(int(sim.first[at]), item)
-    return (
-        not any(end[k] < 0 and (sim.blocking[k] or sim.stream[k] == sim.stream[item]) for k in before)
-        and not (end[sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]]] < 0).any()
-    )

@@ -10,12 +10,11 @@ import numba
 import numba.extending
 import numpy as np
 import numpy.typing as npt
-from interlace.scheduler import simulator
-from interlace.scheduler.lower_to_sim import ONE as _ONE
-from interlace.scheduler.lower_to_sim import Flags, Ints, SimInput
 
-ONE = int(_ONE)
-NEVER = int(simulator.NEVER)
+from interlace.scheduler import simulator
+from interlace.scheduler.sim_input import ONE, Flags, Ints, SimInput
+from interlace.scheduler.simulator import NEVER
+
 _jit = numba.njit(cache=True)
 WAITS, UNBLOCKS, BLOCKS, MEETS, FOLLOWS, LEADS = 1, 2, 4, 8, 16, 32
 """Marks of items: waits for others, others wait for it, holds the host, meets, waits for a message, has one waited for."""
@@ -124,7 +123,7 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
     unblocks, unblock_first, waits = _unblocks(dep_first, dep)
     marks, follower = _marks(dep_first, unblock_first, blocking, meet, follow), _followers(follow)
     next_block = _next_blocks(first, blocking)
-    # Streams: what comes next, what runs, of which class, who keeps its books (a rendezvous has one bookkeeper), and the books.
+    # Streams: what comes next, what runs, of which class, who keeps its books (one keeper a rendezvous), and the books.
     head, running, running_kind = fifo_first[:-1].copy(), np.full(num_streams, -1, np.int64), np.zeros(num_streams, np.int64)
     lead, stretch = np.arange(num_streams), np.full(num_streams, ONE, np.int64)
     left, pace, since = np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64)
@@ -163,7 +162,9 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
                 if mark & WAITS and waits[item] > 0:
                     continue
                 ready[item] = now
-                if due[s] != NEVER and mark & (MEETS | FOLLOWS):  # its issue has been awaited; a start sets other events anew
+                if due[s] != NEVER and mark & (
+                    MEETS | FOLLOWS
+                ):  # its issue has been awaited; a start sets other events anew
                     due[s] = NEVER
                     _put(tree, leaves, s, NEVER)
                 if mark & MEETS:
@@ -226,11 +227,11 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
                     m = meet[item]
                     for k in range(meet_first[m], meet_first[m + 1]):
                         worst = max(worst, stretch[stream_of[mates[k]]])
-                new = ONE if worst == ONE else max(1, ONE * ONE // worst)
+                new = ONE if worst == ONE else (ONE * ONE + worst - 1) // worst
                 if new != pace[leader]:
                     left[leader] -= pace[leader] * (now - since[leader])
                     since[leader], pace[leader] = now, new
-                    need = (left[leader] + ONE // 2) >> 20 if new == ONE else (left[leader] + new // 2) // new
+                    need = (left[leader] + ONE - 1) >> 20 if new == ONE else (left[leader] + new - 1) // new
                     due[leader] = now + max(0, need)
                     _put(tree, leaves, leader, due[leader])
         num_touched = 0

@@ -39,7 +39,7 @@ def variants(program: Program) -> list[Variant]:
 
 
 def without(program: Program, absent: frozenset[int]) -> Program:
-    """The program with some copies taken as identities: their results, and all that share memory with them, are their operand."""
+    """The program with some copies taken as identities: their results, and what shares their memory, are their operand."""
     if not absent:
         return program
     storage = {value.id: value.storage for value in program.values}

@@ -41,6 +41,12 @@ class Closure:
         self.stream = [self.rank.ops[op].stream for op, _ in self.items]
         self.cells: dict[int, tuple[int, int]] = {}
         self.access = [self._access(item) for item in self.items]
+        self.touching: dict[int, list[int]] = defaultdict(list)
+        self.on_stream: dict[str, list[int]] = defaultdict(list)
+        for place, access in enumerate(self.access):
+            self.on_stream[self.stream[place]].append(place)
+            for cell in access.reads | access.writes:
+                self.touching[cell].append(place)
         self.waits: dict[int, list[int]] = defaultdict(list)
         for event in program.events:
             for item in event.waits:
@@ -86,9 +92,8 @@ class Closure:
             known = host
             for prior in [last.get(self.stream[here], -1), *(p + step * self.count for p in self.waits[here])]:
                 known |= before[prior] | 1 << prior if prior >= 0 else 0
-            for prior in range(node):
-                same_job = self.job[prior % self.count] == self.job[here]
-                if same_job and not known >> prior & 1 and (self.conflicts(prior, node) or self._gives_view(prior, node)):
+            for prior in sorted(self._partners(node)):
+                if self.job[prior % self.count] == self.job[here] and not known >> prior & 1:
                     known |= before[prior] | 1 << prior
             before.append(known)
             last[self.stream[here]] = node
@@ -96,15 +101,24 @@ class Closure:
                 host |= known | 1 << node
         return before
 
-    def _gives_view(self, a: int, b: int) -> bool:
-        """Whether an item reads a view that another one gives: the executor sees a variable of its own there."""
-        (_, m), (_, n) = self.items[a % self.count], self.items[b % self.count]
-        made = self.op(a)
-        return (
-            m == n
-            and a // self.count == b // self.count
-            and any(made.results[r] in self.op(b).operands for r, _ in made.views)
-        )
+    def _partners(self, node: int) -> set[int]:
+        """Earlier nodes that touch a storage of this one, one of the two writing; and those that give a view it reads."""
+        step, here = divmod(node, self.count)
+        found = set(self._views_read(here, step))
+        for cell in self.access[here].reads | self.access[here].writes:
+            for place in self.touching[cell]:
+                found |= {place + step * self.count} if place < here else set()
+                found |= {place} if step and self.lasting(cell) else set()
+        return {prior for prior in found if prior in self._views_read(here, step) or self.conflicts(prior, node)}
+
+    def _views_read(self, here: int, step: int) -> list[int]:
+        """Nodes whose views an item reads: the executor sees a variable of its own there."""
+        micro_batch, found = self.items[here][1], []
+        for value in self.op(here).operands:
+            producer = self.rank.producer.get(value)
+            place = self.place.get((producer.id, micro_batch), -1) if producer is not None and producer.views else -1
+            found += [place + step * self.count] if 0 <= place < here else []
+        return found
 
     def ordered(self, a: int, b: int) -> bool:
         """Whether node a is over when node b starts."""
@@ -112,9 +126,12 @@ class Closure:
 
     def races(self) -> list[tuple[int, int, int]]:
         """Conflicting nodes (a, b, cell) that nothing orders, a earlier in host order."""
-        return [(a, b, min(self.conflicts(a, b))) for b in range(2 * self.count) for a in range(b)
-                if (a < self.count or b >= self.count) and not self.ordered(a, b) and self.conflicts(a, b)
-                and not (a >= self.count)]  # fmt: skip
+        return [
+            (a, b, min(cells))
+            for b in range(2 * self.count)
+            for a in sorted(self._partners(b))
+            if a < self.count and not self.ordered(a, b) and (cells := self.conflicts(a, b))
+        ]
 
     def unwritten(self) -> list[tuple[int, int]]:
         """Reads (place, cell) that see another write than the value they name has in the sequential step, or none."""
@@ -180,10 +197,9 @@ class Closure:
 
     def _uncovered(self, places: list[int], lasts: Iterable[int]) -> list[int]:
         """Uses that are neither before what the free records nor before the next operation of the block's own stream."""
-        freed, owner = places[-1], self.stream[places[0]]
-        marks = {max(k for k in range(freed + 1) if self.stream[k] == self.stream[last]) for last in lasts}
-        after = [k for k in range(freed + 1, 2 * self.count) if self.stream[k % self.count] == owner]
-        marks.update(after[:1])
+        freed, owner = places[-1], self.on_stream[self.stream[places[0]]]
+        marks = {max(k for k in self.on_stream[self.stream[last]] if k <= freed) for last in lasts}
+        marks.add(next((k for k in owner if k > freed), owner[0] + self.count))
         return [use for use in places if not any(use == k or self.ordered(use, k) for k in marks)]
 
 
@@ -207,16 +223,11 @@ def channels(program: Program) -> dict[tuple[object, ...], list[int]]:
             continue
         ranks = groups[op.group].ranks
         if is_collective(op):
-            found[op.group,
-           
-           
-            *ranks].append(place)
+            found[(op.group, *ranks)].append(place)
         elif is_send(op):
-            found[op.group, *ranks,
-            "p2p", program.rank, ranks[op.attrs["peer"]]].append(place)
+            found[(op.group, *ranks, "p2p", program.rank, ranks[op.attrs["peer"]])].append(place)
         elif is_receive(op):
-            found[op.group, *ranks,
-            "p2p", ranks[op.attrs["peer"]], program.rank].append(place)
+            found[(op.group, *ranks, "p2p", ranks[op.attrs["peer"]], program.rank)].append(place)
     return found
 
 

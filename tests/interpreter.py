@@ -10,7 +10,7 @@ written or is gone raises `Poisoned`.
 >>> text = '''program rank=0 world=1 mode=train
 ... #0 %0:float32[2]"x" = pd_op.data() forward
 ... #1 %1:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0
-... #2 = builtin.shadow_output(%1) forward {"output_name":"y"}'''
+... #2 builtin.shadow_output(%1) forward {"output_name":"y"}'''
 >>> sorted(run(parse(text))[0].outputs)
 ['y@0']
 """
@@ -236,7 +236,7 @@ class Network:
             self.mail[group.id, rank, group.ranks[call.op.attrs["peer"]]].append(call.data[0].copy())
             call.answer = []
         elif is_collective(call.op):
-            meeting = self.meeting[group.id, *group.ranks]
+            meeting = self.meeting[(group.id, *group.ranks)]
             meeting[rank] = call
             if len(meeting) == len(group.ranks):
                 if len({c.op.kind for c in meeting.values()}) > 1 or len({c.data[0].shape for c in meeting.values()}) > 1:
@@ -244,10 +244,7 @@ class Network:
                         f"group {group.id}: " + ", ".join(f"rank {r} calls {describe(c.op)}" for r, c in meeting.items())
                     )
                 collective([meeting[r] for r in group.ranks])
-                del self.meeting[group.id,
-               
-               
-                *group.ranks]
+                del self.meeting[(group.id, *group.ranks)]
 
     def poll(self, rank: int, group: Group, call: Call) -> bool:
         """Whether the call has its answer."""
@@ -464,7 +461,7 @@ def run(
     """Run one step of all ranks.
 
     Programs with jobs run as planned, others one micro-batch after the other. Ranks take turns in an order drawn from
-    `seed`. Sends are buffered. `orders` gives each rank another order of its items (`schedules.shuffled`).
+    `seed`. Sends are buffered. `orders` gives each rank another order of its items.
 
     Raises:
         Poisoned: A read of what is not written yet, or freed already.

@@ -76,7 +76,8 @@ def worlds(
 def random_world(seed: int, **fixed: Any) -> World:
     """A world drawn from a seed, for loops without hypothesis."""
     rng = random.Random(seed)
-    drawn = {"pp": rng.choice([1, 2, 2, 3]), "mp": rng.choice([1, 2]), "micro_batches": rng.randint(1, 4), "layers": rng.randint(1, 2),
+    drawn = {"pp": rng.choice([1, 2, 2, 3]), "mp": rng.choice([1, 2]), "micro_batches": rng.randint(1, 4),
+             "layers": rng.randint(1, 2),
              "schedule": rng.choice(["1F1B", "1F1B", "FThenB"]), "seed": seed,
              **{name: rng.random() < 0.7 for name in ("streams", "pairs", "offload", "hoist", "cut")}}  # fmt: skip
     return World(**{**drawn, **fixed})
@@ -105,7 +106,7 @@ class Builder:
         return self.value(TensorType((), "vector"), elements=tuple(kinds))
 
     def op(self, name: str, operands: Iterable[int] = (), results: Iterable[TensorType] = (), **more: Any) -> list[int]:
-        """A new operation; gives the ids of its results. `inplace` and `views` make results share their operand's storage."""
+        """A new operation; gives the ids of its results. `inplace` and `views` results share their operand's storage."""
         operands = tuple(operands)
         shared = {r: o for pairs in (more.get("inplace", ()), more.get("views", ())) for r, o in pairs}
         made = [self.value(kind, self.values[operands[shared[k]]].storage if k in shared else -1,
@@ -285,13 +286,13 @@ def plan(world: World) -> list[Program]:
 
 
 def offload(program: Program, rng: random.Random) -> tuple[Program, set[Item]]:
-    """Copies out and back for some saved activations; also gives the items of micro-batches that keep theirs on the device."""
+    """Copies out and back for some saved activations; also the items of micro-batches that keep theirs on the device."""
     graph = Graph(program)
     made, values, absent = list(program.ops), list(program.values), set()
     for value in program.values:
         if rng.random() < 0.3 or not _movable(graph, value):
             continue
-        last = max(graph.position[op.id] for op in graph.user_ops(value.id) + [graph.ops[graph.producer[value.id]]]
+        last = max(graph.position[op.id] for op in [*graph.user_ops(value.id), graph.ops[graph.producer[value.id]]]
                    if op.role == "forward")  # fmt: skip
         first = min(graph.position[op.id] for op in _content_readers(graph, value) if op.role == "backward")
         out, back = len(values), len(values) + 1
@@ -309,7 +310,8 @@ def offload(program: Program, rng: random.Random) -> tuple[Program, set[Item]]:
 
 def _movable(graph: Graph, value: Value) -> bool:
     producer = graph.producer_op(value.id)
-    return (value.dtype == "float32" and not value.persistable and len(graph.aliases[value.storage]) == 1 and producer is not None
+    return (value.dtype == "float32" and not value.persistable and len(graph.aliases[value.storage]) == 1
+            and producer is not None
             and producer.name not in BOUNDARY and producer.role == "forward" and producer.name != "builtin.split"
             and any(op.role == "backward" for op in _content_readers(graph, value))
             and all(op.name != "builtin.combine" for op in graph.user_ops(value.id)))  # fmt: skip
@@ -396,7 +398,7 @@ def hoist(jobs: list[Job], program: Program, rng: random.Random) -> list[Job]:
     ops = {op.id: op for op in program.ops}
     lists = [list(job.items) for job in jobs]
     for k in range(1, len(jobs)):
-        inside = {item for item in lists[k - 1]}
+        inside = set(lists[k - 1])
         for item in [i for i in lists[k] if ops[i[0]].kind in ("recv_v2", "memcpy_h2d") and ops[i[0]].stream]:
             made_there = {v for op, m in inside if m == item[1] for v in ops[op].results}
             earlier = lists[k][: lists[k].index(item)]

@@ -88,9 +88,10 @@ def build_program(script: str, arguments: list[str], rank: int, world: int, *, l
     os.environ.update(rank_environment(rank, world))
     os.environ.pop("POD_NAME", None)
     from interlace.bridge import hook
-    from interlace.bridge.cpu import dynamic
+    from interlace.bridge.cpu import dynamic, half
 
     dynamic.patch(LonelyTransport(rank, world))  # type: ignore[arg-type]
+    half.patch(gpu_only=True)
     hook.install()
     hook.capture_only(_stop)
     if lazy:

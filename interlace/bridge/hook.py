@@ -17,7 +17,7 @@ from interlace.bridge.flags import Flags, with_dead_flags
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
 from interlace.bridge.places import Place, choose_place
-from interlace.config import Config, _find, load_config, read_yaml
+from interlace.config import Config, find_config, load_config, read_yaml
 from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
@@ -73,7 +73,7 @@ def _read(config: Any) -> tuple[dict[str, Any], str, dict[str, str]]:
     if isinstance(config, Mapping):
         return dict(config), "interlace.enable", {}
     if isinstance(config, (str, os.PathLike)):
-        options, marks = read_yaml(_find(config))
+        options, marks = read_yaml(find_config(config))
         return options, str(config), marks
     raise ConfigError(f"interlace.enable: expected a file, a preset, a dict or keywords, found {type(config).__name__}")
 

@@ -240,6 +240,7 @@ class _JobBuilder:
         self.block = self.made.program.global_block()
         self.values: dict[Item, Any] = {}
         self.given: dict[str, Any] = {}
+        self.shared: dict[str, list[Any]] = {}
         self.last_giver = self._last_givers()
 
     def add(self, op: Op, micro_batch: int) -> None:
@@ -252,10 +253,6 @@ class _JobBuilder:
         for value, result in zip(op.results, results, strict=True):
             self.values[value, micro_batch] = result
             self._leave(value, micro_batch, result)
-
-    def done(self) -> JobProgram:
-        """The finished program."""
-        return self.made
 
     def _operand(self, value: int, micro_batch: int, contents: bool) -> Any:
         value = self.low.resolve(value, micro_batch)
@@ -320,14 +317,29 @@ class _JobBuilder:
         low.events.mark((op.id, micro_batch), built)
 
     def _leave(self, value: int, micro_batch: int, result: Any) -> None:
-        """Name a value that other jobs read; of several that share a variable, the last one given in this job."""
+        """Name a value that other jobs read; of several that share a variable, the last one given in this job.
+
+        The others are read once more behind it: the executor's in-place pass looks at each value alone and would let the last
+        reader of an earlier one overwrite the variable they share.
+        """
         name = self.low.names.of(value, micro_batch)
-        if name not in self.low.crossing or name in self.given or self.last_giver[name] != (value, micro_batch):
+        if name not in self.low.crossing or name in self.given:
+            return
+        if self.last_giver[name] != (value, micro_batch):
+            self.shared.setdefault(name, []).append(result)
             return
         self.low.kinds.setdefault(value, result.type())
         paddle.pir.set_insertion_point_to_block_end(self.block)
         paddle._C_ops.set_persistable_value(result, name)
         self.made.holds.add(name)
+
+    def done(self) -> JobProgram:
+        """The finished program."""
+        paddle.pir.set_insertion_point_to_block_end(self.block)
+        for results in self.shared.values():
+            for result in results:
+                paddle._C_ops.share_data(result)
+        return self.made
 
     def _last_givers(self) -> dict[str, Item]:
         low = self.low

@@ -95,7 +95,7 @@ def _head(programs: Sequence[Program], place: str) -> list[str]:
     missing = sorted(set(range(world)) - {program.rank for program in programs})
     text = f"{len(programs)} of {world} ranks, {items} operations to issue, rules of the {place} place"
     if not all(program.jobs for program in programs):
-        text = f"{len(programs)} of {world} ranks without a schedule (one micro-batch after the other, no times), rules of the {place} place"
+        text = f"{len(programs)} of {world} ranks, not scheduled (micro-batches one by one), rules of the {place} place"
     note = f"not given: ranks {', '.join(map(str, missing))}; what they must agree to is not checked"
     return [text, note] if missing else [text]
 

@@ -88,10 +88,9 @@ def _check(args: argparse.Namespace) -> None:
     if args.timeout <= 0:
         raise ConfigError(f"--timeout {args.timeout:g}: expected seconds above 0")
     if args.config is not None:
-        try:
-            Path(args.config).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"--config {args.config!r} cannot be read: {error.strerror}") from error
+        from interlace.config import load_config
+
+        load_config(args.config)
     for target in filter(None, (args.json,)):
         if not Path(target).absolute().parent.is_dir():
             raise ConfigError(f"--json {target!r}: its folder does not exist; make it first")
@@ -170,7 +169,11 @@ def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
     """What the ranks are told about Interlace: everything off, or the configuration to use."""
     if stock:
         return {"INTERLACE_DISABLE": "1"}
-    return {} if args.config is None else {"INTERLACE_CONFIG": os.path.abspath(args.config)}
+    if args.config is None:
+        return {}
+    from interlace.config import find_config
+
+    return {"INTERLACE_CONFIG": os.path.abspath(find_config(args.config))}
 
 
 def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:

@@ -14,16 +14,27 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `timeline` to the command line."""
-    parser = subparsers.add_parser("timeline", help="simulate a step; write a trace for Perfetto and print where the time goes",
-                                   description="Simulate the plans of all ranks. Dumps without jobs run in Paddle's own order.")  # fmt: skip
+    parser = subparsers.add_parser(
+        "timeline",
+        help="simulate a step; write a trace for Perfetto and print where the time goes",
+        description="Simulate the plans of all ranks. Dumps without jobs run in Paddle's own order.",
+    )
     parser.add_argument("dumps", nargs="+", metavar="DUMP", help="plan or dump files, or folders of them")
-    parser.add_argument("--beside", nargs="+", metavar="DUMP", default=[], help="plans or dumps to compare with, such as plan/captured")
+    parser.add_argument(
+        "--beside", nargs="+", metavar="DUMP", default=[], help="plans or dumps to compare with, such as plan/captured"
+    )
     parser.add_argument("--device", metavar="NAME", default="h200", help="device profile, by name or path (default: h200)")
     parser.add_argument("--p2p", choices=("rendezvous", "buffered"), default="rendezvous",
                         help="whether a send waits for its receive (default: rendezvous)")  # fmt: skip
-    parser.add_argument("--place", choices=("ideal", "gpu"), default="ideal",
-                        help="memory held while ops run, or from issue on as Paddle's GPU place does (default: ideal)")  # fmt: skip
-    parser.add_argument("-o", "--output", metavar="FILE", default="trace.json", help="where the trace goes (default: trace.json)")
+    parser.add_argument(
+        "--place",
+        choices=("ideal", "gpu"),
+        default="ideal",
+        help="memory held while ops run, or from issue on as Paddle's GPU place does (default: ideal)",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", default="trace.json", help="where the trace goes (default: trace.json)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the split of each rank there")
     return parser
 
@@ -59,8 +70,8 @@ def _simulated(paths: list[str], cost: Costs, args: argparse.Namespace) -> Resul
     from interlace.errors import PlanError
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
-    from interlace.scheduler.lower_to_sim import Options
     from interlace.scheduler.memory import GPU, IDEAL
+    from interlace.scheduler.sim_input import Options
     from interlace.scheduler.simulator import simulate
 
     programs = [_scheduled(load(path), cost) for path in find_dumps(paths)]
@@ -69,7 +80,9 @@ def _simulated(paths: list[str], cost: Costs, args: argparse.Namespace) -> Resul
         raise PlanError(f"{paths}: rank {next(r for r in ranks if ranks.count(r) > 1)} is there twice; give one dump a rank")
     missing = sorted(set(range(max(program.world for program in programs))) - set(ranks))
     if missing:
-        print(f"no dump of rank(s) {', '.join(map(str, missing))}: taken to be ready whenever they are needed", file=sys.stderr)
+        print(
+            f"no dump of rank(s) {', '.join(map(str, missing))}: taken to be ready whenever they are needed", file=sys.stderr
+        )
     options = Options(p2p=args.p2p, peers_ready=bool(missing))
     return simulate(programs, cost, options, place=GPU if args.place == "gpu" else IDEAL)
 

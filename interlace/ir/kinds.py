@@ -33,8 +33,8 @@ RANDOM = frozenset({"dropout", "uniform", "gaussian", "randint", "randperm", "be
                     "truncated_gaussian_random", "fused_dropout_add", "poisson", "standard_gamma", "dirichlet",
                     "binomial", "rrelu", "class_center_sample", "top_p_sampling"})  # fmt: skip
 """Kinds that draw from the device's one generator: their order decides the numbers."""
-NO_KERNEL = frozenset({"combine", "split", "shadow_output", "data", "parameter", "set_parameter", "full_int_array"})
-"""Kinds that launch nothing on the device."""
+NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, "pd_op.full_int_array"}
+"""Names of operations that launch nothing on the device."""
 
 
 def is_boundary(op: Op) -> bool:

@@ -50,4 +50,7 @@ def _gain(results: Mapping[str, Result]) -> list[str]:
         return []
     first, last = results[names[0]].step_ns, results[names[-1]].step_ns
     change = 100 * (first / last - 1) if last else 0.0
-    return [f"{names[-1]} against {names[0]}: {first / 1e6:.3f} -> {last / 1e6:.3f} ms a step, {change:+.1f} % throughput", ""]
+    return [
+        f"{names[-1]} against {names[0]}: {first / 1e6:.3f} -> {last / 1e6:.3f} ms a step, {change:+.1f} % throughput",
+        "",
+    ]

@@ -1,7 +1,8 @@
 """A simulated step as Chrome-trace JSON, which opens in Perfetto: ranks as processes, streams as threads.
 
-Thread 0 of each rank is the host with its jobs, from the first op's issue to the last's. Arrows go from communication and copies
-to the ops on other streams that wait for them, and from each send to its receive. Counters are device and pinned memory.
+Thread 0 of each rank is the host with its jobs, from the first op's issue to the last's. Arrows go from communication and
+copies to the ops on other streams that wait for them, and from each send to its receive. Counters are device and pinned
+memory.
 """
 
 from __future__ import annotations
@@ -38,9 +39,15 @@ def _names(result: Result, at: int) -> list[Event]:
     sim = result.input
     rank, pipe = sim.ranks[at], sim.programs[at].pipeline
     streams = sim.stream_names[int(sim.first_stream[at]) : int(sim.first_stream[at + 1])]
-    events = [_meta(rank, "process_name", name=f"rank {rank} (stage {pipe.stage})"), _meta(rank, "process_sort_index", sort_index=at)]
+    events = [
+        _meta(rank, "process_name", name=f"rank {rank} (stage {pipe.stage})"),
+        _meta(rank, "process_sort_index", sort_index=at),
+    ]
     for thread, name in enumerate(["host", *streams]):
-        events += [_meta(rank, "thread_name", thread, name=name), _meta(rank, "thread_sort_index", thread, sort_index=thread)]
+        events += [
+            _meta(rank, "thread_name", thread, name=name),
+            _meta(rank, "thread_sort_index", thread, sort_index=thread),
+        ]
     return events
 
 
@@ -82,7 +89,15 @@ def _category(op: Op) -> str:
 
 
 def _span(rank: int, thread: int, name: str, category: str, start: int, end: int) -> Event:
-    return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": category, "ts": start / 1e3, "dur": (end - start) / 1e3}
+    return {
+        "ph": "X",
+        "pid": rank,
+        "tid": thread,
+        "name": name,
+        "cat": category,
+        "ts": start / 1e3,
+        "dur": (end - start) / 1e3,
+    }
 
 
 def _memory(result: Result, at: int) -> list[Event]:
@@ -119,7 +134,7 @@ def _op(result: Result, item: int) -> Op:
 
 
 def _end(result: Result, number: int, item: int, phase: str) -> Event:
-    """One end of an arrow: it leaves from the middle of a slice, so that viewers find the slice, and reaches the start of one."""
+    """One end of an arrow: it leaves from the middle of a slice, so that viewers find it, and reaches the start of one."""
     sim, times = result.input, result.times
     at = sim.rank_index(item)
     start, end = int(times.start[item]), int(times.end[item])

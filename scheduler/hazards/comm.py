@@ -98,8 +98,8 @@ def _channel(program: Program, op: Op, names: dict[int, str], calls: Calls) -> t
     if is_p2p(op):
         peer = int(op.attrs.get("peer", -1))
         if not 0 <= peer < len(ranks):
-            raise PlanError(f"rank {program.rank}: op #{op.id} {op.name} names peer {peer} of group {op.group} {list(ranks)}; expected a "
-                            "place in that list")  # fmt: skip
+            raise PlanError(f"rank {program.rank}: op #{op.id} {op.name} names peer {peer} of group {list(ranks)}, "
+                            "expected a place in that list")  # fmt: skip
         members = (program.rank, ranks[peer]) if is_send(op) else (ranks[peer], program.rank)
         key, title = f"{key}:{members[0]}>{members[1]}", f"{title}, {members[0]} to {members[1]}"
     return key, calls.channels.setdefault(key, Channel(members, title))
@@ -158,6 +158,9 @@ def compare_digests(digests: Sequence[str]) -> list[Finding]:
     return _compare(lists)
 
 
+_Log = tuple[list[str], _ChannelDigest | None]
+
+
 def _compare(lists: dict[int, dict[str, tuple[list[str], _ChannelDigest]]]) -> list[Finding]:
     findings = []
     for key in sorted({key for channels in lists.values() for key in channels}):
@@ -165,13 +168,14 @@ def _compare(lists: dict[int, dict[str, tuple[list[str], _ChannelDigest]]]) -> l
         present = [rank for rank in members if rank in lists]
         first = present[0]
         for rank in present[1:]:
-            mine, other = (lists[r].get(key, ([], None)) for r in (first, rank))
+            mine: _Log = lists[first].get(key, ([], None))
+            other: _Log = lists[rank].get(key, ([], None))
             place = next((k for k, (a, b) in enumerate(zip(mine[0], other[0], strict=False)) if not agree(a, b)), None)
             if place is None and len(mine[0]) != len(other[0]):
                 place = min(len(mine[0]), len(other[0]))
             if place is not None:
                 title = next(lists[r][key][1].title for r in (first, rank) if key in lists[r])
-                texts = [_call_text(r, *pair, place) for r, pair in ((first, mine), (rank, other))]
+                texts = [_call_text(first, *mine, place), _call_text(rank, *other, place)]
                 findings.append(_disagreement(":" in key, title, (first, rank), (), place, texts))
                 break
     return findings
@@ -250,15 +254,15 @@ def _difference(left: Calls, right: Calls, key: str, place: int) -> Finding:
 def shared_streams(calls: Calls) -> list[Finding]:
     """Streams on which two rings would use one communicator."""
     first: dict[str, Op] = {}
-    findings = []
+    found: dict[str, Finding] = {}
     for op in calls.ops.values():
         if op.kind in SHARES_NO_CONTEXT or (not op.stream and op.kind not in USES_COMPUTE_CONTEXT):
             continue
         old = first.setdefault(op.stream, op)
-        if old.group != op.group and not any(f.items[0].stream == op.stream for f in findings):
+        if old.group != op.group and op.stream not in found:
             rank = calls.program.rank
-            findings.append(Finding("shared-stream", (rank,), (where(rank, old, 0), where(rank, op, 0)),
-                                    f"rank {rank}: groups {old.group} and {op.group} share one stream, which keeps the communicator "
-                                    f"of the first: {where(rank, old, 0)}, {where(rank, op, 0)}",
-                                    f"give group {op.group} a stream of its own"))  # fmt: skip
-    return findings
+            items = (where(rank, old, 0), where(rank, op, 0))
+            message = f"groups {old.group} and {op.group} share a stream, which keeps the first one's communicator"
+            found[op.stream] = Finding("shared-stream", (rank,), items, f"rank {rank}: {message}: {items[0]}, {items[1]}",
+                                       f"give group {op.group} a stream of its own")  # fmt: skip
+    return list(found.values())

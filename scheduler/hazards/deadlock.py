@@ -23,7 +23,7 @@ Node = int
 
 @dataclass(slots=True)
 class Waits:
-    """Who waits for whom: node -> `(node it waits for, rank place, earlier item, item)`; one node for all partners of a call."""
+    """Who waits for whom: node -> `(node it waits for, rank place, earlier item, item)`; a call's partners are one node."""
 
     edges: dict[Node, list[tuple[Node, int, int, int]]] = field(default_factory=lambda: defaultdict(list))
     node: list[dict[int, Node]] = field(default_factory=list)
@@ -111,16 +111,30 @@ def _stuck(waits: Waits) -> set[Node]:
 
 
 def _cycle(waits: Waits, stuck: set[Node]) -> list[tuple[int, int, int]]:
-    """A circle of waits `(rank place, earlier item, item)`, each for the next one's item."""
+    """A circle of waits `(rank place, earlier item, item)`, each for the next one's item, staying on a rank where it can."""
     walk: dict[Node, int] = {}
     steps: list[tuple[int, int, int]] = []
-    node = min(stuck)
+    node, rank = min(stuck), -1
     while node not in walk:
         walk[node] = len(steps)
-        source, k, earlier, item = next(edge for edge in waits.edges[node] if edge[0] in stuck)
-        steps.append((k, earlier, item))
-        node = source
-    return steps[walk[node] :]
+        edges = [edge for edge in waits.edges[node] if edge[0] in stuck]
+        node, rank, earlier, item = next((edge for edge in edges if edge[1] == rank), edges[0])
+        steps.append((rank, earlier, item))
+    return _shortened(steps[walk[node] :])
+
+
+def _shortened(steps: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Waits of one rank behind each other as one wait."""
+    short: list[tuple[int, int, int]] = []
+    for k, earlier, item in steps:
+        if short and short[-1][:2] == (k, item):
+            short[-1] = (k, earlier, short[-1][2])
+        else:
+            short.append((k, earlier, item))
+    if len(short) > 2 and short[-1][:2] == (short[0][0], short[0][2]):
+        k, _, item = short.pop()
+        short[0] = (k, short[0][1], item)
+    return short
 
 
 def _describe(cycle: list[tuple[int, int, int]], stuck: int, all_calls: Sequence[Calls], traces: Sequence[Trace]) -> Finding:
@@ -135,7 +149,7 @@ def _describe(cycle: list[tuple[int, int, int]], stuck: int, all_calls: Sequence
         lines.append(f"{here} waits for {_where(trace, earlier, rank)} ({_reason(trace, earlier, item)})")
     last_ranks = tuple(sorted({item.rank for item in items}))
     message = "ranks wait in a circle:\n    " + "\n    and its partner ".join(lines)
-    remedy = (f"{stuck} communications never start; put one of these pairs in the other order on its rank, or on two streams "
+    remedy = (f"{stuck} communications never start; put one of these pairs in the other order, or on two streams "
               "(a receive in front of the send its neighbour waits behind)")  # fmt: skip
     return Finding("deadlock", last_ranks, tuple(items), message, remedy)
 
@@ -149,9 +163,10 @@ def _reason(trace: Trace, earlier: int, item: int) -> str:
     """Why an item waits for an earlier one: same stream, same ring, or the chain of events and data between them."""
     steps = trace.steps
     if steps.stream[earlier] == steps.stream[item]:
-        return f"behind it on {stream_text(steps.program.ops[steps.op[item]].stream)}"
+        return f"ahead of it on {stream_text(steps.program.ops[steps.op[item]].stream)}"
     if not trace.before(earlier, item):
-        return "next on the same ring"
+        ops = [steps.program.ops[steps.op[k]] for k in (earlier, item)]
+        return "next on the same ring" if ops[0].group == ops[1].group else "ordered behind it"
     path = _path(trace, earlier, item)
     return "through " + ", ".join(path) if path else "ordered behind it"
 

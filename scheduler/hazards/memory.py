@@ -55,7 +55,7 @@ def _uncovered(
 
 
 def overlapping_steps(trace: Trace, place: Place) -> list[Fault]:
-    """Accesses of the next step that nothing orders behind this step's: parameters and host buffers, events end with the step."""
+    """Accesses of parameters and host buffers in the next step that nothing orders behind this step's; no event does."""
     if place.serial:
         return []
     faults = []

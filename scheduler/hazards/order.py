@@ -22,7 +22,7 @@ NEVER = -1
 
 @dataclass(slots=True)
 class Fault:
-    """An access out of order, by places in host order: `first` is the other access (`NEVER`: there is none), `second` this one."""
+    """An access out of order, by places in host order: `first` is the other access (or `NEVER`), `second` this one."""
 
     kind: str
     first: int
@@ -217,7 +217,7 @@ class Tracer:
             trace.faults.append(self._version_fault(item, writer, key, expected, rule))
         others: Iterable[int] = (writer, *trace.readers.get(key, ())) if writes else (writer,)
         for other in others:
-            if other == NEVER or other == item or streams[other] in (stream, HOST) or clock[streams[other]] >= other:
+            if other in (NEVER, item) or streams[other] in (stream, HOST) or clock[streams[other]] >= other:
                 continue
             if jobs[other] == jobs[item] and self._ordered_in_job(key):
                 clock = self._learn(item, stream, clock, other, "data")

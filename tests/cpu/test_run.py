@@ -107,8 +107,11 @@ def test_four_ranks_pipeline_and_tensor_parallel(tmp_path: Path, one_process: La
 
 @paddle_needed
 def test_data_parallel_with_fused_sharding_and_evaluation(tmp_path: Path) -> None:
-    """Fused parameters live in one buffer: results of collectives must land in it."""
-    args = ["--dp", "2", "--eval"]
+    """Fused parameters live in one buffer: results of collectives must land in it.
+
+    No clipping: Paddle's fused gradients have uninitialised padding between small tensors, which the norm would read.
+    """
+    args = ["--dp", "2", "--eval", "--no-clip"]
     plain = launch(TINY, args, 2, {}, None, tmp_path / "plain", 60.0)
     fused = launch(TINY, [*args, "--sharding"], 2, {}, None, tmp_path / "fused", 60.0)
     for rank in (0, 1):
@@ -195,7 +198,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
 USER_ERRORS: dict[str, tuple[list[object], str]] = {
     "script": (["absent.py", "--world", "2"], "script 'absent.py' is not a file"),
     "world": ([TINY, "--world", "0"], "--world 0: expected a number of ranks"),
-    "config": ([TINY, "--world", "1", "--config", "absent.yaml"], "--config 'absent.yaml' cannot be read: No such file"),
+    "config": ([TINY, "--world", "1", "--config", "absent.yaml"], "absent.yaml: no such file"),
     "timeout": ([TINY, "--world", "1", "--timeout", "0"], "expected seconds above 0"),
     "json": ([TINY, "--world", "1", "--json", "absent/x.json"], "its folder does not exist"),
 }

@@ -251,6 +251,19 @@ def test_a_finished_peer_is_noticed_at_once_but_its_messages_count() -> None:
         assert time.monotonic() - start_s < 1.0
 
 
+def test_a_rank_may_close_as_soon_as_it_has_everything() -> None:
+    """The last collective is in shared memory: nothing is written to a peer after the part that lets it finish."""
+
+    def run(t: Transport) -> Any:
+        result = t.all_gather(np.ones(64), 4, (0, 1))
+        t.close()
+        return len(result)
+
+    for _ in range(30):
+        with world_of(2) as transports:
+            assert on_all(transports, run) == [2, 2]
+
+
 def test_a_killed_peer_is_noticed_at_once_and_leaves_nothing() -> None:
     """The peer dies right after sending 8 MB through shared memory, which nobody has read yet."""
     script = """

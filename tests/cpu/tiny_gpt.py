@@ -21,6 +21,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--schedule", default="")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--sharding", action="store_true", help="optimizer states sharded over dp, fused")
+    parser.add_argument("--no-clip", action="store_true", help="no clipping of gradients")
     parser.add_argument("--eval", action="store_true", help="one step of evaluation between training steps")
     return parser.parse_args()
 
@@ -128,7 +129,8 @@ def main() -> None:
     layout = Layout(args)
     dist.auto_parallel.set_mesh(layout.world)
     model = TinyGPT(layout)
-    optimizer = paddle.optimizer.AdamW(1e-2, parameters=model.parameters(), grad_clip=nn.ClipGradByGlobalNorm(1.0))
+    clip = None if args.no_clip else nn.ClipGradByGlobalNorm(1.0)
+    optimizer = paddle.optimizer.AdamW(1e-2, parameters=model.parameters(), grad_clip=clip)
     optimizer = dist.shard_optimizer(optimizer, dist.ShardingStage1("dp", layout.world) if args.sharding else None)
     sampler = paddle.io.BatchSampler(Tokens(), batch_size=BATCH, drop_last=True)
     meshes = [layout.stages[0], layout.stages[-1]] if args.pp > 1 else layout.stages[0]

@@ -1,4 +1,4 @@
-"""Programs for tests of the backward passes: single gradients for Paddle, random tensor-parallel backwards for hypothesis."""
+"""Programs for tests of the backward passes: single gradients for Paddle, random tensor-parallel backwards."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class Maker:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.recipe.seed)
         self.x = self.build.named("pd_op.data", ROW, "x")
-        self.slots = [(self.build.named("builtin.parameter", SQUARE, f"w{k}", True), self.build.named("builtin.kwarg", SQUARE, f"g{k}", True))
+        named = self.build.named
+        self.slots = [(named("builtin.parameter", SQUARE, f"w{k}", True), named("builtin.kwarg", SQUARE, f"g{k}", True))
                       for k in range(3 * len(self.recipe.layers))]  # fmt: skip
         self.saved = [self.build.op("pd_op.gelu", [self.x], [ROW])[0] for _ in self.slots]
 
@@ -170,12 +171,12 @@ class Maker:
         self.build.raw("builtin.combine", [self.comm("pd_op.reduce_scatter", dx, half)] * 2, [vector])
         return self.build.op("pd_op.concat", [vector], [ROW], attrs={"axis": 0})[0]
 
-
     def moe(self, g: int) -> int:
         """dX through reshape and transpose into all_to_all."""
         dx = self.linear(g)
         flat = self.build.op("pd_op.reshape", [dx], [TensorType((TOKENS, WIDTH), "float32")])[0]
-        turned = self.build.op("pd_op.transpose", [flat], [TensorType((WIDTH, TOKENS), "float32")], attrs={"perm": [1, 0]})[0]
+        wide = TensorType((WIDTH, TOKENS), "float32")
+        turned = self.build.op("pd_op.transpose", [flat], [wide], attrs={"perm": [1, 0]})[0]
         return self.comm("pd_op.all_to_all", self.build.op("pd_op.reshape", [turned], [ROW])[0])
 
     def net_sequence(self, g: int) -> int:
@@ -186,7 +187,8 @@ class Maker:
     def recompute(self, g: int) -> int:
         """A forward product and its all_reduce inside backward, then the layer's own gradient."""
         weight = self.slots[self.count][0]
-        again = self.build.op("pd_op.matmul", [self.saved[self.count], weight], [ROW], attrs={"transpose_x": False, "transpose_y": False})
+        attrs = {"transpose_x": False, "transpose_y": False}
+        again = self.build.op("pd_op.matmul", [self.saved[self.count], weight], [ROW], attrs=attrs)
         self.saved[self.count] = self.reduce(again[0])
         return self.column(g)
 
@@ -213,4 +215,3 @@ def shapes_of(x: Sequence[int], y: Sequence[int], transpose_x: bool, transpose_y
 def _padded(mine: Sequence[int], other: Sequence[int]) -> list[int]:
     batches = list(mine[:-2])
     return [1] * (len(other) - 2 - len(batches)) + batches
-

@@ -1,7 +1,7 @@
 """Program text, passes and expected text in one file each. `pytest --update-golden` rewrites what is expected.
 
-A file starts with `//` lines that say what it shows, then `passes:` (names, each with options as JSON), `costs:` and, where
-wanted, `stretch:`; then the program, and behind `=== report` and `=== expected`, or behind `=== error`, what the passes give.
+A file starts with `//` lines that say what it shows, then `passes:` (names, each with options as JSON), `costs:` and, if
+wanted, `stretch:`; then the program; then, behind `=== report` and `=== expected`, or `=== error`, what the passes give.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def head_of(text: str, key: str) -> str:
 def passes_of(text: str) -> Pipeline:
     made: list[Pass] = []
     for name, options in PASS.findall(head_of(text, "passes")):
-        made.append(msgspec.convert(json.loads(options or "{}"), find_pass(name)))  # type: ignore[arg-type]
+        made.append(msgspec.convert(json.loads(options or "{}"), find_pass(name)))
     return Pipeline(tuple(made))
 
 
 def costs_of(text: str) -> GivenCosts:
     stretch = {tuple(key.split("|")): tuple(pair) for key, pair in json.loads(head_of(text, "stretch") or "{}").items()}
-    return GivenCosts(json.loads(head_of(text, "costs") or '{"default": 1}'), stretch)  # type: ignore[arg-type]
+    return GivenCosts(json.loads(head_of(text, "costs") or '{"default": 1}'), stretch)
 
 
 def given_of(text: str) -> str:
@@ -49,7 +49,7 @@ def outcome(given: str, where: str) -> str:
     program = parse(given.partition("=== program\n")[2], where)
     verify(program)
     try:
-        result, reports = passes_of(given).run(program, costs_of(given))  # type: ignore[arg-type]
+        result, reports = passes_of(given).run(program, costs_of(given))
     except InterlaceError as error:
         return f"=== error\n{type(error).__name__}: {error}\n"
     report = "\n".join(each.text(limit=100) for each in reports)

@@ -1,1 +1,297 @@
-import interlace.passes.offload_activations
+"""`offload-activations`: data flow, frees, memory, job boundaries of what it writes (acceptance: O1, O2, O3, O5, O7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.cost_model import CostModel, GivenCosts
+from interlace.errors import ConfigError, PassError, PlanError
+from interlace.ir import Program, parse, show, verify
+from interlace.passes.base import Context
+from interlace.passes.offload_activations import OffloadActivations, apply
+from interlace.scheduler.memory import OrderMemory, in_order
+from interlace.scheduler.offload import COPY_BACK, COPY_OUT, Choice, OffloadPlan, measure, plan_offload
+from tests.interpreter import assert_same
+from tests.strategies import World, plan, worlds
+
+ALL: dict[str, Any] = {"fraction": 1.0, "min_bytes": 1}
+
+
+def costs(copy: int = 1, default: int = 1) -> GivenCosts:
+    return CostModel.from_table({"copy": copy, "comm": 5, "default": default})
+
+
+def offload(program: Program, cost: GivenCosts | None = None, **options: Any) -> Program:
+    """The pass's result, verified."""
+    result = OffloadActivations(**options).run(program, Context(cost or costs()))
+    verify(result)
+    return result
+
+
+def peak_bytes(program: Program) -> int:
+    return in_order(program).peak()
+
+
+def items(program: Program) -> list[tuple[int, int]]:
+    return [item for job in program.jobs for item in job.items]
+
+
+def copies(program: Program, name: str) -> set[int]:
+    return {op.id for op in program.ops if op.name == name}
+
+
+choices = st.fixed_dictionaries({
+    "fraction": st.sampled_from([0.0, 0.3, 0.5, 1.0]), "min_bytes": st.just(1), "keep_bytes": st.sampled_from([0, 32, 100]),
+    "max_in_flight": st.sampled_from([None, 1, 2]), "include_integers": st.booleans(),
+})  # fmt: skip
+cost_models = st.builds(costs, st.sampled_from([0, 1, 3, 7, 20]), st.sampled_from([1, 4]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(offload=False), choices, cost_models)
+def test_data_flow_is_kept_and_nothing_is_freed_early(world: World, options: dict[str, Any], cost: GivenCosts) -> None:
+    """acceptance: O1, R1. The interpreter frees each storage at its last reader, and poisons what is gone."""
+    programs = plan(world)
+    assert_same(programs, [offload(program, cost, **options) for program in programs])
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(offload=False), choices, cost_models)
+def test_memory_is_as_predicted_and_never_above_before(world: World, options: dict[str, Any], cost: GivenCosts) -> None:
+    """acceptance: O5, R2. Device bytes by host order, counted on the result, are those of the plan."""
+    for program in plan(world):
+        decided = plan_offload(program, measure(program, cost), Choice(**options))
+        result = apply(program, decided)
+        assert decided.before_peak_bytes == peak_bytes(program)
+        assert decided.order_peak_bytes == peak_bytes(result)
+        assert decided.order_peak_bytes <= decided.peak_bytes <= decided.before_peak_bytes
+        assert OrderMemory(result).peak(items(result), "pinned") <= decided.pinned_peak_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(offload=False), choices, cost_models)
+def test_copies_stand_in_different_jobs_and_all_else_keeps_its_order(
+    world: World, options: dict[str, Any], cost: GivenCosts
+) -> None:
+    """acceptance: O1. A pinned result crosses a job boundary; other items and operations stay in order."""
+    for program in plan(world):
+        result = offload(program, cost, **options)
+        known = {op.id for op in program.ops}
+        assert [op.id for op in result.ops if op.id in known] == [op.id for op in program.ops]
+        for before, after in zip(program.jobs, result.jobs, strict=True):
+            views = [item for item in after.items if item[0] in known]
+            assert views == list(before.items)
+        job = {item: k for k, each in enumerate(result.jobs) for item in each.items}
+        giver = {value: op for op in result.ops for value in op.results}
+        for op in result.ops:
+            for micro_batch in range(world.micro_batches) if op.name == COPY_BACK else ():
+                out = giver[op.operands[0]]
+                assert ((op.id, micro_batch) in job) == ((out.id, micro_batch) in job)
+                if (op.id, micro_batch) in job:
+                    assert job[out.id, micro_batch] < job[op.id, micro_batch]
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds(offload=False), choices, cost_models)
+def test_same_inputs_same_plan(world: World, options: dict[str, Any], cost: GivenCosts) -> None:
+    """Ranks of one tensor-parallel group, and a second run, decide alike; what is written reads back."""
+    programs = plan(world)
+    results = [offload(program, cost, **options) for program in programs]
+    for rank, (program, result) in enumerate(zip(programs, results, strict=True)):
+        assert offload(parse(show(program)), cost, **options) == result
+        assert parse(show(result)) == result
+        twin = results[rank - rank % world.mp]
+        assert [op.name for op in result.ops] == [op.name for op in twin.ops]
+        if world.mp > 1 and not world.pairs and not world.cut and not world.hoist:
+            assert items(result) == items(twin)
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(offload=False, max_mp=1), st.integers(0, 300), cost_models, st.sampled_from([None, 1]))
+def test_any_budget_holds_or_is_refused_with_one_that_does(
+    world: World, less: int, cost: GivenCosts, cap: int | None
+) -> None:
+    """acceptance: O5. On the result, by host order and with copies out in flight; a refusal's figure is feasible."""
+    for program in plan(world):
+        budget = max(1, peak_bytes(program) - less)
+        choice = Choice(memory_budget=budget, min_bytes=1, max_in_flight=cap)
+        try:
+            decided = plan_offload(program, measure(program, cost), choice)
+        except PlanError as error:
+            budget = int(str(error).partition("least feasible one is ")[2].split()[0])
+            assert budget > choice.memory_budget  # type: ignore[operator]
+            decided = plan_offload(program, measure(program, cost), msgspec.structs.replace(choice, memory_budget=budget))
+        assert decided.peak_bytes <= budget
+        assert peak_bytes(apply(program, decided)) <= budget
+        assert (not decided.moves) == (peak_bytes(program) <= budget)
+
+
+@settings(max_examples=30, deadline=None)
+@given(worlds(offload=False, max_mp=1, max_pp=2, cut=False, hoist=False))
+def test_no_move_of_the_least_is_idle(world: World) -> None:
+    """acceptance: O5. Leaving out any one trip of a budget's plan breaks the budget (no bandwidth in the way)."""
+    for program in plan(world):
+        budget = peak_bytes(program) - 32
+        try:
+            decided = plan_offload(program, measure(program, costs(0)), Choice(memory_budget=budget, min_bytes=1))
+        except PlanError:
+            continue
+        for less in without_one(decided):
+            assert peak_bytes(apply(program, less)) > budget
+
+
+def without_one(decided: OffloadPlan) -> list[OffloadPlan]:
+    """The plan less each of its trips."""
+    plans = []
+    for k, move in enumerate(decided.moves):
+        for trip in move.trips:
+            rest = tuple(each for each in move.trips if each != trip)
+            kept = (msgspec.structs.replace(move, trips=rest),) if rest else ()
+            plans.append(msgspec.structs.replace(decided, moves=(*decided.moves[:k], *kept, *decided.moves[k + 1 :])))
+    return plans
+
+
+VIEWS = """program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=FThenB
+passes schedule-1f1b
+#0 %0:float32[2,4]"x" = pd_op.data() forward
+#1 %1:float32[2,4] = pd_op.exp(%0) forward layer="a"
+#2 %2:float32[4,2]~1 = pd_op.reshape(%1) forward layer="a" views=0:0
+#3 %3:float32[8]~1 = pd_op.reshape(%2) forward layer="b" views=0:0
+#4 %4:float32[8] = pd_op.gelu(%3) forward layer="b"
+#5 %5:float32[2,4] = pd_op.add(%1, %0) forward layer="b"
+#6 %6:float32[8] = pd_op.gelu_grad(%3, %4) backward layer="b"
+#7 %7:float32[4,2] = pd_op.relu_grad(%2, %6) backward layer="b"
+#8 %8:float32[2,4] = pd_op.exp_grad(%1, %7) backward layer="a"
+#9 %9:float32[2,4] = pd_op.tanh_grad(%1, %8) backward layer="a"
+#10 builtin.shadow_output(%9) optimize {"output_name":"dx"}
+#11 builtin.shadow_output(%5) optimize {"output_name":"y"}
+job forward_0 forward 0: 1-5@0
+job forward_1 forward 1: 1-5@1
+job backward_0 backward 0: 6-9@0
+job backward_1 backward 1: 6-9@1
+"""
+
+
+def test_one_storage_is_copied_once() -> None:
+    """acceptance: O3. Two saved views and their base, read by four operations: one copy out, one back, views remade."""
+    program = parse(VIEWS)
+    result = offload(program, **ALL)
+    assert len(copies(result, COPY_OUT)) == len(copies(result, COPY_BACK)) == 2
+    remade = [op for op in result.ops if op.name == "pd_op.reshape" and op.role == "backward"]
+    assert [len(op.views) for op in remade] == [1, 1]
+    assert_same(program, result)
+
+
+def test_copy_starts_behind_the_last_forward_reader() -> None:
+    """acceptance: O1. Through views and the residual add, of the micro-batch's own items."""
+    result = offload(parse(VIEWS), **ALL)
+    out = next(op.id for op in result.ops if op.name == COPY_OUT and op.operands == (1,))
+    order = items(result)
+    assert order[order.index((out, 0)) - 1] == (5, 0)
+
+
+def test_view_without_its_base_is_copied_as_the_view() -> None:
+    """acceptance: O3."""
+    text = VIEWS.replace("pd_op.relu_grad(%2, %6)", "pd_op.relu(%6)").replace("exp_grad(%1, %7)", "exp(%7)")
+    program = parse(text.replace("tanh_grad(%1, %8)", "tanh(%8)"))
+    result = offload(program, **ALL)
+    moved = {op.operands[0] for op in result.ops if op.name == COPY_OUT}
+    assert 3 in moved
+    assert not moved & {1, 2}
+    assert_same(program, result)
+
+
+def test_views_that_cannot_be_remade_stay() -> None:
+    """acceptance: O3. A view made from a value computed in forward is not repeated."""
+    text = VIEWS.replace("pd_op.reshape(%1) forward", "pd_op.reshape(%1, %0) forward")
+    program = parse(text.replace("layer=\"a\" views=0:0", "layer=\"a\" views=0:0 no_buffer=1"))
+    context = Context(costs())
+    result = OffloadActivations(**ALL).run(program, context)
+    assert not any(op.operands == (1,) for op in result.ops if op.name == COPY_OUT)
+    assert any("3 value(s)" in line and "alias" in line for line in context.declined)
+    assert_same(program, result)
+
+
+def test_backward_that_overwrites_what_came_back() -> None:
+    """acceptance: O3. In-place results and later readers follow the returned storage; kept micro-batches their own."""
+    text = VIEWS.replace("%9:float32[2,4] = pd_op.tanh_grad(%1, %8) backward layer=\"a\"",
+                         "%9:float32[2,4]~1 = pd_op.tanh_grad_(%1, %8) backward layer=\"a\" inplace=0:0")  # fmt: skip
+    text = text.replace("#10 builtin", "#12 %12:float32[2,4] = pd_op.sin(%9) backward\n#10 builtin").replace(
+        "shadow_output(%9)", "shadow_output(%12)").replace("6-9@", "6-9@0 12@").replace("6-9@0 12@1", "6-9@1 12@1")
+    program = parse(text)
+    verify(program)
+    result = offload(program, **ALL)
+    values = {value.id: value for value in result.values}
+    assert copies(result, COPY_OUT)
+    assert values[9].storage != 1
+    assert_same(program, result)
+
+
+def test_micro_batch_left_out_keeps_its_value() -> None:
+    """acceptance: O7. Micro-batch 1's backward follows at once: its jobs hold no copy and it computes the same."""
+    text = VIEWS.replace("job backward_0 backward 0: 6-9@0\njob backward_1 backward 1: 6-9@1",
+                         "job backward_1 backward 1: 6-9@1\njob backward_0 backward 0: 6-9@0")  # fmt: skip
+    program = parse(text)
+    context = Context(costs(copy=3))
+    result = OffloadActivations(**ALL).run(program, context)
+    verify(result)
+    moved = {m for op, m in items(result) if op in copies(result, COPY_OUT)}
+    assert moved == {0}
+    assert any("at-once" in line for line in context.declined)
+    assert_same(program, result)
+
+
+def test_one_job_is_never_crossed() -> None:
+    """acceptance: O7. Forward and backward of a micro-batch in one job: no boundary for a pinned result."""
+    text = VIEWS.split("job forward_0")[0] + "job all step 0: 1-5@0 1-5@1 6-9@0 6-9@1\n"
+    context = Context(costs(0))
+    program = parse(text)
+    assert OffloadActivations(**ALL).run(program, context) == program
+    assert any("one-job" in line for line in context.declined)
+
+
+def test_nested_blocks_keep_everything() -> None:
+    """acceptance: O2, P3. A nested block may read what is not among its operands."""
+    program = parse(VIEWS.replace('pd_op.exp_grad(%1, %7) backward layer="a"', 'pd_op.if(%1, %7) backward num_blocks=1'))
+    context = Context(costs())
+    assert OffloadActivations(**ALL).run(program, context) == program
+    assert any("nested-block" in line for line in context.declined)
+
+
+def test_integers_only_when_asked() -> None:
+    """acceptance: O2, O4."""
+    program = parse(VIEWS.replace("%4:float32[8]", "%4:int64[8]"))
+    moved = {flag: len(copies(offload(program, include_integers=flag, **ALL), COPY_OUT)) for flag in (False, True)}
+    assert moved == {False: 1, True: 2}
+
+
+def test_nothing_asked_nothing_done() -> None:
+    """acceptance: O5, U1. The program is untouched, byte for byte, and the reason is said."""
+    program = parse(VIEWS)
+    for options in ({}, {"fraction": 0.0}, {"memory_budget": 0}, {"modules": ()}, {"max_in_flight": 0, "fraction": 1.0}):
+        context = Context(costs())
+        assert OffloadActivations(min_bytes=1, **options).run(program, context) is program
+        assert not context.changed
+        assert context.declined
+
+
+def test_contract() -> None:
+    """acceptance: U3. Needs a schedule; unknown and wrong options are errors before anything is built."""
+    with pytest.raises(PassError, match="no jobs"):
+        offload(parse(VIEWS.split("job forward_0")[0]), **ALL)
+    with pytest.raises(ConfigError, match="contradict"):
+        OffloadActivations(fraction=0.5, memory_budget=1 << 30)
+    with pytest.raises(ConfigError, match="from 0 to 1"):
+        OffloadActivations(fraction=1.5)
+    with pytest.raises(ConfigError, match="keep_bytes=-1"):
+        OffloadActivations(keep_bytes=(0, -1))
+    with pytest.raises(msgspec.ValidationError, match="module"):
+        msgspec.convert({"module": ["mlp"]}, OffloadActivations)
+    assert OffloadActivations.needs == {"scheduled"}
+    assert OffloadActivations.gives == {"offloaded"}

@@ -29,7 +29,7 @@ stretches = st.tuples(st.floats(1, 5), st.floats(1, 2)).map(lambda pair: {("comm
 
 def overlapped(program: Program, costs: GivenCosts | None = None, **options: Any) -> tuple[Program, Program, Context]:
     """The program behind split-backward, behind both passes, and what the second one said."""
-    context = Context(costs or GivenCosts(COSTS))  # type: ignore[arg-type]
+    context = Context(costs or GivenCosts(COSTS))
     split = SplitBackward().run(program, Context(context.cost))
     result = OverlapColumnBackward(**options).run(split, context)
     verify(result)
@@ -77,7 +77,7 @@ def test_every_site_is_reported_once(recipe: Recipe, table: dict[str, int], stre
 @settings(max_examples=60, deadline=None)
 def test_running_it_again_changes_nothing(recipe: Recipe, table: dict[str, int]) -> None:
     _, once, _ = overlapped(backward_programs(recipe)[0], GivenCosts(table), borrow=False)
-    again = OverlapColumnBackward(borrow=False).run(once, Context(GivenCosts(table)))  # type: ignore[arg-type]
+    again = OverlapColumnBackward(borrow=False).run(once, Context(GivenCosts(table)))
     assert again == once
 
 
@@ -132,16 +132,16 @@ def test_a_schedule_in_front_is_refused() -> None:
     program = backward_programs(Recipe(("column",)))[0]
     planned = msgspec.structs.replace(program, jobs=(Job("forward_0", "forward", 0, ()),))
     with pytest.raises(PassError, match="has a schedule already"):
-        OverlapColumnBackward().run(planned, Context(GivenCosts(COSTS)))  # type: ignore[arg-type]
+        OverlapColumnBackward().run(planned, Context(GivenCosts(COSTS)))
 
 
 def test_input_is_untouched() -> None:
-    program = SplitBackward().run(backward_programs(Recipe(("qkv", "column")))[0], Context(GivenCosts(COSTS)))  # type: ignore[arg-type]
+    program = SplitBackward().run(backward_programs(Recipe(("qkv", "column")))[0], Context(GivenCosts(COSTS)))
     text = repr(program)
-    OverlapColumnBackward().run(program, Context(GivenCosts(COSTS)))  # type: ignore[arg-type]
+    OverlapColumnBackward().run(program, Context(GivenCosts(COSTS)))
     assert repr(program) == text
 
 
 def test_both_ranks_decide_alike() -> None:
-    orders = [[op.id for op in overlapped(program)[1].ops] for program in backward_programs(Recipe(("qkv", "row", "sequence")))]
-    assert orders[0] == orders[1]
+    left, right = (overlapped(program)[1] for program in backward_programs(Recipe(("qkv", "row", "sequence"))))
+    assert left.ops == right.ops

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from interlace.ir import Group, Job, Op, Pipeline, Program, Value
@@ -42,8 +43,9 @@ class _Builder:
         if dims is not None or like is not None:
             number = len(self.values)
             base = self.values[like] if like is not None else None
-            self.values.append(Value(number, base.shape if base else dims or (), "float32", base.storage if base else number, "",
-                                     base.persistable if base else persistable, memory))  # type: ignore[arg-type]  # fmt: skip
+            made = Value(number, base.shape if base else dims or (), "float32", base.storage if base else number)
+            lasting = base.persistable if base else persistable
+            self.values.append(msgspec.structs.replace(made, persistable=lasting, memory=memory))
             results = (number,)
         self.ops.append(Op(len(self.ops), name, operands, results, self.role, layer=self.layer, **fields))  # type: ignore[arg-type]
         return results[0] if results else -1
@@ -61,7 +63,10 @@ def program(shape: Shape, stage: int, place: int) -> Program:
     count = shape.stages * shape.tensor
     mp, send, receive, copy = shape.streams
     size, last = shape.width, stage == shape.stages - 1
-    groups = [Group(10 + stage, tuple(range(stage * shape.tensor, (stage + 1) * shape.tensor))), Group(5, tuple(range(count)))]
+    groups = [
+        Group(10 + stage, tuple(range(stage * shape.tensor, (stage + 1) * shape.tensor))),
+        Group(5, tuple(range(count))),
+    ]
     for k, pair in enumerate(((rank - shape.tensor, rank), (rank, rank + shape.tensor))):
         if pair[0] >= 0 and pair[1] < count:
             groups += [Group(100 + pair[0], pair), Group(200 + pair[0], pair[::-1])]
@@ -85,7 +90,9 @@ def program(shape: Shape, stage: int, place: int) -> Program:
         out = build.op("pd_op.gelu", (inside,), (2, size))
         kept = hidden
         if shape.offloaded and number:
-            kept = build.op("pd_op.memcpy_d2h", (hidden,), (2, size), memory="pinned", stream=copy, attrs={"dst_place_type": 2})
+            kept = build.op(
+                "pd_op.memcpy_d2h", (hidden,), (2, size), memory="pinned", stream=copy, attrs={"dst_place_type": 2}
+            )
         saved.append((kept, inside, weight))
         hidden = out
     build.layer = ""

@@ -7,15 +7,15 @@ import random
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import Shape, shapes, world
+
 from interlace.cost_model import CostModel
+from interlace.ir import Graph, Program, parse
+from interlace.ir.kinds import DATA, PARAMETER
 from interlace.scheduler import memory
 from interlace.scheduler.memory import GPU, IDEAL, OrderMemory, in_order, over_time, storages
 from interlace.scheduler.simulator import simulate
 from interlace.scheduler.variants import variants
-from plans import Shape, shapes, world
-
-from interlace.ir import Graph, Program, parse
-from interlace.ir.kinds import DATA, PARAMETER
 
 COST = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, host_ns=2, job_ns=5)
 
@@ -63,7 +63,9 @@ def mixed(program: Program, seed: int) -> list[tuple[int, int]]:
     rng = random.Random(seed)
     ops = {op.id: op for op in program.ops}
     items = sorted(items_of(program))
-    queues = [[i for i in items if i[1] == m and ops[i[0]].role != "optimize"] for m in range(program.pipeline.num_micro_batches)]
+    queues = [
+        [i for i in items if i[1] == m and ops[i[0]].role != "optimize"] for m in range(program.pipeline.num_micro_batches)
+    ]
     order = []
     while left := [queue for queue in queues if queue]:
         order.append(rng.choice(left).pop(0))
@@ -125,7 +127,9 @@ def test_run_ahead_defeats_offload() -> None:
 
 def test_offload_moves_bytes_and_loses_none() -> None:
     """Acceptance: R2 (simulated). What leaves the device is on the host at that moment, byte for byte."""
-    stock, ours = (world(Shape(1, 1, 1, 4, ("", "", "", ""), offloaded, width=32))[0] for offloaded in (NONE, frozenset({0})))
+    stock, ours = (
+        world(Shape(1, 1, 1, 4, ("", "", "", ""), offloaded, width=32))[0] for offloaded in (NONE, frozenset({0}))
+    )
     at_turn = []
     for program in (stock, ours):
         turn = next(at for at, item in enumerate(items_of(program)) if program.ops[item[0]].role == "backward")
@@ -167,7 +171,7 @@ def test_views_vectors_and_outputs() -> None:
     assert table.base == {"device": 32, "pinned": 0}
     profile = in_order(program)
     base, x, relu, cat, half = 32, 16, 16, 32, 16
-    # relu, reshape, combine, concat | split_with_num, split, relu_grad (the reshaped value is read for its shape only), add_, nonzero
+    # relu, reshape, combine, concat | split_with_num, split, relu_grad (reads only the shape of %3), add_, nonzero
     wanted = [x + relu, x + relu, x + relu, x + relu + cat, cat + 2 * half, 2 * half, 3 * half, 2 * half, half]
     assert [row + base for row in wanted] == [int(size) for size in _while_running(profile, 9)]
     assert profile.curve()[1][-1] == base + half

@@ -17,7 +17,8 @@ from interlace.ir import Event, Job, Op, Program
 from interlace.ir.kinds import is_comm, is_receive, is_send
 from interlace.scheduler.hazards import CPU, Finding, check
 from tests.closure import Closure, circular, mismatched
-from tests.strategies import World, plan, random_world, worlds
+from tests.interpreter import Poisoned, Stuck, assert_same
+from tests.strategies import World, plan, programs, random_world, worlds
 
 Mutation = Callable[[list[Program], random.Random], list[Program] | None]
 
@@ -221,12 +222,33 @@ def test_a_lost_operation_whose_result_is_read_is_found() -> None:
     assert found > 30
 
 
+def test_generated_plans_compute_what_their_programs_compute() -> None:
+    for seed in range(60):
+        world = random_world(seed, dropout=True)
+        assert_same(programs(world), plan(world), seed)
+
+
+def test_orders_that_the_checker_calls_wrong_do_change_the_result() -> None:
+    """The interpreter as a third opinion: it stops at a poisoned read, or gives other numbers."""
+    wrong = 0
+    for seed in range(80):
+        before = plan(random_world(seed, streams=True, offload=True))
+        changed = move_copy_or_reader(before, random.Random(seed)) or before
+        if not kinds(check(changed, CPU)):
+            assert_same(before, changed, seed)
+        elif kinds(check(changed, CPU)) & ORDERS:
+            wrong += 1
+            with pytest.raises((AssertionError, Poisoned, Stuck)):
+                assert_same(before, changed, seed)
+    assert wrong > 10
+
+
 @settings(max_examples=60, deadline=None)
 @given(worlds(), st.integers(0, 2**16), st.sampled_from(sorted(MUTATIONS, key=lambda m: m.__name__)))
 def test_checker_and_oracle_agree_on_any_change(world: World, seed: int, mutation: Mutation) -> None:
-    programs = plan(world)
-    assert check(programs) == []
-    assert check(programs, CPU) == []
-    changed = mutation(programs, random.Random(seed))
+    planned = plan(world)
+    assert check(planned) == []
+    assert check(planned, CPU) == []
+    changed = mutation(planned, random.Random(seed))
     if changed is not None:
         assert bool(kinds(check(changed))) == is_unsafe(changed)

@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interlace.cost_model import CostModel
-from interlace.cost_model.base import GivenCosts
-from interlace.scheduler.lower_to_sim import ONE, Options, SimInput, lower
-from interlace.scheduler.simulator import NEVER, Result, Simulation, covered, issue_times, run, simulate
 from plans import Shape, shapes, world
 
+from interlace.cost_model import CostModel
+from interlace.cost_model.base import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Graph, Job, Program, dependencies, parse, verify
+from interlace.scheduler.lower_to_sim import lower
+from interlace.scheduler.sim_input import ONE, Options, SimInput
+from interlace.scheduler.simulator import NEVER, Result, Simulation, covered, issue_times, run, simulate
 
 fast = pytest.importorskip("interlace.scheduler.simulator_fast")
 
-STRETCHED = {("gemm", "comm"): (1.5, 2.0), ("memory", "comm"): (1.2, 1.7), ("gemm", "copy"): (1.1, 1.3), ("copy:d2h", "copy:h2d"): (1.4, 1.4),
-             ("comm", "copy"): (1.05, 1.25), ("gemm", "p2p"): (1.15, 1.9)}  # fmt: skip
+STRETCHED = {("gemm", "comm"): (1.5, 2.0), ("memory", "comm"): (1.2, 1.7), ("gemm", "copy"): (1.1, 1.3),
+             ("copy:d2h", "copy:h2d"): (1.4, 1.4), ("comm", "copy"): (1.05, 1.25), ("gemm", "p2p"): (1.15, 1.9)}  # fmt: skip
 
 
 def costs(host_ns: int = 2, job_ns: int = 5, stretch: bool = True, **times: int) -> GivenCosts:
@@ -51,7 +52,9 @@ def inputs(draw: st.DrawFn) -> SimInput:
     meet, follow = np.full(count, -1), np.full(count, -1)
     rows: list[list[int]] = []
     for k in range(draw(st.integers(0, per_rank))):
-        members = sorted(rng.choice(num_ranks, rng.integers(1, num_ranks + 1), replace=False).tolist()) if num_ranks > 1 else []
+        members = (
+            sorted(rng.choice(num_ranks, rng.integers(1, num_ranks + 1), replace=False).tolist()) if num_ranks > 1 else []
+        )
         # Mostly at alike places, so that most inputs run through.
         row = [int(first[r] + min(per_rank - 1, k + int(rng.integers(0, 2)))) for r in members]
         if len(row) > 1 and (meet[row] < 0).all() and (follow[row] < 0).all() and not np.isin(row, follow).any():
@@ -67,11 +70,15 @@ def inputs(draw: st.DrawFn) -> SimInput:
     return SimInput(
         list(range(num_ranks)), first, np.arange(num_ranks + 1) * per_stream,
         [f"s{k}" for k in range(per_stream)] * num_ranks, np.arange(count) - first[rank], np.zeros(count, np.int64),
-        rng.integers(0, per_stream, count) + rank * per_stream, np.concatenate([np.cumsum(gap[rank == r]) for r in range(num_ranks)]),
-        rng.integers(0, longest, count), rng.random(count) < 0.4, rng.random(count) < 0.1, rng.integers(0, kinds, count), excess,
+        rng.integers(0, per_stream, count) + rank * per_stream,
+        np.concatenate([np.cumsum(gap[rank == r]) for r in range(num_ranks)]),
+        rng.integers(0, longest, count), rng.random(count) < 0.4, rng.random(count) < 0.1,
+        rng.integers(0, kinds, count), excess,
         np.r_[0, np.cumsum([len(d) for d in deps])], np.array([k for d in deps for k in d], np.int64), meet,
-        np.r_[0, np.cumsum([len(row) for row in rows])].astype(np.int64), np.array([k for row in rows for k in row], np.int64),
-        np.array([len(row) for row in rows], np.int64), follow, np.zeros(num_ranks, np.int64), [[] for _ in range(num_ranks)], {}, [],
+        np.r_[0, np.cumsum([len(row) for row in rows])].astype(np.int64),
+        np.array([k for row in rows for k in row], np.int64),
+        np.array([len(row) for row in rows], np.int64), follow, np.zeros(num_ranks, np.int64),
+        [[] for _ in range(num_ranks)], {}, [],
     )  # fmt: skip
 
 
@@ -257,7 +264,8 @@ def test_gemm_beside_collective_stretches_both() -> None:
 
 
 @pytest.mark.parametrize(("first", "second", "both"), [
-    ('all_gather', 'all_reduce', [200, 200]), ("memcpy_d2h", "memcpy_d2h", [200, 200]), ("memcpy_d2h", "memcpy_h2d", [125, 125]),
+    ("all_gather", "all_reduce", [200, 200]), ("memcpy_d2h", "memcpy_d2h", [200, 200]),
+    ("memcpy_d2h", "memcpy_h2d", [125, 125]),
     ("all_gather", "memcpy_d2h", [100, 100]),
 ])  # fmt: skip
 def test_bandwidth_is_shared(first: str, second: str, both: list[int]) -> None:
@@ -284,7 +292,10 @@ def parse_with_second_group(program: Program) -> Program:
 
 def test_collectives_of_one_group_run_one_after_the_other() -> None:
     cost = CostModel.from_table({"comm": 100, "default": 1})
-    assert ends(pair("all_gather", "all_reduce", ' group=7 stream="a"', ' group=7 stream="b"', ranks=2), cost)[:2] == [100, 200]
+    assert ends(pair("all_gather", "all_reduce", ' group=7 stream="a"', ' group=7 stream="b"', ranks=2), cost)[:2] == [
+        100,
+        200,
+    ]
 
 
 def test_a_collective_goes_at_the_pace_of_its_slowest_rank() -> None:
@@ -322,7 +333,11 @@ job all forward 0: 1-3@0
     send = text.format(rank=0, first="relu", p2p='#2 pd_op.send_v2(%1) forward group=3 {"peer":1}', last=1)
     late = text.format(rank=1, first="matmul", p2p='#2 %2:float32[2] = pd_op.recv_v2() forward group=3 {"peer":0}', last=2)
     early = late.replace("matmul", "relu")
-    for receiver, p2p, wanted in ((late, "rendezvous", [250, 250]), (late, "buffered", [51, 200]), (early, "buffered", [51, 51])):
+    for receiver, p2p, wanted in (
+        (late, "rendezvous", [250, 250]),
+        (late, "buffered", [51, 200]),
+        (early, "buffered", [51, 51]),
+    ):
         found = simulate([parse(send), parse(receiver)], cost, Options(p2p=p2p))  # type: ignore[arg-type]
         assert found.times.end[[1, 4]].tolist() == wanted
     alone = simulate([parse(send)], cost, Options(peers_ready=True))
@@ -338,13 +353,15 @@ def test_one_rank_stands_for_its_stage() -> None:
     for chosen in ((0, 2), (0, 3)):
         stands = {rank: chosen[rank // 2] for rank in range(4)}
         part = simulate([programs[rank] for rank in chosen], alone, Options(stands_for=stands))
-        assert [dataclasses.replace(r, rank=0) for r in part.ranks] == [dataclasses.replace(whole.ranks[k], rank=0) for k in (0, 2)]
+        assert [dataclasses.replace(r, rank=0) for r in part.ranks] == [
+            dataclasses.replace(whole.ranks[k], rank=0) for k in (0, 2)
+        ]
     with pytest.raises(PlanError, match="for which there is no program"):
         simulate(programs[:2], alone)
 
 
 def test_hand_made_costs_decide_what_is_exposed() -> None:
-    """Acceptance: C5. comm 100, gemm 5, other 1: on the compute stream all of it is exposed, on its own what gemms do not fill."""
+    """Acceptance: C5. comm 100, gemm 5, other 1: on the compute stream all is exposed, on its own what gemms do not fill."""
     cost = CostModel.from_table({"comm": 100, "gemm": 5, "p2p": 1, "default": 1})
     stock = simulate(world(Shape(1, 2, 1, 1)), cost).ranks[0]
     ours = simulate(world(Shape(1, 2, 1, 1, ("mp", "", "", ""))), cost).ranks[0]
@@ -358,7 +375,9 @@ def test_1f1b_on_one_stream_waits_in_a_circle() -> None:
     with pytest.raises(PlanError) as caught:
         simulate(world(Shape(2, 1, 2, 1)), costs())
     assert str(caught.value).splitlines()[0].endswith("ranks wait in a circle:")
-    assert "rank 0 stream compute: #5 pd_op.send_v2 of micro-batch 1 waits for its mate, rank 1 stream compute" in str(caught.value)
+    assert "rank 0 stream compute: #5 pd_op.send_v2 of micro-batch 1 waits for its mate, rank 1 stream compute" in str(
+        caught.value
+    )
     assert simulate(world(Shape(2, 1, 2, 1)), costs(), Options(p2p="buffered")).step_ns > 0
 
 
@@ -368,12 +387,14 @@ def test_planted_faults_are_found() -> None:
     first, second = world(shape)
     reduces = [op.id for op in second.ops if op.kind == "all_reduce"]
     swapped = _reordered(second, {reduces[0]: reduces[-1], reduces[-1]: reduces[0]})
-    with pytest.raises(PlanError, match="is issued before .* which it waits for"):
+    with pytest.raises(PlanError, match=r"is issued before .* which it waits for"):
         simulate([first, swapped], costs())
     lost = msgspec.structs.replace(second, jobs=tuple(_without_item(job, reduces[-1]) for job in second.jobs))
     with pytest.raises(PlanError, match=r"number 1 on group 5 is never issued by rank\(s\) 1"):
         simulate([first, lost], costs())
-    other = second.with_ops([msgspec.structs.replace(op, name="pd_op.all_gather") if op.id == reduces[0] else op for op in second.ops])
+    other = second.with_ops(
+        [msgspec.structs.replace(op, name="pd_op.all_gather") if op.id == reduces[0] else op for op in second.ops]
+    )
     with pytest.raises(PlanError, match="issue different collectives as number 1 of group 10"):
         simulate([first, other], costs())
     free = pair("all_gather", "all_reduce", " group=7", " group=8", ranks=2)

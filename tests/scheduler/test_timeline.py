@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from interlace.cost_model import CostModel
-from interlace.scheduler.simulator import Result, simulate
 from plans import Shape, world
 
 from interlace.cli import main
+from interlace.cost_model import CostModel
 from interlace.ir import save
 from interlace.report.split import rows, split_text
 from interlace.report.timeline import chrome_trace, write_trace
+from interlace.scheduler.simulator import Result, simulate
 
 SHAPE = Shape(2, 2, 3, 2, ("mp", "send", "receive", "copies"), frozenset({0, 2}), norm=True, width=256)
-COST = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, {("gemm", "comm"): (1.5, 2.0)}, 2, 5)
+COST = CostModel.from_table(
+    {"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, {("gemm", "comm"): (1.5, 2.0)}, 2, 5
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +38,14 @@ def test_every_item_is_a_slice_of_its_stream(result: Result) -> None:
         threads.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
     assert len(threads) == 4 * 5
     for spans in threads.values():
-        assert all(a[1] <= b[0] + 1e-6 for a, b in zip(sorted(spans), sorted(spans)[1:], strict=False))
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(sorted(spans)))
 
 
 def test_jobs_follow_each_other_on_the_host(result: Result) -> None:
     events = chrome_trace(result)["traceEvents"]
     jobs = [e for e in events if e["ph"] == "X" and e["cat"] == "job" and e["pid"] == 3]
     assert [e["name"] for e in jobs] == [job.name for job in world(SHAPE)[3].jobs]
-    assert all(abs(a["ts"] + a["dur"] - b["ts"]) < 1e-6 for a, b in zip(jobs, jobs[1:], strict=False))
+    assert all(abs(a["ts"] + a["dur"] - b["ts"]) < 1e-6 for a, b in pairwise(jobs))
 
 
 def test_arrows_lead_from_a_slice_to_a_later_one(result: Result) -> None:
@@ -56,7 +59,9 @@ def test_arrows_lead_from_a_slice_to_a_later_one(result: Result) -> None:
     # A send, the receive, the mean or the GEMM behind a collective, a reader behind a copy back.
     assert {"gelu", "recv_v2", "matmul"} <= set(targets)
     assert targets.count("recv_v2") >= 2 * 2 * 3
-    assert all(tails[n]["ts"] <= heads[n]["ts"] or "recv" in spans[h["pid"], h["tid"], h["ts"]]["name"] for n, h in heads.items())
+    assert all(
+        tails[n]["ts"] <= heads[n]["ts"] or "recv" in spans[h["pid"], h["tid"], h["ts"]]["name"] for n, h in heads.items()
+    )
 
 
 def test_counters_reach_the_peaks(result: Result) -> None:
@@ -78,8 +83,8 @@ def test_traces_are_json_and_the_same_each_time(result: Result, tmp_path: Path) 
 def test_splits_side_by_side(result: Result) -> None:
     serial = simulate(world(Shape(2, 2, 3, 2, ("", "send", "receive", ""), norm=True, width=256)), COST)
     text = split_text({"stock": serial, "ours": result})
-    assert text.splitlines()[0].split() == ["rank", "plan", "step", "compute", "exposed", "bubble", "host", "hidden", "slowed",
-                                            "peak", "GiB", "pinned"]  # fmt: skip
+    assert text.splitlines()[0].split() == ["rank", "plan", "step", "compute", "exposed", "bubble", "host", "hidden",
+                                            "slowed", "peak", "GiB", "pinned"]  # fmt: skip
     assert sum(line.split()[1:2] == ["ours"] for line in text.splitlines()) == 5
     assert "ours against stock:" in text
     assert set(rows(result)[0]) >= {"rank", "step_ns", "compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns", "peak_bytes",

@@ -40,12 +40,13 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float = DEFAULT_TIME
     transport = Transport(rank, world, run_dir, timeout_s)
     import paddle
 
-    from interlace.bridge.cpu import dynamic, ops
+    from interlace.bridge.cpu import dynamic, half, ops
 
     ops.set_transport(transport)
     # Host order is program order, so that all ranks issue the communication of a group in one order.
     paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
     dynamic.patch(transport)
+    half.patch()
     _patch_engine()
     return transport
 

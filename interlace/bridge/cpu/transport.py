@@ -403,14 +403,13 @@ class Transport:
     def _write(self, peer: _Peer, call: Call, array: Array | None, descriptor: int | None = None) -> None:
         header = msgspec.msgpack.encode(call)
         body = b"" if array is None else array.tobytes()
-        frame = _PREFIX.pack(len(header), len(body)) + header
+        frame = _PREFIX.pack(len(header), len(body)) + header + body
         try:
             with peer.lock:
                 if descriptor is not None:
-                    sent = socket.send_fds(peer.sock, [frame], [descriptor])
-                    frame = frame[sent:]
-                peer.sock.sendall(frame)
-                peer.sock.sendall(body)
+                    frame = frame[socket.send_fds(peer.sock, [frame], [descriptor]) :]
+                if frame:  # a peer that has it all may have closed already, and then even sending nothing fails
+                    peer.sock.sendall(frame)
         except OSError as error:
             if call.kind != "bye":
                 reason = self._why_lost(peer)

@@ -1,0 +1,46 @@
+// What a test can set and read: switches, planted delays, the record of what the host asked for and what the device did.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+// name, default with host threads, default on CUDA, meaning
+#define TB_SWITCHES(X)                                                                                              \
+  X(nosync, 1, 1, "the host does not wait for the device at the end of a job")                                       \
+  X(record, 1, 1, "whose reads hold a freed block: 0 nobody's, 1 its last reader's, 2 every reader's")               \
+  X(hold, 1, 1, "a freed block that another stream still reads is kept until that stream is done")                   \
+  X(poison, 1, 0, "freed device and pinned memory is filled with NaN patterns")                                      \
+  X(pinned_events, 0, 0, "a freed pinned buffer is kept until the copies that use it are done")                      \
+  X(d2h_blocks, 0, 0, "memcpy_d2h into pinned memory blocks the host until it is done, as on the GPU place")         \
+  X(copy_order, 0, 0, "a copy in from a pinned buffer waits for the copy out that filled it")                        \
+  X(drop_waits, 0, 0, "planted fault: no stream ever waits for another")                                             \
+  X(refuse_pinned_after, -1, -1, "planted fault: pinned allocations after this many fail; negative for never")       \
+  X(pageable, 0, 0, "pinned memory is ordinary memory: copies are staged and block the host")
+
+namespace tb {
+
+struct Switches {
+#ifdef TESTBED_CUDA
+#define X(name, threads, cuda, meaning) std::atomic<int> name{cuda};
+#else
+#define X(name, threads, cuda, meaning) std::atomic<int> name{threads};
+#endif
+  TB_SWITCHES(X)
+#undef X
+};
+extern Switches switches;
+
+enum class Work : int { compute = 0, copy = 1, collective = 2 };
+
+// Microseconds that the next piece of work on a stream is to be delayed by; 0 almost always.
+// A site is (stream number, how many pieces of work that stream was given before): the same in every run of the same program.
+int delay_us(int stream, Work work, const char* name);
+
+// Host side record, in order; kept only while tracing is on.
+void note(const char* what, int stream = -1, const void* address = nullptr, size_t size = 0);
+bool tracing();
+// Device side record: one interval of one piece of work.
+void interval(const char* name, int stream, double begin_us, double end_us);
+double now_us();
+
+}  // namespace tb

@@ -1,0 +1,281 @@
+#include "memory.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#define TB_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace tb {
+namespace {
+
+constexpr unsigned char kPoison = 0xff;  // NaN in every floating type, -1 in every integer
+constexpr size_t kAlign = 256;
+
+size_t rounded(size_t size) {
+  size_t step = size < (size_t{1} << 20) ? kAlign : size_t{1} << 21;
+  return (std::max<size_t>(size, 1) + step - 1) / step * step;
+}
+
+class Counter {
+ public:
+  void add(size_t size) {
+    size_t now = value_ += size, peak = peak_;
+    while (now > peak && !peak_.compare_exchange_weak(peak, now)) continue;
+  }
+  void drop(size_t size) { value_ -= size; }
+  void reset_peak() { peak_ = value_.load(); }
+  size_t value() const { return value_; }
+  size_t peak() const { return peak_; }
+
+ private:
+  std::atomic<size_t> value_{0}, peak_{0};
+};
+
+Counter allocated, reserved, outside, pinned;
+
+struct Pools {
+  std::mutex mutex;
+  std::map<std::pair<int, Stream>, Pool*> all;
+};
+Pools& pools() { static auto* made = new Pools; return *made; }
+
+// ---- pinned memory
+
+struct Pinned {
+  std::mutex mutex;
+  std::multimap<size_t, void*> free;
+  std::map<const void*, Event> last;                   // when the last copy that used a buffer is done
+  std::vector<std::pair<void*, size_t>> held;          // freed, waiting for that
+  size_t made = 0, free_bytes = 0;
+};
+Pinned& pins() { static auto* made = new Pinned; return *made; }
+
+void pin_free(Pinned& p, void* address, size_t size) {
+  if (switches.poison) memset(address, kPoison, size);
+  p.free.emplace(size, address);
+  p.free_bytes += size;
+}
+
+bool pin_idle(Pinned& p, const void* address) {
+  auto found = p.last.find(address);
+  return found == p.last.end() || event_done(found->second);
+}
+
+void pin_collect(Pinned& p) {
+  auto kept = p.held.begin();
+  for (auto& each : p.held) {
+    if (pin_idle(p, each.first)) pin_free(p, each.first, each.second);
+    else *kept++ = each;
+  }
+  p.held.erase(kept, p.held.end());
+}
+
+void* pin_new(Pinned& p, size_t size) {
+  int limit = switches.refuse_pinned_after;
+  void* made = limit >= 0 && p.made >= static_cast<size_t>(limit) ? nullptr : pinned_allocate(size);
+  if (!made)
+    throw std::runtime_error("testbed: " + std::to_string(size) + " bytes of pinned host memory were refused (" +
+                             std::to_string(pinned.value()) + " bytes are in use); offload less");
+  ++p.made;
+  return made;
+}
+
+void* pin_take(size_t size) {
+  Pinned& p = pins();
+  std::lock_guard<std::mutex> guard(p.mutex);
+  pin_collect(p);
+  auto found = p.free.find(size);
+  if (found == p.free.end()) return pin_new(p, size);
+  void* address = found->second;
+  p.free.erase(found);
+  p.free_bytes -= size;
+  return address;
+}
+
+void pin_give_back(void* address, size_t size) {
+  Pinned& p = pins();
+  std::lock_guard<std::mutex> guard(p.mutex);
+  if (switches.pinned_events && !pin_idle(p, address)) p.held.emplace_back(address, size);
+  else pin_free(p, address, size);
+}
+
+class PinnedBlock : public phi::Allocation {
+ public:
+  PinnedBlock(void* address, size_t size) : phi::Allocation(address, size, phi::CPUPlace()) { pinned.add(size); }
+  ~PinnedBlock() override {
+    note("pinned_free", -1, ptr_, size_);
+    pinned.drop(size_);
+    pin_give_back(ptr_, size_);
+  }
+};
+
+}  // namespace
+
+MemoryNumbers memory_numbers() {
+  std::lock_guard<std::mutex> guard(pins().mutex);
+  return {allocated.value(), allocated.peak(), reserved.value(), reserved.peak(), outside.value(), outside.peak(),
+          pinned.value(),    pinned.peak(),    pins().made,      pins().free_bytes};
+}
+
+void memory_reset_peaks() {
+  for (Counter* each : {&allocated, &reserved, &outside, &pinned}) each->reset_peak();
+}
+
+void* outside_allocate(size_t size) {
+  void* made = device_allocate(size);
+  if (!made) Pool::release_idle(), made = device_allocate(size);
+  if (made) outside.add(size);
+  return made;
+}
+
+void outside_free(void* address, size_t size) {
+  outside.drop(size);
+  device_sync();
+  if (switches.poison) fill_now(address, kPoison, size);
+  device_free(address);
+}
+
+// ---- blocks
+
+Block::~Block() { pool_->give_back(this); }
+
+void Block::touched_by(Stream stream) {
+  last_ = stream;
+  if (stream != pool_->stream() && switches.record == 2) readers_.insert(stream);
+}
+
+Pool* Pool::of(int device, Stream stream) {
+  std::lock_guard<std::mutex> guard(pools().mutex);
+  Pool*& found = pools().all[{device, stream}];
+  if (!found) found = new Pool(device, stream);
+  return found;
+}
+
+void Pool::release_idle() {
+  std::vector<Pool*> all;
+  {
+    std::lock_guard<std::mutex> guard(pools().mutex);
+    for (auto& each : pools().all) all.push_back(each.second);
+  }
+  device_sync();
+  for (Pool* each : all) each->release();
+}
+
+void Pool::release() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  collect_held();
+  for (auto& each : free_) {
+    device_free(each.second);
+    reserved.drop(each.first);
+  }
+  free_.clear();
+}
+
+phi::Allocator::AllocationPtr Pool::Allocate(size_t size) {
+  size_t got = 0;
+  void* address = take(rounded(size), &got);
+  allocated.add(size);
+  note("allocate", stream_number(stream_), address, size);
+  phi::CustomPlace place("testbed", device_);
+  return AllocationPtr(new Block(this, address, got, size, place), [](phi::Allocation* block) { delete block; });
+}
+
+void* Pool::take(size_t size, size_t* got) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  collect_held();
+  auto found = free_.lower_bound(size);
+  if (found != free_.end() && found->first <= size + size / 4) {
+    void* address = found->second;
+    *got = found->first;
+    free_.erase(found);
+    return address;
+  }
+  void* address = device_allocate(size);
+  if (!address) {
+    lock.unlock();
+    release_idle();
+    address = device_allocate(size);
+  }
+  if (!address)
+    throw std::runtime_error("testbed: out of device memory: " + std::to_string(size) + " bytes wanted, " +
+                             std::to_string(allocated.value()) + " bytes held by tensors, " +
+                             std::to_string(reserved.value()) + " bytes taken from the device");
+  *got = size;
+  reserved.add(size);
+  return address;
+}
+
+void Pool::collect_held() {
+  auto kept = held_.begin();
+  for (Held& each : held_) {
+    bool done = true;
+    for (Event event : each.events) done = done && event_done(event);
+    if (!done) {
+      if (&*kept != &each) *kept = std::move(each);
+      ++kept;
+      continue;
+    }
+    for (Event event : each.events) event_destroy(event);
+    keep_free(each.address, each.size);
+  }
+  held_.erase(kept, held_.end());
+}
+
+// The next op of this stream may write here: with poison it does so at once, after everything this stream was given.
+void Pool::keep_free(void* address, size_t size) {
+  if (switches.poison) fill_async(stream_, address, kPoison, size);
+  free_.emplace(size, address);
+}
+
+void Pool::give_back(Block* block) {
+  allocated.drop(block->asked);
+  note("free", stream_number(stream_), block->ptr_, block->asked);
+  std::set<Stream> readers = std::move(block->readers_);
+  if (switches.record == 1 && block->last_ && block->last_ != stream_) readers = {block->last_};
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (readers.empty() || !switches.hold) {
+    keep_free(block->ptr_, block->size_);
+    return;
+  }
+  Held held{block->ptr_, block->size_, {}};
+  for (Stream each : readers) {
+    held.events.push_back(event_create());
+    event_record(held.events.back(), each);
+  }
+  held_.push_back(std::move(held));
+}
+
+// ---- pinned, for copies
+
+std::shared_ptr<phi::Allocation> pinned_make(size_t size) {
+  auto made = std::make_shared<PinnedBlock>(pin_take(size), size);
+  note("pinned_allocate", -1, made->ptr(), size);
+  return made;
+}
+
+void pinned_copied(const void* address, Stream stream) {
+  Pinned& p = pins();
+  std::lock_guard<std::mutex> guard(p.mutex);
+  Event& last = p.last[address];
+  if (!last) last = event_create();
+  event_record(last, stream);
+}
+
+void pinned_wait(const void* address, Stream stream) {
+  Pinned& p = pins();
+  std::lock_guard<std::mutex> guard(p.mutex);
+  auto found = p.last.find(address);
+  if (found != p.last.end()) stream_wait(stream, found->second);
+}
+
+}  // namespace tb
+
+TB_EXPORT void tb_memory(size_t out[10]) {
+  tb::MemoryNumbers n = tb::memory_numbers();
+  const size_t all[] = {n.allocated, n.allocated_peak, n.reserved, n.reserved_peak, n.outside,
+                        n.outside_peak, n.pinned, n.pinned_peak, n.pinned_new, n.pinned_free};
+  memcpy(out, all, sizeof all);
+}
+TB_EXPORT void tb_memory_reset() { tb::memory_reset_peaks(); }

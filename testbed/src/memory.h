@@ -1,0 +1,81 @@
+// Device memory by stream, as Paddle's stream-safe allocator keeps it on the GPU place; pinned memory; what both hold.
+#pragma once
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "paddle/phi/core/allocator.h"
+#include "runtime.h"
+
+namespace tb {
+
+struct MemoryNumbers {
+  size_t allocated, allocated_peak;  // what live tensors hold
+  size_t reserved, reserved_peak;    // what was taken from the device, blocks that are free or held included
+  size_t outside, outside_peak;      // what Paddle's own allocators took: parameters, feeds
+  size_t pinned, pinned_peak, pinned_new, pinned_free;  // bytes in use; how many buffers were ever made; free bytes
+};
+MemoryNumbers memory_numbers();
+void memory_reset_peaks();
+
+// Memory that Paddle's own allocators take and give back, counted as `outside`.
+void* outside_allocate(size_t size);
+void outside_free(void* address, size_t size);
+
+class Pool;
+
+// A block of device memory that knows which streams read it.
+class Block : public phi::Allocation {
+ public:
+  Block(Pool* pool, void* address, size_t size, size_t asked, const phi::Place& place)
+      : phi::Allocation(address, size, place), asked(asked), pool_(pool) {}
+  ~Block() override;
+  void touched_by(Stream stream);
+
+  const size_t asked;
+
+ private:
+  friend class Pool;
+  Pool* pool_;
+  Stream last_ = nullptr;
+  std::set<Stream> readers_;
+};
+
+// The blocks of one stream. A block that is given back serves this stream alone again.
+class Pool : public phi::Allocator {
+ public:
+  static Pool* of(int device, Stream stream);
+  static void release_idle();  // gives all free blocks of all streams back to the device
+
+  AllocationPtr Allocate(size_t size) override;
+  bool IsAllocThreadSafe() const override { return true; }
+  Stream stream() const { return stream_; }
+  void give_back(Block* block);
+
+ private:
+  struct Held {
+    void* address;
+    size_t size;
+    std::vector<Event> events;
+  };
+  Pool(int device, Stream stream) : device_(device), stream_(stream) {}
+  void* take(size_t size, size_t* got);
+  void collect_held();
+  void keep_free(void* address, size_t size);
+  void release();
+
+  const int device_;
+  const Stream stream_;
+  std::mutex mutex_;
+  std::multimap<size_t, void*> free_;
+  std::vector<Held> held_;
+};
+
+// Pinned host memory; a copy says that it uses a buffer, and by which stream.
+std::shared_ptr<phi::Allocation> pinned_make(size_t size);
+void pinned_copied(const void* address, Stream stream);
+void pinned_wait(const void* address, Stream stream);
+
+}  // namespace tb

@@ -1,0 +1,265 @@
+// A stream is a host thread with a queue, device memory is the host's. Everything is asynchronous, as on a device.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime.h"
+
+namespace tb {
+namespace {
+
+void pause_us(double us) { std::this_thread::sleep_for(std::chrono::microseconds(static_cast<long>(us))); }
+
+struct ThreadStream {
+  explicit ThreadStream(int number) : number(number), thread([this] { run(); }) {}
+
+  void push(std::function<void()> task) {
+    {
+      std::lock_guard<std::mutex> guard(mutex);
+      tasks.push_back(std::move(task));
+      ++given;
+    }
+    changed.notify_all();
+  }
+  void sync() {
+    std::unique_lock<std::mutex> lock(mutex);
+    size_t until = given;
+    changed.wait(lock, [&] { return done >= until; });
+  }
+  bool idle() {
+    std::lock_guard<std::mutex> guard(mutex);
+    return done == given;
+  }
+  void stop() {
+    {
+      std::lock_guard<std::mutex> guard(mutex);
+      stopping = true;
+    }
+    changed.notify_all();
+    thread.join();
+  }
+
+  const int number;
+
+ private:
+  void run() {
+    while (true) {
+      std::function<void()> task;
+      {
+        std::unique_lock<std::mutex> lock(mutex);
+        changed.wait(lock, [this] { return stopping || !tasks.empty(); });
+        if (tasks.empty()) return;
+        task = std::move(tasks.front());
+        tasks.pop_front();
+      }
+      task();
+      {
+        std::lock_guard<std::mutex> guard(mutex);
+        ++done;
+      }
+      changed.notify_all();
+    }
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> tasks;
+  bool stopping = false;
+  size_t given = 0, done = 0;
+  std::thread thread;
+};
+
+struct EventState {
+  std::mutex mutex;
+  std::condition_variable changed;
+  size_t recorded = 0, completed = 0;
+
+  void wait(size_t until) {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return completed >= until; });
+  }
+  void complete(size_t which) {
+    {
+      std::lock_guard<std::mutex> guard(mutex);
+      completed = std::max(completed, which);
+    }
+    changed.notify_all();
+  }
+};
+using EventHandle = std::shared_ptr<EventState>;  // tasks in queues may outlive the event
+
+struct Device {
+  std::mutex mutex;
+  std::vector<ThreadStream*> streams;
+  int made = 0;
+  std::map<const char*, size_t> pinned;
+};
+Device& device() { static auto* made = new Device; return *made; }
+
+ThreadStream* of(Stream stream) { return static_cast<ThreadStream*>(stream); }
+EventHandle& of_event(Event event) { return *static_cast<EventHandle*>(event); }
+
+const char* copy_name(Copy kind) {
+  return kind == Copy::host_to_device ? "copy_h2d" : kind == Copy::device_to_host ? "copy_d2h" : "copy_d2d";
+}
+
+}  // namespace
+
+int device_count() { return 1; }
+void device_use(int) {}
+int device_current() { return 0; }
+void device_memory(size_t* total, size_t* available) { *total = size_t{8} << 30, *available = size_t{7} << 30; }
+
+void device_sync() {
+  std::vector<ThreadStream*> streams;
+  {
+    std::lock_guard<std::mutex> guard(device().mutex);
+    streams = device().streams;
+  }
+  for (ThreadStream* each : streams) each->sync();
+}
+
+Stream stream_create() {
+  std::lock_guard<std::mutex> guard(device().mutex);
+  auto* made = new ThreadStream(device().made++);
+  device().streams.push_back(made);
+  return made;
+}
+
+void stream_destroy(Stream stream) {
+  {
+    std::lock_guard<std::mutex> guard(device().mutex);
+    auto& all = device().streams;
+    all.erase(std::remove(all.begin(), all.end(), of(stream)), all.end());
+  }
+  of(stream)->stop();
+  delete of(stream);
+}
+
+void stream_sync(Stream stream) { of(stream)->sync(); }
+bool stream_done(Stream stream) { return of(stream)->idle(); }
+void stream_callback(Stream stream, std::function<void()> call) { of(stream)->push(std::move(call)); }
+int stream_number(Stream stream) { return of(stream)->number; }
+
+Event event_create() { return new EventHandle(std::make_shared<EventState>()); }
+void event_destroy(Event event) { delete static_cast<EventHandle*>(event); }
+
+void event_record(Event event, Stream stream) {
+  EventHandle state = of_event(event);
+  size_t which;
+  {
+    std::lock_guard<std::mutex> guard(state->mutex);
+    which = ++state->recorded;
+  }
+  of(stream)->push([state, which] { state->complete(which); });
+}
+
+bool event_done(Event event) {
+  EventHandle state = of_event(event);
+  std::lock_guard<std::mutex> guard(state->mutex);
+  return state->completed >= state->recorded;
+}
+
+void event_sync(Event event) {
+  EventHandle state = of_event(event);
+  size_t until;
+  {
+    std::lock_guard<std::mutex> guard(state->mutex);
+    until = state->recorded;
+  }
+  state->wait(until);
+}
+
+void stream_wait(Stream stream, Event event) {  // of an event that was never recorded: nothing, as CUDA does
+  EventHandle state = of_event(event);
+  size_t until;
+  {
+    std::lock_guard<std::mutex> guard(state->mutex);
+    until = state->recorded;
+  }
+  if (until) of(stream)->push([state, until] { state->wait(until); });
+}
+
+void* device_allocate(size_t size) {
+  void* made = nullptr;
+  return posix_memalign(&made, 256, size ? size : 1) ? nullptr : made;
+}
+void device_free(void* address) { free(address); }
+
+void* pinned_allocate(size_t size) {
+  void* made = device_allocate(size);
+  std::lock_guard<std::mutex> guard(device().mutex);
+  if (made) device().pinned[static_cast<const char*>(made)] = size;
+  return made;
+}
+
+void pinned_free(void* address) {
+  {
+    std::lock_guard<std::mutex> guard(device().mutex);
+    device().pinned.erase(static_cast<const char*>(address));
+  }
+  free(address);
+}
+
+bool is_pinned(const void* address) {
+  std::lock_guard<std::mutex> guard(device().mutex);
+  auto* wanted = static_cast<const char*>(address);
+  auto after = device().pinned.upper_bound(wanted);
+  if (after == device().pinned.begin()) return false;
+  --after;
+  return wanted < after->first + after->second;
+}
+
+void enqueue(Stream stream, Work work, const char* name, std::function<void()> run) {
+  int number = of(stream)->number, us = delay_us(number, work, name);
+  bool traced = tracing();
+  of(stream)->push([=, run = std::move(run)] {
+    if (us) pause_us(us);
+    double begin = traced ? now_us() : 0;
+    run();
+    if (traced) interval(name, number, begin, now_us());
+  });
+}
+
+void copy_async(Stream stream, void* to, const void* from, size_t size, Copy kind) {
+  const char* name = copy_name(kind);
+  if (kind == Copy::host_to_device && !is_pinned(from)) {  // staged before the call returns
+    auto* start = static_cast<const char*>(from);
+    auto staged = std::make_shared<std::vector<char>>(start, start + size);
+    enqueue(stream, Work::copy, name, [=] { memcpy(to, staged->data(), size); });
+    return;
+  }
+  enqueue(stream, Work::copy, name, [=] { memmove(to, from, size); });
+  if (kind == Copy::device_to_host && !is_pinned(to)) stream_sync(stream);
+}
+
+void copy_now(void* to, const void* from, size_t size, Copy) {
+  device_sync();
+  memmove(to, from, size);
+}
+
+void fill_async(Stream stream, void* address, unsigned char byte, size_t size) {
+  of(stream)->push([=] { memset(address, byte, size); });  // no piece of work: it takes no delay and no time
+}
+
+void fill_now(void* address, unsigned char byte, size_t size) { memset(address, byte, size); }
+
+void spin(Stream stream, double us) {
+  enqueue(stream, Work::compute, "spin", [=] { pause_us(us); });
+}
+
+void settle_intervals() { device_sync(); }
+
+}  // namespace tb

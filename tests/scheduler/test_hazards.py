@@ -1,0 +1,413 @@
+"""The checker on small plans written by hand: each rule of each place once, with the text that a user would read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from interlace.cli import check as check_command
+from interlace.errors import ConfigError, InterlaceError, PlanError, ProgramError
+from interlace.ir import Event, Job, Op, Pipeline, Program, parse, save, verify
+from interlace.scheduler.hazards import CPU, CUSTOM, GPU, Finding, check, compare_digests, digest, require_safe
+from tests.interpreter import run
+from tests.strategies import World, plan, programs, random_world
+
+HEAD = "program rank={rank} world={world} mode=train\npipeline stage=0 of 1 micro_batches={count} chunks=1 schedule=none\n"
+
+
+def program(text: str, rank: int = 0, world: int = 1, count: int = 1) -> Program:
+    made = parse(HEAD.format(rank=rank, world=world, count=count) + text)
+    verify(made)
+    return made
+
+
+def kinds(found: list[Finding]) -> list[str]:
+    return [finding.kind for finding in found]
+
+
+# ------------------------------------------------------------------------------------------------------- races and events
+
+ACROSS = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward layer="a"
+#2 %2:float32[2] = pd_op.relu(%1) forward stream="side" layer="b"
+#3 builtin.shadow_output(%2) forward {"output_name":"y"}
+job one forward 0: 1@0
+job two forward 0: 2@0
+"""
+
+
+def test_a_job_does_not_wait_for_another_jobs_stream() -> None:
+    (finding,) = check([program(ACROSS)])
+    assert finding.kind == "race"
+    assert finding.message == (
+        "rank 0: #2 pd_op.relu (b) of micro-batch 0 on stream 'side' may read %1 before #1 pd_op.exp (a) of micro-batch 0 "
+        "on the compute stream has written it"
+    )
+    assert finding.remedy == "record an event after #1@0 and wait for it before #2@0"
+    assert [(item.rank, item.op, item.micro_batch) for item in finding.items] == [(0, 1, 0), (0, 2, 0)]
+
+
+def test_an_event_or_one_job_or_one_stream_or_a_serial_place_mends_it() -> None:
+    assert check([program(ACROSS + "event e 1@0 -> 2@0")]) == []
+    assert (
+        check([program(ACROSS.replace("job one forward 0: 1@0\njob two forward 0: 2@0", "job one forward 0: 1-2@0"))]) == []
+    )
+    assert check([program(ACROSS.replace('stream="side" ', ""))]) == []
+    assert check([program(ACROSS)], CPU) == []
+
+
+def test_an_event_that_is_waited_for_too_early_is_named() -> None:
+    plan_ = program(ACROSS.replace("1@0\njob two", "2@0\njob two").replace("two forward 0: 2@0", "two forward 0: 1@0"))
+    plan_ = msgspec.structs.replace(plan_, events=(Event("e", (1, 0), ((2, 0),)),))
+    assert set(kinds(check([plan_]))) == {"event-order", "read-before-write"}
+
+
+def test_an_operand_of_which_only_the_shape_is_read_needs_no_order() -> None:
+    assert check([program(ACROSS.replace('stream="side"', 'stream="side" no_buffer=0').replace(' layer="b"', ""))]) == []
+
+
+def test_memcpy_d2h_loses_its_waits_and_the_remedy_says_so() -> None:
+    text = ACROSS.replace("%2:float32[2] = pd_op.relu", "%2:float32[2]^pinned = pd_op.memcpy_d2h") + "event e 1@0 -> 2@0"
+    (finding,) = check([program(text)])
+    assert finding.kind == "race"
+    assert "memcpy_d2h loses its waits" in finding.remedy
+    assert check([program(text.replace("memcpy_d2h", "memcpy"))]) == []
+
+
+# ----------------------------------------------------------------------------------------------------------- freed memory
+
+HOLE = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward
+#2 %2:float32[2]^pinned = pd_op.memcpy(%1) forward stream="d2h" layer="copy"
+#3 %3:float32[2] = pd_op.relu(%1) forward layer="last"
+#4 builtin.shadow_output(%3) forward {"output_name":"y"}
+job one forward 0: 1-3@0
+"""
+
+
+def test_a_side_reader_that_is_not_the_last_one_is_overtaken_by_the_free() -> None:
+    """Only the last reader's stream is recorded, and host order counts as an order for that (GPU notes, section 5)."""
+    (finding,) = check([program(HOLE)])
+    assert finding.kind == "freed-in-use"
+    assert finding.message == (
+        "rank 0: %1 is freed when #3 pd_op.relu (last) of micro-batch 0 on the compute stream is issued, while #2 "
+        "pd_op.memcpy (copy) of micro-batch 0 on stream 'd2h' may still use it"
+    )
+
+
+def test_the_hole_closes_where_the_side_reader_is_last_or_ordered_before_the_last() -> None:
+    assert check([program(HOLE.replace("1-3@0", "1@0 3@0 2@0"))]) == []
+    assert check([program(HOLE + "event e 2@0 -> 3@0")]) == []
+    assert check([program(HOLE)], CPU) == []
+
+
+def test_event_collection_waits_for_the_last_reader_only() -> None:
+    assert kinds(check([program(HOLE)], CUSTOM)) == ["freed-in-use"]
+    assert check([program(HOLE + "event e 2@0 -> 3@0")], CUSTOM) == []
+    last = HOLE.replace("1-3@0", "1@0 3@0 2@0")
+    assert kinds(check([program(last)], CUSTOM)) == ["freed-in-use"]
+    assert check([program(last + "event e 3@0 -> 2@0")], CUSTOM) == []
+
+
+def test_a_place_that_records_no_streams_needs_the_order_even_for_the_last_reader() -> None:
+    careless = msgspec.structs.replace(GPU, name="careless", records_streams=False)
+    assert kinds(check([program(HOLE.replace("1-3@0", "1@0 3@0 2@0"))], careless)) == ["freed-in-use"]
+
+
+# ---------------------------------------------------------------------------------------------------------- pinned memory
+
+OFFLOAD = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward
+#2 %2:float32[2]^pinned = pd_op.memcpy(%1) forward stream="d2h"
+#3 %3:float32[2] = pd_op.memcpy_h2d(%2) backward stream="h2d"
+#4 %4:float32[2] = pd_op.exp_grad(%3) backward
+#5 builtin.shadow_output(%4) backward {"output_name":"y"}
+"""
+FOUR_JOBS = "job f0 forward 0: 1-2@0\njob f1 forward 1: 1-2@1\njob b0 backward 0: 3-4@0\njob b1 backward 1: 3-4@1\n"
+EVENTS = "event e0 2@0 -> 3@0\nevent e1 2@1 -> 3@1\n"
+
+
+def test_the_copy_in_must_wait_for_the_copy_out() -> None:
+    found = check([program(OFFLOAD + FOUR_JOBS, count=2)])
+    assert kinds(found) == ["copy-read-early"]
+    assert found[0].count == 2
+    assert "and for 1 more micro-batches" in str(found[0])
+    assert check([program(OFFLOAD + FOUR_JOBS + EVENTS, count=2)]) == []
+
+
+def test_a_micro_batch_may_keep_its_activation_on_the_device() -> None:
+    text = FOUR_JOBS.replace("1-2@0", "1@0").replace("3-4@0", "4@0") + "event e1 2@1 -> 3@1\n"
+    half = parse(HEAD.format(rank=0, world=1, count=2) + OFFLOAD + text)
+    assert check([half]) == []
+    assert run(half)[0].outputs == run(program(OFFLOAD, count=2))[0].outputs
+
+
+def test_a_pinned_buffer_that_all_micro_batches_share_is_overwritten_too_early() -> None:
+    shared = program(OFFLOAD.replace("%2:float32[2]^pinned", "%2:float32[2]!^pinned") + FOUR_JOBS + EVENTS, count=2)
+    assert "wrong-version" in kinds(check([shared]))
+
+
+def test_the_next_step_must_not_write_a_buffer_that_this_step_still_reads() -> None:
+    """Nothing on the d2h stream, or before it, waits for the copy in: the next step's copy out may come first."""
+    text = OFFLOAD.replace("exp_grad(%3)", "exp_grad(%1)")
+    found = check([program(text + "job f forward 0: 1-2@0\njob b backward 0: 4@0 3@0\nevent e 2@0 -> 3@0\n")])
+    assert "buffer-reused" in kinds(found)
+    assert "of the next step may overwrite %2" in next(f.message for f in found if f.kind == "buffer-reused")
+
+
+def test_on_a_custom_place_nothing_orders_a_copy_in_behind_its_copy_out_even_in_one_job() -> None:
+    one_job = program(OFFLOAD + "job f forward 0: 1-4@0")
+    assert check([one_job]) == []
+    assert "copy-read-early" in kinds(check([one_job], CUSTOM))
+
+
+# ------------------------------------------------------------------------------------------------------------ many ranks
+
+
+def two_ranks(first: str, second: str, ops: str) -> list[Program]:
+    groups = "group 7 = 0,1\ngroup 8 = 0,1\n"
+    return [program(groups + ops + job, rank, 2) for rank, job in enumerate((first, second))]
+
+
+REDUCES = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.all_reduce(%0) forward group=7 layer="a"
+#2 %2:float32[4]"z" = pd_op.data() forward
+#3 %3:float32[4] = pd_op.all_reduce(%2) forward group=7 layer="b"
+#4 %4:float32[2] = pd_op.all_gather(%0) forward group=8 layer="c"
+"""
+
+
+def test_unequal_order_within_a_group_is_shown_with_both_operations() -> None:
+    (finding,) = check(two_ranks("job f forward 0: 1@0 3-4@0", "job f forward 0: 3@0 1@0 4@0", REDUCES))
+    assert finding.kind == "collective-order"
+    assert finding.message == (
+        "group 7 of ranks [0, 1]: collective 0 differs: rank 0 #1 pd_op.all_reduce (a) of micro-batch 0 on the compute "
+        "stream (all_reduce 8 B float32), rank 1 #3 pd_op.all_reduce (b) of micro-batch 0 on the compute stream "
+        "(all_reduce 16 B float32)"
+    )
+
+
+def test_two_groups_in_unequal_order_are_a_circle() -> None:
+    (finding,) = check(two_ranks("job f forward 0: 1@0 3-4@0", "job f forward 0: 4@0 1@0 3@0", REDUCES))
+    assert finding.kind == "deadlock"
+    assert finding.ranks == (0, 1)
+    assert {item.op for item in finding.items} == {1, 4} or {item.op for item in finding.items} == {3, 4}
+    assert "ahead of it on the compute stream" in finding.message
+
+
+SWAP = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 pd_op.send_v2(%0) forward group=7 {stream}layer="out" {{"peer":{peer}}}
+#2 %2:float32[2] = pd_op.recv_v2() forward group=8 layer="in" {{"peer":{peer}}}
+"""
+
+
+def test_sends_that_wait_for_receivers_are_a_circle_unless_buffered_or_on_a_stream_of_their_own() -> None:
+    def world(stream: str, ops: str) -> list[Program]:
+        made = []
+        for rank in range(2):
+            text = SWAP.format(peer=1 - rank, stream=stream)
+            groups = "group 7 = 0,1\ngroup 8 = 0,1\n"
+            if rank:  # what rank 0 sends on group 7 rank 1 receives there
+                text = text.replace("group=7", "group=x").replace("group=8", "group=7").replace("group=x", "group=8")
+            made.append(program(groups + text + f"job f forward 0: {ops}", rank, 2))
+        return made
+
+    (finding,) = check(world("", "1-2@0"))
+    assert finding.kind == "deadlock"
+    assert "recv_v2 (in)" in finding.message
+    assert "send_v2 (out)" in finding.message
+    assert check(world("", "1-2@0"), CPU) == []
+    assert check(world('stream="s" ', "1-2@0")) == []
+    assert check(world("", "1-2@0"), msgspec.structs.replace(GPU, p2p_buffer_bytes=8)) == []
+    assert kinds(check(world("", "2@0 1@0"), CPU)) == ["deadlock"], "both receive first: nobody ever sends"
+
+
+def stock_1f1b(receive_first: bool) -> list[Program]:
+    """Two stages, one ring, one stream; Paddle receives the next activation before it sends a gradient."""
+    text = {
+        0: '#0 %0:float32[2]"x" = pd_op.data() forward\n#1 pd_op.send_v2(%0) forward group=7 {"peer":1}\n'
+        '#2 %2:float32[2] = pd_op.recv_v2() backward group=7 {"peer":1}\n',
+        1: '#1 %1:float32[2] = pd_op.recv_v2() forward group=7 {"peer":0}\n#2 %2:float32[2] = pd_op.exp(%1) backward\n'
+        '#3 pd_op.send_v2(%2) backward group=7 {"peer":0}\n',
+    }
+    steady = (
+        ("b0 backward 0: 2@0", "r1 recv 1: 1@1", "s0 send 0: 3@0")
+        if receive_first
+        else ("b0 backward 0: 2-3@0", "f1 forward 1: 1@1")
+    )
+    last = "b1 backward 1: 2-3@1"
+    jobs = {0: ["f0 forward 0: 1@0", "f1 forward 1: 1@1", "b0 backward 0: 2@0", "b1 backward 1: 2@1"],
+            1: ["f0 forward 0: 1@0", *steady, last]}  # fmt: skip
+    return [program("group 7 = 0,1\n" + text[r] + "\n".join(f"job {job}" for job in jobs[r]), r, 2, 2) for r in range(2)]
+
+
+def test_paddles_own_order_of_1f1b_passes_and_the_naive_one_is_a_circle() -> None:
+    assert check(stock_1f1b(receive_first=True)) == []
+    (finding,) = check(stock_1f1b(receive_first=False))
+    assert finding.kind == "deadlock"
+    assert check(stock_1f1b(receive_first=False), CPU) == []
+
+
+def test_a_message_of_another_size_is_a_mismatch() -> None:
+    ranks = stock_1f1b(receive_first=True)
+    wider = [msgspec.structs.replace(v, shape=(4,)) if v.id == 2 else v for v in ranks[0].values]
+    (finding,) = check([ranks[0].with_ops(ranks[0].ops, wider), ranks[1]])
+    assert finding.kind == "p2p-mismatch"
+    assert "1 to 0: message 0 differs" in finding.message
+    unknown = [msgspec.structs.replace(v, shape=(-1,)) if v.id == 2 else v for v in ranks[0].values]
+    assert check([ranks[0].with_ops(ranks[0].ops, unknown), ranks[1]]) == []
+
+
+def test_ranks_that_are_not_given_are_not_judged() -> None:
+    for one in plan(World(pp=2, mp=2, micro_batches=3, layers=2, streams=True)):
+        assert check([one]) == []
+
+
+def test_two_rings_on_one_stream_would_share_a_communicator() -> None:
+    text = REDUCES.replace("group=7 layer", 'group=7 stream="mp" layer').replace(
+        "group=8 layer", 'group=8 stream="mp" layer'
+    )
+    found = check(two_ranks("job f forward 0: 1@0 3-4@0", "job f forward 0: 1@0 3-4@0", text))
+    assert kinds(found) == ["shared-stream"] * 2
+    assert found[0].remedy == "give group 8 a stream of its own"
+
+
+def test_programs_that_are_no_world_are_refused() -> None:
+    one = programs(World())[0]
+    with pytest.raises(PlanError, match=r"rank\(s\) \[0\] are given twice"):
+        check([one, one])
+    with pytest.raises(PlanError, match="of different worlds"):
+        check([one, msgspec.structs.replace(one, rank=1, world=2)])
+
+
+def test_require_safe_prints_what_it_found() -> None:
+    require_safe(plan(World(micro_batches=2)))
+    with pytest.raises(PlanError, match=r"not safe on gpu: 1 finding.*\n  race: rank 0: #2 pd_op.relu"):
+        require_safe([program(ACROSS)])
+
+
+# --------------------------------------------------------------------------------------------------------------- digests
+
+
+def test_digests_agree_where_the_check_does() -> None:
+    """acceptance: M1."""
+    for seed in range(30):
+        ranks = plan(random_world(seed, streams=True))
+        assert compare_digests([digest(p) for p in ranks]) == []
+        for one in ranks:
+            assert digest(one) == digest(one)
+
+
+def test_digests_show_the_first_difference_to_every_rank() -> None:
+    ranks = two_ranks("job f forward 0: 1@0 3-4@0", "job f forward 0: 3@0 1@0 4@0", REDUCES)
+    (finding,) = compare_digests([digest(p) for p in ranks])
+    assert finding.kind == "collective-order"
+    assert finding.message == (
+        "group 7 of ranks [0, 1]: collective 0 differs: rank 0 calls all_reduce 8 float32 (#1 pd_op.all_reduce a@0), "
+        "rank 1 calls all_reduce 16 float32 (#3 pd_op.all_reduce b@0)"
+    )
+    with pytest.raises(PlanError, match="not whole"):
+        compare_digests([digest(ranks[0])[:-5], digest(ranks[1])])
+
+
+def test_digests_of_ranks_with_other_ring_numbers_agree() -> None:
+    ranks = two_ranks("job f forward 0: 1@0 3-4@0", "job f forward 0: 1@0 3-4@0", REDUCES)
+    other = [msgspec.structs.replace(op, group=op.group + 20 if op.group >= 0 else -1) for op in ranks[1].ops]
+    groups = tuple(msgspec.structs.replace(g, id=g.id + 20) for g in ranks[1].groups)
+    renumbered = msgspec.structs.replace(ranks[1].with_ops(other), groups=groups)
+    assert compare_digests([digest(ranks[0]), digest(renumbered)]) == []
+    assert check([ranks[0], renumbered]) == []
+
+
+# ---------------------------------------------------------------------------------------------------------------- command
+
+
+def command(*words: str) -> int:
+    """Run `interlace check` as the command line does."""
+    parser = argparse.ArgumentParser()
+    check_command.add_parser(parser.add_subparsers())
+    return check_command.main(parser.parse_args(["check", *words]))
+
+
+def test_the_command_checks_a_world_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """acceptance: U5."""
+    for one in plan(World(pp=2, mp=2, micro_batches=3, layers=2, streams=True, offload=True)):
+        save(one, tmp_path / f"rank{one.rank}.ilp.gz")
+    assert command(str(tmp_path), "--json", str(tmp_path / "out.json")) == 0
+    assert "safe: no race" in capsys.readouterr().out
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["findings"] == []
+    assert [rank["rank"] for rank in written["ranks"]] == [0, 1, 2, 3]
+    names = {"step_ns", "compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns", "peak_bytes", "pinned_bytes"}
+    assert names <= set(written["ranks"][0])
+    assert command(str(tmp_path / "rank1.ilp.gz")) == 0
+    assert "not given: ranks 0, 2, 3" in capsys.readouterr().out
+
+
+def test_the_command_fails_on_an_unsafe_plan_and_names_the_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(program(ACROSS), tmp_path / "race.ilp")
+    assert command(str(tmp_path / "race.ilp"), "--json", str(tmp_path / "out.json")) == 1
+    assert "- race: rank 0: #2 pd_op.relu (b)" in capsys.readouterr().out
+    (finding,) = json.loads((tmp_path / "out.json").read_text())["findings"]
+    assert finding["kind"] == "race"
+    assert [item["op"] for item in finding["items"]] == [1, 2]
+    assert command(str(tmp_path / "race.ilp"), "--place", "cpu") == 0
+
+
+def test_the_command_prints_the_circle_and_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for one in stock_1f1b(receive_first=False):
+        save(one, tmp_path / f"rank{one.rank}.ilp")
+    assert command(str(tmp_path), "--json", str(tmp_path / "out.json")) == 1
+    assert "ranks wait in a circle" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out.json").read_text())["ranks"] == []
+
+
+def test_the_command_refuses_wrong_files_and_devices(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match="no dump file"):
+        command(str(tmp_path))
+    save(program(ACROSS), tmp_path / "race.ilp")
+    with pytest.raises(InterlaceError, match="no device profile 'nowhere'"):
+        command(str(tmp_path), "--device", "nowhere")
+    with pytest.raises(ConfigError, match="its folder does not exist"):
+        command(str(tmp_path), "--json", str(tmp_path / "none" / "out.json"))
+
+
+# ------------------------------------------------------------------------------------------------------------------ speed
+
+
+def long_plan(num_ops: int) -> Program:
+    """A chain that hops between four streams, cut in jobs, with an event at every cut."""
+    rng = random.Random(0)
+    lines = ['#0 %0:float32[2]"x" = pd_op.data() forward']
+    base = program("\n".join(lines))
+    ops, values = list(base.ops), list(base.values)
+    for k in range(1, num_ops + 1):
+        values.append(msgspec.structs.replace(values[0], id=k, storage=k, name=""))
+        ops.append(Op(k, "pd_op.exp", (k - 1,), (k,), "forward", stream=rng.choice(["", "a", "b", "c"])))
+    cuts = [*range(1, num_ops + 1, 500), num_ops + 1]
+    jobs = tuple(Job(f"j{a}", "forward", 0, tuple((k, 0) for k in range(a, b))) for a, b in pairwise(cuts))
+    events = tuple(Event(f"e{cut}", (cut - 1, 0), ((cut, 0),)) for cut in cuts[1:-1])
+    return Program(tuple(ops), tuple(values), pipeline=Pipeline(), jobs=jobs, events=events)
+
+
+def test_time_grows_with_the_plan_and_not_with_its_square() -> None:
+    spent = []
+    for num_ops in (4_000, 32_000):
+        one = long_plan(num_ops)
+        start = time.process_time()
+        found = check([one])
+        spent.append(time.process_time() - start)
+        assert [f for f in found if f.kind != "freed-in-use"] == []
+    assert spent[1] < 8 * 3 * spent[0], spent

@@ -1,0 +1,394 @@
+"""The offload planner: what moves, when it goes, when it comes back (acceptance: O2, O4, O5, O6, O7, O8, O9, C5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.cost_model import CostModel, load_profile
+from interlace.errors import ConfigError, PlanError
+from interlace.ir import Event, Job, Op, Pipeline, Program, Value
+from interlace.passes.offload_activations import apply
+from interlace.scheduler.offload import (
+    COPY_BACK,
+    Choice,
+    Measured,
+    OffloadPlan,
+    Trip,
+    agree,
+    check_names,
+    measure,
+    plan_offload,
+)
+from interlace.scheduler.saved import REASONS, census
+from interlace.scheduler.simulator import simulate
+from tests.strategies import World, plan, worlds
+
+MB = 1_000_000
+
+
+def chain(sizes: list[int], micro_batches: int = 3, warm: int = 2, extra: int = 0, lead: int = 60) -> Program:
+    """Forward of one value a layer and `extra` more operations; `lead` operations, then the values' readers in reverse."""
+    values = [Value(0, (1,), "float32", 0, "x")]
+    ops = [Op(0, "pd_op.data", (), (0,), "forward")]
+
+    def op(name: str, operands: tuple[int, ...], size: int, role: Any, layer: str) -> int:
+        values.append(Value(len(values), (size // 4,), "float32", len(values)))
+        ops.append(Op(len(ops), name, operands, (values[-1].id,), role, layer=layer))
+        return values[-1].id
+
+    saved = [0]
+    for k, size in enumerate(sizes):
+        saved.append(op("pd_op.gelu", (saved[-1],), size, "forward", f"layers.{k}.mlp"))
+    head = saved[-1]
+    for _ in range(extra):
+        head = op("pd_op.relu", (head,), 4, "forward", "head")
+    grad = op("pd_op.mean_grad", (), 4, "backward", "head")
+    for _ in range(lead):
+        grad = op("pd_op.relu_grad", (grad,), 4, "backward", "head")
+    for k in range(len(sizes), 0, -1):
+        grad = op("pd_op.gelu_grad", (saved[k], grad), 4, "backward", f"layers.{k - 1}.mlp")
+    return program(ops, values, micro_batches, warm)
+
+
+def program(ops: list[Op], values: list[Value], micro_batches: int, warm: int) -> Program:
+    """With 1F1B jobs at a warm-up depth."""
+    forward = [op.id for op in ops if op.role == "forward" and op.name != "pd_op.data"]
+    backward = [op.id for op in ops if op.role == "backward"]
+
+    def job(kind: str, ids: list[int], m: int) -> Job:
+        return Job(f"{kind}_{m}", kind, m, tuple((op_id, m) for op_id in ids))
+
+    jobs = [job("forward", forward, m) for m in range(min(warm, micro_batches))]
+    for m in range(micro_batches):
+        jobs += [job("backward", backward, m)]
+        jobs += [job("forward", forward, m + warm)] if m + warm < micro_batches else []
+    return Program(tuple(ops), tuple(values), (), Pipeline(0, warm, micro_batches, 1, "1F1B"), jobs=tuple(jobs))
+
+
+def at_rate(program: Program, op_ns: int, bytes_per_s: int) -> Measured:
+    """Every operation as long as every other; copies of both directions at a rate."""
+    times = {s.size_bytes: s.size_bytes * 1_000_000_000 // bytes_per_s for s in census(program).saved}
+    return Measured({op.id: op_ns for op in program.ops}, times, times)
+
+
+def decide(program: Program, op_ns: int = 100_000, bytes_per_s: int = 10_000 * MB, **options: Any) -> OffloadPlan:
+    return plan_offload(program, at_rate(program, op_ns, bytes_per_s), Choice(**{"min_bytes": 1 << 10, **options}))
+
+
+def trips(decided: OffloadPlan) -> dict[tuple[int, int], Trip]:
+    """(value, micro-batch) -> trip."""
+    return {(move.saved.value, trip.micro_batch): trip for move in decided.moves for trip in move.trips}
+
+
+def place_of(program: Program) -> dict[tuple[int, int], int]:
+    return {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
+
+
+# --------------------------------------------------------------------------------------------------------- O6: prefetch
+
+
+def test_32_mb_at_10_gb_per_s_start_3_2_ms_ahead() -> None:
+    """acceptance: O6. Exactly, where the operations allow it: 32 operations of 0.1 ms before the reader, across jobs."""
+    program = chain([32 * MB], micro_batches=2, extra=60, lead=20)
+    decided = decide(program, fraction=1.0)
+    trip = trips(decided)[1, 1]
+    place = place_of(program)
+    reader = place[next(op.id for op in program.ops if op.name == "pd_op.gelu_grad"), 1]
+    assert trip.ahead_ns == 3_200_000
+    assert reader - place[trip.back_before] == 32
+    assert trip.back_before[1] == 0
+    assert not trip.late_ns
+    assert decided.stall_ns == 0
+
+
+def test_unmeasured_bandwidth_is_just_in_time_and_marked() -> None:
+    """acceptance: O6. Right before the reader, whatever the operations take; the text says so."""
+    program = chain([32 * MB], extra=60)
+    decided = plan_offload(program, Measured({op.id: 100_000 for op in program.ops}), Choice(fraction=1.0))
+    reader = next(op.id for op in program.ops if op.name == "pd_op.gelu_grad")
+    assert not decided.measured
+    for (_, m), trip in trips(decided).items():
+        assert trip.just_in_time
+        assert trip.back_before == (reader, m)
+    assert "just in time (copies were not measured)" in "\n".join(decided.explain(program))
+
+
+def test_tight_memory_makes_the_return_later() -> None:
+    """acceptance: O6, O5. With room the copy starts 3.2 ms ahead; where a peak stands before its reader, behind the peak."""
+    ample = chain([32 * MB], micro_batches=2, extra=60)
+    spike = Value(200, (8 * MB,), "float32", 200)
+    ops = [*ample.ops[:-1], Op(200, "pd_op.exp", (), (200,), "backward"), *ample.ops[-1:]]
+    tight = program(ops, [*ample.values, spike], 2, 2)
+    free, held = decide(tight, fraction=1.0), decide(tight, memory_budget=40 * MB)
+    assert [trip.ahead_ns for trip in trips(free).values()] == [3_200_000, 3_200_000]
+    assert free.peak_bytes > 64 * MB
+    assert [(trip.ahead_ns, trip.late_ns) for trip in trips(held).values()] == [(0, 3_200_000), (0, 3_200_000)]
+    assert held.peak_bytes <= 40 * MB
+    assert held.stall_ns == 6_400_000
+    assert "up to 3.200 ms late" in "\n".join(held.explain(tight))
+
+
+def test_copies_of_one_direction_follow_one_another() -> None:
+    """acceptance: O6, O8. Readers 0.1 ms apart: the first's copy ends where the second's starts, 3.2 ms ahead of its own."""
+    decided = decide(chain([32 * MB, 32 * MB], micro_batches=2, extra=100, lead=80), fraction=1.0)
+    ahead = {key: trip.ahead_ns for key, trip in trips(decided).items() if key[1] == 0}
+    assert ahead == {(1, 0): 3_200_000, (2, 0): 6_300_000}
+    assert decided.stall_ns == 0
+
+
+def test_bandwidth_that_is_used_up_moves_no_more() -> None:
+    """acceptance: O6, F4. What could not be out and back in time stays, counted; no reader waits."""
+    program = chain([32 * MB] * 12, micro_batches=3, extra=40)
+    decided = decide(program, bytes_per_s=6_000 * MB, fraction=1.0)
+    assert decided.moves
+    assert decided.reasons()["congested"][0] > 0
+    assert decided.stall_ns == 0
+
+
+# ---------------------------------------------------------------------------------------------------------- O7: at once
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "warm", "moved"), [(3, 1, set()), (1, 4, set()), (2, 2, {0, 1}), (3, 3, {0, 1, 2})]
+)
+def test_nothing_moves_whose_return_follows_at_once(micro_batches: int, warm: int, moved: set[int]) -> None:
+    """acceptance: O7. Last stage and pp = 1 (depth 1), fewer micro-batches than stages; deeper stages do move."""
+    program = chain([32 * MB], micro_batches, warm, extra=40, lead=20)
+    decided = decide(program, op_ns=99_000, fraction=1.0)
+    assert set(decided.micro_batch_bytes()) == moved
+    if moved != set(range(micro_batches)):
+        assert decided.reasons()["at-once"] == (micro_batches - len(moved), 32 * MB * (micro_batches - len(moved)))
+
+
+def test_unmeasured_needs_work_of_another_micro_batch_between() -> None:
+    """acceptance: O7, O6."""
+    program = chain([32 * MB], micro_batches=3, warm=1, extra=64)
+    decided = plan_offload(program, Measured({}), Choice(fraction=1.0))
+    assert not decided.moves
+    assert decided.reasons()["at-once"][0] == 3
+
+
+def test_a_trip_that_frees_nothing_is_not_made() -> None:
+    """acceptance: O7. Out and back with no item in between would only cost."""
+    exact, longer = (chain([32 * MB], micro_batches=1, warm=1, extra=extra, lead=32) for extra in (31, 33))
+    assert decide(exact, fraction=1.0).reasons()["at-once"][0] == 1
+    assert decide(longer, fraction=1.0).moves
+
+
+# ---------------------------------------------------------------------------------------------------------- O4: choices
+
+
+def moved_values(decided: OffloadPlan) -> set[int]:
+    return {move.saved.value for move in decided.moves}
+
+
+def test_fraction() -> None:
+    """acceptance: O4. 0, a half and all of the eligible bytes; most bytes x idle time first."""
+    program = chain([4 * MB, 4 * MB, 4 * MB, 4 * MB], extra=80)
+    assert moved_values(decide(program, fraction=0.0)) == set()
+    assert moved_values(decide(program, fraction=0.5)) == {1, 2}
+    assert moved_values(decide(program, fraction=1.0)) == {1, 2, 3, 4}
+
+
+def test_module_opt_out_floor_and_keep_together() -> None:
+    """acceptance: O4. Each does what it says, alone and together."""
+    program = chain([4 * MB, 8 * MB, 2 * MB, 4 * MB], extra=80)
+    assert moved_values(decide(program, modules=("layers.0", "layers.[12].mlp"))) == {1, 2, 3}
+    assert moved_values(decide(program, modules=("mlp",))) == {1, 2, 3, 4}
+    assert moved_values(decide(program, fraction=1.0, exclude_ops=("layers.1.*", "layers.3"))) == {1, 3}
+    assert moved_values(decide(program, fraction=1.0, exclude_ops=("gelu",))) == set()
+    assert moved_values(decide(program, fraction=1.0, min_bytes=4 * MB)) == {1, 2, 4}
+    assert moved_values(decide(program, fraction=1.0, keep_bytes=6 * MB)) == {1, 2}
+    assert moved_values(decide(program, fraction=1.0, keep_bytes=(18 * MB, 0))) == set()
+    options: dict[str, Any] = {"modules": ("mlp",), "exclude_ops": ("layers.0",), "min_bytes": 3 * MB, "max_in_flight": 1}
+    together = decide(program, keep_bytes=4 * MB, **options)
+    counts = {reason: count for reason, (count, _) in together.reasons().items()}
+    assert moved_values(together) == {2}
+    assert counts == {"below-floor": 1, "opted-out": 1, "kept": 3}
+
+
+@pytest.mark.parametrize("cap", [1, 2, None])
+def test_cap_on_copies_in_flight(cap: int | None) -> None:
+    """acceptance: O4. No more than the cap are issued and not over, in each direction, in estimated time."""
+    program = chain([8 * MB] * 6, micro_batches=4, warm=3, extra=30)
+    decided = decide(program, fraction=1.0, max_in_flight=cap)
+    place = place_of(program)
+    each_ns = 800_000
+    out = sorted(place[trip.out_after] * 100_000 + 100_000 for trip in trips(decided).values())
+    back = sorted(place[trip.back_before] * 100_000 for trip in trips(decided).values())
+    assert len(out) == 24
+    assert in_flight(out, each_ns) <= (cap or 99)
+    assert in_flight(back, each_ns) <= (cap or 99)
+    assert cap or in_flight(out, each_ns) > 2
+
+
+def in_flight(issued: list[int], each_ns: int) -> int:
+    """Most copies issued and not over at one time, one running at a time."""
+    ends: list[int] = []
+    most = 0
+    for now in issued:
+        most = max(most, 1 + sum(end > now for end in ends))
+        ends.append(max(now, ends[-1] if ends else 0) + each_ns)
+    return most
+
+
+def test_cap_of_none_moves_nothing() -> None:
+    """acceptance: O4."""
+    decided = decide(chain([4 * MB], extra=80), fraction=1.0, max_in_flight=0)
+    assert not decided.moves
+    assert "max_in_flight=0" in decided.notes[0]
+
+
+def test_names_that_fit_nothing_list_those_there_are() -> None:
+    """acceptance: O4, U3. One program without a pipeline, or all ranks' programs, decide what exists."""
+    alone = msgspec.structs.replace(chain([4 * MB]), pipeline=Pipeline(0, 1, 3, 1, "accumulate"))
+    with pytest.raises(ConfigError, match=r"modules: 'attn' fits no layer; there are layers\.\*\.mlp"):
+        decide(alone, modules=("attn",))
+    with pytest.raises(ConfigError, match=r"exclude_ops: 'pd_op.softmax' fits .*pd_op.gelu"):
+        decide(alone, fraction=1.0, exclude_ops=("pd_op.softmax",))
+    stage = decide(chain([4 * MB]), modules=("attn",))
+    assert "may be another's" in stage.notes[0]
+    check_names(Choice(modules=("mlp",)), [chain([4 * MB])])
+    with pytest.raises(ConfigError, match="attn"):
+        check_names(Choice(modules=("mlp", "attn")), [chain([4 * MB]), chain([4 * MB])])
+
+
+def test_call_by_call_opt_out() -> None:
+    """acceptance: O4. What an operation marked `keep_on_device` gives stays."""
+    program = chain([4 * MB, 4 * MB], extra=80)
+    ops = [msgspec.structs.replace(op, attrs={"keep_on_device": True}) if op.id == 1 else op for op in program.ops]
+    decided = decide(program.with_ops(ops), fraction=1.0)
+    assert moved_values(decided) == {2}
+    assert decided.reasons()["opted-out"][0] == 1
+
+
+# ----------------------------------------------------------------------------------------------------------- O5: budget
+
+
+def test_budget_moves_the_least() -> None:
+    """acceptance: O5. One MB too much: of 8, 4 and 2 MB the smallest that does it goes, of both micro-batches in flight."""
+    program = chain([8 * MB, 4 * MB, 2 * MB], micro_batches=2, extra=80)
+    decided = decide(program, memory_budget=decide(program).before_peak_bytes - MB)
+    assert set(trips(decided)) == {(3, 0), (3, 1)}
+    assert decided.out_bytes == 4 * MB
+    assert decided.peak_bytes <= decided.before_peak_bytes - MB
+
+
+def test_budget_that_holds_moves_nothing_and_says_so() -> None:
+    """acceptance: O5."""
+    decided = decide(chain([8 * MB], extra=80), memory_budget=1000 * MB)
+    assert not decided.moves
+    assert "under the budget" in decided.notes[0]
+
+
+def test_refused_budget_names_the_least_and_what_stays() -> None:
+    """acceptance: O5."""
+    program = chain([8 * MB, 512], extra=80)
+    with pytest.raises(PlanError, match=r"least feasible one is \d+ bytes .*below-floor 1"):
+        decide(program, memory_budget=1024)
+
+
+def test_smallest_budget_of_the_group_counts() -> None:
+    """acceptance: O5, O9."""
+    program = chain([8 * MB, 8 * MB], micro_batches=2, extra=80)
+    peak = decide(program).before_peak_bytes
+    measured = msgspec.structs.replace(at_rate(program, 100_000, 10_000 * MB), memory_budget=peak - 9 * MB)
+    assert plan_offload(program, measured, Choice(memory_budget=peak)).peak_bytes <= peak - 9 * MB
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds(max_pp=1, max_mp=1, max_micro_batches=4, schedule="FThenB", offload=False, pairs=False, cut=False,
+              hoist=False), st.integers(1, 200), st.sampled_from([1, 4]))  # fmt: skip
+def test_budget_holds_in_the_simulator(world: World, less: int, copy_ns: int) -> None:
+    """acceptance: O5, C5. At every moment of the simulated step, copies on streams of their own."""
+    cost = CostModel.from_table({"copy": copy_ns, "default": 2})
+    (before,) = plan(world)
+    peak = simulate([before], cost).ranks[0].peak_bytes
+    try:
+        decided = plan_offload(before, measure(before, cost), Choice(memory_budget=max(1, peak - less), min_bytes=1))
+    except PlanError:
+        return
+    after = held_back(apply(before, decided))
+    result = simulate([after], cost).ranks[0]
+    assert result.peak_bytes <= max(1, peak - less)
+    assert result.step_ns <= simulate([before], cost).ranks[0].step_ns + decided.stall_ns
+
+
+def held_back(program: Program) -> Program:
+    """Copies back wait for the compute operation in front of their place, as the host's order alone does not make them."""
+    ops = {op.id: op for op in program.ops}
+    events: list[Event] = []
+    last: tuple[int, int] | None = None
+    for item in (item for job in program.jobs for item in job.items):
+        if ops[item[0]].name == COPY_BACK and last is not None:
+            events.append(Event(f"hold_{len(events)}", last, (item,)))
+        if not ops[item[0]].stream:
+            last = item
+    return msgspec.structs.replace(program, events=(*program.events, *events))
+
+
+# --------------------------------------------------------------------------------------------- what is said, and agreed
+
+
+def test_ranks_agree_from_unequal_measurements() -> None:
+    """acceptance: O9, M1. Slowest time, smallest budget: one decision; what one rank did not measure is unmeasured."""
+    program = chain([8 * MB, 8 * MB], extra=80)
+    fast, slow = at_rate(program, 90_000, 11_000 * MB), at_rate(program, 100_000, 9_000 * MB)
+    merged = agree([fast, msgspec.structs.replace(slow, memory_budget=5)])
+    assert merged == agree([msgspec.structs.replace(slow, memory_budget=5), fast])
+    assert merged.op_ns == slow.op_ns
+    assert merged.out_ns == slow.out_ns
+    assert merged.memory_budget == 5
+    assert agree([fast, Measured(fast.op_ns)]).back_ns is None
+    choice = Choice(fraction=1.0)
+    assert plan_offload(program, agree([fast, slow]), choice) == plan_offload(program, agree([slow, fast]), choice)
+    with pytest.raises(PlanError, match="time different operations"):
+        agree([fast, Measured({1: 5})])
+
+
+def test_plan_is_stored_and_read_back() -> None:
+    """acceptance: P2."""
+    decided = decide(chain([8 * MB, 8 * MB], extra=80), fraction=1.0)
+    assert msgspec.json.decode(msgspec.json.encode(decided), type=OffloadPlan) == decided
+
+
+def test_explanation_counts_everything() -> None:
+    """acceptance: O2. Every saved value is moved or counted under one reason; every reason has its words."""
+    program = chain([8 * MB, 512, 8 * MB], micro_batches=3, extra=80)
+    decided = decide(program, modules=("layers.0", "layers.1"), min_bytes=1024)
+    text = "\n".join(decided.explain(program))
+    assert "#1 pd_op.gelu (layers.0.mlp): %1 (7.6 MiB) of micro-batches 0-2" in text
+    assert "1 value(s), 512 B: below-floor" in text
+    assert "1 value(s), 7.6 MiB: other-module" in text
+    counted = sum(count for count, _ in decided.reasons().values())
+    assert counted + len(decided.moves) == 3
+    assert set(REASONS) >= set(decided.reasons())
+
+
+def test_measure_from_a_profile() -> None:
+    """acceptance: C1, O6. Copies from measured samples; a profile without copies leaves them unmeasured."""
+    profile = load_profile("h200")
+    program = chain([32 * MB], extra=60)
+    known = measure(program, CostModel(profile))
+    assert known.out_ns is not None
+    assert known.back_ns is not None
+    assert 32 * MB in known.out_ns
+    bare = measure(program, CostModel(msgspec.structs.replace(profile, copies=())))
+    assert bare.out_ns is None
+    assert bare.back_ns is None
+
+
+def test_work_beside_the_compute_stream_gives_copies_no_time() -> None:
+    """acceptance: O6. A collective on its own stream may be hidden: the copy starts earlier by what it would have given."""
+    program = chain([32 * MB], micro_batches=2, extra=60)
+    ops = [msgspec.structs.replace(op, stream="auto_parallel_mp") if op.id in (10, 11) else op for op in program.ops]
+    beside = program.with_ops(ops)
+    place = place_of(program)
+    plain, apart = (trips(decide(p, fraction=1.0))[1, 0] for p in (program, beside))
+    assert apart.ahead_ns >= 3_200_000
+    assert place[apart.back_before] <= place[plain.back_before]
