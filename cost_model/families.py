@@ -6,7 +6,7 @@ family is *unknown*: it is listed, never guessed.
 
 from __future__ import annotations
 
-from interlace.ir.kinds import ALL_REDUCES, NO_KERNEL
+from interlace.ir.kinds import ALL_REDUCES
 from interlace.ir.program import Op
 
 GEMMS = frozenset({
@@ -70,8 +70,8 @@ VIEWS = frozenset({
     "squeeze", "transpose", "unbind", "unsqueeze", "view_dtype", "view_shape", "view_slice",
 })  # fmt: skip
 """Free where the capture says that the result shares its operand's memory."""
-FREE = (NO_KERNEL - {"split", "combine"}) | frozenset({
-    "share_data", "share_var", "nop", "depend", "shape", "shape64", "numel", "empty", "empty_like", "print", "kwarg",
+FREE = frozenset({
+    "data", "full_int_array", "share_data", "share_var", "nop", "depend", "shape", "shape64", "numel", "empty", "empty_like", "print", "kwarg",
     "fetch", "feed", "sync_calc_stream", "sync_comm_stream", "is_empty", "identity_loss", "builtin_combine", "builtin_split",
     "slice_array", "create_array", "array_length",
 })  # fmt: skip

@@ -109,7 +109,7 @@ class _OpTable:
         row = np.full(1 + max(ops, default=0), -1, np.int64)
         row[list(ops)] = np.arange(len(listed))
         durs = [
-            _checked(program, op, 0 if op.kind in NO_KERNEL else cost.op_time(op, values, groups).dur_ns) for op in listed
+            _checked(program, op, 0 if op.name in NO_KERNEL else cost.op_time(op, values, groups).dur_ns) for op in listed
         ]
         return _OpTable(
             row, ints([cost.host_ns(op) for op in listed]), ints(durs), ints([stream_of[op.stream] for op in listed]),
@@ -177,7 +177,7 @@ def _over_one(factor: float) -> int:
 
 def _resource(op: Op, values: Mapping[int, Value]) -> str:
     """What two ops of one rank compete for: a direction of communication or of copies, or the device's kernels."""
-    if op.kind in NO_KERNEL:
+    if op.name in NO_KERNEL:
         return NOTHING
     if is_comm(op):
         return direction(op)[0]

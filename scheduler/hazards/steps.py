@@ -153,7 +153,7 @@ class _Tables:
 
     def read_values(self, op: Op) -> Iterable[int]:
         """Values whose contents the operation reads; none where it launches nothing."""
-        if op.kind in NO_KERNEL or is_boundary(op):
+        if op.name in NO_KERNEL or is_boundary(op):
             return ()
         return dict.fromkeys(v for k, v in enumerate(op.operands) if v != ABSENT and k not in op.no_buffer)
 
@@ -213,9 +213,9 @@ def _lay_items(steps: Steps, serial: bool) -> None:
     names = {"": 0}
     stream_of = []
     for op in program.ops:
-        if not serial and op.stream not in names and op.kind not in NO_KERNEL:
+        if not serial and op.stream not in names and op.name not in NO_KERNEL:
             names[op.stream] = len(names)
-        stream_of.append(HOST if op.kind in NO_KERNEL else 0 if serial else names[op.stream])
+        stream_of.append(HOST if op.name in NO_KERNEL else 0 if serial else names[op.stream])
     steps.streams = list(names)
     for job, items in enumerate(item_lists(program)):
         here = [positions[op_id] for op_id, _ in items]

@@ -10,8 +10,10 @@
 #ifdef TESTBED_CUDA
 #include <cuda_runtime.h>
 #define HD __host__ __device__
+#define DEV __device__
 #else
 #define HD
+#define DEV
 #endif
 
 namespace tb {
@@ -94,6 +96,22 @@ __global__ void rows_kernel(size_t rows, F f) {
   for (size_t row = blockIdx.x; row < rows; row += gridDim.x) f(team, row);
 }
 
+// Sums of columns: a block has 32 columns, its 8 groups of threads take every eighth row.
+template <class F, class G>
+__global__ void columns_kernel(size_t num_rows, size_t num_cols, F f, G store) {
+  __shared__ float part[8][33];
+  size_t col = blockIdx.x * size_t{32} + threadIdx.x;
+  float total = 0;
+  if (col < num_cols)
+    for (size_t row = threadIdx.y; row < num_rows; row += 8) total += f(row, col);
+  part[threadIdx.y][threadIdx.x] = total;
+  __syncthreads();
+  if (threadIdx.y == 0 && col < num_cols) {
+    for (int k = 1; k < 8; ++k) total += part[k][threadIdx.x];
+    store(col, total);
+  }
+}
+
 inline void check_launch(const char* name) {
   cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) throw std::runtime_error(std::string("testbed: ") + name + ": " + cudaGetErrorString(error));
@@ -115,6 +133,16 @@ void rows(Stream stream, const char* name, size_t num_rows, size_t num_cols, F f
   unsigned threads = num_cols <= 64 ? 32 : num_cols <= 1024 ? 128 : num_cols <= 8192 ? 256 : 1024;
   unsigned blocks = static_cast<unsigned>(num_rows < 65535 ? num_rows : 65535);
   rows_kernel<<<blocks, threads, 0, static_cast<cudaStream_t>(stream)>>>(num_rows, f);
+  check_launch(name);
+}
+
+// store(col, sum over rows of f(row, col))
+template <class F, class G>
+void columns(Stream stream, const char* name, size_t num_rows, size_t num_cols, F f, G store) {
+  if (!num_cols) return;
+  Piece piece(stream, Work::compute, name);
+  unsigned blocks = static_cast<unsigned>((num_cols + 31) / 32);
+  columns_kernel<<<blocks, dim3(32, 8), 0, static_cast<cudaStream_t>(stream)>>>(num_rows, num_cols, f, store);
   check_launch(name);
 }
 
@@ -151,6 +179,18 @@ template <class F>
 void rows(Stream stream, const char* name, size_t num_rows, size_t, F f) {
   enqueue(stream, Work::compute, name, [=] {
     for (size_t row = 0; row < num_rows; ++row) f(Team{}, row);
+  });
+}
+
+// store(col, sum over rows of f(row, col))
+template <class F, class G>
+void columns(Stream stream, const char* name, size_t num_rows, size_t num_cols, F f, G store) {
+  enqueue(stream, Work::compute, name, [=] {
+    for (size_t col = 0; col < num_cols; ++col) {
+      float total = 0;
+      for (size_t row = 0; row < num_rows; ++row) total += f(row, col);
+      store(col, total);
+    }
   });
 }
 

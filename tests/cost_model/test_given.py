@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from interlace.cost_model import CostModel, GivenCosts
-from programs import binary, collective, matmul, unary
+from tests.cost_model.programs import binary, collective, matmul, unary
 
 from interlace.errors import ConfigError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from interlace.cost_model import CostModel, load_profile
-from programs import collective, matmul, unary
+from tests.cost_model.programs import collective, matmul, unary
 
 H200 = CostModel(load_profile("h200"))
 

@@ -9,7 +9,7 @@ from interlace.cost_model.comm import CommTimes, CopyTimes
 from interlace.cost_model.curves import Curve, check_error
 from interlace.cost_model.interference import hidden_share
 from interlace.cost_model.profile import CommSample
-from programs import collective, matmul, unary
+from tests.cost_model.programs import collective, matmul, unary
 
 H200 = CostModel(load_profile("h200"))
 CPU = CostModel(load_profile("cpu"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from interlace.cost_model import CostModel, DeviceProfile, load_profile
-from programs import binary, collective, last_op, matmul, unary
+from tests.cost_model.programs import binary, collective, last_op, matmul, unary
 
 from interlace.ir.text import parse
 

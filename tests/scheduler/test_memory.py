@@ -7,7 +7,7 @@ import random
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import Shape, shapes, world
+from tests.scheduler.plans import Shape, shapes, world
 
 from interlace.cost_model import CostModel
 from interlace.ir import Graph, Program, parse

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import Shape, shapes, world
+from tests.scheduler.plans import Shape, shapes, world
 
 from interlace.cost_model import CostModel
 from interlace.cost_model.base import GivenCosts

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from plans import Shape, world
+from tests.scheduler.plans import Shape, world
 
 from interlace.cli import main
 from interlace.cost_model import CostModel

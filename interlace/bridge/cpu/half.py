@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import fcntl
 import hashlib
+import importlib
 import os
 import platform
 import shutil
@@ -98,6 +99,8 @@ def patch(gpu_only: bool = False) -> None:
     from paddle.distributed.auto_parallel.static.engine import Engine
 
     _patch_sharding()
+    if gpu_only:
+        _choose_attention_as_on_gpu()
     build = Engine._build
 
     def build_half(self: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
@@ -132,6 +135,28 @@ def _patch_sharding() -> None:
         make(self, part, dims=whole.shape, **kwargs)
 
     tensor_class.__init__ = make_half
+
+
+def _choose_attention_as_on_gpu() -> None:
+    """Let Paddle's attention functions take the flash kernel where they would on a GPU that has it."""
+    fused = importlib.import_module("paddle.nn.functional.flash_attention")
+    scaled = importlib.import_module("paddle.nn.functional.sdpa")
+    select, select_scaled = fused._select_sdp, scaled.select_sdp_for_sdpa
+    checks = (
+        scaled.check_head_dim_size_flash,
+        scaled.check_flash_causal_non_square_seqlens,
+        scaled.check_dtypes_low_precision_fa,
+    )
+
+    def select_on_gpu(head_dim: int) -> Any:
+        only_math = set(fused._get_enabled_backends()) == {fused.SDPBackend.MATH}
+        return select(head_dim) if only_math else fused._select_sdp_cuda(head_dim)
+
+    def select_scaled_on_gpu(parameters: Any) -> Any:
+        return "flash_attn" if all(check(parameters) for check in checks) else select_scaled(parameters)
+
+    fused._select_sdp = select_on_gpu
+    scaled.select_sdp_for_sdpa = select_scaled_on_gpu
 
 
 def _is_split_here(tensor: Any, mesh: Any, placements: Any) -> bool:

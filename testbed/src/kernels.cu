@@ -1,0 +1,496 @@
+#include "kernels.h"
+
+#include <algorithm>
+#include <string>
+
+namespace tb {
+
+size_t size_of(Type type) {
+  static const size_t sizes[] = {4, 2, 8, 8, 4, 1};
+  return sizes[static_cast<int>(type)];
+}
+
+namespace {
+
+constexpr int kPack = 8;
+template <class T>
+struct alignas(16) Pack {
+  T v[kPack];
+};
+static_assert(sizeof(Pack<bf16>) == 16, "eight bfloat16 are one load");
+
+bool packable(size_t n, std::initializer_list<const void*> addresses) {
+  bool fits = n % kPack == 0;
+  for (const void* each : addresses) fits = fits && reinterpret_cast<uintptr_t>(each) % 16 == 0;
+  return fits;
+}
+
+template <class T>
+void fill(Stream s, T* out, size_t n, T value) {
+  each(s, "full", n, [=] DEV(size_t k) { out[k] = value; });
+}
+
+template <class T>
+void arange(Stream s, T* out, size_t n, double start, double step) {
+  each(s, "arange", n, [=] DEV(size_t k) { out[k] = static_cast<T>(static_cast<float>(start + step * static_cast<double>(k))); });
+}
+
+template <>
+void arange<int64_t>(Stream s, int64_t* out, size_t n, double start, double step) {
+  int64_t first = static_cast<int64_t>(start), by = static_cast<int64_t>(step);
+  each(s, "arange", n, [=] DEV(size_t k) { out[k] = first + by * static_cast<int64_t>(k); });
+}
+
+template <class A, class B>
+struct Convert {
+  static HD B of(A value) { return static_cast<B>(value); }
+};
+template <class B>
+struct Convert<bf16, B> {
+  static HD B of(bf16 value) { return static_cast<B>(static_cast<float>(value)); }
+};
+template <class A>
+struct Convert<A, bf16> {
+  static HD bf16 of(A value) { return bf16(static_cast<float>(value)); }
+};
+template <>
+struct Convert<bf16, bf16> {
+  static HD bf16 of(bf16 value) { return value; }
+};
+
+template <class A, class B>
+void cast(Stream s, const A* x, B* out, size_t n) {
+  if (packable(n, {x, out})) {
+    auto* from = reinterpret_cast<const Pack<A>*>(x);
+    auto* to = reinterpret_cast<Pack<B>*>(out);
+    each(s, "cast", n / kPack, [=] DEV(size_t k) {
+      Pack<A> a = from[k];
+      Pack<B> b;
+      for (int i = 0; i < kPack; ++i) b.v[i] = Convert<A, B>::of(a.v[i]);
+      to[k] = b;
+    });
+  } else {
+    each(s, "cast", n, [=] DEV(size_t k) { out[k] = Convert<A, B>::of(x[k]); });
+  }
+}
+
+template <class A>
+void cast_from(Stream s, const A* x, Type to, void* out, size_t n) {
+  switch (to) {
+    case Type::f32: return cast(s, x, static_cast<float*>(out), n);
+    case Type::bf16: return cast(s, x, static_cast<bf16*>(out), n);
+    case Type::f64: return cast(s, x, static_cast<double*>(out), n);
+    case Type::i64: return cast(s, x, static_cast<int64_t*>(out), n);
+    case Type::i32: return cast(s, x, static_cast<int32_t*>(out), n);
+    case Type::u8: return cast(s, x, static_cast<uint8_t*>(out), n);
+  }
+}
+
+HD float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+HD float silu_slope(float x) { return sigmoid(x) * (1.f + x * (1.f - sigmoid(x))); }
+HD float gelu_slope(float x) { return .5f * (1.f + erff(x * .70710678f)) + x * .39894228f * expf(-.5f * x * x); }
+HD float gelu_inner(float x) { return .79788456f * (x + .044715f * x * x * x); }
+HD float gelu_by_tanh(float x) { return .5f * x * (1.f + tanhf(gelu_inner(x))); }
+HD float gelu_tanh_slope(float x) {
+  float t = tanhf(gelu_inner(x));
+  return .5f * (1.f + t) + .5f * x * (1.f - t * t) * .79788456f * (1.f + .134145f * x * x);
+}
+
+#define X(name, value)                                                                     \
+  struct Map_##name {                                                                      \
+    static constexpr const char* label = #name;                                            \
+    static HD float of(float x, float y, float a, float b) { return (void)a, (void)b, (void)y, value; } \
+  };
+TB_MAPS(X)
+#undef X
+
+template <class M, class T>
+void map(Stream s, const T* x, const T* y, T* out, size_t n, float a, float b) {
+  if (packable(n, {x, y, out})) {
+    auto *px = reinterpret_cast<const Pack<T>*>(x), *py = reinterpret_cast<const Pack<T>*>(y);
+    auto* to = reinterpret_cast<Pack<T>*>(out);
+    each(s, M::label, n / kPack, [=] DEV(size_t k) {
+      Pack<T> u = px[k], v = py ? py[k] : u;
+      for (int i = 0; i < kPack; ++i) u.v[i] = M::of(u.v[i], v.v[i], a, b);
+      to[k] = u;
+    });
+  } else {
+    each(s, M::label, n, [=] DEV(size_t k) { out[k] = M::of(x[k], y ? static_cast<float>(y[k]) : 0.f, a, b); });
+  }
+}
+
+struct At {
+  uint32_t x, y;
+};
+HD At locate(const Layout& at, uint32_t index) {
+  At found{0, 0};
+  for (int d = at.num_dims - 1; d >= 0; --d) {
+    uint32_t here = index % at.dims[d];
+    index /= at.dims[d];
+    found.x += here * at.x[d];
+    found.y += here * at.y[d];
+  }
+  return found;
+}
+
+template <class M, class T>
+void map_broadcast(Stream s, const T* x, const T* y, T* out, size_t n, Layout at) {
+  each(s, M::label, n, [=] DEV(size_t k) {
+    At from = locate(at, static_cast<uint32_t>(k));
+    out[k] = M::of(x[from.x], y[from.y], 0, 0);
+  });
+}
+
+template <class T>
+void map_any(Stream s, Map which, const T* x, const T* y, T* out, size_t n, float a, float b) {
+  switch (which) {
+#define X(name, value) \
+  case Map::name: return map<Map_##name>(s, x, y, out, n, a, b);
+    TB_MAPS(X)
+#undef X
+  }
+}
+
+template <class T>
+void map_broadcast_any(Stream s, Map which, const T* x, const T* y, T* out, size_t n, Layout at) {
+  switch (which) {
+    case Map::add: return map_broadcast<Map_add>(s, x, y, out, n, at);
+    case Map::subtract: return map_broadcast<Map_subtract>(s, x, y, out, n, at);
+    case Map::multiply: return map_broadcast<Map_multiply>(s, x, y, out, n, at);
+    case Map::divide: return map_broadcast<Map_divide>(s, x, y, out, n, at);
+    case Map::maximum: return map_broadcast<Map_maximum>(s, x, y, out, n, at);
+    case Map::minimum: return map_broadcast<Map_minimum>(s, x, y, out, n, at);
+    case Map::power: return map_broadcast<Map_power>(s, x, y, out, n, at);
+    default: throw std::runtime_error("testbed: this function does not broadcast");
+  }
+}
+
+template <class T>
+void spread(Stream s, const T* x, T* out, size_t n, Layout at, float scale) {
+  each(s, "spread", n, [=] DEV(size_t k) { out[k] = scale * x[locate(at, static_cast<uint32_t>(k)).x]; });
+}
+
+template <class T>
+void triangle(Stream s, const T* x, T* out, size_t n, size_t rows, size_t cols, int diagonal, bool upper) {
+  each(s, upper ? "triu" : "tril", n, [=] DEV(size_t k) {
+    int64_t row = static_cast<int64_t>(k / cols % rows), col = static_cast<int64_t>(k % cols);
+    bool kept = upper ? col - row >= diagonal : col - row <= diagonal;
+    out[k] = kept ? x[k] : T(0.f);
+  });
+}
+
+template <class T>
+struct Term {
+  Sum sum;
+  const T *x, *y;
+  HD float of(size_t i, size_t j) const {
+    float a = x[i];
+    return sum == Sum::plain ? a : sum == Sum::squares ? a * a : a * static_cast<float>(y[j]);
+  }
+};
+
+template <class T, class O>
+void sum_rows(Stream s, Term<T> term, O* out, size_t num_rows, size_t cols, float scale) {
+  rows(s, "sum_rows", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+    float total = team.sum(cols, [=](size_t k) { return term.of(row * cols + k, row * cols + k); });
+    if (team.first()) out[row] = total * scale;
+  });
+}
+
+template <class T>
+void sum_columns(Stream s, Term<T> term, T* out, size_t num_rows, size_t cols, float scale) {
+  columns(s, "sum_columns", num_rows, cols, [=] DEV(size_t r, size_t c) { return term.of(r * cols + c, r * cols + c); },
+          [=] DEV(size_t c, float total) { out[c] = total * scale; });
+}
+
+template <class T>
+void sum_any(Stream s, Term<T> term, T* out, size_t n, Layout kept, size_t m, Layout reduced, float scale) {
+  rows(s, "sum", n, m, [=] DEV(const Team& team, size_t k) {
+    At base = locate(kept, static_cast<uint32_t>(k));
+    float total = team.sum(m, [=](size_t j) {
+      At more = locate(reduced, static_cast<uint32_t>(j));
+      return term.of(base.x + more.x, base.y + more.y);
+    });
+    if (team.first()) out[k] = total * scale;
+  });
+}
+
+template <class T>
+void permute(Stream s, const T* x, T* out, size_t n, Layout at) {
+  each(s, "transpose", n, [=] DEV(size_t k) { out[k] = x[locate(at, static_cast<uint32_t>(k)).x]; });
+}
+
+template <class T>
+void copy_2d(Stream s, const T* x, size_t x_pitch, T* out, size_t out_pitch, size_t width, size_t num_rows) {
+  each(s, "copy_2d", width * num_rows, [=] DEV(size_t k) { out[k / width * out_pitch + k % width] = x[k / width * x_pitch + k % width]; });
+}
+
+template <class T>
+void softmax(Stream s, const T* x, T* out, size_t num_rows, size_t cols) {
+  rows(s, "softmax", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+    const T* from = x + row * cols;
+    T* to = out + row * cols;
+    float top = team.max(cols, [=](size_t k) { return static_cast<float>(from[k]); });
+    float total = team.sum(cols, [=](size_t k) { return expf(static_cast<float>(from[k]) - top); });
+    team.each(cols, [=](size_t k) { to[k] = expf(static_cast<float>(from[k]) - top) / total; });
+  });
+}
+
+template <class T>
+void softmax_grad(Stream s, const T* y, const T* dy, T* dx, size_t num_rows, size_t cols) {
+  rows(s, "softmax_grad", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+    const T *a = y + row * cols, *b = dy + row * cols;
+    T* to = dx + row * cols;
+    float total = team.sum(cols, [=](size_t k) { return static_cast<float>(a[k]) * static_cast<float>(b[k]); });
+    team.each(cols, [=](size_t k) { to[k] = static_cast<float>(a[k]) * (static_cast<float>(b[k]) - total); });
+  });
+}
+
+template <class T, class W>
+void layer_norm(Stream s, const T* x, const W* w, const W* b, T* y, float* mean, float* variance, size_t num_rows, size_t cols, float epsilon) {
+  rows(s, "layer_norm", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+    const T* from = x + row * cols;
+    float m = team.sum(cols, [=](size_t k) { return static_cast<float>(from[k]); }) / cols;
+    float v = team.sum(cols, [=](size_t k) { return (static_cast<float>(from[k]) - m) * (static_cast<float>(from[k]) - m); }) / cols;
+    float r = 1.f / sqrtf(v + epsilon);
+    if (team.first()) mean[row] = m, variance[row] = v;
+    team.each(cols, [=](size_t k) {
+      float z = (static_cast<float>(from[k]) - m) * r;
+      y[row * cols + k] = z * (w ? static_cast<float>(w[k]) : 1.f) + (b ? static_cast<float>(b[k]) : 0.f);
+    });
+  });
+}
+
+template <class T, class W>
+void layer_norm_grad(Stream s, const T* x, const W* w, const float* mean, const float* variance, const T* dy, T* dx, W* dw, W* db,
+                     size_t num_rows, size_t cols, float epsilon) {
+  if (dx)
+    rows(s, "layer_norm_grad", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+      const T *a = x + row * cols, *g = dy + row * cols;
+      float m = mean[row], r = 1.f / sqrtf(variance[row] + epsilon);
+      auto weighted = [=](size_t k) { return static_cast<float>(g[k]) * (w ? static_cast<float>(w[k]) : 1.f); };
+      float p = team.sum(cols, weighted) / cols;
+      float q = team.sum(cols, [=](size_t k) { return weighted(k) * (static_cast<float>(a[k]) - m) * r; }) / cols;
+      team.each(cols, [=](size_t k) { dx[row * cols + k] = r * (weighted(k) - p - (static_cast<float>(a[k]) - m) * r * q); });
+    });
+  if (dw)
+    columns(s, "layer_norm_grad_w", num_rows, cols, [=] DEV(size_t row, size_t c) {
+      float z = (static_cast<float>(x[row * cols + c]) - mean[row]) / sqrtf(variance[row] + epsilon);
+      return z * static_cast<float>(dy[row * cols + c]);
+    }, [=] DEV(size_t c, float total) { dw[c] = total; });
+  if (db)
+    columns(s, "layer_norm_grad_b", num_rows, cols, [=] DEV(size_t row, size_t c) { return static_cast<float>(dy[row * cols + c]); },
+            [=] DEV(size_t c, float total) { db[c] = total; });
+}
+
+// An id outside of the table gives NaN, so that poisoned ids show in the loss and break nothing else.
+template <class T>
+void embedding(Stream s, const int64_t* ids, const T* w, T* out, size_t n, size_t vocab, size_t width) {
+  each(s, "embedding", n * width, [=] DEV(size_t k) {
+    int64_t id = ids[k / width];
+    out[k] = id >= 0 && id < static_cast<int64_t>(vocab) ? w[id * width + k % width] : T(NAN);
+  });
+}
+
+template <class T>
+void embedding_grad(Stream s, const int64_t* ids, const T* dy, T* dw, size_t n, size_t vocab, size_t width) {
+  each(s, "embedding_grad", width, [=] DEV(size_t c) {  // one column a thread: always the same order of sums
+    for (size_t row = 0; row < vocab; ++row) dw[row * width + c] = T(0.f);
+    for (size_t k = 0; k < n; ++k) {
+      int64_t id = ids[k];
+      if (id < 0 || id >= static_cast<int64_t>(vocab)) continue;
+      T* to = dw + id * width + c;
+      *to = static_cast<float>(*to) + static_cast<float>(dy[k * width + c]);
+    }
+  });
+}
+
+template <class T, class G>
+void adamw(Stream s, AdamW how, T* parameter, float* master, const G* grad, float* moment1, float* moment2, const float* rate,
+           const float* power1, const float* power2, size_t n) {
+  each(s, "adamw", n, [=] DEV(size_t k) {
+    float lr = *rate * how.rate_ratio, p = master ? master[k] : static_cast<float>(parameter[k]), g = static_cast<float>(grad[k]);
+    if (how.decay) p *= 1.f - lr * how.coefficient;
+    float m = how.beta1 * moment1[k] + (1.f - how.beta1) * g, v = how.beta2 * moment2[k] + (1.f - how.beta2) * g * g;
+    moment1[k] = m, moment2[k] = v;
+    float below = sqrtf(v) / sqrtf(1.f - *power2) + how.epsilon;
+    p -= lr / (1.f - *power1) * m / below;
+    if (master) master[k] = p;
+    parameter[k] = p;
+  });
+}
+
+template <class T, class G>
+void sgd(Stream s, T* parameter, float* master, const G* grad, const float* rate, size_t n) {
+  each(s, "sgd", n, [=] DEV(size_t k) {
+    float p = (master ? master[k] : static_cast<float>(parameter[k])) - *rate * static_cast<float>(grad[k]);
+    if (master) master[k] = p;
+    parameter[k] = p;
+  });
+}
+
+template <class T>
+T* as(void* address, T*) { return static_cast<T*>(address); }
+template <class T>
+const T* as(const void* address, T*) { return static_cast<const T*>(address); }
+
+}  // namespace
+
+void k_fill(Stream s, Type type, void* out, size_t n, double value) {
+  switch (type) {
+    case Type::f32: return fill(s, static_cast<float*>(out), n, static_cast<float>(value));
+    case Type::bf16: return fill(s, static_cast<bf16*>(out), n, bf16(static_cast<float>(value)));
+    case Type::f64: return fill(s, static_cast<double*>(out), n, value);
+    case Type::i64: return fill(s, static_cast<int64_t*>(out), n, static_cast<int64_t>(value));
+    case Type::i32: return fill(s, static_cast<int32_t*>(out), n, static_cast<int32_t>(value));
+    case Type::u8: return fill(s, static_cast<uint8_t*>(out), n, static_cast<uint8_t>(value));
+  }
+}
+
+void k_arange(Stream s, Type type, void* out, size_t n, double start, double step) {
+  if (type == Type::i64) arange(s, static_cast<int64_t*>(out), n, start, step);
+  else if (type == Type::i32) arange(s, static_cast<int32_t*>(out), n, start, step);
+  else if (type == Type::f32) arange(s, static_cast<float*>(out), n, start, step);
+  else throw std::runtime_error("testbed: arange takes int32, int64 and float32 only");
+}
+
+void k_cast(Stream s, Type from, const void* x, Type to, void* out, size_t n) {
+  switch (from) {
+    case Type::f32: return cast_from(s, static_cast<const float*>(x), to, out, n);
+    case Type::bf16: return cast_from(s, static_cast<const bf16*>(x), to, out, n);
+    case Type::f64: return cast_from(s, static_cast<const double*>(x), to, out, n);
+    case Type::i64: return cast_from(s, static_cast<const int64_t*>(x), to, out, n);
+    case Type::i32: return cast_from(s, static_cast<const int32_t*>(x), to, out, n);
+    case Type::u8: return cast_from(s, static_cast<const uint8_t*>(x), to, out, n);
+  }
+}
+
+void k_map(Stream s, Map which, Type type, const void* x, const void* y, void* out, size_t n, float a, float b) {
+  with_float(type, "map", [=](auto* t) { map_any(s, which, as(x, t), as(y, t), as(out, t), n, a, b); });
+}
+
+void k_map_broadcast(Stream s, Map which, Type type, const void* x, const void* y, void* out, size_t n, Layout at) {
+  with_float(type, "map", [=](auto* t) { map_broadcast_any(s, which, as(x, t), as(y, t), as(out, t), n, at); });
+}
+
+void k_spread(Stream s, Type type, const void* x, void* out, size_t n, Layout at, float scale) {
+  with_float(type, "spread", [=](auto* t) { spread(s, as(x, t), as(out, t), n, at, scale); });
+}
+
+void k_triangle(Stream s, Type type, const void* x, void* out, size_t n, size_t num_rows, size_t cols, int diagonal, bool upper) {
+  with_float(type, "triu", [=](auto* t) { triangle(s, as(x, t), as(out, t), n, num_rows, cols, diagonal, upper); });
+}
+
+void k_sum_rows(Stream s, Sum sum, Type type, const void* x, const void* y, Type to, void* out, size_t num_rows, size_t cols, float scale) {
+  with_float(type, "sum", [=](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    Term<T> term{sum, as(x, t), as(y, t)};
+    if (to == Type::f32) sum_rows(s, term, static_cast<float*>(out), num_rows, cols, scale);
+    else sum_rows(s, term, static_cast<bf16*>(out), num_rows, cols, scale);
+  });
+}
+
+void k_sum_columns(Stream s, Sum sum, Type type, const void* x, const void* y, void* out, size_t num_rows, size_t cols, float scale) {
+  with_float(type, "sum", [=](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    sum_columns(s, Term<T>{sum, as(x, t), as(y, t)}, as(out, t), num_rows, cols, scale);
+  });
+}
+
+void k_sum(Stream s, Sum sum, Type type, const void* x, const void* y, void* out, size_t n, Layout kept, size_t m, Layout reduced, float scale) {
+  with_float(type, "sum", [=](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    sum_any(s, Term<T>{sum, as(x, t), as(y, t)}, as(out, t), n, kept, m, reduced, scale);
+  });
+}
+
+void k_permute(Stream s, const void* x, void* out, size_t n, Layout at, size_t element) {
+  if (element == 4) permute(s, static_cast<const uint32_t*>(x), static_cast<uint32_t*>(out), n, at);
+  else if (element == 2) permute(s, static_cast<const uint16_t*>(x), static_cast<uint16_t*>(out), n, at);
+  else if (element == 8) permute(s, static_cast<const uint64_t*>(x), static_cast<uint64_t*>(out), n, at);
+  else permute(s, static_cast<const uint8_t*>(x), static_cast<uint8_t*>(out), n, at);
+}
+
+void k_copy_2d(Stream s, const void* x, size_t x_pitch, void* out, size_t out_pitch, size_t width, size_t num_rows) {
+  size_t all = x_pitch | out_pitch | width | reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(out);
+  auto go = [&](auto* t) {
+    size_t e = sizeof *t;
+    copy_2d(s, as(x, t), x_pitch / e, as(out, t), out_pitch / e, width / e, num_rows);
+  };
+  if (all % 16 == 0) go(static_cast<Pack<bf16>*>(nullptr));
+  else if (all % 4 == 0) go(static_cast<uint32_t*>(nullptr));
+  else if (all % 2 == 0) go(static_cast<uint16_t*>(nullptr));
+  else go(static_cast<uint8_t*>(nullptr));
+}
+
+void k_softmax(Stream s, Type type, const void* x, void* out, size_t num_rows, size_t cols) {
+  with_float(type, "softmax", [=](auto* t) { softmax(s, as(x, t), as(out, t), num_rows, cols); });
+}
+
+void k_softmax_grad(Stream s, Type type, const void* y, const void* dy, void* dx, size_t num_rows, size_t cols) {
+  with_float(type, "softmax", [=](auto* t) { softmax_grad(s, as(y, t), as(dy, t), as(dx, t), num_rows, cols); });
+}
+
+void k_layer_norm(Stream s, Type type, const void* x, Type weight_type, const void* w, const void* b, void* y, float* mean, float* variance,
+                  size_t num_rows, size_t cols, float epsilon) {
+  with_float(type, "layer_norm", [=](auto* t) {
+    with_float(weight_type, "layer_norm",
+               [=](auto* u) { layer_norm(s, as(x, t), as(w, u), as(b, u), as(y, t), mean, variance, num_rows, cols, epsilon); });
+  });
+}
+
+void k_layer_norm_grad(Stream s, Type type, const void* x, Type weight_type, const void* w, const float* mean, const float* variance,
+                       const void* dy, void* dx, void* dw, void* db, size_t num_rows, size_t cols, float epsilon) {
+  with_float(type, "layer_norm", [=](auto* t) {
+    with_float(weight_type, "layer_norm", [=](auto* u) {
+      layer_norm_grad(s, as(x, t), as(w, u), mean, variance, as(dy, t), as(dx, t), as(dw, u), as(db, u), num_rows, cols, epsilon);
+    });
+  });
+}
+
+void k_embedding(Stream s, Type type, const int64_t* ids, const void* w, void* out, size_t n, size_t vocab, size_t width) {
+  with_float(type, "embedding", [=](auto* t) { embedding(s, ids, as(w, t), as(out, t), n, vocab, width); });
+}
+
+void k_embedding_grad(Stream s, Type type, const int64_t* ids, const void* dy, void* dw, size_t n, size_t vocab, size_t width) {
+  with_float(type, "embedding", [=](auto* t) { embedding_grad(s, ids, as(dy, t), as(dw, t), n, vocab, width); });
+}
+
+// The softmax may take the place of x: the loss is read from x first.
+void k_cross_entropy(Stream s, const float* x, const int64_t* labels, float* out, float* loss, size_t num_rows, size_t cols, int64_t ignored) {
+  rows(s, "cross_entropy", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+    const float* from = x + row * cols;
+    int64_t label = labels[row];
+    bool known = label >= 0 && label < static_cast<int64_t>(cols);
+    float here = known ? from[label] : NAN;
+    float top = team.max(cols, [=](size_t k) { return from[k]; });
+    float total = logf(team.sum(cols, [=](size_t k) { return expf(from[k] - top); }));
+    if (team.first()) loss[row] = label == ignored ? 0.f : total + top - here;
+    team.each(cols, [=](size_t k) { out[row * cols + k] = expf(from[k] - top - total); });
+  });
+}
+
+void k_cross_entropy_grad(Stream s, const float* softmax, const int64_t* labels, const float* dloss, float* dx, size_t num_rows, size_t cols,
+                          int64_t ignored) {
+  each(s, "cross_entropy_grad", num_rows * cols, [=] DEV(size_t k) {
+    size_t row = k / cols;
+    float hit = static_cast<int64_t>(k % cols) == labels[row] ? 1.f : 0.f;
+    dx[k] = labels[row] == ignored ? 0.f : dloss[row] * (softmax[k] - hit);
+  });
+}
+
+void k_adamw(Stream s, AdamW how, Type type, void* parameter, float* master, Type grad_type, const void* grad, float* moment1,
+             float* moment2, const float* rate, const float* power1, const float* power2, size_t n) {
+  with_float(type, "adamw", [=](auto* t) {
+    with_float(grad_type, "adamw",
+               [=](auto* u) { adamw(s, how, as(parameter, t), master, as(grad, u), moment1, moment2, rate, power1, power2, n); });
+  });
+}
+
+void k_sgd(Stream s, Type type, void* parameter, float* master, Type grad_type, const void* grad, const float* rate, size_t n) {
+  with_float(type, "sgd", [=](auto* t) {
+    with_float(grad_type, "sgd", [=](auto* u) { sgd(s, as(parameter, t), master, as(grad, u), rate, n); });
+  });
+}
+
+}  // namespace tb

@@ -1,0 +1,57 @@
+#include "op.h"
+
+namespace tb {
+
+void refuse(const std::string& op, const std::string& why) {
+  PADDLE_THROW(phi::errors::Unimplemented("testbed: %s: %s", op, why));
+}
+
+Type type_of(DataType type) {
+  switch (type) {
+    case DataType::FLOAT32: return Type::f32;
+    case DataType::BFLOAT16: return Type::bf16;
+    case DataType::FLOAT64: return Type::f64;
+    case DataType::INT64: return Type::i64;
+    case DataType::INT32: return Type::i32;
+    case DataType::BOOL:
+    case DataType::INT8:
+    case DataType::UINT8: return Type::u8;
+    default: refuse("element type", std::to_string(static_cast<int>(type)) + " has no device functions");
+  }
+}
+Type type_of(const DenseTensor& tensor) { return type_of(tensor.dtype()); }
+
+Dims dims_of(const DenseTensor& tensor) { return common::vectorize<int64_t>(tensor.dims()); }
+
+namespace {
+
+void use_pool(const phi::CustomContext& context) {
+  auto* pool = Pool::of(context.GetPlace().GetDeviceId(), context.stream());
+  const_cast<phi::CustomContext&>(context).SetAllocator(pool);  // the wheel's own kernels for any device take it too
+}
+
+}  // namespace
+
+Op::Op(const phi::CustomContext& context, const char* name, const std::vector<const DenseTensor*>& reads)
+    : name(name), stream(context.stream()), context_(context), touched_(reads) {
+  use_pool(context);
+  note(name, stream_number(stream));
+}
+
+Op::Op(const phi::CustomContext& context, const char* name, std::initializer_list<const DenseTensor*> reads)
+    : Op(context, name, std::vector<const DenseTensor*>(reads)) {}
+
+Op::~Op() {
+  for (const DenseTensor* each : touched_) {
+    auto* block = each ? dynamic_cast<Block*>(each->Holder().get()) : nullptr;
+    if (block) block->touched_by(stream);
+  }
+}
+
+void* Op::out(DenseTensor* tensor, DataType type) {
+  void* address = context_.Alloc(tensor, type);
+  touched_.push_back(tensor);
+  return address;
+}
+
+}  // namespace tb

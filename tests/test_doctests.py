@@ -1,0 +1,19 @@
+"""The examples in docstrings run, in the package and in the test helpers; Paddle's side has its own tests."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+from tests.modules import package_modules
+
+HELPERS = ("tests.interpreter", "tests.strategies", "tests.closure")
+MODULES = [name for name in package_modules() if not name.startswith(("interlace.bridge", "interlace.cli.__main__"))]
+
+
+@pytest.mark.parametrize("name", [*MODULES, *HELPERS])
+def test_examples_in_docstrings(name: str) -> None:
+    failed, _ = doctest.testmod(importlib.import_module(name), verbose=False)
+    assert failed == 0

@@ -1,0 +1,67 @@
+"""Imports go one way, and only `interlace.bridge` knows Paddle (design: Folders)."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.modules import package_modules
+
+ROOMS = ("ir", "cost_model", "scheduler", "passes", "plan", "bridge", "cli")
+"""From the inside out: a room may import itself and rooms in front of it."""
+LEAVES = {"interlace.errors", "interlace.version", "interlace.configs"}
+INNER = {"interlace.config": "plan", "interlace.report": "plan", "interlace.launch": "bridge"}
+"""Modules outside of the rooms' folders -> the room they count as."""
+
+
+def room(name: str) -> str | None:
+    """Room of a module; None for leaves, which all may import, and for the public face, which imports late."""
+    if name in LEAVES or name == "interlace":
+        return None
+    for prefix, where in INNER.items():
+        if name == prefix or name.startswith(prefix + "."):
+            return where
+    return name.split(".")[1]
+
+
+def imported(path: Path, top_level_only: bool = False) -> set[str]:
+    """Modules that a file imports, by full name; imports for type checking alone are left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = {child for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+               for child in ast.walk(node)}  # fmt: skip
+    found = set()
+    for node in tree.body if top_level_only else ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+@pytest.mark.parametrize("name", package_modules())
+def test_only_the_bridge_imports_paddle(name: str) -> None:
+    known = {module.partition(".")[0] for module in imported(package_modules()[name])}
+    assert "paddle" not in known or name.startswith("interlace.bridge")
+
+
+@pytest.mark.parametrize("name", [name for name in package_modules() if room(name) in ROOMS])
+def test_rooms_import_inwards(name: str) -> None:
+    mine = ROOMS.index(room(name) or "")
+    files = package_modules()
+    others = {module for module in imported(files[name]) if module in files and room(module) in ROOMS}
+    outward = {module for module in others if ROOMS.index(room(module) or "") > mine}
+    assert not outward, f"{name} ({room(name)}) imports {sorted(outward)}"
+
+
+def test_command_line_starts_without_heavy_modules() -> None:
+    """Help is printed in well under 0.2 s, so commands import what they need when they run."""
+    heavy = {"numpy", "paddle", "networkx", "numba", "msgspec", "yaml"}
+    for name, path in package_modules().items():
+        if name.startswith("interlace.cli"):
+            found = {module.partition(".")[0] for module in imported(path, top_level_only=True)}
+            assert not found & heavy, name
