@@ -108,19 +108,59 @@ class _Places:
 
 
 def _events(program: Program) -> Iterator[Event]:
-    """One event for each giver that another job reads on another stream; each reading stream waits once, at its first reader."""
+    """One event for each item that another stream must wait for; each waiting stream waits once, at its first such item."""
     graph = Graph(program)
     places = _Places(program, graph)
     waits: dict[Item, dict[str, Item]] = {}
-    for job in program.jobs:
-        for item in job.items:
-            op = graph.ops[item[0]]
-            for giver in _givers(op, item, places):
-                source = graph.ops[giver[0]]
-                if places.job[giver] != places.job[item] and stream_of(source) != stream_of(op):
-                    waits.setdefault(giver, {}).setdefault(stream_of(op), item)
-    for giver in sorted(waits, key=places.order.__getitem__):
-        yield Event(f"interlace_{giver[0]}_{giver[1]}", giver, tuple(sorted(waits[giver].values(), key=places.order.__getitem__)))
+    for before, item in (*_across_jobs(places), *_in_front_of_last_readers(places)):
+        first = waits.setdefault(before, {}).setdefault(stream_of(graph.ops[item[0]]), item)
+        if places.order[item] < places.order[first]:
+            waits[before][stream_of(graph.ops[item[0]])] = item
+    for before in sorted(waits, key=places.order.__getitem__):
+        yield Event(f"interlace_{before[0]}_{before[1]}", before, tuple(sorted(waits[before].values(), key=places.order.__getitem__)))
+
+
+def _across_jobs(places: _Places) -> Iterator[tuple[Item, Item]]:
+    """Givers and readers of a value in different jobs on different streams."""
+    ops = places.graph.ops
+    for item in places.order:
+        op = ops[item[0]]
+        for giver in _givers(op, item, places):
+            if places.job[giver] != places.job[item] and stream_of(ops[giver[0]]) != stream_of(op):
+                yield giver, item
+
+
+def _in_front_of_last_readers(places: _Places) -> Iterator[tuple[Item, Item]]:
+    """Readers that the last reader of a block must wait for.
+
+    Memory given on one stream serves that stream again once the last reader's stream is through with it. A reader on a third
+    stream is then known to nobody; where the last reader runs on a side stream it waits for that reader. (Where the last
+    reader is computation, `_with_holds` keeps the block instead, so that computation waits for nothing.)
+    """
+    graph = places.graph
+    for readers in _readers(places).values():
+        last = max(readers, key=places.order.__getitem__)
+        stream = stream_of(graph.ops[last[0]])
+        home = readers[last]
+        if stream:
+            yield from ((item, last) for item in readers if stream_of(graph.ops[item[0]]) not in (stream, home))
+
+
+def _readers(places: _Places) -> dict[tuple[int, int], dict[Item, str]]:
+    """Block of a micro-batch -> items that read it -> stream it was given on."""
+    graph = places.graph
+    found: dict[tuple[int, int], dict[Item, str]] = {}
+    for item in places.order:
+        op = graph.ops[item[0]]
+        for value in graph.reads(op):
+            kept = graph.values[value]
+            giver = places.giver(value, item[1])
+            if giver is None or kept.persistable or kept.memory != "device":
+                continue
+            home = stream_of(graph.ops[giver[0]])
+            if home or stream_of(op):
+                found.setdefault((kept.storage, item[1]), {})[item] = home
+    return found
 
 
 def _givers(op: Op, item: Item, places: _Places) -> list[Item]:

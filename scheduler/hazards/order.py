@@ -101,7 +101,7 @@ class Tracer:
 
     def _blocks(self, op: Op) -> bool:
         to_host = any(value in self.on_host for value in op.results)
-        return not self.place.serial and is_copy(op) and (op.kind in self.place.blocking or to_host)
+        return not self.place.serial and is_copy(op) and ((op.origin >= 0 and op.kind in self.place.blocking) or to_host)
 
     def _waits(self) -> dict[int, list[tuple[int, str]]]:
         """Events by waiting item; those that cannot work are faults."""
@@ -198,8 +198,9 @@ class Tracer:
         return self._joined(clock, source)
 
     def _loses_waits(self, item: int, position: int) -> bool:
-        if self.steps.program.ops[position].kind not in self.place.loses_waits:
-            return False
+        op = self.steps.program.ops[position]
+        if op.origin < 0 or op.kind not in self.place.loses_waits:
+            return False  # a copy that a pass made is lowered to the device's own asynchronous one
         keys = [t.base + t.stride * self.steps.micro_batch[item] for t in self.steps.reads[position]]
         makers = [self.trace.writer.get(key, NEVER) for key in keys]
         return not any(maker != NEVER and self.steps.job[maker] == self.steps.job[item] for maker in makers)

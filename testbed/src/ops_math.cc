@@ -449,16 +449,20 @@ void SquaredL2NormKernel(const Context& c, const DenseTensor& x, DenseTensor* ou
 
 // ---- shapes
 
-template <typename T, typename Context>
-void ReshapeKernel(const Context& c, const DenseTensor& x, const IntArray&, DenseTensor* out) {
-  Op op(c, "reshape", {&x});
-  same(op, x, out);
-}
-template <typename T, typename Context>
-void ReshapeGradKernel(const Context& c, const DenseTensor&, const DenseTensor& grad, DenseTensor* dx) {
-  Op op(c, "reshape_grad", {&grad});
-  same(op, grad, dx);
-}
+#define TB_RESHAPE(Name)                                                                                          \
+  template <typename T, typename Context>                                                                         \
+  void Name##Kernel(const Context& c, const DenseTensor& x, const IntArray&, DenseTensor* out) {                   \
+    Op op(c, #Name, {&x});                                                                                        \
+    same(op, x, out);                                                                                             \
+  }
+#define TB_RESHAPE_BACK(Name)                                                                                     \
+  template <typename T, typename Context>                                                                         \
+  void Name##GradKernel(const Context& c, const DenseTensor&, const DenseTensor& grad, DenseTensor* dx) {          \
+    Op op(c, #Name "Grad", {&grad});                                                                              \
+    same(op, grad, dx);                                                                                           \
+  }
+TB_RESHAPE(Reshape) TB_RESHAPE(Squeeze) TB_RESHAPE(Unsqueeze) TB_RESHAPE_BACK(Reshape) TB_RESHAPE_BACK(Flatten) TB_RESHAPE_BACK(Unsqueeze)
+
 template <typename T, typename Context>
 void FlattenKernel(const Context& c, const DenseTensor& x, int, int, DenseTensor* out) {
   Op op(c, "flatten", {&x});
@@ -630,11 +634,11 @@ TB_KERNEL(squared_l2_norm, SquaredL2NormKernel, TB_FLOATS) {}
 TB_KERNEL(reshape, ReshapeKernel, TB_ALL) {}
 TB_KERNEL(reshape_grad, ReshapeGradKernel, TB_ALL) {}
 TB_KERNEL(flatten, FlattenKernel, TB_ALL) {}
-TB_KERNEL(flatten_grad, ReshapeGradKernel, TB_ALL) {}
-TB_KERNEL(squeeze, ReshapeKernel, TB_ALL) {}
+TB_KERNEL(flatten_grad, FlattenGradKernel, TB_ALL) {}
+TB_KERNEL(squeeze, SqueezeKernel, TB_ALL) {}
 TB_KERNEL(squeeze_grad, SqueezeGradKernel, TB_ALL) {}
-TB_KERNEL(unsqueeze, ReshapeKernel, TB_ALL) {}
-TB_KERNEL(unsqueeze_grad, ReshapeGradKernel, TB_ALL) {}
+TB_KERNEL(unsqueeze, UnsqueezeKernel, TB_ALL) {}
+TB_KERNEL(unsqueeze_grad, UnsqueezeGradKernel, TB_ALL) {}
 TB_KERNEL(transpose, TransposeKernel, TB_ALL) {}
 TB_KERNEL(transpose_grad, TransposeGradKernel, TB_ALL) {}
 TB_KERNEL(concat, ConcatKernel, TB_ALL) {}

@@ -76,6 +76,8 @@ def test_an_operand_of_which_only_the_shape_is_read_needs_no_order() -> None:
 
 def test_memcpy_d2h_loses_its_waits_and_the_remedy_says_so() -> None:
     text = ACROSS.replace("%2:float32[2] = pd_op.relu", "%2:float32[2]^pinned = pd_op.memcpy_d2h") + "event e 1@0 -> 2@0"
+    assert check([program(text)]) == []  # one that a pass made is lowered to the asynchronous copy
+    text = text.replace('stream="side"', 'stream="side" origin=2')
     (finding,) = check([program(text)])
     assert finding.kind == "race"
     assert "memcpy_d2h loses its waits" in finding.remedy

@@ -69,6 +69,7 @@ _MOVED = """
     transpose equal not_equal less_than less_equal greater_than greater_equal isfinite isinf isnan
 """.split()
 """Kernels that move, choose or make elements; those the wheel does have stay."""
+_GPU_FLAGS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}
 _UNTOUCHED = ("share_data", "nop", "depend", "coalesce_tensor")
 """Kernels that never look at an element: the float32 one serves any type."""
 _COMMUNICATION = """
@@ -141,22 +142,33 @@ def _choose_attention_as_on_gpu() -> None:
     """Let Paddle's attention functions take the flash kernel where they would on a GPU that has it."""
     fused = importlib.import_module("paddle.nn.functional.flash_attention")
     scaled = importlib.import_module("paddle.nn.functional.sdpa")
-    select, select_scaled = fused._select_sdp, scaled.select_sdp_for_sdpa
-    checks = (
-        scaled.check_head_dim_size_flash,
-        scaled.check_flash_causal_non_square_seqlens,
-        scaled.check_dtypes_low_precision_fa,
-    )
+    select = fused._select_sdp
 
     def select_on_gpu(head_dim: int) -> Any:
         only_math = set(fused._get_enabled_backends()) == {fused.SDPBackend.MATH}
         return select(head_dim) if only_math else fused._select_sdp_cuda(head_dim)
 
-    def select_scaled_on_gpu(parameters: Any) -> Any:
-        return "flash_attn" if all(check(parameters) for check in checks) else select_scaled(parameters)
-
+    backends = importlib.import_module("paddle.nn.attention.sdpa")
+    backends._set_enabled_backends(list(backends.SDPBackend))  # on a CPU Paddle starts with MATH alone
     fused._select_sdp = select_on_gpu
-    scaled.select_sdp_for_sdpa = select_scaled_on_gpu
+    _know_gpu_flags()
+    scaled.check_all_tensors_on_device = lambda parameters: True
+    scaled.check_flash_attention_hardware_support = lambda device_id: True
+
+
+def _know_gpu_flags() -> None:
+    """Answer for flags that only GPU builds have, with their defaults there."""
+    import paddle
+    from paddle.base import framework
+
+    get_flags = framework.get_flags
+
+    def get_flags_of_gpu(flags: Any) -> dict[str, Any]:
+        names = [flags] if isinstance(flags, str) else list(flags)
+        known = get_flags([name for name in names if name not in _GPU_FLAGS])
+        return {name: _GPU_FLAGS.get(name, known.get(name)) for name in names}
+
+    framework.get_flags = paddle.get_flags = get_flags_of_gpu
 
 
 def _is_split_here(tensor: Any, mesh: Any, placements: Any) -> bool:
