@@ -157,10 +157,19 @@ def _readers(places: _Places) -> dict[tuple[int, int], dict[Item, str]]:
             giver = places.giver(value, item[1])
             if giver is None or kept.persistable or kept.memory != "device":
                 continue
-            home = stream_of(graph.ops[giver[0]])
+            home = stream_of(_allocates(graph, graph.ops[giver[0]], kept.storage))
             if home or stream_of(op):
                 found.setdefault((kept.storage, item[1]), {})[item] = home
     return found
+
+
+def _allocates(graph: Graph, op: Op, storage: int) -> Op:
+    """The operation that took a storage's memory, behind in-place results and views."""
+    for result, operand in (*op.inplace, *op.views):
+        giver = graph.producer_op(op.operands[operand])
+        if giver is not None and graph.values[op.results[result]].storage == storage:
+            return _allocates(graph, giver, storage)
+    return op
 
 
 def _givers(op: Op, item: Item, places: _Places) -> list[Item]:

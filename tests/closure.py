@@ -235,9 +235,10 @@ def signature(program: Program, place: int) -> tuple[object, ...]:
     """What partners must agree on."""
     ops = {op.id: op for op in program.ops}
     values = {value.id: value for value in program.values}
-    op = ops[items_of(program)[place][0]]
+    op_id, micro_batch = items_of(program)[place]
+    op = ops[op_id]
     value = values[op.operands[0] if op.operands else op.results[0]]
-    return ("p2p" if is_send(op) or is_receive(op) else op.kind, value.size_bytes, value.dtype)
+    return ("p2p" if is_send(op) or is_receive(op) else op.kind, value.size_bytes, value.dtype, op.role, micro_batch)
 
 
 def mismatched(programs: Sequence[Program]) -> bool:

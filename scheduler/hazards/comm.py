@@ -55,21 +55,21 @@ def calls_of(program: Program) -> Calls:
     names = group_names(program)
     values = {value.id: value for value in program.values}
     numbers: dict[Signature, int] = {}
-    known: dict[int, tuple[str, Channel, int]] = {}
+    known: dict[int, tuple[str, Channel, Signature]] = {}
     for op in program.ops:
         if op.group in names and (is_collective(op) or is_p2p(op)):
             calls.ops[op.id] = op
             key, channel = _channel(program, op, names, calls)
-            number = numbers.setdefault(signature(op, values), len(numbers))
-            known[op.id] = (key, channel, number)
-    calls.signatures = list(numbers)
+            known[op.id] = (key, channel, signature(op, values))
     for items in item_lists(program):
         for item in items:
             if item[0] in known:
-                key, channel, number = known[item[0]]
+                key, channel, (kind, size, dtype, more) = known[item[0]]
+                whose = f"{more} {calls.ops[item[0]].role} of micro-batch {item[1]}".strip()
                 channel.items.append(item)
-                channel.calls.append(number)
+                channel.calls.append(numbers.setdefault((kind, size, dtype, whose), len(numbers)))
                 calls.log.append((key, item))
+    calls.signatures = list(numbers)
     return calls
 
 
@@ -85,7 +85,8 @@ def group_names(program: Program) -> dict[int, str]:
 
 
 def signature(op: Op, values: dict[int, Value]) -> Signature:
-    """What partners of a call must agree on: kind, bytes (-1: unknown until run time), dtype, root and reduction."""
+    """What partners of a call must agree on: kind, bytes (-1: unknown until run time), dtype, root and reduction; besides,
+    in a plan, the part of the step and the micro-batch."""
     data = values.get(op.operands[0] if op.operands else op.results[0] if op.results else -1)
     kind = op.kind if not is_p2p(op) else "partial_p2p" if op.kind.startswith("partial") else "p2p"
     more = " ".join(f"{name}={op.attrs[name]}" for name in ROOTS if name in op.attrs)

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#define TB_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace tb {
 

@@ -17,6 +17,8 @@
   X(refuse_pinned_after, -1, -1, "planted fault: pinned allocations after this many fail; negative for never")       \
   X(pageable, 0, 0, "pinned memory is ordinary memory: copies are staged and block the host")
 
+#define TB_EXPORT extern "C" __attribute__((visibility("default")))
+
 namespace tb {
 
 struct Switches {

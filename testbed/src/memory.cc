@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#define TB_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace tb {
 namespace {

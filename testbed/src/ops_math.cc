@@ -583,9 +583,7 @@ void TileGradKernel(const Context& c, const DenseTensor& x, const DenseTensor& g
 TB_KERNEL(full, FullKernel, TB_ALL) {}
 TB_KERNEL(full_like, FullLikeKernel, TB_ALL) { kernel->InputAt(0).SetBackend(phi::Backend::ALL_BACKEND); }
 TB_KERNEL(empty, EmptyKernel, TB_ALL) {}
-TB_KERNEL(arange, ArangeKernel, float, int, int64_t) {
-  for (int k : {0, 1, 2}) kernel->InputAt(k).SetBackend(phi::Backend::ALL_BACKEND);
-}
+TB_KERNEL(arange, ArangeKernel, float, int, int64_t) {}
 TB_KERNEL(triu, TriuKernel, TB_FLOATS) {}
 TB_KERNEL(cast, CastKernel, TB_ALL) { kernel->OutputAt(0).SetDataType(phi::DataType::UNDEFINED); }
 TB_KERNEL(assign, AssignKernel, TB_ALL) {}

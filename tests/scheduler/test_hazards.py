@@ -195,8 +195,8 @@ def test_unequal_order_within_a_group_is_shown_with_both_operations() -> None:
     assert finding.kind == "collective-order"
     assert finding.message == (
         "group 7 of ranks [0, 1]: collective 0 differs: rank 0 #1 pd_op.all_reduce (a) of micro-batch 0 on the compute "
-        "stream (all_reduce 8 B float32), rank 1 #3 pd_op.all_reduce (b) of micro-batch 0 on the compute stream "
-        "(all_reduce 16 B float32)"
+        "stream (all_reduce 8 B float32 forward of micro-batch 0), rank 1 #3 pd_op.all_reduce (b) of micro-batch 0 on the compute stream "
+        "(all_reduce 16 B float32 forward of micro-batch 0)"
     )
 
 
@@ -317,8 +317,9 @@ def test_digests_show_the_first_difference_to_every_rank() -> None:
     (finding,) = compare_digests([digest(p) for p in ranks])
     assert finding.kind == "collective-order"
     assert finding.message == (
-        "group 7 of ranks [0, 1]: collective 0 differs: rank 0 calls all_reduce 8 float32 (#1 pd_op.all_reduce a@0), "
-        "rank 1 calls all_reduce 16 float32 (#3 pd_op.all_reduce b@0)"
+        "group 7 of ranks [0, 1]: collective 0 differs: rank 0 calls all_reduce 8 float32 forward of micro-batch 0 "
+        "(#1 pd_op.all_reduce a@0), "
+        "rank 1 calls all_reduce 16 float32 forward of micro-batch 0 (#3 pd_op.all_reduce b@0)"
     )
     with pytest.raises(PlanError, match="not whole"):
         compare_digests([digest(ranks[0])[:-5], digest(ranks[1])])

@@ -235,8 +235,9 @@ class Call {
 
   DenseTensor* InputInPlace(const DenseTensor& output) {
     for (const auto& [half, wide] : wide_of_) {
-      const bool shared = half->initialized() && output.initialized() && half->data() == output.data();
-      if (half == &output || shared) return wide;
+      if (half == &output) return wide;
+      if (!half->initialized() || !output.initialized()) continue;
+      if (half->data() == output.data() && half->dims() == output.dims()) return wide;
     }
     return nullptr;
   }

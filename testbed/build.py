@@ -1,0 +1,165 @@
+"""Build the plugin: `python -m testbed.build [--cuda]`.
+
+The thread version takes g++ and the headers in the installed Paddle, and about a minute. The CUDA version takes nvcc besides;
+cuBLAS and NCCL are looked up when it runs. Only what changed is compiled again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "src"
+BUILD_VARIABLE = "TESTBED_BUILD"
+COMMON = ("control", "memory", "op", "ops_math", "ops_nn", "ops_comm", "device")
+OWN = {"threads": ("threads", "gemm", "ccl_local"), "cuda": ("gemm_cuda", "ccl_nccl")}
+DEVICE_CODE = {"threads": ("kernels",), "cuda": ("kernels", "cuda")}
+FLAGS = ("-std=c++17", "-fPIC", "-DPADDLE_WITH_CUSTOM_DEVICE", "-D_GLIBCXX_USE_CXX11_ABI=1")
+
+
+class BuildError(Exception):
+    """A tool is missing, or a compiler failed; its words are in the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One compilation: the command without its output, and where the output goes."""
+
+    source: Path
+    output: Path
+    command: tuple[str, ...]
+
+
+def library(variant: str = "threads") -> Path:
+    """Where the plugin of a variant lies once it is built."""
+    return build_root() / variant / "libtestbed.so"
+
+
+def build_root() -> Path:
+    """Folder of all build outputs."""
+    return Path(os.environ.get(BUILD_VARIABLE) or Path(__file__).parent / "build")
+
+
+def build(variant: str = "threads", jobs: int = 1) -> Path:
+    """Compile what is out of date and link; returns the plugin's path.
+
+    Raises:
+        BuildError: No compiler or no Paddle, or a compilation failed.
+    """
+    target = library(variant)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    units = _units(variant, target.parent)
+    stale = [unit for unit in units if _is_stale(unit)]
+    with ThreadPoolExecutor(max(jobs, 1)) as pool:
+        list(pool.map(_compile, stale))
+    if stale or not target.exists():
+        _run(_link(variant, units, target))
+    return target
+
+
+def paddle_folder() -> Path:
+    """The installed Paddle's folder; does not import it."""
+    found = importlib.util.find_spec("paddle")
+    if found is None or not found.submodule_search_locations:
+        raise BuildError("Paddle is not installed for this Python; expected paddlepaddle 3.3.1 with its headers")
+    folder = Path(next(iter(found.submodule_search_locations)))
+    if not (folder / "include" / "paddle" / "phi").is_dir():
+        raise BuildError(f"{folder}: no headers under include/paddle; expected the official wheel")
+    return folder
+
+
+def _units(variant: str, folder: Path) -> list[Unit]:
+    paddle = paddle_folder()
+    includes = ("-isystem", str(paddle / "include"), "-isystem", str(paddle / "include" / "third_party"))
+    define = ("-DTESTBED_CUDA",) if variant == "cuda" else ()
+    host = (_tool("g++"), *FLAGS, *define, "-O2", "-Wall", *_cuda_includes(variant), *includes, "-c")
+    units = [_unit(SOURCES / f"{name}.cc", folder, host) for name in (*COMMON, *OWN[variant])]
+    if variant == "cuda":
+        device: tuple[str, ...] = (_tool("nvcc"), "-std=c++17", "-O3", "--extended-lambda", "-arch=sm_90", *define,
+                                   "-Xcompiler", "-fPIC", "-c")  # fmt: skip
+    else:
+        device = (_tool("g++"), *FLAGS, "-O2", "-Wall", "-x", "c++", "-c")
+    return units + [_unit(SOURCES / f"{name}.cu", folder, device) for name in DEVICE_CODE[variant]]
+
+
+def _unit(source: Path, folder: Path, command: tuple[str, ...]) -> Unit:
+    output = folder / f"{source.stem}.o"
+    return Unit(source, output, (*command, str(source), "-o", str(output)))
+
+
+def _is_stale(unit: Unit) -> bool:
+    if not unit.output.exists():
+        return True
+    made = unit.output.stat().st_mtime
+    return any(path.stat().st_mtime > made for path in (unit.source, *SOURCES.glob("*.h")))
+
+
+def _compile(unit: Unit) -> None:
+    _run(unit.command)
+
+
+def _link(variant: str, units: Sequence[Unit], target: Path) -> list[str]:
+    libraries = paddle_folder() / "libs"
+    objects = [str(unit.output) for unit in units]
+    words = [_tool("g++"), "-shared", "-o", str(target), *objects, "-Wl,--allow-shlib-undefined", f"-L{libraries}"]
+    words += ["-lphi_core", "-lcommon", "-lphi", "-ldl", "-lpthread"]
+    return words + [*_cuda_libraries(variant)]
+
+
+def _cuda_home() -> Path:
+    nvcc = Path(_tool("nvcc")).resolve()
+    homes = [nvcc.parent.parent, Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
+    for home in homes:
+        if (home / "include" / "cuda_runtime.h").exists():
+            return home
+    raise BuildError(f"no CUDA headers beside {nvcc}; expected include/cuda_runtime.h in one of {[str(home) for home in homes]}")
+
+
+def _cuda_includes(variant: str) -> tuple[str, ...]:
+    return ("-isystem", str(_cuda_home() / "include")) if variant == "cuda" else ()
+
+
+def _cuda_libraries(variant: str) -> tuple[str, ...]:
+    return (f"-L{_cuda_home() / 'lib64'}", "-lcudart_static", "-lrt") if variant == "cuda" else ()
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise BuildError(f"{name} is not on the PATH; the {'CUDA' if name == 'nvcc' else 'thread'} version needs it")
+    return found
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m testbed.build", description="Build the testbed's plugin.")
+    parser.add_argument("--cuda", action="store_true", help="CUDA streams instead of host threads (nvcc, sm_90)")
+    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="compilations at once")
+    args = parser.parse_args(argv)
+    start = time.perf_counter()
+    try:
+        target = build("cuda" if args.cuda else "threads", args.jobs)
+    except BuildError as error:
+        print(f"testbed.build: {error}", file=sys.stderr)
+        return 2
+    print(f"{target} ({time.perf_counter() - start:.0f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The plugin from Python: load it, set its switches, read its memory numbers and its record of what ran.
+
+    testbed.device.load()            # before Paddle is imported
+    import paddle
+    paddle.set_device("testbed:0")
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from testbed.build import library
+
+NAME = "testbed"
+VARIANT_VARIABLE, SWITCHES_VARIABLE = "TESTBED_VARIANT", "TESTBED_SWITCHES"
+ROOT_VARIABLE = "CUSTOM_DEVICE_ROOT"  # Paddle loads every library in this folder when it is imported
+
+
+class TestbedError(Exception):
+    """The plugin is missing or was asked for something it does not have."""
+
+    __test__ = False
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes, on this process's device.
+
+    Attributes:
+        allocated: What live tensors of programs hold; falls when a tensor is freed.
+        reserved: What was taken from the device for them: free blocks, and blocks a stream still reads, included.
+        outside: What Paddle's own allocators took: parameters and feeds.
+        pinned: Pinned host memory in use; `pinned_buffers` counts all buffers ever made, `pinned_free` the bytes lying free.
+    """
+
+    allocated: int
+    allocated_peak: int
+    reserved: int
+    reserved_peak: int
+    outside: int
+    outside_peak: int
+    pinned: int
+    pinned_peak: int
+    pinned_buffers: int
+    pinned_free: int
+
+
+class Call(NamedTuple):
+    """Something the host asked the device for."""
+
+    at_us: float
+    what: str
+    stream: int
+    address: str
+    size: int
+
+
+class Interval(NamedTuple):
+    """A piece of work as it ran on a stream."""
+
+    begin_us: float
+    end_us: float
+    name: str
+    stream: int
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a traced stretch of a run left behind."""
+
+    calls: list[Call]
+    intervals: list[Interval]
+
+
+def variant() -> str:
+    """`threads` or `cuda`."""
+    return os.environ.get(VARIANT_VARIABLE, "threads")
+
+
+def load() -> None:
+    """Let Paddle find the plugin, and set the switches named in `TESTBED_SWITCHES`.
+
+    Raises:
+        TestbedError: The plugin is not built, or Paddle was imported before.
+    """
+    target = library(variant())
+    if not target.exists():
+        flag = " --cuda" if variant() == "cuda" else ""
+        raise TestbedError(f"{target} is not there; build it with `python -m testbed.build{flag}`")
+    if "paddle" in sys.modules and os.environ.get(ROOT_VARIABLE) != str(target.parent):
+        raise TestbedError("Paddle was imported before the testbed was loaded; call testbed.device.load() first")
+    os.environ[ROOT_VARIABLE] = str(target.parent)
+    os.environ.setdefault(f"FLAGS_selected_{NAME}s", "0")
+    import paddle
+
+    paddle.set_flags({"FLAGS_enable_api_kernel_fallback": False})
+    set_switches(parse_switches(os.environ.get(SWITCHES_VARIABLE, "")))
+
+
+@cache
+def plugin() -> ctypes.CDLL:
+    """The loaded library."""
+    loaded = ctypes.CDLL(str(library(variant())))
+    loaded.tb_switch_name.restype = ctypes.c_char_p
+    loaded.tb_switch_meaning.restype = ctypes.c_char_p
+    return loaded
+
+
+def switch_meanings() -> dict[str, str]:
+    """Every switch and what it does, as the plugin says it."""
+    lib = plugin()
+    return {lib.tb_switch_name(k).decode(): lib.tb_switch_meaning(k).decode() for k in range(lib.tb_switch_count())}
+
+
+def get_switch(name: str) -> int:
+    """Value of one switch."""
+    value = ctypes.c_int()
+    if not plugin().tb_switch_get(name.encode(), ctypes.byref(value)):
+        raise TestbedError(f"no switch {name!r}; there are {sorted(switch_meanings())}")
+    return value.value
+
+
+def set_switches(values: Mapping[str, int]) -> None:
+    """Set switches by name."""
+    for name, value in values.items():
+        if not plugin().tb_switch_set(name.encode(), ctypes.c_int(int(value))):
+            raise TestbedError(f"no switch {name!r}; there are {sorted(switch_meanings())}")
+
+
+def parse_switches(text: str) -> dict[str, int]:
+    """Switches in words.
+
+    >>> parse_switches("record=2,nosync=0")
+    {'record': 2, 'nosync': 0}
+    """
+    pairs = [word.partition("=") for word in text.split(",") if word.strip()]
+    return {name.strip(): int(value) for name, _, value in pairs}
+
+
+@contextmanager
+def switched(**values: int) -> Iterator[None]:
+    """Switches set for a while."""
+    before = {name: get_switch(name) for name in values}
+    set_switches(values)
+    try:
+        yield
+    finally:
+        set_switches(before)
+
+
+def synchronize() -> None:
+    """Wait for all streams."""
+    plugin().tb_sync()
+
+
+def memory() -> Memory:
+    """Bytes held now, and the most held since `reset_peaks`."""
+    numbers = (ctypes.c_size_t * 10)()
+    plugin().tb_memory(numbers)
+    return Memory(*numbers)
+
+
+def reset_peaks() -> None:
+    """Let peaks start from what is held now."""
+    plugin().tb_memory_reset()
+
+
+@contextmanager
+def traced() -> Iterator[Trace]:
+    """Record what the host asks for and what runs when; filled when the block ends."""
+    found = Trace([], [])
+    synchronize()
+    plugin().tb_trace(1)
+    try:
+        yield found
+    finally:
+        synchronize()
+        with tempfile.NamedTemporaryFile(suffix=".txt") as file:
+            plugin().tb_trace_write(file.name.encode())
+            plugin().tb_trace(0)
+            read_trace(Path(file.name).read_text(), found)
+
+
+def read_trace(text: str, into: Trace) -> None:
+    """Parse what the plugin wrote."""
+    for line in text.splitlines():
+        kind, *words = line.split("\t")
+        if kind == "host":
+            into.calls.append(Call(float(words[0]), words[1], int(words[2]), words[3], int(words[4])))
+        else:
+            into.intervals.append(Interval(float(words[0]), float(words[1]), words[2], int(words[3])))
