@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from interlace import registration
 from interlace.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from interlace.plan import Plan
 
 __all__ = ["__version__", "enable", "plan_of"]
+
+registration.register()
 
 
 def enable(strategy: Any, config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **options: Any) -> None:

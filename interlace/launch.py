@@ -29,6 +29,7 @@ from interlace.bridge.rank_report import Failure, Progress, RankReport, progress
 from interlace.errors import LaunchError
 
 RANK_MODULE = "interlace.bridge.rank"
+PLACE_VARIABLE = "INTERLACE_PLACE"  # "cpu", "testbed" or "gpu"; unset: a GPU where one is
 _POLL_S = 0.05
 _ORIGIN_GRACE_S = 1.0  # after the first failed rank, how long the real cause may still come from another one
 _TERMINATE_GRACE_S = 2.0
@@ -130,12 +131,27 @@ def _cpu_environment(rank: int, world: int) -> dict[str, str]:
 def _start(run: _Run, script: Path, args: list[str], world: int, env: dict[str, str], timeout_s: float) -> None:
     common = {**os.environ, **env, RUN_DIR_VARIABLE: os.fspath(run.run_dir), TIMEOUT_VARIABLE: repr(timeout_s)}
     common.pop("POD_NAME", None)
-    if has_gpu_paddle():
+    place = common.get(PLACE_VARIABLE) or ("gpu" if has_gpu_paddle() else "cpu")
+    if place == "gpu":
         command = gpu_command(script, args, world, run.log_dir)
-        _spawn(run, 0, command, {**common, "INTERLACE_PLACE": "gpu"}, "launcher.log")
+        _spawn(run, 0, command, {**common, PLACE_VARIABLE: place}, "launcher.log")
         return
+    if place == "testbed":
+        common["PYTHONPATH"] = os.pathsep.join([_testbed_root(), *filter(None, [common.get("PYTHONPATH")])])
     for rank in range(world):
         _spawn(run, rank, cpu_command(script, args), {**common, **_cpu_environment(rank, world)}, f"rank{rank}.log")
+
+
+def _testbed_root() -> str:
+    """The folder the testbed's package lies in: it is no part of the installed Interlace.
+
+    Raises:
+        LaunchError: There is no testbed beside this Interlace.
+    """
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "testbed" / "world.py").is_file():
+        raise LaunchError(f"no testbed in {root}: it comes with the source tree; run from a checkout, or use another --place")
+    return os.fspath(root)
 
 
 def _spawn(run: _Run, rank: int, command: list[str], env: dict[str, str], log_name: str) -> None:

@@ -62,6 +62,10 @@ class Plan:
         write_whole(record, msgspec.json.format(msgspec.json.encode(self._record())) + b"\n")
         return [save(self.program, folder / f"{name}{SUFFIX}"), save(self.captured, folder / "captured" / f"{name}{SUFFIX}"), record]
 
+    def fingerprint(self) -> str:
+        """Profile and options in one line; equal on ranks that plan alike."""
+        return msgspec.json.encode([self.profile, [[each.name, msgspec.to_builtins(each)] for each in self.passes]]).decode()
+
     def summary(self) -> dict[str, object]:
         """What each pass did, for machines."""
         pipe = self.program.pipeline

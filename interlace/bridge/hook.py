@@ -12,6 +12,7 @@ from typing import Any
 import paddle
 from paddle.distributed.auto_parallel.static import engine as engine_module
 
+from interlace.bridge.agree import require_agreement
 from interlace.bridge.capture import Captured, capture
 from interlace.bridge.flags import Flags, with_dead_flags
 from interlace.bridge.layers import LayerNames
@@ -22,6 +23,7 @@ from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
 from interlace.plan import Plan, make_plan
+from interlace.scheduler.hazards import PLACES, require_safe
 
 DISABLE_VARIABLE, CONFIG_VARIABLE = "INTERLACE_DISABLE", "INTERLACE_CONFIG"
 SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
@@ -37,6 +39,7 @@ class Mode:
     lowered: Lowered
     user_values: Any
     fetches: tuple[int, ...] = ()
+    agreed: bool = False
 
 
 @dataclass(slots=True)
@@ -108,7 +111,7 @@ def install() -> None:
             return
         with _build(self, mode, state):
             stock_parallel(self, mode)
-            if mode == "train" and mode not in state.modes:
+            if mode not in state.modes and (mode == "train" or self._strategy.gradient_merge.enable):
                 _plan_without_pipeline(self, mode, state)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -169,6 +172,7 @@ def _plan_without_pipeline(engine: Any, mode: str, state: State) -> None:
     strategy = engine._strategy.gradient_merge
     steps = strategy.k_steps if strategy.enable else 1
     pipeline = Pipeline(num_micro_batches=steps, schedule="accumulate" if steps > 1 else "none")
+    # with accumulation Paddle builds evaluation for a micro-batch too, so it needs a plan as training does
     lowered = _plan_mode(engine, mode, state, engine._pir_dense_main_progs[mode], pipeline)
     _run_fused_passes(engine, lowered)
     engine._job_plan = lowered
@@ -197,6 +201,8 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
     plan = make_plan(captured.program, state.config, _costs(profile), profile)
     if state.config.dump:
         plan.dump(Path(state.config.dump) if mode == "train" else Path(state.config.dump) / mode)
+    if state.config.check:
+        require_safe([plan.program], PLACES[place.name])
     place.prepare()
     lowered = lower(captured, plan.program, place)
     if mode == "train":
@@ -228,6 +234,9 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
     engine._job_plan = mode.lowered if mode else None
     try:
         if mode is not None:
+            if state.config.check and not mode.agreed:
+                require_agreement(mode.plan)
+                mode.agreed = True
             engine._pir_fetch_values = _translate(engine, mode, asked)
             engine._job_plan = mode.lowered
         engine._executor._set_plan(engine._job_plan)

@@ -102,9 +102,14 @@ def main(arguments: list[str]) -> int:
 
 
 def _start(rank: int, world: int, run_dir: str) -> Transport | None:
-    if os.environ.get(PLACE_VARIABLE) == "gpu":
+    place, timeout_s = os.environ.get(PLACE_VARIABLE), float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S))
+    if place == "gpu":
         return None
-    return install(rank, world, run_dir, float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S)))
+    if place == "testbed":
+        from testbed import world as testbed_world
+
+        return testbed_world.install(rank, world, run_dir, timeout_s)
+    return install(rank, world, run_dir, timeout_s)
 
 
 def _use_configuration() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 300.0
 _SAME, _DIFFERENT, _USER_ERROR, _INTERRUPTED = 0, 1, 2, 130
 _SHOWN_STEPS = 20
+PLACES = ("cpu", "testbed", "gpu")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -30,6 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("script", metavar="SCRIPT", help="a training script; runs as if started directly")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--config", metavar="FILE", help="configuration of Interlace for the script (YAML)")
+    parser.add_argument("--place", choices=PLACES, help="where it runs (default: GPUs where they are, else CPU processes)")
     parser.add_argument("--verify", action="store_true", help="also run stock Paddle and compare every bit")
     parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times there")
     parser.add_argument("--log-dir", metavar="DIR", help="where each rank's log goes (default: a temporary folder)")
@@ -166,14 +168,15 @@ def _exact(loss: StepLoss) -> str:
 
 
 def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
-    """What the ranks are told about Interlace: everything off, or the configuration to use."""
+    """What the ranks are told: where they run; Interlace's part off, or the configuration to use."""
+    place = {"INTERLACE_PLACE": args.place} if args.place else {}
     if stock:
-        return {"INTERLACE_DISABLE": "1"}
+        return {**place, "INTERLACE_DISABLE": "1"}
     if args.config is None:
-        return {}
+        return place
     from interlace.config import find_config
 
-    return {"INTERLACE_CONFIG": os.path.abspath(find_config(args.config))}
+    return {**place, "INTERLACE_CONFIG": os.path.abspath(find_config(args.config))}
 
 
 def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:

@@ -280,17 +280,6 @@ void MemcpyH2DKernel(const Context& c, const DenseTensor& x, int, DenseTensor* o
   if (pinned) pinned_copied(x.data(), op.stream);
 }
 
-// As on the GPU place: 1 to the device, 2 to pinned memory without blocking the host, 0 to pageable memory.
-template <typename T, typename Context>
-void MemcpyKernel(const Context& c, const DenseTensor& x, int to, DenseTensor* out) {
-  if (to == 1) return MemcpyH2DKernel<T, Context>(c, x, to, out);
-  Op op(c, "memcpy", {&x});
-  bool pinned = to == 2 && !switches.pageable;
-  if (!pinned) c.template HostAlloc<T>(out);
-  to_host(op, x, pinned, out);
-  if (!pinned) stream_sync(op.stream);
-}
-
 template <typename T, typename Context>
 void SetTensorValueKernel(const Context& c, const DenseTensor& x, const DenseTensor& value, const IntArray&, const IntArray&,
                           const IntArray&, const Dims& axes, const Dims&, const Dims&, DenseTensor* out) {
@@ -592,7 +581,6 @@ TB_KERNEL(memcpy_d2h, MemcpyD2HKernel, TB_ALL, int8_t, int16_t, phi::dtype::floa
   kernel->OutputAt(0).SetBackend(phi::Backend::CPU);
 }
 TB_KERNEL(memcpy_h2d, MemcpyH2DKernel, TB_ALL, int8_t, int16_t, phi::dtype::float16) {}
-TB_KERNEL(memcpy, MemcpyKernel, TB_ALL) { kernel->InputAt(0).SetBackend(phi::Backend::ALL_BACKEND); }
 TB_KERNEL(set_value_with_tensor, SetTensorValueKernel, TB_FLOATS) {}
 TB_KERNEL(scale, ScaleKernel, TB_FLOATS) {}
 TB_KERNEL(sqrt, SqrtKernel, TB_FLOATS) {}

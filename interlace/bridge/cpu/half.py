@@ -20,11 +20,12 @@ from typing import Any
 
 from interlace.bridge.cpu.kernels import names
 from interlace.bridge.cpu.kernels.build import SOURCE, library_path
-from interlace.errors import ConfigError
+from interlace.errors import ConfigError, ProgramError
 
 _DTYPES = {"bfloat16": 16, "float16": 15}  # phi::DataType
 _FLOAT32 = 10
 _NO_ROOM = -2
+_ONLY_BUILT = "has GPU kernels only, and this process builds programs for a dump; run them on GPUs"
 _GPU_FLAGS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}
 
 
@@ -64,7 +65,7 @@ def _patch_sharding() -> None:
     @functools.wraps(make)
     def make_half(self: Any, *args: Any, **kwargs: Any) -> None:
         mesh, placements = kwargs.get("process_mesh"), kwargs.get("placements")
-        whole = args[0] if len(args) == 1 else None
+        whole: Any = args[0] if len(args) == 1 else None
         if not _is_split_here(whole, mesh, placements) or "dims" in kwargs:
             make(self, *args, **kwargs)
             return
@@ -78,9 +79,9 @@ def _patch_sharding() -> None:
 
 def _choose_attention_as_on_gpu() -> None:
     """Let Paddle's attention functions take the flash kernel where they would on a GPU that has it."""
-    backends = importlib.import_module("paddle.nn.attention.sdpa")
-    fused = importlib.import_module("paddle.nn.functional.flash_attention")
-    scaled = importlib.import_module("paddle.nn.functional.sdpa")
+    backends: Any = importlib.import_module("paddle.nn.attention.sdpa")
+    fused: Any = importlib.import_module("paddle.nn.functional.flash_attention")
+    scaled: Any = importlib.import_module("paddle.nn.functional.sdpa")
     _know_gpu_flags()
     backends._set_enabled_backends(list(backends.SDPBackend))  # on a CPU Paddle starts with MATH alone
     select = fused._select_sdp
@@ -161,13 +162,33 @@ def load(gpu_only: bool = False) -> None:
         library.wrap(_with_gradients(names.MOVED), dtype, replace=False)
         library.reuse(names.UNTOUCHED, dtype)
         library.refuse(names.COMMUNICATION, dtype, "communicates, and was not rewritten for CPU processes before it ran")
+    library.wrap_cast()
     if gpu_only:
         for dtype in (*_DTYPES, "float32"):
-            library.refuse(names.GPU_ONLY, dtype, "has GPU kernels only; this process builds programs and does not run them")
+            library.refuse(names.GPU_ONLY, dtype, _ONLY_BUILT)
+        _check_before_running()
 
 
 def _with_gradients(kernels: Sequence[str]) -> list[str]:
     return [name + suffix for name in kernels for suffix in names.SUFFIXES]
+
+
+def _check_before_running() -> None:
+    """Raise before a program with GPU-only operations is handed to an executor of this process."""
+    from paddle.base import executor
+
+    make = executor._StandaloneExecutor.__init__
+    gpu_only = {f"pd_op.{name}" for name in names.GPU_ONLY}
+
+    @functools.wraps(make)
+    def make_checked(self: Any, place: Any, plan: Any, scope: Any) -> None:
+        for job in plan.job_types():
+            for op in plan.ir_program(job).global_block().ops:
+                if op.name().removesuffix("_") in gpu_only:
+                    raise ProgramError(f"job {job}: {op.name()} {_ONLY_BUILT}")
+        make(self, place, plan, scope)
+
+    executor._StandaloneExecutor.__init__ = make_checked
 
 
 def _load_if_possible() -> None:
@@ -188,10 +209,15 @@ class _Library:
 
     def wrap(self, kernels: Iterable[str], dtype: str, replace: bool) -> None:
         """Register kernels that compute in float32; those without a float32 CPU kernel stay without."""
-        reason = f"runs in {dtype} inside of programs only on a CPU; use float32 in dynamic mode, or build it with dist.to_static"
+        reason = f"runs in {dtype} only inside of programs on a CPU; use float32 in dynamic mode, or dist.to_static"
         for name in kernels:
             text = _message(name, reason)
             _check(name, self._calls.interlace_wrap(name.encode(), _DTYPES[dtype], int(replace), text))
+
+    def wrap_cast(self) -> None:
+        """Cast between float16 and float32 as IEEE 754 asks: Paddle's own cast loses subnormal numbers."""
+        for number in (*_DTYPES.values(), _FLOAT32):
+            _check("cast", self._calls.interlace_wrap(b"cast", number, 1, b""))
 
     def reuse(self, kernels: Iterable[str], dtype: str) -> None:
         """Register the float32 kernels for another type."""

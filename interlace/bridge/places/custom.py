@@ -25,6 +25,26 @@ class CustomPlace(Place):
         paddle.set_flags({"FLAGS_fast_eager_deletion_mode": False})
 
 
+@dataclass(frozen=True, slots=True)
+class TestbedPlace(CustomPlace):
+    """The testbed plays the GPU place: it frees at issue time, and holds a block that its last reader's stream still reads."""
+
+    __test__ = False
+
+    def label(self, built: Any, text: str) -> None:
+        built.set_str_attr("interlace_at", text)
+
+    def prepare(self) -> None:
+        """As on the GPU place."""
+        paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
+
+    def finish(self, program: Any, job: str) -> None:
+        from testbed.programs import prepare_program
+
+        prepare_program(program, job)
+
+
 def custom_place(device: Any) -> Place:
     """The rules of one custom device."""
-    return CustomPlace("custom", device, has_events=True, has_streams=True, keeps_pinned=True)
+    made = TestbedPlace if device.get_device_type() == "testbed" else CustomPlace
+    return made("custom", device, has_events=True, has_streams=True, keeps_pinned=True)

@@ -62,8 +62,8 @@ def _compile(target: Path) -> None:
         if done.returncode != 0:
             tail = "\n".join(f"    {line}" for line in (done.stdout + done.stderr).splitlines()[-_LOG_TAIL_LINES:])
             raise ConfigError(
-                f"half precision on a CPU: {compiler} ended with code {done.returncode} on {SOURCE}; its last lines:\n{tail}\n"
-                "Expected a compiler for C++17; name another one in the variable CXX, or train with amp off"
+                f"half precision on a CPU: {compiler} ended with code {done.returncode} on {SOURCE}; its last lines:\n"
+                f"{tail}\nExpected a compiler for C++17; name another one in the variable CXX, or train with amp off"
             )
         os.replace(made, target)
 
@@ -75,8 +75,8 @@ def _compiler() -> str:
         if found:
             return found
     raise ConfigError(
-        f"half precision on a CPU needs a C++17 compiler once, to compile {SOURCE.name} for the installed Paddle; looked for "
-        f"{', '.join(names)}. Install one (for example g++), name it in the variable CXX, or train with amp off"
+        f"half precision on a CPU needs a C++17 compiler once, to compile {SOURCE.name} for the installed Paddle; looked "
+        f"for {', '.join(names)}. Install one (for example g++), name it in the variable CXX, or train with amp off"
     )
 
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -98,14 +99,15 @@ void TakeShape(const DenseTensor& half, DenseTensor* wide) {
 // A float32 copy of a half-precision tensor; of one without data (an operand whose shape alone is read) only the shape.
 void Widen(const phi::DeviceContext& device, const DenseTensor& half, DenseTensor* wide, const std::string& op) {
   TakeShape(half, wide);
-  if (!half.initialized()) return;
+  const std::shared_ptr<phi::Allocation> holder = half.Holder();  // an executor may drop the tensor's own meanwhile
+  if (holder == nullptr || holder->ptr() == nullptr) return;
   PADDLE_ENFORCE_EQ(half.meta().is_contiguous(),
                     true,
                     common::errors::Unimplemented("op '%s': a strided half-precision input has no CPU kernel; make it "
                                                   "contiguous first (Tensor.contiguous())",
                                                   op));
   auto* to = static_cast<float*>(device.Alloc(wide, DataType::FLOAT32));
-  const auto* from = static_cast<const uint16_t*>(half.data());
+  const auto* from = reinterpret_cast<const uint16_t*>(static_cast<const char*>(holder->ptr()) + half.meta().offset);
   if (half.dtype() == DataType::BFLOAT16) {
     WidenAll<Bfloat16>(from, to, half.numel());
   } else {
@@ -331,7 +333,14 @@ int interlace_wrap(const char* op, int dtype, int replace, const char* dynamic_m
   if (dynamic == nullptr) return -2;
   const std::string name(op);
   const Kernel inner = *wide;
-  const auto run = [name, inner, half](KernelContext* context) { Call(name, context, inner, half).Run(); };
+  const Kernel in_place = own != nullptr ? *own : Kernel();
+  const auto run = [name, inner, in_place, half](KernelContext* context) {
+    if (name == "cast" && context->MutableInputAt(0) == context->MutableOutputAt(static_cast<size_t>(0))) {
+      in_place(context);  // what lies in the tensor is no longer what its element type says
+    } else {
+      Call(name, context, inner, half).Run();
+    }
+  };
   Register(name, half, Kernel(run, dynamic), inner.args_def());
   return 1;
 }

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 SUFFIXES = ("", "_grad", "_double_grad", "_triple_grad", "_raw")
 """What the names in COMPUTED and MOVED are tried with; a name that the wheel does not know in float32 is left out."""
-COMPUTED = """
-    add subtract multiply divide maximum minimum fmax fmin remainder floor_divide elementwise_pow atan2 heaviside grad_add
-    abs acos acosh asin asinh atan atanh cos cosh digamma erf erfinv exp expm1 increment lerp lgamma log log10 log1p log2
+COMPUTED = _words("""
+    add subtract multiply divide maximum minimum fmax fmin remainder floor_divide elementwise_pow atan2 heaviside
+    grad_add
+    abs acos acosh asin asinh atan atanh cos cosh digamma erf erfinv exp expm1 increment lerp lgamma log log10 log1p
+    log2
     logit negative pow reciprocal round rsqrt scale sign sin sinh sqrt square tan tanh trunc clip
-    celu elu gelu hard_shrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish prelu relu relu6 rrelu selu sigmoid
+    celu elu gelu hard_shrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish prelu relu relu6 rrelu selu
+    sigmoid
     silu soft_relu softplus softshrink softsign stanh swiglu swish tanh_shrink thresholded_relu
     batch_norm batch_norm_infer group_norm instance_norm layer_norm norm p_norm frobenius_norm l1_norm squared_l2_norm
     clip_by_norm renorm
@@ -20,34 +28,39 @@ COMPUTED = """
     dropout dropout_nd
     adam adamw momentum sgd
     check_finite_and_unscale update_loss_scaling
-""".split()
+""")
 """Kernels that calculate. Those the wheel does have are replaced: some of them add up in half precision."""
-SUMMED = """
+SUMMED = _words("""
     embedding_grad expand_grad expand_as_grad gather_grad gather_nd_grad index_select_grad index_add_grad
     repeat_interleave_grad tile_grad broadcast_tensors_grad index_sample_grad take_along_axis_grad c_embedding_grad
-""".split()
+""")
 """Gradients of kernels that only move elements; they add up."""
-MOVED = """
+MOVED = _words("""
     all any allclose isclose equal_all argmax argmin is_empty shape
     bernoulli exponential multinomial uniform uniform_inplace gaussian gaussian_inplace truncated_gaussian_random
     arange range linspace eye full full_like full_batch_size_like empty empty_like fill
     argsort kthvalue topk mode median
-    assign broadcast_tensors c_embedding concat crop diag diag_embed diagonal embedding expand expand_as flatten flip gather
-    gather_nd index_add index_sample index_select masked_fill masked_select meshgrid multiplex nonzero pad pad3d pixel_shuffle
-    put_along_axis repeat_interleave reshape reverse roll scatter scatter_nd_add set_value set_value_with_tensor slice split
-    split_with_num squeeze stack strided_slice take_along_axis tile tril triu tril_triu unbind unfold unsqueeze unstack where
+    assign broadcast_tensors c_embedding concat crop diag diag_embed diagonal embedding expand expand_as flatten flip
+    gather
+    gather_nd index_add index_sample index_select masked_fill masked_select meshgrid multiplex nonzero pad pad3d
+    pixel_shuffle put_along_axis repeat_interleave reshape reverse roll scatter scatter_nd_add set_value
+    set_value_with_tensor slice split
+    split_with_num squeeze stack strided_slice take_along_axis tile tril triu tril_triu unbind unfold unsqueeze unstack
+    where
     transpose equal not_equal less_than less_equal greater_than greater_equal isfinite isinf isnan
-""".split()
+""")
 """Kernels that move, choose or make elements; those the wheel does have stay."""
 UNTOUCHED = ("share_data", "nop", "depend", "coalesce_tensor")
 """Kernels that never look at an element: the float32 one serves any type."""
-COMMUNICATION = """
-    all_gather all_reduce all_to_all broadcast reduce reduce_scatter mp_allreduce_sum c_identity c_concat c_split c_scatter
+COMMUNICATION = _words("""
+    all_gather all_reduce all_to_all broadcast reduce reduce_scatter mp_allreduce_sum c_identity c_concat c_split
+    c_scatter
     p_send p_recv c_softmax_with_cross_entropy c_softmax_with_cross_entropy_grad
-""".split()
+""")
 """Rewritten before a program runs (`ops.py`); they have to exist for it to build."""
-GPU_ONLY = """
-    flash_attn flash_attn_grad flash_attn_unpadded flash_attn_unpadded_grad flash_attn_varlen_qkvpacked flash_attn_qkvpacked
+GPU_ONLY = _words("""
+    flash_attn flash_attn_grad flash_attn_unpadded flash_attn_unpadded_grad flash_attn_varlen_qkvpacked
+    flash_attn_qkvpacked
     flash_attn_qkvpacked_grad flashmask_attention flashmask_attention_grad memory_efficient_attention
     memory_efficient_attention_grad variable_length_memory_efficient_attention fused_attention fused_attention_grad
     fused_feedforward fused_feedforward_grad fused_rotary_position_embedding fused_rotary_position_embedding_grad
@@ -56,5 +69,5 @@ GPU_ONLY = """
     fused_bias_dropout_residual_layer_norm_grad fused_dropout_add fused_dropout_add_grad fused_gemm_epilogue
     fused_gemm_epilogue_grad fused_linear_param_grad_add moe_permute moe_unpermute number_count assign_pos
     limit_by_capacity prune_gate_by_capacity
-""".split()
+""")
 """Kernels without a float32 form on the CPU; in a dump they exist, so that a program with them builds."""

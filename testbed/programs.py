@@ -1,0 +1,160 @@
+"""What a Paddle program needs before it runs on the testbed.
+
+Point-to-point operations become broadcasts on their two-rank ring (Paddle's own are legacy operators that no plugin can supply);
+an operation that records an event for other jobs gets a reader on another stream, without which Paddle makes no event on a custom
+device; an operation without a kernel, or two rings under one stream name, is an error here and no surprise later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import paddle
+from paddle.base import core
+
+from testbed.device import NAME, TestbedError
+
+SHARED_STREAM_VARIABLE = "TESTBED_SHARED_STREAM"  # "first": two rings of one stream name use the first's, as the GPU place does
+EVENT_STREAM = "testbed_events"
+HOST_OPS = frozenset({"data", "fetch", "feed", "full_int_array", "shadow_output", "nop", "print", "share_var"})
+KERNEL_NAMES = {"assign_out": "assign", "flatten": "flatten", "send_v2": "broadcast", "recv_v2": "broadcast"}
+DEFAULT_STREAMS = frozenset({"", "DefaultStream"})
+
+
+def prepare_program(program: Any, job: str) -> None:
+    """Rewrite one program in place.
+
+    Raises:
+        TestbedError: An operation has no kernel here, or two rings share a stream name.
+    """
+    rewrite_p2p(program)
+    check_streams(program, job)
+    check_kernels(program, job)
+    let_events_exist(program)
+
+
+# -- point to point --------------------------------------------------------------------------------------------------
+
+
+def rewrite_p2p(program: Any) -> int:
+    """Replace sends and receives; returns how many there were."""
+    found = [op for op in _ops(program) if op.name() in ("pd_op.send_v2", "pd_op.recv_v2")]
+    for op in found:
+        paddle.pir.set_insertion_point(op)
+        ring, peer = op.int_attr("ring_id"), op.int_attr("peer")
+        if op.name() == "pd_op.send_v2":
+            made = paddle._C_ops.broadcast(op.operand_source(0), ring, 1 - peer)
+        else:
+            made = _receive(op, ring, peer)
+            op.result(0).replace_all_uses_with(made)
+        _take_over(made.get_defining_op(), op)
+        op.erase()
+    return len(found)
+
+
+def _receive(op: Any, ring: int, peer: int) -> Any:
+    """A broadcast into memory of its own: taken on the receive's stream, so that it waits for nothing there."""
+    result = op.result(0)
+    empty = paddle._C_ops.empty(result.shape, result.dtype, paddle.CustomPlace(NAME, 0))
+    maker = empty.get_defining_op()
+    maker.op_role, maker.chunk_id = op.op_role, op.chunk_id
+    if op.has_attr("execution_stream"):
+        maker.set_execution_stream(op.attrs()["execution_stream"])
+    return paddle._C_ops.broadcast_(empty, ring, peer)
+
+
+def _take_over(new: Any, old: Any) -> None:
+    attributes = old.attrs()
+    new.op_role, new.chunk_id = old.op_role, old.chunk_id
+    for name in ("event_to_record", "interlace_at"):
+        if name in attributes:
+            new.set_str_attr(name, attributes[name])
+    if attributes.get("force_record_event"):
+        new.set_bool_attr("force_record_event", True)
+    if "events_to_wait" in attributes:
+        new.set_str_array_attr("events_to_wait", attributes["events_to_wait"])
+    if "execution_stream" in attributes:
+        new.set_execution_stream(attributes["execution_stream"])
+    if "scheduling_priority" in attributes:
+        new.set_scheduling_priority(attributes["scheduling_priority"])
+    if "stream_priority" in attributes:
+        new.set_int_attr("stream_priority", attributes["stream_priority"])
+
+
+# -- events between jobs ---------------------------------------------------------------------------------------------
+
+
+def let_events_exist(program: Any) -> int:
+    """Give each operation that records an event a reader on another stream; returns how many there are."""
+    recorders = [op for op in _ops(program) if op.has_attr("force_record_event") and op.attrs()["force_record_event"]]
+    for op in recorders:
+        if op.num_results() == 0:
+            raise TestbedError(f"{op.name()} records event {op.attrs().get('event_to_record')!r} and has no result that could be read")
+        paddle.pir.set_insertion_point_after(op)
+        reader = paddle._C_ops.share_data(op.result(0)).get_defining_op()
+        reader.op_role, reader.chunk_id = op.op_role, op.chunk_id
+        reader.set_execution_stream(EVENT_STREAM)
+    return len(recorders)
+
+
+# -- checks ----------------------------------------------------------------------------------------------------------
+
+_ring_of_stream: dict[str, int] = {}
+
+
+def check_streams(program: Any, job: str) -> None:
+    """One ring a stream name, in the whole process; with `TESTBED_SHARED_STREAM=first` the first ring serves them all."""
+    for op in _ops(program):
+        stream = op.attrs().get("execution_stream", "") if op.has_attr("ring_id") else ""
+        if stream in DEFAULT_STREAMS:
+            continue
+        first = _ring_of_stream.setdefault(stream, op.int_attr("ring_id"))
+        if first == op.int_attr("ring_id"):
+            continue
+        if os.environ.get(SHARED_STREAM_VARIABLE) != "first":
+            raise TestbedError(
+                f"job {job}: {op.name()} of ring {op.int_attr('ring_id')} is on stream {stream!r}, which belongs to ring {first}; "
+                "a device keeps one communicator a stream name: give each ring a name of its own"
+            )
+        op.set_int_attr("ring_id", first)
+
+
+def check_kernels(program: Any, job: str) -> None:
+    """Name the first operation that Paddle would run on the CPU in silence."""
+    for op in _ops(program):
+        dialect, _, name = op.name().partition(".")
+        plain = name.removesuffix("_")
+        plain = KERNEL_NAMES.get(plain, plain)
+        if dialect != "pd_op" or plain in HOST_OPS:
+            continue
+        types = kernel_types().get(plain)
+        if types is None:
+            raise TestbedError(f"job {job}: {op.name()} has no kernel on the testbed, and would run on the CPU; write one in testbed/src")
+        wanted = {_type_name(value) for value in (*op.operands_source(), *op.results())} - {""}
+        if wanted and not wanted & types:
+            raise TestbedError(f"job {job}: {op.name()} of {sorted(wanted)} has no kernel on the testbed; it has {sorted(types)}")
+
+
+@cache
+def kernel_types() -> dict[str, frozenset[str]]:
+    """Element types of every kernel that the testbed has, by kernel name."""
+    found: dict[str, frozenset[str]] = {}
+    for name, keys in core._get_registered_phi_kernels("all").items():
+        types = {key.strip("()").split(", ")[2] for key in keys if key.startswith(f"({NAME},")}
+        if types:
+            found[name] = frozenset(types)
+    return found
+
+
+def _type_name(value: Any) -> str:
+    try:
+        return str(value.dtype).rpartition(".")[2].lower()
+    except (ValueError, RuntimeError, AttributeError):  # vectors and absent operands have none
+        return ""
+
+
+def _ops(program: Any) -> Iterator[Any]:
+    return iter(list(program.global_block().ops))

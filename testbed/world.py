@@ -1,0 +1,150 @@
+"""One rank's process on the testbed: what `interlace run --place testbed` calls before the user's script.
+
+The script builds its model on the CPU, where Paddle can reshard in the dynamic graph; groups, barriers and resharding outside of
+programs go through Interlace's CPU transport. From the moment an engine is made the device is the testbed; parameters move there
+before the first step. Rings become the plugin's communicators.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from interlace.bridge.cpu.install import rank_environment
+from interlace.bridge.cpu.transport import Transport
+from testbed import device
+from testbed.delays import DELAYS_VARIABLE, apply_words
+
+DEVICE = f"{device.NAME}:0"
+ID_BYTES = 128
+_ID_TIMEOUT_S = 60.0
+_PREPARED = "interlace_prepared"
+
+
+def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
+    """Load the plugin, connect this rank to the others and patch Paddle; the caller closes the transport at the end."""
+    os.environ.update(rank_environment(rank, world))
+    os.environ.pop("POD_NAME", None)
+    transport = Transport(rank, world, run_dir, timeout_s)
+    device.load()
+    import paddle
+
+    from interlace.bridge.cpu import dynamic, ops
+
+    paddle.set_device("cpu")
+    paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
+    ops.set_transport(transport)
+    dynamic.patch(transport)
+    apply_words(os.environ.get(DELAYS_VARIABLE, ""))
+    _patch_groups(rank, Path(run_dir))
+    _patch_engine()
+    return transport
+
+
+def _patch_groups(rank: int, run_dir: Path) -> None:
+    from paddle.distributed.auto_parallel.static import process_group
+
+    def instantiate(self: Any) -> None:
+        if self._is_instantiate:
+            return
+        self._is_instantiate = True
+        ranks = [int(each) for each in self.ranks]
+        if len(ranks) > 1 and rank in ranks:
+            make_ring(int(self.id), ranks.index(rank), len(ranks), run_dir)
+
+    process_group.ProcessGroup.instantiate = instantiate
+
+
+def make_ring(ring: int, rank: int, size: int, run_dir: Path) -> None:
+    """Make this rank's end of a communicator; returns when all its ranks have come.
+
+    Raises:
+        device.TestbedError: The others did not come, or the communicator could not be made.
+    """
+    name = _ring_id(ring, rank, run_dir)
+    if device.plugin().tb_ring_make(str(ring).encode(), 0, rank, size, ctypes.c_char_p(name)):
+        raise device.TestbedError(f"ring {ring}: no communicator of {size} ranks; the reason stands above")
+
+
+def _ring_id(ring: int, rank: int, run_dir: Path) -> bytes:
+    """The ring's name: the file where threads meet, or what NCCL's first rank gave out."""
+    if device.variant() == "threads":
+        return os.fsencode(run_dir / f"ring{ring}").ljust(ID_BYTES, b"\0")
+    path = run_dir / f"ring{ring}.id"
+    if rank == 0:
+        made = ctypes.create_string_buffer(ID_BYTES)
+        device.plugin().tb_ccl_new_id(made)
+        path.with_suffix(".part").write_bytes(made.raw)
+        path.with_suffix(".part").rename(path)
+    deadline_s = time.monotonic() + _ID_TIMEOUT_S
+    while not path.exists():
+        if time.monotonic() > deadline_s:
+            raise device.TestbedError(f"ring {ring}: its first rank gave no id within {_ID_TIMEOUT_S:g} s")
+        time.sleep(0.01)
+    return path.read_bytes()
+
+
+def _patch_engine() -> None:
+    import paddle
+    from paddle.distributed.auto_parallel.static import engine as engine_module
+
+    engine_class = engine_module.Engine
+    make, initialize, clean_up = engine_class.__init__, engine_class._initialize, engine_module.remove_unuseful_comm_op_pass
+    starting = False
+
+    def make_here(self: Any, *args: Any, **kwargs: Any) -> None:
+        paddle.set_device(DEVICE)
+        make(self, *args, **kwargs)
+
+    def initialize_prepared(self: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+        nonlocal starting
+        _prepare_mode(self, mode)
+        starting = True
+        try:
+            return initialize(self, mode, *args, **kwargs)
+        finally:
+            starting = False
+            _move_parameters(self, mode)
+
+    def clean_up_and_prepare(program: Any) -> None:
+        from testbed.programs import prepare_program
+
+        clean_up(program)
+        if starting:
+            prepare_program(program, "startup")
+
+    engine_class.__init__, engine_class._initialize = make_here, initialize_prepared
+    engine_module.remove_unuseful_comm_op_pass = clean_up_and_prepare
+
+
+def _prepare_mode(engine: Any, mode: str) -> None:
+    """Rewrite what the engine is about to run in `mode`: the jobs of its plan, or its dense program."""
+    from testbed.programs import prepare_program
+
+    plan = engine._job_plan
+    if plan is None or plan is getattr(engine, "_testbed_plan", None):
+        prepare_program(engine._pir_dense_main_progs[mode], mode)
+        return
+    engine._testbed_plan = plan
+    if getattr(plan, _PREPARED, False):
+        return
+    for job in plan.job_types():
+        prepare_program(plan.ir_program(job), job)
+
+
+def _move_parameters(engine: Any, mode: str) -> None:
+    """Bring what the script made on the CPU to the device."""
+    import numpy as np
+    import paddle
+
+    scope, there = paddle.static.global_scope(), paddle.CustomPlace(device.NAME, 0)
+    for op in engine._pir_dense_main_progs[mode].global_block().ops:
+        if op.name() != "builtin.parameter":
+            continue
+        variable = scope.find_var(op.str_attr("parameter_name"))
+        tensor = variable.get_tensor() if variable is not None else None
+        if tensor is not None and tensor._is_initialized() and tensor._place().is_cpu_place():
+            tensor.set(np.array(tensor), there)
