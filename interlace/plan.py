@@ -95,17 +95,30 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
         PlanError: The file is no plan that `Plan.dump` wrote, or the pass is not one of its passes.
     """
     path = Path(path)
-    stem = path.name.partition(".")[0]
-    try:
-        record = msgspec.json.decode((path.parent / "captured" / f"{stem}.json").read_bytes(), type=Record)
-    except (OSError, msgspec.DecodeError) as error:
-        raise PlanError(f"{path}: no plan with its record in {path.parent / 'captured'} ({error}); expected a file that a plan wrote") from error
+    record = read_record(path)
     if name not in record.order:
         raise PlanError(f"{path}: pass {name!r} did not run; those that did: {list(record.order)}")
     passes = [msgspec.convert(record.options[each], find_pass(each)) for each in record.order[: record.order.index(name) + 1]]
     cost = CostModel(load_profile(record.profile))
-    before = load(path.parent / "captured" / f"{stem}{SUFFIX}")
+    before = load(path.parent / "captured" / f"{_stem(path)}{SUFFIX}")
     if passes[:-1]:
         before, _ = Pipeline(tuple(passes[:-1])).run(before, cost)
     after, _ = Pipeline((passes[-1],)).run(before, cost)
     return before, after
+
+
+def read_record(path: str | Path) -> Record:
+    """How a plan file was made: its profile, options and reports.
+
+    Raises:
+        PlanError: The file is no plan that `Plan.dump` wrote.
+    """
+    path = Path(path)
+    try:
+        return msgspec.json.decode((path.parent / "captured" / f"{_stem(path)}.json").read_bytes(), type=Record)
+    except (OSError, msgspec.DecodeError) as error:
+        raise PlanError(f"{path}: no plan with its record in {path.parent / 'captured'} ({error}); expected a file that a plan wrote") from error
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0]

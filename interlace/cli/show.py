@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("file", metavar="FILE", help="a dump or plan file")
     parser.add_argument("--job", metavar="J", help="only this job's operations, in issue order")
     parser.add_argument("--before-after", metavar="PASS", help="what this pass changed (of a plan), as a diff of program text")
+    parser.add_argument("--why", action="store_true", help="what each pass of a plan did and declined, with the reasons")
     parser.add_argument("--costs", action="store_true", help="each operation's estimated time and how it was found")
     parser.add_argument("--device", metavar="NAME", default="", help="device profile for --costs (default: the plan's, else h200)")
     return parser
@@ -31,6 +33,8 @@ def main(args: argparse.Namespace) -> int:
     path = find_dumps([args.file], one=True)[0]
     if args.before_after:
         lines = _diff(path, args.before_after)
+    elif args.why:
+        lines = iter(_why(path))
     elif args.costs:
         lines = iter(_costs(load(path), args.device or "h200"))
     elif args.job:
@@ -56,12 +60,18 @@ def _job(program: Program, name: str) -> Iterator[str]:
         yield f"  mb{micro_batch} {show_op(ops[op_id], values)}"
 
 
-def _diff(path: object, name: str) -> Iterator[str]:
+def _diff(path: Path, name: str) -> Iterator[str]:
     from interlace.ir import show
     from interlace.plan import replay
 
-    before, after = replay(path, name)  # type: ignore[arg-type]
+    before, after = replay(path, name)
     yield from difflib.unified_diff(show(before).splitlines(), show(after).splitlines(), f"before {name}", f"after {name}", n=2, lineterm="")
+
+
+def _why(path: Path) -> list[str]:
+    from interlace.plan import read_record
+
+    return [line for report in read_record(path).reports for line in report.text(limit=12).splitlines()]
 
 
 def _costs(program: Program, device: str) -> list[str]:
