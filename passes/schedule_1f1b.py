@@ -10,6 +10,7 @@ from interlace.errors import ConfigError
 from interlace.ir import Job, Op, Program
 from interlace.ir.kinds import is_boundary, is_receive, is_send
 from interlace.passes.base import Context, Pass, register
+from interlace.passes.events import events_of
 from interlace.scheduler.interleave import Form, PairPlan, plan_pairs
 from interlace.scheduler.schedule import SCHEDULES, Slot, interleaved, pair_up, paired, stall
 
@@ -26,7 +27,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     Steps: 1 take the schedule of the program's strategy; 2 with interleaving join each steady backward with the forward behind
     it; 3 order every such pair with the cost model (`scheduler/interleave.py`), within the memory of the plain order plus the
-    allowance; 4 keep receives ahead of sends where the neighbour's order asks for it.
+    allowance; 4 keep receives ahead of sends where the neighbour's order asks for it; 5 events where
+    what one job gives on a stream (a receive, say) is read in another job on another.
 
     Options:
         interleave: `off` gives Paddle's own job list; `dx-first` runs backward's chain of input gradients first and keeps weight
@@ -55,7 +57,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if form == "mixed" and program.pipeline.schedule == "1F1B":
             jobs = receive_early(jobs, program, self._depth(program, program.pipeline.stage - 1))
         context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
-        return msgspec.structs.replace(program, jobs=jobs)
+        program = msgspec.structs.replace(program, jobs=jobs)
+        return msgspec.structs.replace(program, events=tuple(events_of(program)))
 
     def _slots(self, program: Program, context: Context) -> tuple[list[Slot], Form]:
         pipe = program.pipeline

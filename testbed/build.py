@@ -23,7 +23,7 @@ BUILD_VARIABLE = "TESTBED_BUILD"
 COMMON = ("control", "memory", "op", "ops_math", "ops_nn", "ops_comm", "device")
 OWN = {"threads": ("threads", "gemm", "ccl_local"), "cuda": ("gemm_cuda", "ccl_nccl")}
 DEVICE_CODE = {"threads": ("kernels",), "cuda": ("kernels", "cuda")}
-FLAGS = ("-std=c++17", "-fPIC", "-DPADDLE_WITH_CUSTOM_DEVICE", "-D_GLIBCXX_USE_CXX11_ABI=1")
+FLAGS = ("-std=c++17", "-fPIC", "-MMD", "-DPADDLE_WITH_CUSTOM_DEVICE", "-D_GLIBCXX_USE_CXX11_ABI=1")
 
 
 class BuildError(Exception):
@@ -100,7 +100,16 @@ def _is_stale(unit: Unit) -> bool:
     if not unit.output.exists():
         return True
     made = unit.output.stat().st_mtime
-    return any(path.stat().st_mtime > made for path in (unit.source, *SOURCES.glob("*.h")))
+    return any(not path.exists() or path.stat().st_mtime > made for path in (unit.source, *_own_headers(unit)))
+
+
+def _own_headers(unit: Unit) -> list[Path]:
+    """Headers of ours that a unit included when it was last compiled; all of them where that is not known."""
+    known = unit.output.with_suffix(".d")
+    if not known.exists():
+        return list(SOURCES.glob("*.h"))
+    words = known.read_text().replace("\\\n", " ").split()
+    return [Path(word) for word in words if word.startswith(str(SOURCES)) and word.endswith(".h")]
 
 
 def _compile(unit: Unit) -> None:

@@ -51,8 +51,15 @@ def rewrite_p2p(program: Any) -> int:
             made = _receive(op, ring, peer)
             op.result(0).replace_all_uses_with(made)
         _take_over(made.get_defining_op(), op)
+        made.get_defining_op().set_execution_stream(_p2p_stream(op))
         op.erase()
     return len(found)
+
+
+def _p2p_stream(op: Any) -> str:
+    """A stream a ring: Paddle's own operators look their ring up by number and may share a stream, a broadcast may not."""
+    named = op.attrs().get("execution_stream", "") if op.has_attr("execution_stream") else ""
+    return f"{named or 'p2p'}.{op.int_attr('ring_id')}"
 
 
 def _receive(op: Any, ring: int, peer: int) -> Any:
@@ -61,8 +68,7 @@ def _receive(op: Any, ring: int, peer: int) -> Any:
     empty = paddle._C_ops.empty(result.shape, result.dtype, paddle.CustomPlace(NAME, 0))
     maker = empty.get_defining_op()
     maker.op_role, maker.chunk_id = op.op_role, op.chunk_id
-    if op.has_attr("execution_stream"):
-        maker.set_execution_stream(op.attrs()["execution_stream"])
+    maker.set_execution_stream(_p2p_stream(op))
     return paddle._C_ops.broadcast_(empty, ring, peer)
 
 

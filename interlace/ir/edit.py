@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from interlace.errors import ProgramError
 from interlace.ir.program import Op, Program, Role, TensorType, Value
 
 
@@ -73,7 +74,14 @@ class Edit:
         self._renamed[old] = new
 
     def build(self, order: Sequence[int] | None = None) -> Program:
-        """The new program; `order` gives op ids in their new order, the old one where not given."""
+        """The new program; `order` gives op ids in their new order, the old one where not given.
+
+        Raises:
+            ProgramError: A change stands at an operation that is not there, or the order is not one of all operations.
+        """
+        lost = sorted({*self._before, *self._after, *self._replaced} - {op.id for op in self.program.ops})
+        if lost:
+            raise ProgramError(f"edit: changes at {lost}, which the program does not hold; name operations of the given program")
         ops: list[Op] = []
         for op in self.program.ops:
             ops += self._before.get(op.id, ())
@@ -82,8 +90,7 @@ class Edit:
         if self._renamed:
             ops = [self._with_renamed(op) for op in ops]
         if order is not None:
-            by_id = {op.id: op for op in ops}
-            ops = [by_id[op_id] for op_id in order]
+            ops = _in_order(ops, order)
         live = {value for op in ops for value in op.results}
         return self.program.with_ops(ops, [value for value in self._values if value.id in live])
 
@@ -91,3 +98,14 @@ class Edit:
         if not any(value in self._renamed for value in op.operands):
             return op
         return msgspec.structs.replace(op, operands=tuple(self._renamed.get(v, v) for v in op.operands))
+
+
+def _in_order(ops: Sequence[Op], order: Sequence[int]) -> list[Op]:
+    by_id = {op.id: op for op in ops}
+    wrong = {"names": sorted(set(order) - by_id.keys()), "leaves out": sorted(by_id.keys() - set(order))}
+    for what, ids in wrong.items():
+        if ids:
+            raise ProgramError(f"edit: the order {what} {ids}; expected each operation of the new program once")
+    if len(order) != len(by_id):
+        raise ProgramError(f"edit: the order names {sorted({k for k in order if order.count(k) > 1})} twice; expected each operation once")
+    return [by_id[op_id] for op_id in order]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from interlace.ir.kinds import is_comm, is_random
+from interlace.ir.kinds import COMBINE, SPLIT, is_comm, is_random
 from interlace.ir.program import ABSENT, Op, Program, Value
 
 
@@ -65,10 +65,10 @@ def written_operands(op: Op) -> set[int]:
 def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     """Order that must hold among `ops`, a sub-sequence of the program in program order: op id -> ids it comes after.
 
-    Holds read after write, write after read and write after write, by storage (so through views and in-place writes),
-    the order of communication within each group, and the order of
-    random draws. An operand of which only the shape is read counts as a read of the
-    value's definition, not of its contents. Cost: O(ops + operands + write conflicts).
+    Holds read after write, write after read and write after write, by storage (so through views, in-place writes and
+    vectors, which refer to their tensors), the order of communication within each group, and the order of random draws. An
+    operand of which only the shape is read counts as a read of the value's definition, not of its contents.
+    Cost: O(ops + operands + write conflicts).
 
     >>> dependencies(Graph(Program((), ())), [])
     {}
@@ -78,7 +78,7 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     readers: dict[int, list[int]] = {}
     last_comm: dict[int, int] = {}
     last_random: int | None = None
-    storage = {v.id: v.storage for v in graph.program.values}
+    cells = _cells(graph)
     for op in ops:
         mine = after[op.id]
         for value_id in op.operands:
@@ -87,13 +87,13 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
             made_by = graph.producer.get(value_id)
             if made_by in after:
                 mine.add(made_by)
-            if storage[value_id] in writer:
-                mine.add(writer[storage[value_id]])
-        for place in {storage[v] for v in written_operands(op)}:
+            mine.update(writer[place] for place in cells[value_id] if place in writer)
+        for place in {place for v in written_operands(op) for place in cells[v]}:
             mine.update(readers.pop(place, ()))
             writer[place] = op.id
         for value_id in graph.reads(op):
-            readers.setdefault(storage[value_id], []).append(op.id)
+            for place in cells[value_id]:
+                readers.setdefault(place, []).append(op.id)
         if is_comm(op):
             if op.group in last_comm:
                 mine.add(last_comm[op.group])
@@ -103,6 +103,21 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
             last_random = op.id
         mine.discard(op.id)
     return after
+
+
+def _cells(graph: Graph) -> dict[int, tuple[int, ...]]:
+    """Storages that a value's contents lie in: a vector's are those of its tensors, and a tensor taken from a vector is in it."""
+    cells = {value.id: (value.storage,) for value in graph.program.values}
+    for op in graph.program.ops:
+        if op.name == COMBINE:
+            cells[op.results[0]] = tuple(place for v in op.operands if v != ABSENT for place in cells[v])
+        elif op.name == SPLIT:
+            vector = op.operands[0]
+            if cells[vector] == (graph.values[vector].storage,):
+                cells[vector] = tuple(place for value in op.results for place in cells[value])
+            elif len(cells[vector]) == len(op.results):
+                cells.update((value, (place,)) for value, place in zip(op.results, cells[vector], strict=True))
+    return cells
 
 
 def is_topological(order: Iterable[int], after: dict[int, set[int]]) -> bool:

@@ -18,22 +18,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from interlace.errors import ProgramError
-from interlace.ir.program import ABSENT, Event, Group, Job, Op, Pipeline, Program, TensorType, Value
+from interlace.ir.program import ABSENT, Event, Group, Job, Memory, Op, Pipeline, Program, Role, TensorType, Value
 
 _VALUE = re.compile(
     r"%(?P<id>\d+):(?P<dtype>[a-z0-9_]+)(?P<shape>\[[-\d,]*\])?(?P<elements><[^>]*>)?"
     r"(?:~(?P<storage>\d+))?(?P<persistable>!)?(?:\^(?P<memory>\w+))?(?P<name>\"(?:[^\"\\]|\\.)*\")?"
 )
-_OP = re.compile(r"#(?P<id>\d+) (?:(?P<results>%.*?) = )?(?P<name>[\w.]+)\((?P<operands>[^)]*)\) (?P<role>\w+)(?P<rest>.*)")
+_OP = re.compile(
+    r'#(?P<id>\d+) (?:(?P<results>%(?:"(?:[^"\\]|\\.)*"|[^"=])*) = )?'
+    r"(?P<name>[\w.]+)\((?P<operands>[^)]*)\) (?P<role>\w+)(?P<rest>.*)"
+)
 _FIELD = re.compile(r'\s*(?:(?P<key>[a-z_]+)=(?P<value>"(?:[^"\\]|\\.)*"|[^\s{]+)|(?P<attrs>\{.*\})$)')
 _TYPE = re.compile(r"([a-z0-9_]+)\[([-\d,]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?@(\d+)")
 _PAIRS = ("inplace", "views")
+_TEXTS = ("layer", "stream")
+_NUMBERS = ("chunk", "group", "priority", "origin", "num_blocks")
 
 
 def show(program: Program) -> str:
@@ -47,7 +52,7 @@ def show(program: Program) -> str:
         f"chunks={pipe.num_chunks} schedule={pipe.schedule}"
     )
     lines += [f"passes {' '.join(program.passes)}"] if program.passes else []
-    lines += [f"note {note}" for note in program.notes]
+    lines += [f"note {_quote(note)}" for note in program.notes]
     lines += [f"group {group.id} = {','.join(map(str, group.ranks))}" for group in program.groups]
     lines += [show_op(op, values) for op in program.ops]
     lines += [show_job(job) for job in program.jobs]
@@ -114,7 +119,7 @@ def parse(text: str, where: str = "program text") -> Program:
                 ops.append(_parse_op(line, values))
             else:
                 _parse_head(line, fields)
-        except (ValueError, KeyError, AttributeError, msgspec.DecodeError) as error:
+        except (ValueError, KeyError, msgspec.DecodeError) as error:
             raise ProgramError(
                 f"{where}:{number}: cannot read {line[:80]!r} ({error}); the form is in interlace/ir/text.py"
             ) from error
@@ -142,10 +147,10 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
     elif word == "passes":
         fields["passes"] = tuple(rest.split())
     elif word == "note":
-        fields["notes"].append(rest)
+        fields["notes"].append(_text(rest))
     elif word == "group":
         number, _, ranks = rest.partition("=")
-        fields["groups"].append(Group(int(number), tuple(int(r) for r in ranks.split(","))))
+        fields["groups"].append(Group(int(number), tuple(int(r) for r in ranks.split(",") if r.strip())))
     elif word == "job":
         head, _, items = rest.partition(":")
         name, kind, micro_batch = head.split()
@@ -161,7 +166,12 @@ def _parse_op(line: str, values: dict[int, Value]) -> Op:
     found = _OP.fullmatch(line)
     if not found:
         raise ValueError("expected `#id %results = name(operands) role fields`")
-    results = [_parse_value(part) for part in _VALUE.finditer(found["results"] or "")]
+    if found["role"] not in get_args(Role):
+        raise ValueError(f"role {found['role']!r}, expected one of {get_args(Role)}")
+    parts = list(_VALUE.finditer(found["results"] or ""))
+    if ", ".join(part[0] for part in parts) != (found["results"] or "").strip():
+        raise ValueError(f"results {found['results']!r}, expected `%id:dtype[shape], ...`")
+    results = [_parse_value(part) for part in parts]
     values.update({value.id: value for value in results})
     operands = tuple(ABSENT if part == "_" else int(part[1:]) for part in found["operands"].replace(",", " ").split())
     more = _fields(found["rest"])
@@ -189,18 +199,27 @@ def _field(key: str, text: str) -> Any:
         return tuple((int(a), int(b)) for a, b in (pair.split(":") for pair in text.split(",")))
     if key == "no_buffer":
         return tuple(int(k) for k in text.split(","))
-    if text.startswith('"'):
-        return msgspec.json.decode(text)
-    return int(text)
+    if key in _TEXTS:
+        return _text(text)
+    if key in _NUMBERS:
+        return int(text)
+    raise ValueError(f"field {key!r}, expected one of {sorted((*_PAIRS, *_TEXTS, *_NUMBERS, 'no_buffer'))}")
+
+
+def _text(quoted: str) -> str:
+    return msgspec.json.decode(quoted, type=str)
 
 
 def _parse_value(part: re.Match[str]) -> Value:
     number = int(part["id"])
     elements = tuple(TensorType(_dims(t[2]), t[1]) for t in _TYPE.finditer(part["elements"] or ""))
-    name = msgspec.json.decode(part["name"]) if part["name"] else ""
+    name = _text(part["name"]) if part["name"] else ""
+    memory = part["memory"] or "device"
+    if memory not in get_args(Memory):
+        raise ValueError(f"memory {memory!r}, expected one of {get_args(Memory)}")
     storage = int(part["storage"]) if part["storage"] else number
     return Value(number, _dims((part["shape"] or "[]")[1:-1]), part["dtype"], storage, name, bool(part["persistable"]),
-                 part["memory"] or "device", elements)  # type: ignore[arg-type]  # fmt: skip
+                 memory, elements)  # type: ignore[arg-type]  # fmt: skip
 
 
 def _dims(text: str) -> tuple[int, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 from interlace.errors import ProgramError
-from interlace.ir.kinds import COLLECTIVES, is_boundary, is_copy, is_p2p
+from interlace.ir.kinds import is_boundary, is_collective, is_copy, is_p2p
 from interlace.ir.program import ABSENT, Op, Program
 
 JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+EVENT_NAME = re.compile(r"\S+")
 
 
 def verify(program: Program) -> None:
@@ -30,12 +31,17 @@ def describe(op: Op) -> str:
 
 def _values(program: Program) -> list[str]:
     faults, seen = [], set()
+    given = {value for op in program.ops for value in op.results}
     for value in program.values:
+        if value.id not in given:
+            faults.append(f"value %{value.id} is declared, but no op gives it")
         if value.id in seen:
             faults.append(f"value %{value.id} is declared twice; value ids are unique")
         seen.add(value.id)
         if value.dtype == "vector" and not value.elements:
             faults.append(f"value %{value.id} is a vector without element types")
+        if value.shape and value.dtype in ("vector", "null"):
+            faults.append(f"value %{value.id} of dtype {value.dtype} has shape {list(value.shape)}; only tensors have one")
     return faults
 
 
@@ -67,13 +73,13 @@ def _operations(program: Program) -> list[str]:
     faults = []
     for op in program.ops:
         for result, operand in (*op.inplace, *op.views):
-            if result >= len(op.results) or operand >= len(op.operands):
+            if not (0 <= result < len(op.results) and 0 <= operand < len(op.operands)):
                 faults.append(f"{describe(op)}: alias {result}:{operand} is out of range")
             elif storage.get(op.results[result]) != storage.get(op.operands[operand]):
                 faults.append(f"{describe(op)}: result {result} aliases operand {operand} but has another storage")
-        if any(k >= len(op.operands) for k in op.no_buffer):
+        if any(not 0 <= k < len(op.operands) for k in op.no_buffer):
             faults.append(f"{describe(op)}: no_buffer {op.no_buffer} is out of range")
-        if op.kind in COLLECTIVES and op.group >= 0 and op.group not in groups:
+        if (is_collective(op) or is_p2p(op)) and op.group >= 0 and op.group not in groups:
             faults.append(f"{describe(op)} uses group {op.group}, which the program does not list")
         if is_p2p(op) and op.group in groups:
             peer = op.attrs.get("peer", -1)
@@ -90,8 +96,9 @@ def _jobs(program: Program) -> list[str]:
     names, done = set(), set()
     count = program.pipeline.num_micro_batches
     for job in program.jobs:
-        if not JOB_NAME.fullmatch(job.name):
-            faults.append(f"job {job.name!r}: a name is letters, digits and _ and starts with a letter")
+        for word in (job.name, job.kind):
+            if not JOB_NAME.fullmatch(word):
+                faults.append(f"job {word!r}: a name or kind is letters, digits and _ and starts with a letter")
         if job.name in names:
             faults.append(f"job {job.name!r} stands twice")
         names.add(job.name)
@@ -101,6 +108,8 @@ def _jobs(program: Program) -> list[str]:
                 faults.append(f"job {job.name}: op #{op_id} is not in the program")
             elif not 0 <= micro_batch < count:
                 faults.append(f"job {job.name}: micro-batch {micro_batch} of {describe(ops[op_id])}, there are {count}")
+            elif ops[op_id].role == "optimize" and micro_batch:
+                faults.append(f"job {job.name}: {describe(ops[op_id])} of the optimizer for micro-batch {micro_batch}; it runs once a step, for 0")
             elif is_boundary(ops[op_id]):
                 faults.append(f"job {job.name}: {describe(ops[op_id])} names an input or output; jobs hold none of those")
             elif item in done:
@@ -123,11 +132,18 @@ def _events(program: Program) -> list[str]:
     for k, job in enumerate(program.jobs):
         for n, item in enumerate(job.items):
             place[item] = (k, n)
-    faults, names = [], set()
+    faults: list[str] = []
+    names: set[str] = set()
+    recorders: dict[tuple[int, int], str] = {}
     for event in program.events:
         if event.name in names:
             faults.append(f"event {event.name!r} is recorded twice; one recorder a name")
         names.add(event.name)
+        if not EVENT_NAME.fullmatch(event.name) or event.name == "default":
+            faults.append(f"event {event.name!r}: a name has no blanks and is not 'default', which is the executor's own")
+        if event.record in recorders:
+            faults.append(f"events {recorders[event.record]!r} and {event.name!r} are both recorded after {event.record}; an item records one")
+        recorders[event.record] = event.name
         if event.record not in place:
             faults.append(f"event {event.name!r} is recorded after {event.record}, which no job runs")
             continue

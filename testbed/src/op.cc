@@ -54,4 +54,9 @@ void* Op::out(DenseTensor* tensor, DataType type) {
   return address;
 }
 
+void* Op::scratch(size_t size) {
+  scratch_.push_back(Pool::of(context_.GetPlace().GetDeviceId(), stream)->Allocate(size));
+  return scratch_.back()->ptr();
+}
+
 }  // namespace tb

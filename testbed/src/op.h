@@ -42,6 +42,7 @@ class Op {
   // Memory for an output: what it has already where that is large enough (in-place), else a block of this stream.
   void* out(DenseTensor* tensor) { return out(tensor, tensor->dtype()); }
   void* out(DenseTensor* tensor, DataType type);
+  void* scratch(size_t size);  // of this stream, until the kernel has been issued
   void reads(const DenseTensor& tensor) { touched_.push_back(&tensor); }
 
   const char* const name;
@@ -50,6 +51,7 @@ class Op {
  private:
   const phi::CustomContext& context_;
   std::vector<const DenseTensor*> touched_;
+  std::vector<phi::Allocator::AllocationPtr> scratch_;
 };
 
 }  // namespace tb

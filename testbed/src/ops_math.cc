@@ -429,11 +429,9 @@ void SquaredL2NormKernel(const Context& c, const DenseTensor& x, DenseTensor* ou
   for (size_t wanted : {256, 64, 16, 4})  // partial sums first, so that more than one block works
     if (rows == 1 && n % wanted == 0 && n >= wanted * wanted) rows = wanted;
   if (rows == 1) return k_sum_rows(op.stream, Sum::squares, type_of(x), x.data(), nullptr, type_of(x), out->data(), 1, n, 1.f);
-  DenseTensor part;
-  part.Resize({static_cast<int64_t>(rows)});
-  op.out(&part, DataType::FLOAT32);
-  k_sum_rows(op.stream, Sum::squares, type_of(x), x.data(), nullptr, Type::f32, part.data(), rows, n / rows, 1.f);
-  k_sum_rows(op.stream, Sum::plain, Type::f32, part.data(), nullptr, type_of(x), out->data(), 1, rows, 1.f);
+  void* part = op.scratch(rows * sizeof(float));
+  k_sum_rows(op.stream, Sum::squares, type_of(x), x.data(), nullptr, Type::f32, part, rows, n / rows, 1.f);
+  k_sum_rows(op.stream, Sum::plain, Type::f32, part, nullptr, type_of(x), out->data(), 1, rows, 1.f);
 }
 
 // ---- shapes

@@ -154,13 +154,11 @@ namespace {
 // The powers of beta may live on the host: they are read there and handed over in a small buffer of this stream.
 struct Powers {
   const float *first, *second;
-  DenseTensor kept;
 
   Powers(Op& op, const DenseTensor& one, const DenseTensor& two) : first(f32(one)), second(f32(two)) {
     if (!phi::is_cpu_place(one.place())) return;
     float both[2] = {*first, *second};
-    kept.Resize({2});
-    auto* there = static_cast<float*>(op.out(&kept, DataType::FLOAT32));
+    auto* there = static_cast<float*>(op.scratch(sizeof both));
     copy_async(op.stream, there, both, sizeof both, Copy::host_to_device);
     first = there, second = there + 1;
   }

@@ -18,8 +18,7 @@ int device_current();
 void device_sync();  // also the place where a failure of a device thread is thrown
 void device_memory(size_t* total, size_t* available);
 
-Stream stream_create();
-void stream_destroy(Stream stream);
+Stream stream_create();  // lives as long as the process: blocks that Paddle frees last still name their stream
 void stream_sync(Stream stream);
 bool stream_done(Stream stream);
 void stream_callback(Stream stream, std::function<void()> call);

@@ -42,14 +42,6 @@ struct ThreadStream {
     std::lock_guard<std::mutex> guard(mutex);
     return done == given;
   }
-  void stop() {
-    {
-      std::lock_guard<std::mutex> guard(mutex);
-      stopping = true;
-    }
-    changed.notify_all();
-    thread.join();
-  }
 
   const int number;
 
@@ -59,8 +51,7 @@ struct ThreadStream {
       std::function<void()> task;
       {
         std::unique_lock<std::mutex> lock(mutex);
-        changed.wait(lock, [this] { return stopping || !tasks.empty(); });
-        if (tasks.empty()) return;
+        changed.wait(lock, [this] { return !tasks.empty(); });
         task = std::move(tasks.front());
         tasks.pop_front();
       }
@@ -76,7 +67,6 @@ struct ThreadStream {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> tasks;
-  bool stopping = false;
   size_t given = 0, done = 0;
   std::thread thread;
 };
@@ -136,16 +126,6 @@ Stream stream_create() {
   auto* made = new ThreadStream(device().made++);
   device().streams.push_back(made);
   return made;
-}
-
-void stream_destroy(Stream stream) {
-  {
-    std::lock_guard<std::mutex> guard(device().mutex);
-    auto& all = device().streams;
-    all.erase(std::remove(all.begin(), all.end(), of(stream)), all.end());
-  }
-  of(stream)->stop();
-  delete of(stream);
 }
 
 void stream_sync(Stream stream) { of(stream)->sync(); }

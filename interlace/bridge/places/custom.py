@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import paddle
 
 from interlace.bridge.places.base import Place
+from interlace.scheduler.hazards import GPU, PLACES
 
 HOST = 1
 """`memcpy_d2h`'s destination number of pinned memory; a plugin must supply that kernel."""
+
+TESTBED_RULES = msgspec.structs.replace(GPU, name="testbed", blocking=frozenset(), host_memory_edges=False)
+"""The GPU place's, but for `memcpy_d2h`: it copies without blocking, and the executor orders no stream by what it wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,5 +51,7 @@ class TestbedPlace(CustomPlace):
 
 def custom_place(device: Any) -> Place:
     """The rules of one custom device."""
-    made = TestbedPlace if device.get_device_type() == "testbed" else CustomPlace
-    return made("custom", device, has_events=True, has_streams=True, keeps_pinned=True)
+    if device.get_device_type() != TESTBED_RULES.name:
+        return CustomPlace("custom", device, has_events=True, has_streams=True, keeps_pinned=True)
+    PLACES.setdefault(TESTBED_RULES.name, TESTBED_RULES)
+    return TestbedPlace(TESTBED_RULES.name, device, has_events=True, has_streams=True, keeps_pinned=True)

@@ -1,0 +1,184 @@
+"""What Interlace adds to building a model: capture, passes, proof and lowering, against Paddle's own build of the same model.
+
+The middle stage of a Llama is built as one faked rank of its world, without parameters, first by Paddle alone
+(`Engine._build` and `_parallel_pir`), then with Interlace, both in one process. Times are CPU seconds of that process, so
+that other load on the machine counts less; the share is made from one process's times each.
+
+    python benchmarks/road.py [--quick] [--runs N] [--amp] [--profile] [-o FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import importlib
+import json
+import os
+import pstats
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from measuring import ROOT, meta, middle, store
+
+PP, MP = 4, 2
+FULL = ("--preset", "llama-7b", "--layers", "32", "--pp", str(PP), "--mp", str(MP), "--lazy")
+"""Eight layers a stage, eight micro-batches."""
+SMALL = ("--layers", "4", "--hidden", "32", "--heads", "4", "--pp", str(PP), "--mp", str(MP), "--lazy")
+HALF = ("--amp", "O2", "--master-grad", "--attention", "flash")
+PARTS = {"capture": "capture", "make_plan": "passes", "require_safe": "checks", "lower": "lowering"}
+"""Functions of the hook -> the part of the road they are."""
+
+
+class Built(BaseException):
+    """Ends a build once the engine has its plan."""
+
+
+class Timers:
+    """CPU seconds by name, added up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def wrap(self, owner: Any, name: str, part: str, see: Callable[[Any], None] | None = None) -> None:
+        """Time every call of `owner.name`; `see` is shown its result."""
+        inner = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.process_time()
+            try:
+                result = inner(*args, **kwargs)
+            finally:
+                self.seconds[part] = self.seconds.get(part, 0.0) + time.process_time() - start
+            if see is not None:
+                see(result)
+            return result
+
+        setattr(owner, name, timed)
+
+
+def build_both(options: list[str], profile: bool) -> dict[str, Any]:
+    """Build a small model to warm up, then the asked one, each by Paddle alone and with Interlace."""
+    hook, llama, timers, plans = _prepare()
+    import paddle
+
+    for argv in (list(SMALL), options):
+        plans.clear()
+        seconds: dict[str, dict[str, float]] = {}
+        for who, off in (("paddle", "1"), ("interlace", "0")):
+            os.environ[hook.DISABLE_VARIABLE] = off
+            timers.seconds.clear()
+            args = llama.parse(argv)
+            prof = cProfile.Profile()
+            hook._plan_pipeline = _profiled(hook._plan_pipeline, prof) if profile and off == "0" else hook._plan_pipeline
+            with suppress(Built):
+                llama.build(args)[0].train()
+            paddle.disable_static()
+            seconds[who] = dict(timers.seconds)
+        if profile and argv is options:
+            pstats.Stats(prof).sort_stats("cumulative").print_stats(45)
+            pstats.Stats(prof).sort_stats("tottime").print_stats(25)
+    return _row(seconds["paddle"], seconds["interlace"], plans[-1])
+
+
+def _profiled(inner: Callable[..., Any], prof: cProfile.Profile) -> Callable[..., Any]:
+    return lambda *args: prof.runcall(inner, *args)
+
+
+def _row(paddle: dict[str, float], ours: dict[str, float], plan: Any) -> dict[str, Any]:
+    own = paddle["build"] + paddle["parallel"]
+    parts = {part: ours[part] for part in PARTS.values()}
+    each = {report.name: report.run_ns / 1e9 for report in plan.reports}
+    return {
+        "paddle_s": own, "interlace_s": ours["plan"], "share": ours["plan"] / own, "parts_s": parts, "wall_s_of_passes": each,
+        "whole_build_over_paddle": (ours["build"] + ours["parallel"]) / own,
+        "ops": {"captured": len(plan.captured.ops), "planned": len(plan.program.ops), "jobs": len(plan.jobs),
+                "items": sum(len(job.items) for job in plan.jobs), "longest_job": max(len(job.items) for job in plan.jobs)},
+    }  # fmt: skip
+
+
+def _prepare() -> tuple[Any, Any, Timers, list[Any]]:
+    """Become a rank of the middle stage; stand timers in the engine and in the hook."""
+    from interlace.bridge.cpu.install import rank_environment
+
+    os.environ.update(rank_environment(MP * (PP // 2), PP * MP))
+    os.environ.pop("POD_NAME", None)
+    from paddle.distributed.auto_parallel.static.engine import Engine
+
+    from interlace.bridge import hook
+    from interlace.bridge.cpu import dynamic, half
+    from interlace.bridge.dump import LonelyTransport
+
+    dynamic.patch(LonelyTransport(MP * (PP // 2), PP * MP))  # type: ignore[arg-type]
+    half.patch(gpu_only=True)
+    hook.install()
+    sys.path.insert(0, str(ROOT / "examples"))
+    timers, plans = Timers(), []
+    for name, part in PARTS.items():
+        timers.wrap(hook, name, part, plans.append if name == "make_plan" else None)
+    timers.wrap(hook, "_plan_pipeline", "plan")
+    timers.wrap(Engine, "_build", "build")
+    timers.wrap(Engine, "_parallel_pir", "parallel", _stop)
+    return hook, importlib.import_module("llama"), timers, plans
+
+
+def _stop(_: Any) -> None:
+    raise Built
+
+
+def measure(options: list[str], runs: int) -> dict[str, Any]:
+    """Rows of several processes, as medians with their spread."""
+    rows = [_child(options) for _ in range(runs)]
+    parts = {part: middle([row["parts_s"][part] for row in rows]) for part in rows[0]["parts_s"]}
+    passes = {name: round(median(row["wall_s_of_passes"][name] for row in rows), 4) for name in rows[0]["wall_s_of_passes"]}
+    return {
+        "model": " ".join(options), **{key: middle([row[key] for row in rows]) for key in ("share", "whole_build_over_paddle")},
+        "cpu_s": {"paddle": middle([row["paddle_s"] for row in rows]), "interlace": middle([row["interlace_s"] for row in rows]),
+                  **parts},
+        "wall_s_of_passes": passes, "ops": rows[0]["ops"],
+    }  # fmt: skip
+
+
+def _child(options: list[str]) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--child", json.dumps(options)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise SystemExit(f"the build failed:\n{found.stderr[-3000:]}")
+    row: dict[str, Any] = json.loads(found.stdout.strip().splitlines()[-1])
+    print({k: round(v, 3) for k, v in row.items() if isinstance(v, float)}, {k: round(v, 2) for k, v in row["parts_s"].items()}, flush=True)
+    return row
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tiny model, once")
+    parser.add_argument("--runs", type=int, default=3, help="processes of each model")
+    parser.add_argument("--profile", action="store_true", help="print where Interlace's time goes; stores nothing")
+    parser.add_argument("--amp", action="store_true", help="with --profile: the bfloat16 model")
+    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.child:
+        print(json.dumps(build_both(json.loads(args.child), False)))
+        return
+    if args.profile:
+        row = build_both([*(SMALL if args.quick else FULL), *(HALF if args.amp else ())], True)
+        print(json.dumps(row, indent=1))
+        return
+    models = [list(SMALL)] if args.quick else [[*FULL], [*FULL, *HALF]]
+    rows = [measure(options, 1 if args.quick else args.runs) for options in models]
+    import importlib.metadata
+
+    result = {**meta(paddle=importlib.metadata.version("paddlepaddle")), "stage": f"{PP // 2} of {PP}, tensor-parallel over {MP}",
+              "aim": "share under 0.25", "rows": rows}  # fmt: skip
+    store("road", result, args.out)
+
+
+if __name__ == "__main__":
+    main()

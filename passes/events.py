@@ -1,0 +1,128 @@
+"""Orders between streams that the executor does not keep by itself: events of a scheduled program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from interlace.ir import ABSENT, Event, Graph, Op, Program
+from interlace.ir.kinds import is_copy
+from interlace.passes.streams import COMPUTE_STREAMS
+
+Item = tuple[int, int]
+
+
+def stream_of(op: Op) -> str:
+    """An operation's stream; the compute stream's two names are one."""
+    return "" if op.stream in COMPUTE_STREAMS else op.stream
+
+
+@dataclass(slots=True)
+class _Places:
+    """Where each item stands, and what really gives a value for a micro-batch."""
+
+    program: Program
+    graph: Graph
+    job: dict[Item, int] = field(default_factory=dict)
+    order: dict[Item, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for k, job in enumerate(self.program.jobs):
+            for item in job.items:
+                self.job[item] = k
+                self.order[item] = len(self.order)
+
+    def giver(self, value: int, micro_batch: int) -> Item | None:
+        """The item that gives a value; copies that no job runs are the identity."""
+        op = self.graph.producer_op(value)
+        while op is not None and is_copy(op) and (op.id, micro_batch) not in self.job:
+            op = self.graph.producer_op(op.operands[0])
+        if op is None:
+            return None
+        item = (op.id, 0 if op.role == "optimize" else micro_batch)
+        return item if item in self.job else None
+
+
+def events_of(program: Program) -> Iterator[Event]:
+    """One event for each item that another stream must wait for; each waiting stream waits once, at its first such item."""
+    graph = Graph(program)
+    places = _Places(program, graph)
+    waits: dict[Item, dict[str, Item]] = {}
+    for before, item in (*_across_jobs(places), *_in_front_of_last_readers(places)):
+        first = waits.setdefault(before, {}).setdefault(stream_of(graph.ops[item[0]]), item)
+        if places.order[item] < places.order[first]:
+            waits[before][stream_of(graph.ops[item[0]])] = item
+    for before in sorted(waits, key=places.order.__getitem__):
+        yield Event(f"interlace_{before[0]}_{before[1]}", before, tuple(sorted(waits[before].values(), key=places.order.__getitem__)))
+
+
+def _across_jobs(places: _Places) -> Iterator[tuple[Item, Item]]:
+    """Givers and readers of a value in different jobs on different streams."""
+    ops = places.graph.ops
+    for item in places.order:
+        op = ops[item[0]]
+        for giver in _givers(op, item, places):
+            if places.job[giver] != places.job[item] and stream_of(ops[giver[0]]) != stream_of(op):
+                yield giver, item
+
+
+def _in_front_of_last_readers(places: _Places) -> Iterator[tuple[Item, Item]]:
+    """Readers that the last reader of a block must wait for.
+
+    Memory given on one stream serves that stream again once the last reader's stream is through with it. A reader on a third
+    stream is then known to nobody; where the last reader runs on a side stream it waits for that reader. (Where the last
+    reader is computation, `_with_holds` keeps the block instead, so that computation waits for nothing.)
+    """
+    graph = places.graph
+    for readers in _readers(places).values():
+        last = max(readers, key=places.order.__getitem__)
+        stream = stream_of(graph.ops[last[0]])
+        home = readers[last]
+        if stream:
+            yield from ((item, last) for item in readers if stream_of(graph.ops[item[0]]) not in (stream, home))
+
+
+def _readers(places: _Places) -> dict[tuple[int, int], dict[Item, str]]:
+    """Block of a micro-batch -> items that read it -> stream it was given on."""
+    graph = places.graph
+    found: dict[tuple[int, int], dict[Item, str]] = {}
+    for item in places.order:
+        op = graph.ops[item[0]]
+        for value in graph.reads(op):
+            kept = graph.values[value]
+            giver = places.giver(value, item[1])
+            if giver is None or kept.persistable or kept.memory != "device":
+                continue
+            home = stream_of(_allocates(graph, graph.ops[giver[0]], kept.storage))
+            if home or stream_of(op):
+                found.setdefault((kept.storage, item[1]), {})[item] = home
+    return found
+
+
+def _allocates(graph: Graph, op: Op, storage: int) -> Op:
+    """The operation that took a storage's memory, behind in-place results and views."""
+    for result, operand in (*op.inplace, *op.views):
+        giver = graph.producer_op(op.operands[operand])
+        if giver is not None and graph.values[op.results[result]].storage == storage:
+            return _allocates(graph, giver, storage)
+    return op
+
+
+def _givers(op: Op, item: Item, places: _Places) -> list[Item]:
+    found = [places.giver(value, item[1]) for value in op.operands if value != ABSENT]
+    if op.role == "optimize":
+        return [giver for giver in found if giver is not None] + _last_writers(op, places)
+    return [giver for giver in found if giver is not None]
+
+
+def _last_writers(op: Op, places: _Places) -> list[Item]:
+    """Items on side streams that wrote a persistable operand for the last micro-batch."""
+    graph, last = places.graph, places.program.pipeline.num_micro_batches - 1
+    found = []
+    for value in op.operands:
+        if value != ABSENT and graph.values[value].persistable:
+            for alias in graph.aliases[graph.values[value].storage]:
+                writer = graph.producer_op(alias)
+                if writer is not None and writer.role != "optimize" and stream_of(writer) and (writer.id, last) in places.job:
+                    found.append((writer.id, last))
+    return found

@@ -1,0 +1,142 @@
+"""Dump files: whole or absent, equal from run to run, and clear about what they are not."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from interlace.errors import ProgramError
+from interlace.ir import Program, load, save
+from interlace.ir.dump import SCHEMA, decode, encode, find_dumps, write_whole
+from tests.ir.test_text import odd_programs
+from tests.strategies import World, plan, worlds
+
+ONE = World(pp=2, mp=2, micro_batches=3, layers=2, streams=True, pairs=True, offload=True, seed=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds())
+def test_decode_is_the_inverse_of_encode(world: Any) -> None:
+    """acceptance: P2."""
+    for program in plan(world):
+        assert decode(encode(program)) == program
+
+
+@settings(max_examples=150, deadline=None)
+@given(odd_programs())
+def test_every_field_survives(program: Program) -> None:
+    """acceptance: P2, P3."""
+    assert decode(encode(program)) == program
+
+
+@pytest.mark.parametrize("name", ["rank0.ilp", "rank0.ilp.gz", "deep/er/rank0.ilp"])
+def test_load_is_the_inverse_of_save(tmp_path: Path, name: str) -> None:
+    """acceptance: P2."""
+    program = plan(ONE)[0]
+    assert load(save(program, tmp_path / name)) == program
+    assert [path.name for path in (tmp_path / name).parent.iterdir()] == [Path(name).name]
+
+
+def test_dumps_are_byte_identical_from_run_to_run(tmp_path: Path) -> None:
+    """acceptance: P2. Other processes with other hash seeds write the same bytes, compressed ones too."""
+    script = (
+        "import hashlib, sys; from tests.strategies import *; from interlace.ir import save\n"
+        "one = World(pp=2, mp=2, micro_batches=3, layers=2, streams=True, pairs=True, offload=True, seed=5)\n"
+        "path = save(plan(one)[0], sys.argv[1]); print(hashlib.sha256(path.read_bytes()).hexdigest())"
+    )
+    mine = hashlib.sha256(save(plan(ONE)[0], tmp_path / "mine.ilp.gz").read_bytes()).hexdigest()
+    for seed in ("1", "2"):
+        found = subprocess.run([sys.executable, "-c", script, str(tmp_path / f"{seed}.ilp.gz")], capture_output=True, text=True,
+                               check=True, env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": "."}, cwd=Path(__file__).parents[2])  # fmt: skip
+        assert found.stdout.strip() == mine
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    """acceptance: P2."""
+    path = tmp_path / "new.ilp"
+    path.write_bytes(encode(plan(ONE)[0]).replace(f'"interlace_schema":{SCHEMA}'.encode(), b'"interlace_schema":99'))
+    with pytest.raises(ProgramError, match=rf"new\.ilp: dump schema 99 \(Interlace .*\), this version reads schema {SCHEMA}; make"):
+        load(path)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.floats(0, 0.999), zipped=st.booleans())
+def test_a_dump_cut_short_is_refused(tmp_path: Path, cut: float, zipped: bool) -> None:
+    """acceptance: P2."""
+    data = encode(plan(World())[0])
+    data = gzip.compress(data, mtime=0) if zipped else data
+    path = tmp_path / "cut.ilp"
+    path.write_bytes(data[: int(len(data) * cut)])
+    with pytest.raises(ProgramError, match=r"cut\.ilp: "):
+        load(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=80))
+def test_bytes_that_are_no_dump_are_refused(data: bytes) -> None:
+    """acceptance: P2."""
+    with pytest.raises(ProgramError, match=r"here\.ilp"):
+        decode(data, "here.ilp")
+
+
+@pytest.mark.parametrize("change", [{"rank": "one"}, {"ops": [[0, "pd_op.relu", [], [], "sideways"]]}, {"colour": 3}])
+def test_a_dump_of_other_fields_is_refused(change: dict[str, Any]) -> None:
+    """acceptance: P2."""
+    raw = msgspec.json.decode(encode(plan(World())[0]))
+    raw["program"].update(change)
+    with pytest.raises(ProgramError, match="here: not a whole Interlace dump"):
+        decode(msgspec.json.encode(raw), "here")
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """acceptance: P2."""
+    for path in (tmp_path / "none.ilp", tmp_path):
+        with pytest.raises(ProgramError, match=f"{path.name}: cannot be read as a dump"):
+            load(path)
+
+
+@pytest.mark.parametrize("step", ["write", "replace"])
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: Any, step: str, error: BaseException) -> None:
+    """acceptance: P4. The old file stays as it was, and no part of the new one is left."""
+    path = tmp_path / "rank0.ilp"
+    path.write_bytes(b"old")
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(os, "fdopen" if step == "write" else "replace", fail)
+    with pytest.raises(type(error)):
+        write_whole(path, b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["rank0.ilp"]
+    assert path.read_bytes() == b"old"
+
+
+def test_a_program_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    """acceptance: P4."""
+    program = plan(World())[0]
+    spoilt = program.with_ops([msgspec.structs.replace(program.ops[0], attrs={"x": object()}), *program.ops[1:]])
+    with pytest.raises(TypeError):
+        save(spoilt, tmp_path / "rank0.ilp")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dumps_of_a_folder_come_in_the_order_of_their_ranks(tmp_path: Path) -> None:
+    """acceptance: U5."""
+    for rank in (10, 9, 0):
+        save(plan(World())[0], tmp_path / f"rank{rank}.ilp")
+    assert [path.name for path in find_dumps([tmp_path])] == ["rank0.ilp", "rank9.ilp", "rank10.ilp"]
+    with pytest.raises(ProgramError, match="holds 3 dumps, expected one; choose of rank0.ilp, rank9.ilp, rank10.ilp"):
+        find_dumps([tmp_path], one=True)
+    with pytest.raises(ProgramError, match="no dump file and no folder"):
+        find_dumps([tmp_path / "nowhere"])

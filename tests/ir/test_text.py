@@ -1,0 +1,126 @@
+"""The printed form: its parser is the inverse of its printer, and says where it cannot read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.errors import ProgramError
+from interlace.ir import ABSENT, Event, Group, Job, Op, Pipeline, Program, TensorType, Value, parse, show, verify
+from tests.strategies import plan, programs, worlds
+
+HEAD = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | WORDS
+PLAIN = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3), max_leaves=6)
+TYPES = st.builds(
+    TensorType, st.lists(st.integers(-1, 9), max_size=3).map(tuple), st.sampled_from(["float32", "bfloat16", "float8_e4m3fn", "int64"])
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds(dropout=True))
+def test_parse_is_the_inverse_of_show(world: Any) -> None:
+    """acceptance: P2. Programs and plans of whole worlds: copies, events, vectors, views, in-place writes, jobs cut in two."""
+    for program in (*programs(world), *plan(world)):
+        verify(program)
+        text = show(program)
+        assert parse(text) == program
+        assert show(parse(text)) == text
+
+
+@st.composite
+def odd_programs(draw: st.DrawFn) -> Program:
+    """One operation after the other with every field in every form, names in any script."""
+    ops: list[Op] = []
+    values: list[Value] = []
+    for op_id in range(draw(st.integers(0, 4))):
+        known = [value.id for value in values]
+        operands = tuple(draw(st.lists(st.sampled_from([ABSENT, *known]), max_size=3)))
+        made = [_value(draw, len(values) + k) for k in range(draw(st.integers(0, 3)))]
+        values += made
+        ops.append(Op(
+            op_id, draw(st.sampled_from(["pd_op.add_", "builtin.combine", "custom_op.my.kernel2", "cf.yield"])), operands,
+            tuple(value.id for value in made), draw(st.sampled_from(["forward", "backward", "optimize"])), draw(st.integers(0, 3)),
+            draw(st.dictionaries(WORDS, PLAIN, max_size=3)), draw(WORDS), -1, draw(WORDS), draw(st.integers(-5, 3)),
+            draw(st.integers(-1, 9)), tuple(k for k in range(len(operands)) if draw(st.booleans())), (), (), draw(st.integers(0, 2)),
+        ))  # fmt: skip
+    groups = tuple(Group(k, tuple(draw(st.lists(st.integers(0, 9), max_size=3, unique=True)))) for k in range(draw(st.integers(0, 2))))
+    count = draw(st.integers(1, 3))
+    items = tuple((op.id, m) for m in range(count) for op in ops)
+    jobs = (Job("all", "forward", 0, items[::2]), Job("rest", "x1", 2, items[1::2])) if draw(st.booleans()) else ()
+    return Program(
+        tuple(ops), tuple(values), groups, Pipeline(0, 2, count, 3, "1F1B"), draw(st.integers(0, 9)), 10, "eval",
+        ("a-pass", "b") if draw(st.booleans()) else (), jobs, (Event("e-1", (0, 0), ((1, 0), (2, 1))), Event("e2", (1, 1), ())),
+        tuple(draw(st.lists(WORDS, max_size=2))), draw(st.sampled_from(["", "3.3.1"])),
+    )  # fmt: skip
+
+
+def _value(draw: st.DrawFn, number: int) -> Value:
+    form = draw(st.sampled_from(["tensor", "vector", "null"]))
+    if form != "tensor":
+        elements = tuple(draw(st.lists(TYPES, min_size=1, max_size=3))) if form == "vector" else ()
+        return Value(number, (), form, draw(st.integers(0, 9)), elements=elements)
+    kind = draw(TYPES)
+    return Value(number, kind.shape, kind.dtype, draw(st.integers(0, 9)), draw(WORDS), draw(st.booleans()),
+                 draw(st.sampled_from(["device", "host", "pinned"])))  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(odd_programs())
+def test_every_field_survives_in_every_form(program: Program) -> None:
+    """acceptance: P2, P3. Names and attributes in any script, absent operands, vectors, null results, dynamic dims."""
+    assert parse(show(program)) == program
+
+
+def test_comments_and_blank_lines_are_skipped() -> None:
+    """acceptance: P2."""
+    text = HEAD + '#0 %0:float32[2]"x" = pd_op.data() forward\n'
+    assert parse("// what it is\n\n" + text.replace("#0", "  #0")) == parse(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("#0 pd_op.relu() forwards", "role 'forwards'"),
+        ("#0 %0:float32[2]^gpu = pd_op.relu() forward", "memory 'gpu'"),
+        ("#0 %0:float32[2] pd_op.relu() forward", "#id %results"),
+        ("#0 pd_op.relu(%a) forward", "%a"),
+        ("#0 pd_op.relu() forward colour=3", "colour"),
+        ("#0 pd_op.relu() forward group=mp", "mp"),
+        ("#0 pd_op.relu() forward layer=3", "str"),
+        ("#0 pd_op.relu() forward {\"a\":}", "JSON"),
+        ("#0 pd_op.relu() forward inplace=0", "0"),
+        ("job forward_0 forward: 0@0", "job"),
+        ("job a forward 0: 0-1", "0-1"),
+        ("event e", "event"),
+        ("pipeline stage=0", "micro_batches"),
+        ("group 3 = a,b", "a"),
+        ("program world=2", "rank"),
+        ("programme rank=0", "expected program"),
+    ],
+)  # fmt: skip
+def test_a_line_that_cannot_be_read_is_named(line: str, words: str) -> None:
+    """acceptance: P2. A clear error with file, line and what was expected, whatever is wrong."""
+    with pytest.raises(ProgramError) as caught:
+        parse(HEAD + line, "fixture.txt")
+    assert str(caught.value).startswith("fixture.txt:3: cannot read ")
+    assert words in str(caught.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_spoilt_text_gives_a_program_error_or_a_program(data: st.DataObject) -> None:
+    """acceptance: P2. No other exception, wherever a character is lost, doubled or changed."""
+    program = plan(data.draw(worlds(max_pp=2, max_layers=1, max_micro_batches=2)))[0]
+    text = show(msgspec.structs.replace(program, notes=("one",)))
+    place = data.draw(st.integers(0, len(text) - 1))
+    new = data.draw(st.sampled_from(["", "#", '"', "{", "%", "x", "7", "=", ",", "\n", "@", ":"]))
+    try:
+        parse(text[:place] + new + text[place + 1 :])
+    except ProgramError as error:
+        assert "program text:" in str(error)
