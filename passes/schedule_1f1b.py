@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from interlace.errors import ConfigError
-from interlace.ir import Job, Op, Program
+from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.kinds import is_boundary, is_receive, is_send
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
-from interlace.scheduler.interleave import Form, PairPlan, plan_pairs
-from interlace.scheduler.schedule import SCHEDULES, Slot, interleaved, pair_up, paired, stall
+from interlace.scheduler.interleave import Form, PairPlan, chain_ops, plan_pairs
+from interlace.scheduler.schedule import (
+    SCHEDULES,
+    Schedule,
+    Slot,
+    check_rows,
+    interleaved,
+    pair_up,
+    paired,
+    parse_rows,
+    sent_before,
+    stall,
+    zero_bubble,
+)
 
 KIND_NAMES = {"F": "forward", "B": "backward", "R": "recv_forward", "S": "send_backward", "I": "backward_b", "W": "backward_w",
               "O": "optimizer"}  # fmt: skip
@@ -33,7 +46,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     Options:
         interleave: `off` gives Paddle's own job list; `dx-first` runs backward's chain of input gradients first and keeps weight
             gradients for backward's and forward's collectives, at Paddle's warm-up depth; `mixed` mixes both op by op and
-            holds `2 (stages - 1 - stage) + 1` micro-batches, which it needs.
+            holds `2 (stages - 1 - stage) + 1` micro-batches, which it needs; `zb-h1` puts weight gradients off to fill bubbles.
+        rows: A file with one line of slots a stage (`0 | 0F 1F 0B+2F ...`, scheduler/schedule.py), in the place of all that.
         allowance_bytes: Live memory a pair may use beyond the plain order's.
         max_ops_per_job: A pair larger than this is left as two jobs (the executor's build is quadratic in it).
 
@@ -44,41 +58,71 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     gives = frozenset({"scheduled"})
     after = ("split-backward", "overlap-column-backward")
 
-    interleave: Literal["off", "dx-first", "mixed"] = "dx-first"
+    interleave: Literal["off", "dx-first", "mixed", "zb-h1"] = "dx-first"
+    rows: str = ""
     allowance_bytes: int = 0
     max_ops_per_job: int = 4000
 
     def run(self, program: Program, context: Context) -> Program:
-        slots, form = self._slots(program, context)
-        parts = Parts(program, split_p2p=any(slot.kind in "RS" for slot in slots))
+        rows, form = self._rows(program, context)
+        slots = rows[program.pipeline.stage]
+        parts = Parts(program, {slot.kind for slot in slots})
         pairs = self._pairs(program, slots, parts, context, form)
-        jobs = tuple(_job(slot, parts, pairs, program) for slot in slots)
-        jobs = tuple(job for job in jobs if job.items)
-        if form == "mixed" and program.pipeline.schedule == "1F1B":
-            jobs = receive_early(jobs, program, self._depth(program, program.pipeline.stage - 1))
+        jobs = tuple(job for slot in slots if (job := _job(slot, parts, pairs)).items)
+        if program.pipeline.stage and program.pipeline.num_chunks == 1 and not any(slot.kind == "R" for slot in slots):
+            jobs = receive_early(jobs, program, rows[program.pipeline.stage - 1])
         context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
         program = msgspec.structs.replace(program, jobs=jobs)
         return msgspec.structs.replace(program, events=tuple(events_of(program)))
 
-    def _slots(self, program: Program, context: Context) -> tuple[list[Slot], Form]:
+    def _rows(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
+        """Slots of every stage, and the form of pairs."""
         pipe = program.pipeline
         if pipe.schedule not in SCHEDULES:
             raise ConfigError(f"schedule {pipe.schedule!r} is not known; there are {sorted(SCHEDULES)}")
-        plain = SCHEDULES[pipe.schedule](pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
+        plain = self._every_stage(program, SCHEDULES[pipe.schedule])
         if not any(op.role == "backward" for op in program.ops):
-            return [slot for slot in plain if slot.kind == "F"], "dx-first"
+            return {stage: [slot for slot in row if slot.kind == "F"] for stage, row in plain.items()}, "dx-first"
+        if self.rows:
+            return self._given_rows(program), "dx-first"
         if self.interleave == "off":
             return plain, "dx-first"
         if pipe.schedule in ("FThenB", "none"):
             context.declined.append(f"interleaving: schedule {pipe.schedule} has no backward beside a forward; its own order stays")
             return plain, "dx-first"
+        if self.interleave == "zb-h1":
+            return self._zero_bubble(program, context)
+        return self._paired(program, context)
+
+    def _every_stage(self, program: Program, schedule: Schedule) -> dict[int, list[Slot]]:
+        pipe = program.pipeline
+        return {s: schedule(s, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks) for s in range(pipe.num_stages)}
+
+    def _given_rows(self, program: Program) -> dict[int, list[Slot]]:
+        pipe = program.pipeline
+        try:
+            text = Path(self.rows).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"schedule_1f1b.rows: {self.rows} cannot be read ({error.strerror})") from error
+        rows = parse_rows(text, self.rows)
+        check_rows(rows, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, self.rows)
+        return rows
+
+    def _zero_bubble(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
+        if program.pipeline.num_chunks > 1:
+            raise ConfigError("schedule_1f1b.interleave: zb-h1 has no chunks; expected a 1F1B pipeline, found VPP")
+        return self._every_stage(program, zero_bubble), "dx-first"
+
+    def _paired(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
+        """Backward and forward joined, mixed where that was asked for and no stage would wait for another for ever."""
+        stages = range(program.pipeline.num_stages)
         if self.interleave == "mixed":
-            rows = [self._row(program, stage, mixed=True) for stage in range(pipe.num_stages)]
-            stuck = stall(rows, pipe.num_chunks)
+            rows = {stage: self._row(program, stage, mixed=True) for stage in stages}
+            stuck = stall(list(rows.values()), program.pipeline.num_chunks)
             if not stuck:
-                return rows[pipe.stage], "mixed"
+                return rows, "mixed"
             context.declined.append(f"mixed: stages would wait for each other at this depth, dx-first instead:\n{stuck}")
-        return self._row(program, pipe.stage, mixed=False), "dx-first"
+        return {stage: self._row(program, stage, mixed=False) for stage in stages}, "dx-first"
 
     def _row(self, program: Program, stage: int, mixed: bool) -> list[Slot]:
         """A stage's slots with backward and forward joined."""
@@ -104,11 +148,11 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return plans
 
 
-def receive_early(jobs: tuple[Job, ...], program: Program, neighbour_depth: int) -> tuple[Job, ...]:
+def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]) -> tuple[Job, ...]:
     """Put receives of activations in front of the gradient sends that the previous stage takes only after sending them.
 
-    The previous stage sends `neighbour_depth + b` activations before it receives gradient b. With sends that wait for their
-    receiver, this stage must have received as many before it sends gradient b, whatever its own depth is.
+    With sends that wait for their receiver, this stage must have received, before it sends a gradient, every activation that
+    the previous stage (its slots are `neighbour`) sends before it takes that gradient.
     """
     ops = {op.id: op for op in program.ops}
     receives = sorted({(m, op_id) for job in jobs for op_id, m in job.items if ops[op_id].role == "forward" and is_receive(ops[op_id])})
@@ -118,7 +162,7 @@ def receive_early(jobs: tuple[Job, ...], program: Program, neighbour_depth: int)
         line: list[tuple[int, int]] = []
         for op_id, m in job.items:
             if ops[op_id].role == "backward" and is_send(ops[op_id]):
-                early = [(r, k) for k, r in receives if k < neighbour_depth + m and (r, k) not in done]
+                early = [(r, k) for k, r in receives if k < sent_before(neighbour, m) and (r, k) not in done]
                 line += early
                 done.update(early)
             if (op_id, m) not in done:
@@ -131,23 +175,25 @@ def receive_early(jobs: tuple[Job, ...], program: Program, neighbour_depth: int)
 class Parts:
     """The program's operations by slot kind and chunk, in program order."""
 
-    def __init__(self, program: Program, split_p2p: bool) -> None:
+    def __init__(self, program: Program, kinds: set[str]) -> None:
         self.chunked = program.pipeline.num_chunks > 1
-        self.ops: dict[tuple[str, int], list[Op]] = {}
-        for chunk in range(program.pipeline.num_chunks):
-            for kind in KIND_NAMES:
-                self.ops[kind, chunk] = []
+        self.kinds = kinds
+        backward = [op for op in program.ops if op.role == "backward" and not is_boundary(op)]
+        self.chain = chain_ops(Graph(program), backward) if "I" in kinds else set()
+        chunks = range(program.pipeline.num_chunks)
+        self.ops: dict[tuple[str, int], list[Op]] = {(kind, chunk): [] for chunk in chunks for kind in KIND_NAMES}
         for op in program.ops:
             if not is_boundary(op):
-                self.ops[self._kind(op, split_p2p), 0 if op.role == "optimize" else op.chunk].append(op)
+                self.ops[self._kind(op), 0 if op.role == "optimize" else op.chunk].append(op)
 
-    @staticmethod
-    def _kind(op: Op, split_p2p: bool) -> str:
+    def _kind(self, op: Op) -> str:
         if op.role == "optimize":
             return "O"
         if op.role == "forward":
-            return "R" if split_p2p and is_receive(op) else "F"
-        return "S" if split_p2p and is_send(op) else "B"
+            return "R" if "R" in self.kinds and is_receive(op) else "F"
+        if "S" in self.kinds and is_send(op):
+            return "S"
+        return "B" if "I" not in self.kinds else "I" if op.id in self.chain else "W"
 
     def kind_name(self, slot: Slot) -> str:
         """Paddle's name of a slot's job type."""
@@ -156,7 +202,7 @@ class Parts:
         return KIND_NAMES[slot.kind] + (str(slot.chunk) if self.chunked and slot.kind != "O" else "")
 
 
-def _job(slot: Slot, parts: Parts, pairs: dict[tuple[int, int], PairPlan], program: Program) -> Job:
+def _job(slot: Slot, parts: Parts, pairs: dict[tuple[int, int], PairPlan]) -> Job:
     kind = parts.kind_name(slot)
     if slot.kind == "O":
         return Job(kind, kind, 0, tuple((op.id, 0) for op in parts.ops["O", 0]))

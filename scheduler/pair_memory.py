@@ -13,6 +13,12 @@ Placed = tuple[str, int]
 class PairMemory:
     """Bytes that each operation allocates, and the storages whose last reader decides when they are freed.
 
+    Attributes:
+        size: Bytes by storage.
+        gives, reads: Storages that an operation gives, and that it gives or reads.
+        start: Bytes held before the first operation.
+        early, stays: Storages `(side, storage)` that exist before the pair, and that live on behind it.
+
     Storages are counted once however many values share them. What backward reads from its forward is there at the start and
     goes with its last reader; what forward leaves for its backward stays. Persistable storages and values of unknown size do
     not count.
@@ -25,7 +31,7 @@ class PairMemory:
             self.size[value.storage] = max(self.size.get(value.storage, 0), self._bytes(value.id))
         self.gives: dict[Placed, list[int]] = {}
         self.reads: dict[Placed, list[int]] = {}
-        self._stays = self._outliving(backward, forward)
+        self.stays = self._outliving(backward, forward)
         for side, ops in (("B", backward), ("F", forward)):
             for op in ops:
                 self.gives[side, op.id] = self._storages(op.results)
@@ -40,13 +46,13 @@ class PairMemory:
                 last[item[0], storage] = k
         frees: dict[int, int] = {}
         for (side, storage), k in last.items():
-            if (side, storage) not in self._stays:
+            if (side, storage) not in self.stays:
                 frees[k] = frees.get(k, 0) + self.size[storage]
         live = peak = self.start
         born: set[tuple[str, int]] = set()
         for k, item in enumerate(order):
             for storage in self.gives[item]:
-                if (item[0], storage) not in born and (item[0], storage) not in self._early:
+                if (item[0], storage) not in born and (item[0], storage) not in self.early:
                     born.add((item[0], storage))
                     live += self.size[storage]
             peak = max(peak, live)
@@ -87,9 +93,9 @@ class PairMemory:
         given = {storage for op in backward for storage in self._storages(op.results)}
         read = {storage for op in backward for storage in self._storages(self.graph.reads(op))}
         inside = {op.id for op in backward}
-        self._early: set[tuple[str, int]] = set()
+        self.early: set[tuple[str, int]] = set()
         for storage in read | given:
             first = min(self.graph.position[self.graph.producer[v]] for v in self.graph.aliases[storage] if v in self.graph.producer)
             if self.graph.program.ops[first].id not in inside:
-                self._early.add(("B", storage))
-        return sum(self.size[storage] for _, storage in self._early)
+                self.early.add(("B", storage))
+        return sum(self.size[storage] for _, storage in self.early)

@@ -86,6 +86,28 @@ def paired(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int 
     return [*slots, OPTIMIZER]
 
 
+def zero_bubble(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
+    """ZB-H1: weight gradients are put off until as many micro-batches are held as 1F1B's first stage holds, and fill the end.
+
+    >>> show_row(1, zero_bubble(1, 2, 4))
+    '1 | 0F 0I 1F 1I 0W 2F 2I 1W 3F 3I 2W 3W O'
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023, section 2.2.
+    """
+    warmup = min(num_stages - stage, num_micro_batches)
+    slots = [Slot("F", m) for m in range(warmup)]
+    forward, weights = warmup, 0
+    for b in range(num_micro_batches):
+        slots.append(Slot("I", b))
+        if forward - weights >= num_stages or forward == num_micro_batches:
+            slots.append(Slot("W", weights))
+            weights += 1
+        if forward < num_micro_batches:
+            slots.append(Slot("F", forward))
+            forward += 1
+    return [*slots, *(Slot("W", m) for m in range(weights, num_micro_batches)), OPTIMIZER]
+
+
 def interleaved(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
     """Paddle's VPP (interleaved 1F1B), receives and sends as jobs of their own.
 
@@ -160,7 +182,8 @@ def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
         for stage, row in enumerate(rows):
             while at[stage] < len(row) and all(need in done for need in _needs(row[at[stage]], stage, len(rows), num_chunks)):
                 slot = row[at[stage]]
-                done.update((stage, part.kind, part.micro_batch, part.chunk) for part in (slot, slot.other) if part is not None)
+                done.update((stage, "B" if part.kind == "I" else part.kind, part.micro_batch, part.chunk)
+                            for part in (slot, slot.other) if part is not None)  # fmt: skip
                 at[stage] += 1
                 moved = True
     if all(place == len(row) for place, row in zip(at, rows, strict=True)):
@@ -172,15 +195,18 @@ def _needs(slot: Slot, stage: int, stages: int, chunks: int) -> list[tuple[int, 
     """Slots of other stages (and the forward of one's own) whose outputs a slot takes."""
     found = []
     for part in (slot, slot.other):
-        if part is None or part.kind not in "FB":
+        if part is not None and part.kind == "W":
+            found.append((stage, "B", part.micro_batch, part.chunk))
+        if part is None or part.kind not in "FBI":
             continue
-        step = 1 if part.kind == "B" else -1
+        kind = "F" if part.kind == "F" else "B"
+        step = -1 if kind == "F" else 1
         stage_from, chunk = stage + step, part.chunk
         if not 0 <= stage_from < stages:
             stage_from, chunk = stage_from % stages, chunk + step
         if 0 <= chunk < chunks:
-            found.append((stage_from, part.kind, part.micro_batch, chunk))
-        elif part.kind == "B":
+            found.append((stage_from, kind, part.micro_batch, chunk))
+        elif kind == "B":
             found.append((stage, "F", part.micro_batch, part.chunk))
     return found
 
@@ -188,6 +214,43 @@ def _needs(slot: Slot, stage: int, stages: int, chunks: int) -> list[tuple[int, 
 def _stalled_row(stage: int, row: Sequence[Slot], at: int) -> str:
     words = [f"{slot} <-- here" if k == at else str(slot) for k, slot in enumerate(row)]
     return f"{stage} | " + " ".join(words)
+
+
+def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: int, num_chunks: int, where: str) -> None:
+    """Hold a schedule against a step's shape.
+
+    Raises:
+        PlanError: A stage is missing or too much, a piece of work is missing, twice or unknown, backward is both whole and in
+            parts, or stages would wait for each other (shown as a grid).
+    """
+    if sorted(rows) != list(range(num_stages)):
+        raise PlanError(f"{where}: has stages {sorted(rows)}, expected {list(range(num_stages))}")
+    for stage, row in rows.items():
+        parts = [part for slot in row for part in (slot, slot.other) if part is not None]
+        kinds = {"F", "I", "W"} if any(part.kind in "IW" for part in parts) else {"F", "B"}
+        wanted = {(k, m, c) for k in kinds for m in range(num_micro_batches) for c in range(num_chunks)} | {("O", 0, 0)}
+        found = [(part.kind, part.micro_batch, part.chunk) for part in parts if part.kind not in "RS"]
+        wrong = sorted({f"{Slot(*item)}" for item in wanted ^ set(found)} | {f"{Slot(*item)}" for item in found if found.count(item) > 1})
+        if wrong or row[-1] != OPTIMIZER:
+            raise PlanError(f"{where}: stage {stage}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and {num_chunks} "
+                            f"chunk(s) must stand once, and O last; missing, twice or unknown: {wrong[:12] or 'O is not last'}")  # fmt: skip
+    stuck = stall([rows[stage] for stage in range(num_stages)], num_chunks)
+    if stuck:
+        raise PlanError(f"{where}: stages wait for each other:\n{stuck}")
+
+
+def sent_before(row: Sequence[Slot], micro_batch: int) -> int:
+    """Forwards that a stage ends before it takes a micro-batch's gradient: so many receives its successor must not hold back.
+
+    >>> sent_before(one_f_one_b(0, 2, 4), 1)
+    3
+    """
+    forwards = 0
+    for slot in row:
+        if slot.kind in "BI" and slot.micro_batch == micro_batch:
+            return forwards
+        forwards += sum(part is not None and part.kind == "F" for part in (slot, slot.other))
+    return forwards
 
 
 def show_row(stage: int, slots: list[Slot]) -> str:
@@ -202,7 +265,7 @@ def parse_rows(text: str, where: str = "schedule") -> dict[int, list[Slot]]:
     ['0F', '0B+1F', '1B', 'O']
 
     Raises:
-        PlanError: A token cannot be read, with line and token.
+        PlanError: A token cannot be read, or a stage stands twice; with the line.
     """
     rows: dict[int, list[Slot]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -211,6 +274,8 @@ def parse_rows(text: str, where: str = "schedule") -> dict[int, list[Slot]]:
         head, bar, rest = line.partition("|")
         if not bar or not head.strip().isdigit():
             raise PlanError(f"{where}:{number}: found {line!r}, expected `<stage> | 0F 1F 0B ...`")
+        if int(head) in rows:
+            raise PlanError(f"{where}:{number}: stage {int(head)} stands twice")
         rows[int(head)] = [_slot(token, f"{where}:{number}") for token in rest.split()]
     return rows
 

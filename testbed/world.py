@@ -34,13 +34,14 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
 
     from interlace.bridge.cpu import dynamic, ops
 
-    paddle.set_device("cpu")
     paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
     ops.set_transport(transport)
     dynamic.patch(transport)
     apply_words(os.environ.get(DELAYS_VARIABLE, ""))
     _patch_groups(rank, Path(run_dir))
+    _patch_p2p()
     _patch_engine()
+    paddle.set_device("cpu")
     return transport
 
 
@@ -56,6 +57,33 @@ def _patch_groups(rank: int, run_dir: Path) -> None:
             make_ring(int(self.id), ranks.index(rank), len(ranks), run_dir)
 
     process_group.ProcessGroup.instantiate = instantiate
+
+
+def _patch_p2p() -> None:
+    """The CPU wheel builds no bfloat16 `send_v2` and `recv_v2`: let them be built as float16.
+
+    Resharding gives the received value its type anyway, and `programs` replaces both operators.
+    """
+    import paddle
+
+    send, receive = paddle._C_ops.send_v2, paddle._C_ops.recv_v2
+    with paddle.pir_utils.IrGuard(), paddle.static.program_guard(paddle.static.Program()):
+        half = paddle._C_ops.empty([1], paddle.float16, paddle.CPUPlace()).type()
+
+    def send_any(value: Any, *rest: Any) -> Any:
+        if value.dtype != paddle.bfloat16:
+            return send(value, *rest)
+        own = value.type()
+        value.set_type(half)
+        try:
+            return send(value, *rest)
+        finally:
+            value.set_type(own)
+
+    def receive_any(shape: Any, dtype: Any, *rest: Any) -> Any:
+        return receive(shape, paddle.float16 if dtype == paddle.bfloat16 else dtype, *rest)
+
+    paddle._C_ops.send_v2, paddle._C_ops.recv_v2 = send_any, receive_any
 
 
 def make_ring(ring: int, rank: int, size: int, run_dir: Path) -> None:

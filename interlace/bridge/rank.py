@@ -178,7 +178,7 @@ def _digest(array: np.ndarray[Any, Any]) -> str:
 
 def _step_loss(mode: str, step: int, loss: Any, dur_ns: int) -> StepLoss:
     array = np.asarray(loss)
-    values = tuple(float(value) for value in array.ravel())
+    values = tuple(map(float, array.ravel())) if np.isfinite(array).all() else ()  # JSON has no NaN; the bits keep it
     return StepLoss(mode, step, str(array.dtype), array.shape, array.tobytes().hex(), values, dur_ns)
 
 

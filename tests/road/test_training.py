@@ -29,6 +29,7 @@ CASES = {
     "pp2, all offload, 2 pp + 1 micro-batches": (2, "gpt", "--pp 2 --micro-batches 5 --batch-size 10", {"offload_activations": OFFLOAD}),
     "pp2 mixed, offload": (2, "gpt", "--pp 2 --micro-batches 6 --batch-size 6", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
     "pp2 FThenB, offload": (2, "gpt", "--pp 2 --schedule FThenB", {"offload_activations": OFFLOAD}),
+    "pp4 zero bubble": (4, "gpt", "--pp 4 --micro-batches 8", {"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
     "pp2 recompute": (2, "gpt", "--pp 2 --recompute full", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
     "pp2 vpp2, offload": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
     "pp2 vpp2 mp2 mixed": (4, "llama", "--pp 2 --vpp 2 --mp 2 --kv-heads 2 --micro-batches 4", {"schedule_1f1b": MIXED}),
@@ -39,6 +40,12 @@ CASES = {
     "pp2 mp2 bfloat16 O2, master gradients": (4, "llama", "--pp 2 --mp 2 --amp O2 --master-grad --clip-grad 1", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
     "pp4 mixed, offload": (4, "gpt", "--pp 4 --micro-batches 8", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
 }  # fmt: skip
+
+ROWS = """
+0 | 0F 1F 2F 0I 0W 1B+3F 2B 3B O
+1 | 0F 0B+1F 1I 2F 1W 2B+3F 3B O
+"""
+"""A schedule of one's own: pairs, and backward in parts. Each stage keeps to one of the two."""
 
 
 @pytest.mark.parametrize("name", CASES)

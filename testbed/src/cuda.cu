@@ -1,0 +1,193 @@
+// The same streams, events and memory on an NVIDIA GPU.
+#include <cuda_runtime.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime.h"
+
+namespace tb {
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) throw std::runtime_error(std::string("testbed: ") + what + ": " + cudaGetErrorString(error));
+}
+#define TB_CHECK(call) check(call, #call)
+
+cudaStream_t of(Stream stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t of_event(Event event) { return static_cast<cudaEvent_t>(event); }
+
+struct Measured {
+  std::string name;
+  int stream;
+  cudaEvent_t begin, end;
+};
+
+struct Device {
+  std::mutex mutex;
+  std::map<Stream, int> numbers;
+  std::vector<Measured> measured;
+  cudaEvent_t base = nullptr;
+  double base_us = 0;
+};
+Device& device() { static auto* made = new Device; return *made; }
+
+// A timed event needs an origin: the moment of the first interval, by both clocks.
+void set_base(Device& d) {
+  if (d.base) return;
+  TB_CHECK(cudaDeviceSynchronize());
+  TB_CHECK(cudaEventCreate(&d.base));
+  TB_CHECK(cudaEventRecord(d.base, nullptr));
+  TB_CHECK(cudaEventSynchronize(d.base));
+  d.base_us = now_us();
+}
+
+__global__ void spin_kernel(long long ns) {
+  long long start, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+  do {
+    __nanosleep(1000);
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (now - start < ns);
+}
+
+void spin_plain(Stream stream, double us) {
+  spin_kernel<<<1, 1, 0, of(stream)>>>(static_cast<long long>(us * 1e3));
+  check(cudaGetLastError(), "spin");
+}
+
+const char* copy_name(Copy kind) {
+  return kind == Copy::host_to_device ? "copy_h2d" : kind == Copy::device_to_host ? "copy_d2h" : "copy_d2d";
+}
+cudaMemcpyKind direction(Copy kind) {
+  return kind == Copy::host_to_device ? cudaMemcpyHostToDevice : kind == Copy::device_to_host ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
+}
+
+}  // namespace
+
+int device_count() {
+  int found = 0;
+  return cudaGetDeviceCount(&found) == cudaSuccess ? found : 0;
+}
+void device_use(int number) { TB_CHECK(cudaSetDevice(number)); }
+int device_current() {
+  int number = 0;
+  TB_CHECK(cudaGetDevice(&number));
+  return number;
+}
+void device_sync() { TB_CHECK(cudaDeviceSynchronize()); }
+void device_memory(size_t* total, size_t* available) { TB_CHECK(cudaMemGetInfo(available, total)); }
+
+Stream stream_create() {
+  cudaStream_t made;
+  TB_CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+  std::lock_guard<std::mutex> guard(device().mutex);
+  int number = static_cast<int>(device().numbers.size());
+  device().numbers[made] = number;
+  return made;
+}
+void stream_sync(Stream stream) { TB_CHECK(cudaStreamSynchronize(of(stream))); }
+bool stream_done(Stream stream) { return cudaStreamQuery(of(stream)) == cudaSuccess; }
+int stream_number(Stream stream) {
+  std::lock_guard<std::mutex> guard(device().mutex);
+  auto found = device().numbers.find(stream);
+  return found == device().numbers.end() ? -1 : found->second;
+}
+
+void stream_callback(Stream stream, std::function<void()> call) {
+  auto* kept = new std::function<void()>(std::move(call));
+  auto run = [](void* data) {
+    auto* function = static_cast<std::function<void()>*>(data);
+    (*function)();
+    delete function;
+  };
+  TB_CHECK(cudaLaunchHostFunc(of(stream), run, kept));
+}
+
+Event event_create() {
+  cudaEvent_t made;
+  TB_CHECK(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
+  return made;
+}
+void event_destroy(Event event) { cudaEventDestroy(of_event(event)); }
+void event_record(Event event, Stream stream) { TB_CHECK(cudaEventRecord(of_event(event), of(stream))); }
+bool event_done(Event event) { return cudaEventQuery(of_event(event)) == cudaSuccess; }
+void event_sync(Event event) { TB_CHECK(cudaEventSynchronize(of_event(event))); }
+void stream_wait(Stream stream, Event event) { TB_CHECK(cudaStreamWaitEvent(of(stream), of_event(event), 0)); }
+
+void* device_allocate(size_t size) {
+  void* made = nullptr;
+  if (cudaMalloc(&made, size ? size : 1) == cudaSuccess) return made;
+  cudaGetLastError();
+  return nullptr;
+}
+void device_free(void* address) { cudaFree(address); }
+void* pinned_allocate(size_t size) {
+  void* made = nullptr;
+  if (cudaHostAlloc(&made, size ? size : 1, cudaHostAllocPortable) == cudaSuccess) return made;
+  cudaGetLastError();
+  return nullptr;
+}
+void pinned_free(void* address) { cudaFreeHost(address); }
+bool is_pinned(const void* address) {
+  cudaPointerAttributes found;
+  return cudaPointerGetAttributes(&found, address) == cudaSuccess && found.type == cudaMemoryTypeHost;
+}
+
+void copy_async(Stream stream, void* to, const void* from, size_t size, Copy kind) {
+  Piece piece(stream, Work::copy, copy_name(kind));
+  TB_CHECK(cudaMemcpyAsync(to, from, size, direction(kind), of(stream)));
+}
+void copy_now(void* to, const void* from, size_t size, Copy kind) {
+  device_sync();
+  TB_CHECK(cudaMemcpy(to, from, size, direction(kind)));
+  TB_CHECK(cudaStreamSynchronize(nullptr));
+}
+void fill_async(Stream stream, void* address, unsigned char byte, size_t size) {
+  TB_CHECK(cudaMemsetAsync(address, byte, size, of(stream)));
+}
+void fill_now(void* address, unsigned char byte, size_t size) { TB_CHECK(cudaMemset(address, byte, size)); }
+
+void spin(Stream stream, double us) {
+  Piece piece(stream, Work::compute, "spin");
+  spin_plain(stream, us);
+}
+
+Piece::Piece(Stream stream, Work work, const char* name) : stream_(stream) {
+  int number = stream_number(stream), us = delay_us(number, work, name);
+  if (us) spin_plain(stream, us);
+  if (!tracing()) return;
+  Device& d = device();
+  Measured made{name, number, nullptr, nullptr};
+  TB_CHECK(cudaEventCreate(&made.begin));
+  TB_CHECK(cudaEventCreate(&made.end));
+  {
+    std::lock_guard<std::mutex> guard(d.mutex);
+    set_base(d);
+    d.measured.push_back(made);
+  }
+  cudaEventRecord(made.begin, of(stream));
+  interval_ = made.end;
+}
+
+Piece::~Piece() {
+  if (interval_) cudaEventRecord(static_cast<cudaEvent_t>(interval_), of(stream_));
+}
+
+void settle_intervals() {
+  device_sync();
+  Device& d = device();
+  std::lock_guard<std::mutex> guard(d.mutex);
+  for (Measured& each : d.measured) {
+    float begin = 0, end = 0;
+    cudaEventElapsedTime(&begin, d.base, each.begin);
+    cudaEventElapsedTime(&end, d.base, each.end);
+    interval(each.name.c_str(), each.stream, d.base_us + begin * 1e3, d.base_us + end * 1e3);
+    cudaEventDestroy(each.begin), cudaEventDestroy(each.end);
+  }
+  d.measured.clear();
+}
+
+}  // namespace tb

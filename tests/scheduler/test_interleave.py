@@ -1,0 +1,281 @@
+"""Backward and forward in one job: same numbers, no operation lost or doubled, memory within what is allowed, no waiting in circles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.cost_model import GivenCosts
+from interlace.ir import Group, Job, Pipeline, Program, parse, show, verify
+from interlace.ir.kinds import is_boundary, is_comm, is_random
+from interlace.passes import AssignStreams, Schedule1F1B
+from interlace.passes import Pipeline as Passes
+from interlace.passes.base import Context
+from interlace.scheduler.hazards import check
+from interlace.scheduler.interleave import plan_pairs
+from interlace.scheduler.memory import in_order
+from tests.interpreter import assert_same
+from tests.strategies import ROW, SQUARE, Builder, World, programs, worlds
+
+COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.3, 2.0)})
+Form = Literal["off", "dx-first", "mixed"]
+FORMS = st.sampled_from(["dx-first", "mixed"])
+
+
+def planned(given_: Sequence[Program], form: Form, **options: Any) -> list[Program]:
+    """All ranks through the real passes."""
+    passes = Passes((Schedule1F1B(interleave=form, **options), AssignStreams()))
+    return [passes.run(program, COSTS)[0] for program in given_]
+
+
+def pairs_of(program: Program) -> list[Job]:
+    return [job for job in program.jobs if job.kind == "pair"]
+
+
+# ------------------------------------------------------------------------------------------------------------- whole worlds
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B", dropout=True), FORMS)
+def test_every_output_and_buffer_equals_the_plain_schedule(world: World, form: Form) -> None:
+    """acceptance: F2, F3. All ranks computed; verify finds every operation once for each micro-batch; the text holds the plan."""
+    plain = programs(world)
+    for made in (planned(plain, "off"), planned(plain, form)):
+        for program in made:
+            verify(program)
+            assert parse(show(program)) == program
+        assert_same(plain, made)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 2), st.integers(1, 7), st.integers(1, 2), st.integers(0, 999), st.sampled_from(["off", "dx-first", "mixed"]))
+def test_the_checker_finds_nothing(pp: int, mp: int, micro_batches: int, layers: int, seed: int, form: Form) -> None:
+    """acceptance: F5. With sends that wait for their receiver, on the GPU place: no race, no circle, partners agree."""
+    world = World(pp=pp, mp=mp, micro_batches=micro_batches, layers=layers, seed=seed)
+    assert [str(finding.message) for finding in check(planned(programs(world), form))] == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"), st.sampled_from([0, 32, 64, 10_000]))
+def test_live_memory_stays_under_the_plain_order_and_the_allowance(world: World, allowance: int) -> None:
+    """acceptance: F3. At no place of the whole step's order; measured by another module than the planner's own."""
+    for program in programs(world):
+        plain = _peak(planned([program], "off")[0])
+        assert _peak(planned([program], "dx-first", allowance_bytes=allowance)[0]) <= plain + allowance
+
+
+def _peak(program: Program) -> int:
+    return in_order(program).peak()
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"), FORMS, st.integers(1, 60))
+def test_no_job_is_larger_than_allowed(world: World, form: Form, limit: int) -> None:
+    """acceptance: F3. A pair that would be larger stays two jobs."""
+    plain = programs(world)
+    made = planned(plain, form, max_ops_per_job=limit)
+    assert_same(plain, made)
+    for program in made:
+        assert all(len(job.items) <= limit for job in pairs_of(program))
+
+
+@settings(max_examples=15, deadline=None)
+@given(worlds(max_pp=3, max_micro_batches=4, schedule="1F1B"), FORMS)
+def test_the_same_input_gives_the_same_plan(world: World, form: Form) -> None:
+    """acceptance: M1. Twice, and on both ranks of a tensor-parallel group."""
+    plain = programs(msgspec.structs.replace(world, mp=2))
+    first, second = planned(plain, form), planned(plain, form)
+    assert first == second
+    for left, right in zip(first[::2], first[1::2], strict=True):
+        assert left.jobs == right.jobs
+
+
+@pytest.mark.parametrize("form", ["dx-first", "mixed"])
+@pytest.mark.parametrize(("pp", "stage"), [(2, 0), (2, 1), (4, 0), (4, 3)])
+def test_depth(form: Form, pp: int, stage: int) -> None:
+    """acceptance: F4. Mixed pairs hold 2 (stages - 1 - stage) + 1 micro-batches, dx-first as many as Paddle."""
+    program = planned(programs(World(pp=pp, micro_batches=12)), form)[stage]
+    warm = [job.kind for job in program.jobs].index("pair")
+    assert warm == (2 * (pp - 1 - stage) + 1 if form == "mixed" else pp - stage)
+
+
+def test_evaluation_has_forwards_only() -> None:
+    """acceptance: R4. A program without backward is no pipeline of pairs."""
+    program = programs(World(pp=2, micro_batches=3))[0]
+    ops = [op for op in program.ops if op.role == "forward"]
+    used = {value for op in ops for value in op.results}
+    program = program.with_ops(ops, [value for value in program.values if value.id in used])
+    assert [job.kind for job in planned([program], "mixed")[0].jobs] == ["forward"] * 3
+
+
+# ------------------------------------------------------------------------------------------------------- unequal sides
+
+
+class Sides(msgspec.Struct, frozen=True):
+    """A stage with so many layers and collectives in forward and in backward.
+
+    `recompute` draws random numbers in backward; `state` is written in forward and read in backward.
+    """
+
+    forward: tuple[int, ...] = (1,)
+    backward: tuple[int, ...] = (1,)
+    stage: int = 0
+    stages: int = 1
+    micro_batches: int = 3
+    recompute: bool = False
+    draws: bool = False
+    state: bool = False
+
+
+def side_program(sides: Sides, rank: int = 0) -> Program:
+    """Each layer: product, that many collectives one behind the other, activation."""
+    build = Builder()
+    op = build.op
+    last = sides.stage == sides.stages - 1
+    weight, buffer = build.named("builtin.parameter", SQUARE, "w", True), build.named("builtin.parameter", SQUARE, "g", True)
+    running = build.named("builtin.parameter", ROW, "running", True) if sides.state else -1
+
+    def reduced(x: int, count: int) -> int:
+        for _ in range(count):
+            x = op("pd_op.all_reduce", [x], [ROW], group=10)[0]
+            x = op("pd_op.tanh", [x], [ROW])[0]
+        return x
+
+    x = build.named("pd_op.data", ROW, "x") if sides.stage == 0 else op("pd_op.recv_v2", [], [ROW], group=100, attrs={"peer": 0})[0]
+    saved = []
+    for count in sides.forward:
+        h = op("pd_op.matmul", [x, weight], [ROW])[0]
+        saved.append((x, h))
+        x = op("pd_op.dropout", [reduced(h, count)], [ROW])[0] if sides.draws else op("pd_op.gelu", [reduced(h, count)], [ROW])[0]
+        if sides.state:
+            op("pd_op.add_", [running, x], [ROW], inplace=((0, 0),))
+    if last:
+        build.raw("builtin.shadow_output", [x], [], attrs={"output_name": "loss"})
+    else:
+        op("pd_op.send_v2", [x], [], group=101, attrs={"peer": 1})
+    build.role = "backward"
+    g = op("pd_op.gelu_grad", [saved[-1][1], x], [ROW])[0] if last else op("pd_op.recv_v2", [], [ROW], group=102, attrs={"peer": 1})[0]
+    for k, count in enumerate(sides.backward):
+        x, h = saved[-1 - k % len(saved)]
+        if sides.recompute:
+            h = op("pd_op.dropout", [h], [ROW])[0]
+        if sides.state:
+            h = op("pd_op.add", [h, running], [ROW])[0]
+        g = op("pd_op.gelu_grad", [h, g], [ROW])[0]
+        dx = op("pd_op.matmul", [g, weight], [ROW], attrs={"transpose_y": True})[0]
+        dw = op("pd_op.matmul", [x, g], [SQUARE], attrs={"transpose_x": True})[0]
+        op("pd_op.add_", [buffer, dw], [SQUARE], inplace=((0, 0),))
+        g = reduced(dx, count)
+    if sides.stage > 0:
+        op("pd_op.send_v2", [g], [], group=103, attrs={"peer": 0})
+    build.role = "optimize"
+    op("pd_op.sgd_", [weight, buffer], [SQUARE], inplace=((0, 0),))
+    ring = [Group(10, (rank,))]
+    ring += [Group(number, (rank - 1, rank)) for number in (100, 103) if sides.stage > 0]
+    ring += [Group(number, (rank, rank + 1)) for number in (101, 102) if not last]
+    pipe = Pipeline(sides.stage, sides.stages, sides.micro_batches, 1, "1F1B")
+    return Program(tuple(build.ops), tuple(build.values), tuple(ring), pipe, rank, sides.stages)
+
+
+COUNTS = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
+
+
+@pytest.mark.parametrize("form", ["dx-first", "mixed"])
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [((2, 1), (1, 2)), ((2,), (1,)), ((1,), (2,)), ((1, 1), (1, 1)), ((1,), (1, 1)), ((1, 1), (1,)), ((0,), (2,)), ((2,), (0,)), ((0,), (0,))],
+)
+def test_unequal_numbers_of_layers_and_collectives(forward: tuple[int, ...], backward: tuple[int, ...], form: Form) -> None:
+    """acceptance: F2. More collectives in backward than in forward and the reverse, none in forward, none at all."""
+    plain = side_program(Sides(forward, backward))
+    made = planned([plain], form)
+    verify(made[0])
+    assert_same(plain, made)
+    assert len(pairs_of(made[0])) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.builds(Sides, COUNTS, COUNTS, st.just(0), st.just(1), st.integers(1, 4), st.booleans(), st.booleans(), st.booleans()), FORMS)
+def test_random_draws_and_state_keep_their_order(sides: Sides, form: Form) -> None:
+    """acceptance: F2. Dropout on both sides (recompute) draws in Paddle's order; state that forward writes is read as in Paddle's order."""
+    plain = side_program(sides)
+    stock, made = planned([plain], "off")[0], planned([plain], form)[0]
+    verify(made)
+    assert_same(stock, made)
+
+
+@pytest.mark.parametrize("form", ["dx-first", "mixed"])
+def test_draws_in_backward_keep_the_order_of_the_whole_step(form: Form) -> None:
+    """acceptance: F2, F4. A pipeline whose backward draws random numbers keeps Paddle's depth: another would change the draws."""
+    plain = [side_program(Sides(stage=stage, stages=3, micro_batches=6, recompute=True, draws=True), stage) for stage in range(3)]
+    assert_same(planned(plain, "off"), planned(plain, form))
+    for program in planned(plain, form):
+        random_ops = {op.id for op in program.ops if is_random(op)}
+        draws = [item for job in program.jobs for item in job.items if item[0] in random_ops]
+        stock = planned([plain[program.rank]], "off")[0]
+        assert draws == [item for job in stock.jobs for item in job.items if item[0] in random_ops]
+
+
+# --------------------------------------------------------------------------------------------------------------- decisions
+
+
+def pair_order(sides: Sides, costs: GivenCosts, form: Any, **options: Any) -> tuple[list[str], Any]:
+    """A pair's operations as `side.kind`, and its plan."""
+    program = side_program(sides)
+    inner = [op for op in program.ops if not is_boundary(op)]
+    plan = plan_pairs(program, [op for op in inner if op.role == "backward"], [op for op in inner if op.role == "forward"], costs, form, **options)
+    ops = {op.id: op for op in inner}
+    return [f"{side}.{ops[op_id].kind}" for side, op_id in plan.order], plan
+
+
+def test_costs_decide_what_fills_a_collective() -> None:
+    """acceptance: C5. dX's collective is filled by dW; where communication costs nothing, the plain order stays."""
+    order, plan = pair_order(Sides(), GivenCosts({"comm": 100, "gemm": 5, "default": 1}), "dx-first", allowance_bytes=10_000)
+    start = order.index("B.all_reduce")
+    assert "B.matmul" in order[start : order.index("B.tanh")]
+    assert plan.planned_ns < plan.serial_ns
+    order, plan = pair_order(Sides(), GivenCosts({"comm": 0, "gemm": 5, "default": 1}), "dx-first", allowance_bytes=10_000)
+    assert plan.note == "backward and forward stay in turn: no other order is faster within the memory"
+
+
+def test_mixed_fills_backwards_collective_with_forward_and_forwards_with_backward() -> None:
+    """acceptance: C5, F2. Two collectives a side: what is hidden grows from plain over dx-first to mixed."""
+    costs = GivenCosts({"comm": 30, "gemm": 20, "default": 5})
+    sides = Sides((1, 1), (1, 1))
+    times = [pair_order(sides, costs, form, allowance_bytes=10_000)[1].planned_ns for form in ("dx-first", "mixed")]
+    serial = pair_order(sides, costs, "mixed")[1].serial_ns
+    assert times[1] <= times[0] < serial
+
+
+def test_interference_decides_too() -> None:
+    """acceptance: C3, C5. Where a product beside a collective costs more than it hides, nothing is gained by it."""
+    calm = pair_order(Sides(), GivenCosts({"comm": 40, "gemm": 20, "default": 1}), "dx-first", allowance_bytes=10_000)[1]
+    rough = GivenCosts({"comm": 40, "gemm": 20, "default": 1}, {("gemm", "comm"): (3.0, 3.0)})
+    assert pair_order(Sides(), rough, "dx-first", allowance_bytes=10_000)[1].planned_ns > calm.planned_ns
+
+
+def test_receives_of_the_forward_come_before_sends_of_the_backward() -> None:
+    """acceptance: F5. The neighbour sends first; both forms."""
+    for form in ("dx-first", "mixed"):
+        for program in planned([side_program(Sides(stage=1, stages=3, micro_batches=6), 1)], form):
+            ops = {op.id: op for op in program.ops}
+            for job in pairs_of(program):
+                kinds = [(ops[op].role, ops[op].kind) for op, _ in job.items if is_comm(ops[op])]
+                received = [k for k, kind in enumerate(kinds) if kind == ("forward", "recv_v2")]
+                if received:
+                    assert received[0] < kinds.index(("backward", "send_v2"))
+
+
+def test_the_report_says_what_a_pair_gains() -> None:
+    """acceptance: F4."""
+    context = Context(COSTS)
+    Schedule1F1B(interleave="dx-first").run(side_program(Sides()), context)
+    assert any("% of communication under computation, live memory" in line for line in context.changed)
+    context = Context(COSTS)
+    Schedule1F1B(max_ops_per_job=3).run(side_program(Sides()), context)
+    assert any("more than max_ops_per_job 3" in line for line in (*context.changed, *context.declined))

@@ -1,0 +1,174 @@
+"""Job lists: equal to Paddle's own where Paddle gives one, sane where it does not; their text; their stalls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.cost_model import GivenCosts
+from interlace.errors import ConfigError, PlanError
+from interlace.ir import Pipeline, Program, parse
+from interlace.passes import Schedule1F1B
+from interlace.passes.base import Context
+from interlace.passes.schedule_1f1b import Parts
+from interlace.scheduler.schedule import (
+    OPTIMIZER,
+    SCHEDULES,
+    Slot,
+    accumulate,
+    f_then_b,
+    interleaved,
+    one_f_one_b,
+    pair_up,
+    paired,
+    parse_rows,
+    show_row,
+    stall,
+)
+
+Row = list[tuple[str, int]]
+
+
+def ours(name: str, stage: int, pp: int, micro_batches: int, chunks: int = 1) -> Row:
+    """Job types and micro-batches as Paddle names them."""
+    parts = Parts(Program((), (), pipeline=Pipeline(stage, pp, micro_batches, chunks, name)), split_p2p=True)
+    return [(parts.kind_name(slot), slot.micro_batch) for slot in SCHEDULES[name](stage, pp, micro_batches, chunks)]
+
+
+def paddles(name: str, stage: int, pp: int, micro_batches: int, chunks: int = 1) -> Row:
+    """Paddle's own job list."""
+    from paddle.distributed.passes import new_pass
+
+    attrs = {"num_micro_batches": micro_batches, "pp_stage": stage, "pp_degree": pp, "vpp_degree": chunks, "split_backward": False}
+    made: Any = new_pass(f"pipeline_scheduler_{name}", attrs)
+    return [(job.type(), job.micro_batch_id()) for job in made._create_job_list()]
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("name", ["FThenB", "1F1B"])
+@pytest.mark.parametrize(("pp", "micro_batches"), [(4, 8), (4, 4), (4, 5), (2, 2), (2, 8), (2, 3), (8, 16), (1, 4), (1, 1)])
+def test_job_lists_are_paddles(name: str, pp: int, micro_batches: int) -> None:
+    """acceptance: F1. FThenB and 1F1B, every stage."""
+    for stage in range(pp):
+        assert ours(name, stage, pp, micro_batches) == paddles(name, stage, pp, micro_batches)
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+@pytest.mark.parametrize(("pp", "micro_batches"), [(2, 2), (2, 3), (2, 4), (2, 7), (2, 8), (4, 4), (4, 5), (4, 6), (4, 7), (4, 8), (4, 11), (3, 8)])
+def test_vpp_job_lists_are_paddles(pp: int, micro_batches: int, chunks: int) -> None:
+    """acceptance: F1. VPP, ragged last rounds too, every stage."""
+    for stage in range(pp):
+        try:
+            wanted = paddles("VPP", stage, pp, micro_batches, chunks)
+        except (AssertionError, ZeroDivisionError, KeyError):
+            pytest.skip("Paddle refuses this shape")
+        assert ours("VPP", stage, pp, micro_batches, chunks) == wanted
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize(("name", "pp", "micro_batches", "chunks"), [("1F1B", 4, 2, 1), ("1F1B", 2, 1, 1), ("VPP", 4, 2, 2)])
+def test_paddle_refuses_fewer_micro_batches_than_stages_and_we_do_not(name: str, pp: int, micro_batches: int, chunks: int) -> None:
+    """acceptance: F1. There our list has every slot once and no stage waits for ever."""
+    with pytest.raises(Exception):  # noqa: B017, PT011
+        paddles(name, 0, pp, micro_batches, chunks)
+    assert_sane([SCHEDULES[name](stage, pp, micro_batches, chunks) for stage in range(pp)], micro_batches, chunks)
+
+
+def assert_sane(rows: list[list[Slot]], micro_batches: int, chunks: int) -> None:
+    """Every forward and backward once, the optimizer at the end, no stall, micro-batches of a chunk in order."""
+    for row in rows:
+        parts = [part for slot in row for part in (slot, slot.other) if part is not None]
+        for kind in "FB":
+            done = [(part.chunk, part.micro_batch) for part in parts if part.kind == kind]
+            assert sorted(done) == [(c, m) for c in range(chunks) for m in range(micro_batches)]
+            for chunk in range(chunks):
+                assert [m for c, m in done if c == chunk] == list(range(micro_batches))
+        assert row[-1] == OPTIMIZER
+        assert row.count(OPTIMIZER) == 1
+    assert stall(rows, chunks) == ""
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 12))
+def test_every_schedule_is_sane(pp: int, micro_batches: int) -> None:
+    """acceptance: F1, F5. Any number of stages and micro-batches, fewer than stages and one alone too; joined ones as well."""
+    for make in (f_then_b, one_f_one_b, paired):
+        assert_sane([make(stage, pp, micro_batches) for stage in range(pp)], micro_batches, 1)
+    assert_sane([pair_up(one_f_one_b(stage, pp, micro_batches)) for stage in range(pp)], micro_batches, 1)
+    assert_sane([accumulate(0, 1, micro_batches)], micro_batches, 1)
+    deep = [min(2 * (pp - 1 - stage) + 1, micro_batches) for stage in range(pp)]
+    assert_sane([paired(stage, pp, micro_batches, warmup=deep[stage]) for stage in range(pp)], micro_batches, 1)
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["plain", "joined"])
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_vpp_is_sane(pp: int, joined: bool) -> None:
+    """acceptance: F1, F5. Every shape that Paddle's order holds for; its ragged ones too where they do not stall in Paddle."""
+    for chunks in (2, 3):
+        for micro_batches in range(pp, 4 * pp + 1, pp):
+            rows = [interleaved(stage, pp, micro_batches, chunks) for stage in range(pp)]
+            assert_sane([pair_up(row) for row in rows] if joined else rows, micro_batches, chunks)
+
+
+def test_pairing_is_the_same_from_either_side() -> None:
+    """acceptance: F2. `paired` is `pair_up` of Paddle's 1F1B."""
+    for pp in range(1, 5):
+        for stage in range(pp):
+            for micro_batches in range(1, 9):
+                assert paired(stage, pp, micro_batches) == pair_up(one_f_one_b(stage, pp, micro_batches))
+
+
+def test_a_stall_shows_who_waits_where() -> None:
+    """acceptance: F4, F5. Mixed pairs without the depth they need: both stages wait for each other."""
+    assert stall([paired(stage, 2, 3, warmup=1) for stage in range(2)]).splitlines() == [
+        "0 | 0F 0B+1F <-- here 1B+2F 2B O",
+        "1 | 0F 0B+1F <-- here 1B+2F 2B O",
+    ]
+    assert stall([paired(stage, 2, 4, warmup=2 * (1 - stage) + 1) for stage in range(2)]) == ""
+
+
+def test_a_stage_without_a_slot_stalls_its_neighbour() -> None:
+    """acceptance: F5."""
+    rows = [one_f_one_b(stage, 2, 2) for stage in range(2)]
+    rows[0] = [slot for slot in rows[0] if slot != Slot("F", 1)]
+    assert "1F <-- here" in stall(rows)
+
+
+SLOTS = st.builds(Slot, st.sampled_from("FBRSIW"), st.integers(0, 99), st.integers(0, 9))
+ROWS = st.lists(SLOTS | st.just(OPTIMIZER) | st.builds(lambda a, b: Slot(a.kind, a.micro_batch, a.chunk, b), SLOTS, SLOTS))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ROWS, max_size=4))
+def test_rows_are_read_back_as_they_were_written(rows: list[list[Slot]]) -> None:
+    """acceptance: F1."""
+    assert parse_rows("\n".join(show_row(k, row) for k, row in enumerate(rows))) == dict(enumerate(rows))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("0 | 0F 0X", "my.txt:1: found '0X', expected a slot such as 3F, 3B, 3F.1 or 2B+5F"),
+        ("\n1 | 0B+", "my.txt:2: found '0B+', expected a slot such as 3F, 3B, 3F.1 or 2B+5F"),
+        ("1 | 0B+1F+2F", "my.txt:1: found '0B+1F+2F', expected a slot such as 3F, 3B, 3F.1 or 2B+5F"),
+        ("0F 0B", "my.txt:1: found '0F 0B', expected `<stage> | 0F 1F 0B ...`"),
+        ("a | 0F", "my.txt:1: found 'a | 0F', expected `<stage> | 0F 1F 0B ...`"),
+        ("0 | 0F\n0 | 0B", "my.txt:2: stage 0 stands twice"),
+    ],
+)
+def test_a_schedule_that_cannot_be_read_is_named(text: str, error: str) -> None:
+    """acceptance: U3."""
+    with pytest.raises(PlanError) as caught:
+        parse_rows(text, "my.txt")
+    assert str(caught.value) == error
+
+
+def test_an_unknown_schedule_lists_those_there_are() -> None:
+    """acceptance: U3."""
+    program = parse("program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=ZeroBubble")
+    with pytest.raises(ConfigError, match=r"schedule 'ZeroBubble' is not known; there are \['1F1B', 'FThenB', 'VPP'"):
+        Schedule1F1B().run(program, Context(GivenCosts({"default": 1})))
