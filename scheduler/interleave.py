@@ -7,9 +7,7 @@ A list scheduler gives a first order, a seeded local search improves it on a sma
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -18,15 +16,15 @@ from interlace.cost_model.base import tables_of
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Graph, Op, Program, dependencies, describe
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_receive, is_send
-from interlace.scheduler.pair_clock import Clock, Node, Stretch, duration, serial_duration
+from interlace.scheduler.pair_bytes import PairBytes
+from interlace.scheduler.pair_clock import Node, duration, serial_duration
+from interlace.scheduler.pair_list import TRIES, ListScheduler
 from interlace.scheduler.pair_memory import PairMemory
+from interlace.scheduler.pair_search import Form, Rules, Search
 
-Form = Literal["dx-first", "mixed"]
 Placed = tuple[str, int]
 SEARCH_WORK = 150_000
 """Node visits the local search may spend; about half a second of host time."""
-CANDIDATES = 6
-"""Fillers the list scheduler looks at for each decision."""
 GRADIENT_SINKS = frozenset({"cast", "add", "scale", "assign", "reshape", "share_data", "concat", "split", "split_with_num",
                             "combine", "slice", "clip", "full_int_array", "full"})  # fmt: skip
 """Kinds through which a reduced gradient goes into its buffer; a collective with only these behind it reduces gradients."""
@@ -107,6 +105,8 @@ class _Pair:
                 self._node(side, op, side == "B" and op.id not in chain)
         self.memory = PairMemory(self.graph, backward, forward)
         self._stretches: dict[tuple[str, str], tuple[float, float]] = {}
+        self.plain_order = self._spread(range(len(self.nodes)))
+        self.bytes = PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
 
     def _after(self, backward: Sequence[Op], forward: Sequence[Op]) -> dict[Placed, set[Placed]]:
         after: dict[Placed, set[Placed]] = {}
@@ -161,47 +161,49 @@ class _Pair:
 
     def plain(self) -> list[Placed]:
         """Backward, then forward; receives of the forward stand in front of the backward's sends, which come after them."""
-        return self._spread(range(len(self.nodes)))
+        return list(self.plain_order)
+
+    def _with_free(self, node: Node) -> list[Placed]:
+        """A node and the free operations that travel with it."""
+        found: list[Placed] = [(node.side, node.op)]
+        stack = [*self.after[node.side, node.op]]
+        while stack:
+            item = stack.pop()
+            if item in self.free and item not in found:
+                found.append(item)
+                stack += self.after[item]
+        return found
 
     def within(self, cap_bytes: int, form: Form) -> list[Placed]:
-        """The fastest order found whose live memory stays under a cap; fewer fillers are held back until one does."""
+        """The fastest order found whose live memory stays under a cap."""
         best = self.plain()
         best_time = self._time(_indices(best, self.index))
-        total = sum(node.filler for node in self.nodes)
-        for held in sorted({total, total // 2, total // 4, total // 8, 0}, reverse=True):
-            order = self._search(self._list_order(form, held), form, cap_bytes)
-            placed = self._spread(order)
-            if self.memory.peak(placed) <= cap_bytes and (time := self._time(_indices(placed, self.index))) < best_time:
-                best, best_time = placed, time
-                if held == total:
-                    break
+        rules = Rules(self.nodes, form)
+        firm = cap_bytes
+        for _ in range(3):
+            placed = self._spread(self._found(rules, form, firm))
+            over = self.memory.peak(placed) - cap_bytes
+            if over <= 0:
+                return placed if self._time(_indices(placed, self.index)) < best_time else best
+            firm -= over
         return best
+
+    def _found(self, rules: Rules, form: Form, cap_bytes: int) -> list[int]:
+        """The best first order, improved by local search."""
+        hides = [self._hides(node) for node in self.nodes]
+        tries = [ListScheduler(self.nodes, self.stretch, form, self.bytes, cap_bytes, weights, hides).run() for weights in TRIES]
+        orders = [rules.full(rules.listed(order)) for order in tries]
+        search = Search(rules, self.stretch, self.bytes, cap_bytes, min(orders, key=self._time))
+        return search.run(SEARCH_WORK)
+
+    def _hides(self, node: Node) -> float:
+        """Share of the communication beside a node that it hides, at its best."""
+        streams = {other.category for other in self.nodes if other.stream}
+        factors = [self.stretch(node.category, category) for category in sorted(streams)] if not node.stream else []
+        return max((1 / other - (1 - 1 / slow) for slow, other in factors), default=0.0)
 
     def _time(self, order: Sequence[int]) -> float:
         return duration(self.nodes, order, self.stretch)[0]
-
-    def _list_order(self, form: Form, max_held: int) -> list[int]:
-        return _ListScheduler(self.nodes, self.stretch, form, max_held).run()
-
-    def _search(self, order: list[int], form: Form, cap_bytes: int) -> list[int]:
-        """Seeded local search: short moves of one node, kept where memory is less over the cap, else where the clock is faster."""
-        rng = random.Random(7)
-        best, best_time, best_over = order, self._time(order), self._over(order, cap_bytes)
-        legal = _Legal(self.nodes, form)
-        for _ in range(SEARCH_WORK // max(len(order), 1)):
-            moved = legal.move(best, rng)
-            if moved is None:
-                continue
-            time = self._time(moved)
-            if time >= best_time - 0.5 and not best_over:
-                continue
-            over = self._over(moved, cap_bytes)
-            if (over, time) < (best_over, best_time):
-                best, best_time, best_over = moved, time, over
-        return best
-
-    def _over(self, order: Sequence[int], cap_bytes: int) -> int:
-        return max(0, self.memory.peak(self._spread(order)) - cap_bytes)
 
     def _spread(self, order: Sequence[int]) -> list[Placed]:
         """Nodes in order with free operations in front of the first that needs them; those nobody needs come last."""
@@ -294,134 +296,6 @@ def _p2p_order(backward: Sequence[Op], forward: Sequence[Op]) -> Iterable[tuple[
     for op in backward:
         if is_send(op):
             yield from ((("F", other.id), ("B", op.id)) for other in forward if is_receive(other))
-
-
-class _ListScheduler:
-    """Always runs what hides most of the communication in flight; fillers wait for one."""
-
-    def __init__(self, nodes: Sequence[Node], stretch: Stretch, form: Form, max_held: int) -> None:
-        self.nodes, self.form, self.max_held = nodes, form, max_held
-        self.stretch = stretch
-        self.clock = Clock(nodes, stretch)
-        self.issued = bytearray(len(nodes))
-        self.order: list[int] = []
-        self.lines = {"B": [k for k, n in enumerate(nodes) if n.side == "B" and not n.filler],
-                      "F": [k for k, n in enumerate(nodes) if n.side == "F"],
-                      "W": [k for k, n in enumerate(nodes) if n.filler]}  # fmt: skip
-        self.at = {"B": 0, "F": 0}
-        self.distance = self._comm_distance()
-
-    def run(self) -> list[int]:
-        """The order."""
-        while len(self.order) < len(self.nodes):
-            self._issue(self._choose())
-        return self.order
-
-    def _choose(self) -> int:
-        heads = self._heads()
-        comm = next((k for k in heads if self.nodes[k].stream and self._ready(k)), None)
-        if comm is not None:
-            return comm
-        fillers = self._fillers()
-        open_heads = [k for k in heads if self._ready(k) and not self.clock.blocked(k)]
-        if len(fillers) > self.max_held:
-            return fillers[0]
-        free_fillers = [k for k in fillers[:CANDIDATES] if not self.clock.blocked(k)]
-        if self.clock.heads() and (open_heads or free_fillers):
-            choices = open_heads if self.form == "dx-first" and open_heads else [*open_heads, *free_fillers]
-            return max(choices, key=lambda k: (self._gain(k), -k))
-        if open_heads:
-            return min(open_heads, key=lambda k: (self.distance[k], k))
-        return next(k for k in (*heads, *fillers) if self._ready(k))
-
-    def _heads(self) -> list[int]:
-        """The next operation of each side that may go on; in `dx-first` forward waits for the end of backward's chain, only
-        the receives that a send must follow go ahead."""  # fmt: skip
-        chain, forward = self._head("B"), self._head("F")
-        if chain is None or self.form == "mixed":
-            return [k for k in (chain, forward) if k is not None]
-        return [chain, *(dep for dep in self.nodes[chain].deps if self.nodes[dep].side == "F" and not self.issued[dep])]
-
-    def _head(self, side: str) -> int | None:
-        line = self.lines[side]
-        while self.at[side] < len(line) and self.issued[line[self.at[side]]]:
-            self.at[side] += 1
-        return line[self.at[side]] if self.at[side] < len(line) else None
-
-    def _fillers(self) -> list[int]:
-        self.lines["W"] = [k for k in self.lines["W"] if not self.issued[k]]
-        return [k for k in self.lines["W"] if self._ready(k)]
-
-    def _ready(self, node: int) -> bool:
-        return all(self.issued[dep] for dep in self.nodes[node].deps)
-
-    def _gain(self, node: int) -> float:
-        """Communication hidden less slow-down, for each unit of the node's own time."""
-        item = self.nodes[node]
-        if not item.dur:
-            return 2.0
-        gain = 0.0
-        for head in self.clock.heads():
-            slow, other = self.stretch(item.category, self.nodes[head.node].category)
-            together = min(item.dur * slow, head.left * other)
-            gain += together / other - together * (1 - 1 / slow)
-        return gain / item.dur + (0.0 if item.filler else 0.1)
-
-    def _comm_distance(self) -> list[float]:
-        """Compute time from each node to the next communication of its side."""
-        far = [0.0] * len(self.nodes)
-        for line in (self.lines["B"], self.lines["F"]):
-            ahead = 1e18
-            for k in reversed(line):
-                ahead = 0.0 if self.nodes[k].stream else ahead + self.nodes[k].dur
-                far[k] = ahead
-        return far
-
-    def _issue(self, node: int) -> None:
-        self.issued[node] = 1
-        self.order.append(node)
-        self.clock.run(node)
-
-
-class _Legal:
-    """Random legal moves of one node."""
-
-    def __init__(self, nodes: Sequence[Node], form: Form) -> None:
-        self.nodes, self.form = nodes, form
-        self.users: list[list[int]] = [[] for _ in nodes]
-        for k, node in enumerate(nodes):
-            for dep in node.deps:
-                self.users[dep].append(k)
-
-    def move(self, order: list[int], rng: random.Random) -> list[int] | None:
-        """A new order with one node moved by up to 16 places; None where that breaks a rule."""
-        start = rng.randrange(len(order))
-        target = max(0, min(len(order) - 1, start + rng.choice((-16, -8, -4, -2, -1, 1, 2, 4, 8, 16))))
-        if start == target or not self._may(order, start, target):
-            return None
-        moved = list(order)
-        moved.insert(target, moved.pop(start))
-        return moved
-
-    def _may(self, order: list[int], start: int, target: int) -> bool:
-        node = order[start]
-        passed = order[target:start] if target < start else order[start + 1 : target + 1]
-        near = self.nodes[node].deps if target < start else self.users[node]
-        if any(other in passed for other in near) or self._crosses_comm(node, passed):
-            return False
-        return self.form == "mixed" or not self._crosses_chain(node, passed)
-
-    def _crosses_comm(self, node: int, passed: list[int]) -> bool:
-        """Communication of one stream keeps its order: the search only moves computation around it."""
-        stream = self.nodes[node].stream
-        return bool(stream) and any(self.nodes[other].stream == stream for other in passed)
-
-    def _crosses_chain(self, node: int, passed: list[int]) -> bool:
-        """In `dx-first` no forward operation passes one of backward's chain (receives stay where they are)."""
-        item = self.nodes[node]
-        if item.filler:
-            return False
-        return any(not self.nodes[k].filler and self.nodes[k].side != item.side for k in passed)
 
 
 def _indices(order: Sequence[Placed], index: dict[Placed, int]) -> list[int]:

@@ -7,7 +7,7 @@
 
 #include "runtime.h"
 
-#ifdef TESTBED_CUDA
+#ifdef __CUDACC__
 #include <cuda_runtime.h>
 #define HD __host__ __device__
 #define DEV __device__
@@ -47,7 +47,7 @@ void with_float(Type type, const char* name, F use) {
   else throw std::runtime_error(std::string("testbed: ") + name + " takes float32 and bfloat16 only");
 }
 
-#ifdef TESTBED_CUDA
+#if defined(TESTBED_CUDA) && defined(__CUDACC__)
 
 // The threads of one block that work on one row together.
 struct Team {
@@ -146,7 +146,7 @@ void columns(Stream stream, const char* name, size_t num_rows, size_t num_cols, 
   check_launch(name);
 }
 
-#else
+#elif !defined(TESTBED_CUDA)
 
 struct Team {
   template <class F>

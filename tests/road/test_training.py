@@ -7,6 +7,7 @@ parameter. Acceptance: S5, F2, O1, O7, O8, R1, M1, M2, U1.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -42,25 +43,44 @@ CASES = {
 }  # fmt: skip
 
 ROWS = """
-0 | 0F 1F 2F 0I 0W 1B+3F 2B 3B O
-1 | 0F 0B+1F 1I 2F 1W 2B+3F 3B O
+0 | 0F 1F 0B+2F 1B+3F 2B 3B O
+1 | 0F 0I 1F 1I 0W 2F 2I 1W 3F 3I 2W 3W O
 """
-"""A schedule of one's own: pairs, and backward in parts. Each stage keeps to one of the two."""
+"""A schedule of one's own: stage 0 in pairs, stage 1 with backward in parts."""
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
-    world, model, arguments, options = CASES[name]
+def verified(tmp_path: Path, world: int, model: str, arguments: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Train with stock Paddle and with these options; the result file of a run whose bits are the same."""
     config, result = tmp_path / "config.yaml", tmp_path / "result.json"
     config.write_text(yaml.safe_dump({"device": "h200", **options}))
     command = ["run", str(EXAMPLES / f"{model}.py"), "--world", str(world), "--config", str(config), "--verify",
                "--json", str(result), "--log-dir", str(tmp_path / "logs"), "--", *arguments.split()]  # fmt: skip
     assert main(command) == 0
-    report = msgspec.json.decode(result.read_bytes())
+    report: dict[str, Any] = msgspec.json.decode(result.read_bytes())
     assert report["verdict"] == "same"
-    plan = report["runs"]["interlace"]["ranks"][0]["plan"]
-    ran = {each["name"]: each for each in plan["passes"]}
-    assert ran["split-backward"]["changed"]
+    return report
+
+
+def did(report: dict[str, Any], name: str) -> list[str]:
+    """Lines of what a pass changed, over all ranks."""
+    plans = [rank["plan"]["passes"] for rank in report["runs"]["interlace"]["ranks"]]
+    return [line for passes in plans for each in passes if each["name"] == name for line in each["changed"]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
+    options = CASES[name][3]
+    report = verified(tmp_path, *CASES[name])
+    assert did(report, "split-backward")
     if "offload_activations" in options:
-        moved = [r["plan"]["passes"] for r in report["runs"]["interlace"]["ranks"]]
-        assert any("moves" in line for passes in moved for each in passes if each["name"] == "offload-activations" for line in each["changed"])
+        assert any("moves" in line for line in did(report, "offload-activations"))
+
+
+def test_a_schedule_from_a_file(tmp_path: Path) -> None:
+    """Pairing, streams and offload work on any schedule that is written as rows of slots."""
+    rows = tmp_path / "rows.txt"
+    rows.write_text(ROWS)
+    options = {"schedule_1f1b": {"rows": str(rows), "allowance_bytes": "1GB"}, "offload_activations": OFFLOAD}
+    report = verified(tmp_path, 2, "gpt", "--pp 2 --micro-batches 4", options)
+    assert any("0B+2F" in line for line in did(report, "schedule-1f1b"))
+    assert any("0I 1F 1I" in line for line in did(report, "schedule-1f1b"))
