@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT := out/demo
 TRAIN := examples/gpt.py --world 4
+BIG := --preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8
 SHAPE := --pp 2 --mp 2 --micro-batches 8 --steps 5
 
 .PHONY: demo test lint setup clean
@@ -27,9 +28,16 @@ demo: setup
 	@echo
 	$(BIN)/interlace check $(OUT)/plan
 	@$(BIN)/interlace plan $(OUT)/plan/captured --config stock --device h200 -o $(OUT)/stock > $(OUT)/stock.txt
-	@$(BIN)/interlace timeline $(OUT)/stock --beside $(OUT)/plan --device h200 -o $(OUT)/trace.json
+	@$(BIN)/interlace timeline $(OUT)/plan --beside $(OUT)/stock --device h200 -o $(OUT)/trace.json
 	@echo
-	@echo "dumps of all ranks: $(OUT)/plan; timeline of both plans: $(OUT)/trace.json (opens in ui.perfetto.dev)"
+	@echo "The same at real size, planned without a GPU: 8 layers of GPT-3 6.7B, pp 2 x mp 2 (times are simulated for an H200)"
+	$(BIN)/interlace dump examples/gpt.py --world 4 -o $(OUT)/big/captured -- $(BIG)
+	@$(BIN)/interlace plan $(OUT)/big/captured --config stock --device h200 -o $(OUT)/big/stock > $(OUT)/big/stock.txt
+	@$(BIN)/interlace plan $(OUT)/big/captured --config overlap -o $(OUT)/big/plan > $(OUT)/big/plan.txt
+	$(BIN)/interlace check $(OUT)/big/plan
+	@$(BIN)/interlace timeline $(OUT)/big/plan --beside $(OUT)/big/stock --device h200 -o $(OUT)/big/trace.json
+	@echo
+	@echo "dumps of all ranks: $(OUT)/plan and $(OUT)/big; timelines: $(OUT)/trace.json and $(OUT)/big/trace.json (open in ui.perfetto.dev)"
 
 test: setup
 	$(BIN)/python -m pytest

@@ -1,0 +1,40 @@
+"""Evaluation between training steps, fetches of the user's, state, and failures; on CPU ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from interlace.cli import main
+
+pytestmark = pytest.mark.paddle
+SCRIPT = Path(__file__).with_name("engine_script.py")
+
+
+@pytest.mark.parametrize(
+    ("world", "arguments"),
+    [(1, "--gradient-accumulation 2"), (2, "--pp 2 --micro-batches 4"), (2, "--mp 2"), (2, "--pp 2 --vpp 2 --micro-batches 4")],
+)
+def test_everything_the_engine_offers_keeps_working(world: int, arguments: str, tmp_path: Path) -> None:
+    """acceptance: R4 - evaluation neither uses nor spoils the training plan. Stock Paddle fails at three of these four."""
+    command = ["run", str(SCRIPT), "--world", str(world), "--log-dir", str(tmp_path), "--", "--steps", "8", *arguments.split()]
+    assert main(command) == 0
+    logs = [path.read_text() for path in sorted(tmp_path.rglob("*.log"))]
+    assert sum("ENGINE OK" in log for log in logs) == world
+
+
+def test_ranks_that_plan_differently_are_stopped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """acceptance: M1 - a mismatch stops every rank with the first difference, before the first step."""
+    script = tmp_path / "uneven.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(SCRIPT.parents[2] / 'examples')!r})\n"
+        "import gpt, interlace, paddle.distributed as dist\n"
+        "enable = interlace.enable\n"
+        "interlace.enable = lambda s: enable(s, schedule_1f1b={'allowance_bytes': 1 + dist.get_rank()})\n"
+        "model, loader = gpt.build(gpt.parse(['--mp', '2', '--gradient-accumulation', '2']))\n"
+        "model.train()\n"
+        "model(*next(iter(loader())))\n"
+    )
+    assert main(["run", str(script), "--world", "2", "--log-dir", str(tmp_path / "logs")]) == 1
+    assert "planned with different options" in capfd.readouterr().err
