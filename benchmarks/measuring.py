@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,6 +52,10 @@ def store(name: str, result: dict[str, Any], out: Path | None = None) -> Path:
     """Write a result as JSON, by default below `benchmarks/results`."""
     path = out or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(re.sub(r"[{\[][^{}\[\]]*[}\]]", _one_line, json.dumps(result, indent=1)) + "\n")
     print(f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path} written", file=sys.stderr)
     return path
+
+
+def _one_line(found: re.Match[str]) -> str:
+    return re.sub(r"\s*\n\s*", " ", found.group())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import importlib.resources
 import re
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return default_passes(self.passes, self.own)
 
 
-PLAIN_FIELDS = ("enable", "device", "force_device", "check", "dump")
+PLAIN_KINDS: dict[str, type] = {"enable": bool, "device": str, "force_device": bool, "check": bool, "dump": str}
+PLAIN_FIELDS = tuple(PLAIN_KINDS)
 
 
 def make_config(options: Mapping[str, Any], source: str = "keywords", marks: Mapping[str, str] | None = None) -> Config:
@@ -79,7 +81,7 @@ def make_config(options: Mapping[str, Any], source: str = "keywords", marks: Map
         ConfigError: Unknown name, wrong type, or a contradiction; with the place and the choices there are.
     """
     where = _Where(source, marks or {})
-    plain = {key: value for key, value in options.items() if key in PLAIN_FIELDS}
+    plain = {key: _switch(value, PLAIN_KINDS[key]) for key, value in options.items() if key in PLAIN_FIELDS}
     _check_plain(plain, where)
     names = {name.replace("-", "_"): name for name in REGISTRY}
     chosen: dict[str, Pass] = {name: REGISTRY[name]() for name in DEFAULT_ON if name in REGISTRY}
@@ -117,6 +119,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); expected a YAML file") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -129,12 +133,14 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str]) -> Any:
-    marks[at] = f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+    marks[at] = _mark(node, path)
     if isinstance(node, yaml.MappingNode):
         table: dict[str, Any] = {}
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(f"{_mark(key, path)}: expected a name of an option, found a {key.id}")
             if key.value in table:
-                raise ConfigError(f"{path}:{key.start_mark.line + 1}:{key.start_mark.column + 1}: option {key.value!r} stands twice")
+                raise ConfigError(f"{_mark(key, path)}: option {key.value!r} stands twice")
             table[key.value] = _plain(value, f"{at}.{key.value}" if at else str(key.value), path, marks)
         return table
     if isinstance(node, yaml.SequenceNode):
@@ -142,17 +148,24 @@ def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str]) -> Any:
     return _scalar(node.value) if isinstance(node, yaml.ScalarNode) and node.style is None else node.value
 
 
+def _mark(node: yaml.Node, path: Path) -> str:
+    return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+
+
 def _scalar(text: str) -> Any:
     if text in ("true", "false"):
         return text == "true"
     if text in ("null", "~", ""):
         return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() and "." not in text else number
 
 
 class _Where:
@@ -166,10 +179,14 @@ class _Where:
 
 
 def _check_plain(plain: Mapping[str, Any], where: _Where) -> None:
-    kinds = {"enable": bool, "device": str, "force_device": bool, "check": bool, "dump": str}
     for key, value in plain.items():
-        if not isinstance(value, kinds[key]):
-            raise ConfigError(f"{where.at(key)}: expected {kinds[key].__name__}, found {value!r}")
+        if not isinstance(value, PLAIN_KINDS[key]):
+            raise ConfigError(f"{where.at(key)}: expected {PLAIN_KINDS[key].__name__}, found {value!r}")
+
+
+def _switch(value: Any, kind: Any) -> Any:
+    """`on` and `off` where a switch is expected."""
+    return value == "on" if kind is bool and value in ("on", "off") else value
 
 
 def _pass(name: str, value: Any, where: _Where, key: str) -> Pass | None:
@@ -186,9 +203,12 @@ def _pass(name: str, value: Any, where: _Where, key: str) -> Pass | None:
     if unknown:
         path = f"{key}.{unknown[0]}"
         raise ConfigError(f"{where.at(path)}: unknown option {unknown[0]!r} of {name}; {_suggest(unknown[0], kind.__struct_fields__)}")
-    table = {option: _size(option, given) for option, given in value.items()}
+    kinds = typing.get_type_hints(kind)
+    table = {option: _switch(_size(f"{key}.{option}", given, where), kinds[option]) for option, given in value.items()}
     try:
         return msgspec.convert(table, kind)
+    except ConfigError as error:  # options that contradict each other, found by the pass's own record
+        raise ConfigError(f"{where.at(key)}: {error}") from error
     except msgspec.ValidationError as error:
         found = _PATH.match(str(error))
         path = (found["path"] or "$").removeprefix("$").lstrip(".") if found else ""
@@ -202,10 +222,18 @@ def _same_kind(value: Pass, kind: type[Pass], where: _Where, key: str) -> Pass:
     return value
 
 
-def _size(option: str, value: Any) -> Any:
-    if isinstance(value, str) and (option.endswith(("_bytes", "_budget"))):
+def _size(path: str, value: Any, where: _Where) -> Any:
+    """Bytes of a size in words, also inside a list, where the option counts bytes."""
+    if not path.endswith(("_bytes", "_budget")):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_size(path, each, where) for each in value]
+    if not isinstance(value, str):
+        return value
+    try:
         return parse_bytes(value)
-    return value
+    except ConfigError as error:
+        raise ConfigError(f"{where.at(path)}: {error} (at $.{path})") from error
 
 
 def parse_bytes(text: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from interlace.ir import ABSENT, Event, Graph, Op, Program
-from interlace.ir.kinds import is_copy
+from interlace.ir.kinds import COMBINE, SPLIT, is_copy
 from interlace.passes.streams import COMPUTE_STREAMS
 
 Item = tuple[int, int]
@@ -32,15 +32,31 @@ class _Places:
                 self.job[item] = k
                 self.order[item] = len(self.order)
 
-    def giver(self, value: int, micro_batch: int) -> Item | None:
-        """The item that gives a value; copies that no job runs are the identity."""
+    def givers(self, value: int, micro_batch: int) -> list[Item]:
+        """The items that give a value: of a vector those of its tensors; copies that no job runs are the identity."""
         op = self.graph.producer_op(value)
-        while op is not None and is_copy(op) and (op.id, micro_batch) not in self.job:
+        while op is not None and (op.name == SPLIT or (is_copy(op) and (op.id, micro_batch) not in self.job)):
             op = self.graph.producer_op(op.operands[0])
         if op is None:
-            return None
+            return []
+        if op.name == COMBINE:
+            return [item for part in op.operands if part != ABSENT for item in self.givers(part, micro_batch)]
         item = (op.id, 0 if op.role == "optimize" else micro_batch)
-        return item if item in self.job else None
+        return [item] if item in self.job else []
+
+    def tensors(self, value: int) -> list[int]:
+        """The value itself, or a combined vector's tensors."""
+        op = self.graph.producer_op(value)
+        if op is None or op.name != COMBINE:
+            return [value]
+        return [tensor for part in op.operands if part != ABSENT for tensor in self.tensors(part)]
+
+    def launched(self) -> Iterator[tuple[Item, Op]]:
+        """Items that launch something and can wait, in issue order; what only puts vectors together or apart cannot."""
+        for item in self.order:
+            op = self.graph.ops[item[0]]
+            if op.name not in (COMBINE, SPLIT):
+                yield item, op
 
 
 def events_of(program: Program) -> Iterator[Event]:
@@ -59,8 +75,7 @@ def events_of(program: Program) -> Iterator[Event]:
 def _across_jobs(places: _Places) -> Iterator[tuple[Item, Item]]:
     """Givers and readers of a value in different jobs on different streams."""
     ops = places.graph.ops
-    for item in places.order:
-        op = ops[item[0]]
+    for item, op in places.launched():
         for giver in _givers(op, item, places):
             if places.job[giver] != places.job[item] and stream_of(ops[giver[0]]) != stream_of(op):
                 yield giver, item
@@ -86,14 +101,13 @@ def _readers(places: _Places) -> dict[tuple[int, int], dict[Item, str]]:
     """Block of a micro-batch -> items that read it -> stream it was given on."""
     graph = places.graph
     found: dict[tuple[int, int], dict[Item, str]] = {}
-    for item in places.order:
-        op = graph.ops[item[0]]
-        for value in graph.reads(op):
+    for item, op in places.launched():
+        for value in (tensor for given in graph.reads(op) for tensor in places.tensors(given)):
             kept = graph.values[value]
-            giver = places.giver(value, item[1])
-            if giver is None or kept.persistable or kept.memory != "device":
+            givers = places.givers(value, item[1])
+            if not givers or kept.persistable or kept.memory != "device":
                 continue
-            home = stream_of(_allocates(graph, graph.ops[giver[0]], kept.storage))
+            home = stream_of(_allocates(graph, graph.ops[givers[0][0]], kept.storage))
             if home or stream_of(op):
                 found.setdefault((kept.storage, item[1]), {})[item] = home
     return found
@@ -109,10 +123,8 @@ def _allocates(graph: Graph, op: Op, storage: int) -> Op:
 
 
 def _givers(op: Op, item: Item, places: _Places) -> list[Item]:
-    found = [places.giver(value, item[1]) for value in op.operands if value != ABSENT]
-    if op.role == "optimize":
-        return [giver for giver in found if giver is not None] + _last_writers(op, places)
-    return [giver for giver in found if giver is not None]
+    found = [giver for value in places.graph.reads(op) for giver in places.givers(value, item[1])]
+    return found + _last_writers(op, places) if op.role == "optimize" else found
 
 
 def _last_writers(op: Op, places: _Places) -> list[Item]:

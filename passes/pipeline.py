@@ -85,6 +85,8 @@ class Pipeline:
             verify(result)
         except InterlaceError as error:
             raise type(error)(f"pass {each.name!r}: {error}") from error
+        except Exception as error:
+            raise PassError(f"pass {each.name!r} failed with {type(error).__name__}: {error}; the program is as it was") from error
         result = msgspec.structs.replace(result, passes=(*program.passes, each.name))
         if not context.changed and not context.declined:
             context.declined.append("found nothing to do")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from interlace.errors import ConfigError
 from interlace.ir import Graph, Job, Op, Program
-from interlace.ir.kinds import is_boundary, is_receive, is_send
+from interlace.ir.kinds import is_boundary, is_random, is_receive, is_send
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
 from interlace.scheduler.interleave import Form, PairPlan, chain_ops, plan_pairs
@@ -60,15 +60,15 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     interleave: Literal["off", "dx-first", "mixed", "zb-h1"] = "dx-first"
     rows: str = ""
-    allowance_bytes: int = 0
-    max_ops_per_job: int = 4000
+    allowance_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_ops_per_job: Annotated[int, msgspec.Meta(ge=1)] = 4000
 
     def run(self, program: Program, context: Context) -> Program:
         rows, form = self._rows(program, context)
         slots = rows[program.pipeline.stage]
         parts = Parts(program, {slot.kind for slot in slots})
         pairs = self._pairs(program, slots, parts, context, form)
-        jobs = tuple(job for slot in slots if (job := _job(slot, parts, pairs)).items)
+        jobs = tuple(job for slot in slots for job in self._jobs(slot, parts, pairs) if job.items)
         if program.pipeline.stage and program.pipeline.num_chunks == 1 and not any(slot.kind == "R" for slot in slots):
             jobs = receive_early(jobs, program, rows[program.pipeline.stage - 1])
         context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
@@ -116,7 +116,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _paired(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
         """Backward and forward joined, mixed where that was asked for and no stage would wait for another for ever."""
         stages = range(program.pipeline.num_stages)
-        if self.interleave == "mixed":
+        if self.interleave == "mixed" and program.pipeline.num_stages > 1 and _draws(program, "forward") and _draws(program, "backward"):
+            context.declined.append("mixed: forward and backward both draw random numbers, and another depth would change the order of "
+                                    "draws; dx-first instead")  # fmt: skip
+        elif self.interleave == "mixed":
             rows = {stage: self._row(program, stage, mixed=True) for stage in stages}
             stuck = stall(list(rows.values()), program.pipeline.num_chunks)
             if not stuck:
@@ -147,6 +150,20 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             plans[b, f] = plan
         return plans
 
+    def _jobs(self, slot: Slot, parts: Parts, pairs: dict[tuple[int, int], PairPlan]) -> list[Job]:
+        """A slot's job; of a pair that is too large two, cut behind the backward's last operation."""
+        if slot.other is None:
+            return [_job(slot, parts)]
+        b, f = slot.micro_batch, slot.other.micro_batch
+        order = pairs[slot.chunk, slot.other.chunk].order
+        items = tuple((op_id, b if way == "B" else f) for way, op_id in order)
+        if len(items) > self.max_ops_per_job:
+            cut = 1 + max(k for k, (way, _) in enumerate(order) if way == "B")
+            halves = zip((slot, slot.other), (items[:cut], items[cut:]), strict=True)
+            return [msgspec.structs.replace(_job(msgspec.structs.replace(half, other=None), parts), items=part) for half, part in halves]
+        name = f"pair_{b}_{f}" if not parts.chunked else f"pair{slot.chunk}_{b}_{slot.other.chunk}_{f}"
+        return [Job(name, parts.kind_name(slot), b, items)]
+
 
 def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]) -> tuple[Job, ...]:
     """Put receives of activations in front of the gradient sends that the previous stage takes only after sending them.
@@ -170,6 +187,10 @@ def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]
                 done.add((op_id, m))
         items.append(line)
     return tuple(msgspec.structs.replace(job, items=tuple(line)) for job, line in zip(jobs, items, strict=True))
+
+
+def _draws(program: Program, role: str) -> bool:
+    return any(op.role == role and is_random(op) for op in program.ops)
 
 
 class Parts:
@@ -202,13 +223,9 @@ class Parts:
         return KIND_NAMES[slot.kind] + (str(slot.chunk) if self.chunked and slot.kind != "O" else "")
 
 
-def _job(slot: Slot, parts: Parts, pairs: dict[tuple[int, int], PairPlan]) -> Job:
+def _job(slot: Slot, parts: Parts) -> Job:
     kind = parts.kind_name(slot)
     if slot.kind == "O":
         return Job(kind, kind, 0, tuple((op.id, 0) for op in parts.ops["O", 0]))
-    if slot.other is None:
-        return Job(f"{kind}_{slot.micro_batch}", kind, slot.micro_batch, tuple((op.id, slot.micro_batch) for op in parts.ops[slot.kind, slot.chunk]))
-    b, f = slot.micro_batch, slot.other.micro_batch
-    order = pairs[slot.chunk, slot.other.chunk].order
-    name = f"pair_{b}_{f}" if not parts.chunked else f"pair{slot.chunk}_{b}_{slot.other.chunk}_{f}"
-    return Job(name, kind, b, tuple((op_id, b if way == "B" else f) for way, op_id in order))
+    m = slot.micro_batch
+    return Job(f"{kind}_{m}", kind, m, tuple((op.id, m) for op in parts.ops[slot.kind, slot.chunk]))

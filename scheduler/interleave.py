@@ -15,12 +15,13 @@ from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Graph, Op, Program, dependencies, describe
-from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_receive, is_send
+from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_random, is_receive, is_send
 from interlace.scheduler.pair_bytes import PairBytes
 from interlace.scheduler.pair_clock import Node, duration, serial_duration
 from interlace.scheduler.pair_list import TRIES, ListScheduler
 from interlace.scheduler.pair_memory import PairMemory
-from interlace.scheduler.pair_search import Form, Rules, Search
+from interlace.scheduler.pair_search import Form as Form
+from interlace.scheduler.pair_search import Rules, Search
 
 Placed = tuple[str, int]
 SEARCH_WORK = 150_000
@@ -81,7 +82,7 @@ def plan_pairs(program: Program, backward: Sequence[Op], forward: Sequence[Op], 
     pair = _Pair(program, backward, forward, cost)
     plain = pair.plain()
     if len(pair.all_ops) > max_ops:
-        return pair.result(plain, f"{len(pair.all_ops)} ops are more than max_ops_per_job {max_ops}: backward and forward stay in turn")
+        return pair.result(plain, f"{len(pair.all_ops)} ops are more than max_ops_per_job {max_ops}: backward and forward stay two jobs")
     cap = pair.memory.peak(plain) + allowance_bytes
     order = pair.within(cap, form)
     return pair.result(order, "" if order != plain else "backward and forward stay in turn: no other order is faster within the memory")
@@ -111,25 +112,30 @@ class _Pair:
     def _after(self, backward: Sequence[Op], forward: Sequence[Op]) -> dict[Placed, set[Placed]]:
         after: dict[Placed, set[Placed]] = {}
         for side, ops in (("B", backward), ("F", forward)):
-            for op_id, before in dependencies(self.graph, ops).items():
-                after[side, op_id] = {(side, other) for other in before}
-        for op_id, other in self._shared_state(backward, forward):
-            after["F", op_id].add(("B", other))
+            for op_id, needs in dependencies(self.graph, ops).items():
+                after[side, op_id] = {(side, other) for other in needs}
+        for op_id, first in (*self._shared_state(backward, forward), *_draws_in_turn(backward, forward)):
+            after["F", op_id].add(("B", first))
         for before, later in _p2p_order(backward, forward):
             after[later].add(before)
         return after
 
     def _shared_state(self, backward: Sequence[Op], forward: Sequence[Op]) -> Iterable[tuple[int, int]]:
         """Forward operations that touch persistable state which backward writes, or the reverse: they stay behind it."""
-        touched = {}
+        touched: dict[int, list[tuple[int, bool]]] = {}
         for op in backward:
-            for value in (*op.operands, *op.results):
-                if value != ABSENT and self.graph.values[value].persistable:
-                    touched[self.graph.values[value].storage] = (op.id, bool(op.inplace) or touched.get(self.graph.values[value].storage, (0, False))[1])
+            for storage, writes in self._state(op).items():
+                touched.setdefault(storage, []).append((op.id, writes))
         for op in forward:
-            for value in op.operands:
-                if value != ABSENT and (found := touched.get(self.graph.values[value].storage)) and (found[1] or op.inplace):
-                    yield op.id, found[0]
+            for storage, writes in self._state(op).items():
+                yield from ((op.id, other) for other, wrote in touched.get(storage, ()) if writes or wrote)
+
+    def _state(self, op: Op) -> dict[int, bool]:
+        """Persistable storages that an operation touches, and whether it writes them."""
+        values = self.graph.values
+        written = {values[op.operands[operand]].storage for _, operand in op.inplace}
+        touched = {values[v].storage for v in (*op.operands, *op.results) if v != ABSENT and values[v].persistable}
+        return {storage: storage in written for storage in touched}
 
     def _node(self, side: str, op: Op, filler: bool) -> None:
         dur = float(self.cost.op_time(op, self.values, self.groups).dur_ns)
@@ -236,20 +242,29 @@ class _Pair:
             for other in before:
                 if place[other] > place[item]:
                     op, first = self.graph.ops[item[1]], self.graph.ops[other[1]]
-                    raise PlanError(f"pair order puts {describe(op)} ({item[0]}) in front of {describe(first)} ({other[0]}), which it needs")
+                    raise PlanError(
+                        f"pair order puts {describe(op)} ({item[0]}) in front of {describe(first)} ({other[0]}), which it needs"
+                    )
         planned, exposed = duration(self.nodes, _indices(order, self.index), self.stretch)
         comm = sum(node.dur for node in self.nodes if node.stream)
         return PairPlan(tuple(order), round(serial_duration(self.nodes)), round(planned), round(comm), round(exposed),
                         self.memory.peak(self.plain()), self.memory.peak(order), note)  # fmt: skip
 
 
+def _draws_in_turn(backward: Sequence[Op], forward: Sequence[Op]) -> list[tuple[int, int]]:
+    """Random draws come from one generator: the forward's first draw stands behind the backward's last (recompute draws too)."""
+    first, last = (next((op.id for op in ops if is_random(op)), None) for ops in (forward, reversed(backward)))
+    return [(first, last)] if first is not None and last is not None else []
+
+
 def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
-    """Backward operations that a send or a tensor-parallel collective waits for: the chain of input gradients.
+    """Backward operations that a send or a tensor-parallel collective waits for, and random draws: the chain of input gradients.
 
     A collective whose result only goes into gradient buffers reduces gradients and is no seed.
     """
     inside = {op.id: op for op in backward}
-    seeds = [op.id for op in backward if is_send(op) or (is_collective(op) and op.group >= 0 and not _reduces_gradient(graph, op, inside))]
+    seeds = [op.id for op in backward if is_send(op) or is_random(op)
+             or (is_collective(op) and op.group >= 0 and not _reduces_gradient(graph, op, inside))]  # fmt: skip
     before = dependencies(graph, backward)
     chain: set[int] = set()
     stack = seeds

@@ -9,7 +9,7 @@ nothing and is listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,10 +18,14 @@ import numpy.typing as npt
 
 from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.kinds import COMBINE, DATA, SET_PARAMETER, SHADOW_OUTPUT, SPLIT
-from interlace.scheduler.variants import places, variants
+from interlace.scheduler.executor_memory import Executor, feed_bytes, forms
+from interlace.scheduler.variants import places
 
 Ints = npt.NDArray[np.int64]
-Pool = Literal["device", "pinned"]
+Order = Sequence[tuple[int, int]] | Ints
+"""`(op, micro-batch)` items one after the other."""
+Pool = Literal["device", "pinned", "all"]
+"""Kinds of memory; `all` is both together, as on a place whose device memory is the host's."""
 END = 1 << 61
 """The end of the step as a time: later than any other."""
 
@@ -79,8 +83,8 @@ class Storages:
     unknown: list[int]
 
 
-def storages(program: Program) -> Storages:
-    """The table of a program; cost O(ops + operands)."""
+def storages(program: Program, workspace: Mapping[int, int] | None = None) -> Storages:
+    """The table of a program, and a row for each op that takes a `workspace` (bytes) while it runs; O(ops + operands)."""
     graph = Graph(program)
     cells = _Cells(graph)
     base_value = {value.storage: value for value in reversed(program.values)}
@@ -101,21 +105,23 @@ def storages(program: Program) -> Storages:
             for place in read:
                 readers[place].append(op.id)
     rows = list(giver)
+    used = workspace or {}
+    num_readers = [*(len(readers[p]) for p in rows), *(1 for _ in used)]
     sizes = [cells.size.get(place, base_value[place].size_bytes) for place in rows]
     base = {"device": 0, "pinned": 0}
     for place in lasting:
         base[_pool(base_value[place].memory)] += max(0, base_value[place].size_bytes)
     return Storages(
-        _ints([giver[p] for p in rows]), np.maximum(_ints(sizes), 0),
-        np.array([_pool(base_value[p].memory) == "pinned" for p in rows], np.bool_),
-        np.array([p in kept for p in rows], np.bool_),
-        np.concatenate([[0], np.cumsum([len(readers[p]) for p in rows], dtype=np.int64)]).astype(np.int64),
-        _ints([r for p in rows for r in readers[p]]), base,
+        _ints([*(giver[p] for p in rows), *used]), np.maximum(_ints([*sizes, *used.values()]), 0),
+        np.array([*(_pool(base_value[p].memory) == "pinned" for p in rows), *(False for _ in used)], np.bool_),
+        np.array([*(p in kept for p in rows), *(False for _ in used)], np.bool_),
+        np.concatenate([[0], np.cumsum(num_readers, dtype=np.int64)]).astype(np.int64),
+        _ints([*(r for p in rows for r in readers[p]), *used]), base,
         [base_value[p].id for p in [*rows, *sorted(lasting)] if base_value[p].size_bytes < 0 and p not in cells.size],
     )  # fmt: skip
 
 
-def _pool(memory: str) -> Pool:
+def _pool(memory: str) -> Literal["device", "pinned"]:
     return "device" if memory == "device" else "pinned"
 
 
@@ -179,6 +185,8 @@ class Lives:
 
     def pool(self, pool: Pool) -> Lives:
         """The instances of one kind of memory."""
+        if pool == "all":
+            return self
         chosen = self.pinned == (pool == "pinned")
         return Lives(*(getattr(self, name)[chosen] for name in Lives.__slots__))
 
@@ -205,7 +213,11 @@ class Profile:
         change = np.concatenate([lives.size, -lives.size])[order]
         when = np.concatenate([lives.taken, lives.given])[order]
         inside = when < END
-        return np.r_[0, when[inside]], self.base[pool] + np.r_[0, np.cumsum(change[inside])]
+        return np.r_[0, when[inside]], self.held_always(pool) + np.r_[0, np.cumsum(change[inside])]
+
+    def held_always(self, pool: Pool = "device") -> int:
+        """Bytes of what lives across steps."""
+        return sum(self.base.values()) if pool == "all" else self.base[pool]
 
     def peak(self, pool: Pool = "device") -> int:
         """Most bytes held at one moment."""
@@ -223,8 +235,8 @@ class Profile:
         found: dict[tuple[str, str], list[int]] = {}
         for giver, size in zip(lives.giver[there].tolist(), lives.size[there].tolist(), strict=True):
             found.setdefault((ops[giver].layer, ops[giver].kind), []).append(size)
-        if self.base[pool]:
-            found["", "parameters"] = [self.base[pool]]
+        if self.held_always(pool):
+            found["", "parameters"] = [self.held_always(pool)]
         holdings = [Holding(layer, kind, sum(sizes), len(sizes)) for (layer, kind), sizes in found.items() if sum(sizes)]
         return sorted(holdings, key=lambda h: (-h.size_bytes, h.layer, h.kind))
 
@@ -244,9 +256,12 @@ def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Int
     return Profile(program, lives, planner.base, planner.unknown)
 
 
-def in_order(program: Program, items: Sequence[tuple[int, int]] | Ints | None = None) -> Profile:
-    """Memory of an executor that runs item after item, as Paddle's does on the CPU; moments are places in the order."""
-    planner = OrderMemory(program)
+def in_order(program: Program, items: Order | None = None, executor: Executor | None = None) -> Profile:
+    """Memory of an executor that runs item after item, as Paddle's does on the CPU; moments are places in the order.
+
+    With `executor` (such as `executor_memory.CPU`) also what that one does beside the program, as the program's jobs ask it.
+    """
+    planner = OrderMemory(program, executor)
     order = _items(program) if items is None else np.asarray(items, np.int64).reshape(-1, 2)
     return Profile(program, planner.order_lives(order), planner.base, planner.unknown)
 
@@ -263,27 +278,34 @@ def _items(program: Program) -> Ints:
 class OrderMemory:
     """A program's tables, made once, for judging many orders of its items.
 
-    Which copies each micro-batch skips is taken from the program's jobs; orders given later hold the same items.
+    Which copies each micro-batch skips, and what an executor writes in place, is taken from the program's jobs; orders given
+    later hold the same items.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.tables = {
-            m: table for form in variants(program) for table in [storages(form.program)] for m in form.micro_batches
-        }
-        self.base = self.tables[0].base
+    def __init__(self, program: Program, executor: Executor | None = None) -> None:
+        found = forms(program, executor)
+        self.tables: dict[int, Storages] = {}
+        self.late: dict[int, Ints] = {}
+        for form in found:
+            self.tables |= dict.fromkeys(form.micro_batches, storages(form.program, form.workspace))
+            self.late |= dict.fromkeys(form.micro_batches, _ints(sorted(form.late)))
+        self.base = dict(self.tables[0].base) if executor is None else dict(storages(program).base)
+        lasting_bytes = sum(len(form.micro_batches) * form.lasting_bytes for form in found)
+        self.base["device"] += lasting_bytes + feed_bytes(program, executor)
         self.unknown = self.tables[0].unknown
         self.inputs = _ints(sorted(op.id for op in program.ops if op.name == DATA))
         self.num_ids = 1 + max((op.id for op in program.ops), default=-1)
 
-    def peak(self, items: Sequence[tuple[int, int]] | Ints, pool: Pool = "device") -> int:
+    def peak(self, items: Order, pool: Pool = "device") -> int:
         """Most bytes held at one moment when `(op, micro-batch)` items run one after the other; cost O(items + storages)."""
         order = np.asarray(items, np.int64).reshape(-1, 2)
         lives = self.order_lives(order)
-        mine = lives.pinned == (pool == "pinned")
+        mine = lives.pool(pool)
         change = np.zeros(len(order) + 2, np.int64)
-        np.add.at(change, lives.taken[mine], lives.size[mine])
-        np.add.at(change, np.minimum(lives.given[mine], len(order) + 1), -lives.size[mine])
-        return self.base[pool] + int(np.cumsum(change)[:-1].max(initial=0))
+        np.add.at(change, mine.taken, mine.size)
+        np.add.at(change, np.minimum(mine.given, len(order) + 1), -mine.size)
+        base = sum(self.base.values()) if pool == "all" else self.base[pool]
+        return base + int(np.cumsum(change)[:-1].max(initial=0))
 
     def order_lives(self, order: Ints) -> Lives:
         """Instances with moments counted in items."""
@@ -312,15 +334,25 @@ class OrderMemory:
         given, last_read = (_most(column, table.reader_first) for column in (ends, reads))
         is_input = np.isin(table.giver, self.inputs)
         there = (at >= 0) | (is_input & (last_read >= 0))
-        begin = np.where(is_input, 0, taken[at])
+        first = self._first_use(table, at, reads, self.late[micro_batch])
+        begin = np.where(is_input, 0, taken[first])
         given = np.maximum(given, begin)
         by_issue = np.zeros(len(at), np.bool_) if foreign is None else ~_most(away, table.reader_first).astype(np.bool_)
         tie = np.where((given == begin) | by_issue, 2 * last_read + 2, 0)
         given = np.where(table.output, END, given)
         return Lives(
-            begin[there], given[there], 2 * at[there] + 1, tie[there], table.size[there], table.pinned[there],
+            begin[there], given[there], 2 * first[there] + 1, tie[there], table.size[there], table.pinned[there],
             table.giver[there], np.full(int(there.sum()), micro_batch, np.int64),
         )  # fmt: skip
+
+    @staticmethod
+    def _first_use(table: Storages, at: Ints, reads: Ints, late: Ints) -> Ints:
+        """Where each row is taken: at its giver, or at the first reader of what comes late (unless that follows at once)."""
+        if not len(late):
+            return at
+        behind = np.where(reads > np.repeat(at, np.diff(table.reader_first)), reads, END)
+        reader = np.minimum.reduceat(behind, table.reader_first[:-1]).astype(np.int64)
+        return np.where(np.isin(table.giver, late) & (reader < END), np.where(reader > at + 1, reader, at), at)
 
 
 def _most(column: npt.NDArray[Any], first: Ints) -> Ints:

@@ -35,7 +35,9 @@ class Node:
 
 
 @dataclass(slots=True)
-class _Flight:
+class Flight:
+    """A communication in flight, and how much of its time alone is left."""
+
     node: int
     left: float
 
@@ -56,14 +58,14 @@ class Clock:
         self.now = 0.0
         self.exposed = 0.0
         self.done = bytearray(len(nodes))
-        self.queues: dict[str, list[_Flight]] = {}
+        self.queues: dict[str, list[Flight]] = {}
         self.flying: set[int] = set()
 
     def run(self, node: int) -> None:
         """Run one node: wait for what it needs, then compute, or put a communication in flight."""
         item = self.nodes[node]
         if item.stream:
-            self.queues.setdefault(item.stream, []).append(_Flight(node, item.dur))
+            self.queues.setdefault(item.stream, []).append(Flight(node, item.dur))
             self.flying.add(node)
             return
         for dep in item.deps:
@@ -87,7 +89,7 @@ class Clock:
         """Whether the node waits for a communication in flight."""
         return any(dep in self.flying for dep in self.nodes[node].deps)
 
-    def heads(self) -> list[_Flight]:
+    def heads(self) -> list[Flight]:
         """Communications that run now: the first of each stream whose needs are met."""
         return [queue[0] for queue in self.queues.values() if queue and not self.blocked(queue[0].node)]
 
@@ -111,7 +113,7 @@ class Clock:
         rates = [1.0 / len(heads)] * len(heads)
         self._advance(heads, rates, min(head.left * len(heads) for head in heads))
 
-    def _advance(self, heads: list[_Flight], rates: list[float], step: float) -> None:
+    def _advance(self, heads: list[Flight], rates: list[float], step: float) -> None:
         self.now += step
         for head, rate in zip(heads, rates, strict=True):
             head.left -= step * rate

@@ -70,8 +70,8 @@ class ListScheduler:
     def _choose(self) -> int:
         heads = self._heads()
         ready = [k for k in heads if not self.pending[k]]
-        comm = next((k for k in ready if self.nodes[k].stream), None)
-        if comm is not None and (self._fits(comm) or not self.fillers):
+        comm = next((k for k in ready if self.nodes[k].stream and self._fits(k)), None)
+        if comm is not None:
             return comm
         open_heads = [k for k in ready if not self.nodes[k].stream and not self.clock.blocked(k)]
         free_fillers = [k for k in self.fillers[:CANDIDATES] if not self.clock.blocked(k)]
@@ -90,8 +90,7 @@ class ListScheduler:
             return free_fillers[0]
         if self.fillers:
             return self.fillers[0]
-        fits = [k for k in ready if self._fits(k)]
-        return (fits or ready)[0]
+        return next((k for k in ready if self._fits(k)), ready[0])
 
     def _fits(self, node: int) -> bool:
         """Whether all the rest still fits behind a node."""

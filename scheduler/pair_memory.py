@@ -13,15 +13,15 @@ Placed = tuple[str, int]
 class PairMemory:
     """Bytes that each operation allocates, and the storages whose last reader decides when they are freed.
 
+    Storages are counted once however many values share them. What backward reads from its forward is there at the start and
+    goes with its last reader; what forward leaves for its backward stays. Persistable storages and values of unknown size do
+    not count.
+
     Attributes:
         size: Bytes by storage.
         gives, reads: Storages that an operation gives, and that it gives or reads.
         start: Bytes held before the first operation.
         early, stays: Storages `(side, storage)` that exist before the pair, and that live on behind it.
-
-    Storages are counted once however many values share them. What backward reads from its forward is there at the start and
-    goes with its last reader; what forward leaves for its backward stays. Persistable storages and values of unknown size do
-    not count.
     """
 
     def __init__(self, graph: Graph, backward: Sequence[Op], forward: Sequence[Op]) -> None:
@@ -85,7 +85,8 @@ class PairMemory:
         later = ("backward", "optimize") if side == "F" else ("optimize",)
         for alias in self.graph.aliases[self.graph.values[value].storage]:
             for user in self.graph.user_ops(alias):
-                if user.id not in inside and (user.role in later or (side == "B" and user.role == "backward")) and alias in self.graph.reads(user):
+                reads = user.role in later or (side == "B" and user.role == "backward")
+                if user.id not in inside and reads and alias in self.graph.reads(user):
                     return True
         return False
 

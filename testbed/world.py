@@ -7,9 +7,12 @@ before the first step. Rings become the plugin's communicators.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import json
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from testbed import device
 from testbed.delays import DELAYS_VARIABLE, apply_words
 
 DEVICE = f"{device.NAME}:0"
+REPORT_VARIABLE = "TESTBED_REPORT"  # a folder that gets each rank's memory numbers at its end
 ID_BYTES = 128
 _ID_TIMEOUT_S = 60.0
 _PREPARED = "interlace_prepared"
@@ -29,12 +33,16 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
     os.environ.update(rank_environment(rank, world))
     os.environ.pop("POD_NAME", None)
     transport = Transport(rank, world, run_dir, timeout_s)
+    if device.variant() == "cuda":
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(rank))
     device.load()
     import paddle
 
     from interlace.bridge.cpu import dynamic, ops
 
     paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
+    if device.variant() == "cuda":  # README.md, "Known faults"
+        paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
     ops.set_transport(transport)
     dynamic.patch(transport)
     apply_words(os.environ.get(DELAYS_VARIABLE, ""))
@@ -42,7 +50,13 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
     _patch_p2p()
     _patch_engine()
     paddle.set_device("cpu")
+    if os.environ.get(REPORT_VARIABLE):
+        atexit.register(_write_memory, Path(os.environ[REPORT_VARIABLE]) / f"memory{rank}.json")
     return transport
+
+
+def _write_memory(path: Path) -> None:
+    path.write_text(json.dumps(asdict(device.memory())) + "\n")
 
 
 def _patch_groups(rank: int, run_dir: Path) -> None:
@@ -144,8 +158,24 @@ def _patch_engine() -> None:
         if starting:
             prepare_program(program, "startup")
 
+    def feed_device(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Jobs after the first read what was fed as it lies: on the device, as a loader on a GPU would give it."""
+        found = prepare_feed(self, *args, **kwargs)
+        return {name: _on_device(value) for name, value in found.items()}
+
+    prepare_feed = engine_class._prepare_feed
+    engine_class._prepare_feed = feed_device
     engine_class.__init__, engine_class._initialize = make_here, initialize_prepared
     engine_module.remove_unuseful_comm_op_pass = clean_up_and_prepare
+
+
+def _on_device(value: Any) -> Any:
+    import numpy as np
+    import paddle
+
+    made = paddle.base.core.DenseTensor()
+    made.set(np.array(value), paddle.CustomPlace(device.NAME, 0))
+    return made
 
 
 def _prepare_mode(engine: Any, mode: str) -> None:

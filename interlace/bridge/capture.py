@@ -12,7 +12,7 @@ import paddle
 from interlace.bridge.layers import LayerNames, name_layers
 from interlace.errors import ProgramError
 from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value
-from interlace.ir.kinds import COLLECTIVES, DATA, KEYWORD, RECEIVES, SENDS
+from interlace.ir.kinds import COLLECTIVES, DATA, KEYWORD, RECEIVES, SENDS, is_comm, is_random
 from interlace.ir.program import Role
 
 ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
@@ -88,7 +88,8 @@ class _Capture:
 
     def _op(self, op_id: int, source: Any, role: Role, chunk: int) -> Op:
         name = source.name()
-        operands = tuple(ABSENT if paddle.pir.is_fake_value(v) else self._known(v, op_id, name) for v in source.operands_source())
+        _check_blocks(source, op_id)
+        operands = tuple(ABSENT if paddle.pir.is_fake_value(v) else self._known(v, op_id, name) for v in operand_sources(source))
         inplace = _aliases(source, operands)
         views = ((0, 0),) if name in SHARING else ()
         shared = {result: self.storage[operands[operand]] for result, operand in (*inplace, *views)}
@@ -136,6 +137,39 @@ class _Capture:
 
     def _struct_names(self, offset: int) -> list[str]:
         return [""] * offset + [op.attrs().get("struct_name", "") for op in self.source_ops]
+
+
+def operand_sources(source: Any) -> list[Any]:
+    """An operation's operands, behind them what its nested blocks read from around it."""
+    operands = list(source.operands_source())
+    if not list(source.blocks()):
+        return operands
+    known = {v.id for v in operands if not paddle.pir.is_fake_value(v)}
+    return operands + [v for v in paddle.base.libpaddle.pir.get_used_external_value(source) if v.id not in known]
+
+
+def _check_blocks(source: Any, op_id: int) -> None:
+    """What must not stand in a nested block, where nobody would see it: communication, random draws, writes to values around it."""
+    if not list(source.blocks()):
+        return
+    outer = {v.id for v in operand_sources(source)}
+    for inner in _nested(source):
+        name, attrs = inner.name(), inner.attrs()
+        found = Op(op_id, name, (), (), "forward", attrs=attrs, group=_group_of(name, attrs))
+        written = [inner.operand_source(k) for k in paddle.base.libpaddle.pir.get_op_inplace_info(inner).values()]
+        wrong = "communicates" if is_comm(found) else "draws random numbers" if is_random(found) else ""
+        if not wrong and any(not paddle.pir.is_fake_value(v) and v.id in outer for v in written):
+            wrong = "writes a value of the block around it"
+        if wrong:
+            raise ProgramError(f"op #{op_id} {source.name()} has a nested block in which {name} {wrong}; "
+                               "it cannot be captured, move that operation out of the control flow")  # fmt: skip
+
+
+def _nested(source: Any) -> Iterable[Any]:
+    for block in source.blocks():
+        for inner in block.ops:
+            yield inner
+            yield from _nested(inner)
 
 
 def complete_roles(raw: list[int]) -> list[Role]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from interlace.config import PLAIN_FIELDS, Config, make_config
 from interlace.errors import ConfigError
-from interlace.passes import REGISTRY
+from interlace.passes import REGISTRY, Pass
 
 LOG = logging.getLogger("interlace")
 DEAD_FLAGS = {
@@ -70,7 +73,7 @@ class _PassFlags:
     def __setattr__(self, name: str, value: Any) -> None:
         options = self._flags._options
         given = options.get(self._key)
-        table = dict(given) if isinstance(given, dict) else {}
+        table = msgspec.to_builtins(given) if isinstance(given, Pass) else dict(given) if isinstance(given, Mapping) else {}
         if name == "enable":
             if not isinstance(value, bool):
                 raise ConfigError(f"strategy.interlace.{self._key}.enable: expected bool, found {value!r}")

@@ -17,7 +17,7 @@ from interlace.bridge.capture import Captured, capture
 from interlace.bridge.flags import Flags, with_dead_flags
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
-from interlace.bridge.places import Place, choose_place
+from interlace.bridge.places import choose_place
 from interlace.config import Config, find_config, load_config, read_yaml
 from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import ConfigError, PlanError
@@ -140,8 +140,17 @@ def _state(engine: Any) -> State | None:
         config = load_config(override) if override else flags.config() if flags is not None else None
         if config is None or not config.active:
             return None
+        _require_pipeline(config, engine._strategy)
         engine._interlace = known = State(config)
     return known
+
+
+def _require_pipeline(config: Config, strategy: Any) -> None:
+    """Forms of the schedule that only a pipeline, or an accumulation of micro-batches, has."""
+    form = getattr(config.passes.get("schedule-1f1b"), "interleave", "off")
+    if form in ("mixed", "zb-h1") and not (strategy.pipeline.enable or strategy.gradient_merge.enable):
+        raise ConfigError(f"{config.source}: schedule_1f1b.interleave: {form} without a pipeline; "
+                          "set strategy.pipeline.enable (or gradient_merge), or interleave: dx-first")  # fmt: skip
 
 
 @contextmanager

@@ -7,25 +7,29 @@ job of its own at the start of the step, losses and the user's fetches are stack
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import paddle
 from paddle.base import core
 from paddle.base.libpaddle import pir
 
-from interlace.bridge.capture import Captured
+from interlace.bridge.capture import Captured, operand_sources
 from interlace.bridge.newops import BUILDERS
 from interlace.bridge.places import Place
 from interlace.bridge.places.base import PINNED_PREFIX
 from interlace.errors import PlanError
-from interlace.ir import ABSENT, Event, Graph, Job, Op, Program, Value, describe
-from interlace.ir.kinds import COMBINE, DATA, KEYWORD, PARAMETER, SHADOW_OUTPUT, is_comm, is_copy
+from interlace.ir import ABSENT, Event, Graph, Job, Op, Program, describe
+from interlace.ir.kinds import COMBINE, DATA, KEYWORD, NO_KERNEL, SHADOW_OUTPUT, is_comm, is_copy
+from interlace.passes.streams import COMPUTE_STREAMS
 
 FEED_JOB, COLLECT_JOB = "interlace_feed", "interlace_collect"
 ROLE_NUMBER = {"forward": 0, "backward": 1, "optimize": 2}
-CLONE = pir.CloneOptions(False, True, True)
+CLONE = pir.CloneOptions(True, True, True)
 Item = tuple[int, int]
 
 
@@ -90,7 +94,20 @@ def lower(captured: Captured, program: Program, place: Place, fetches: Sequence[
     Raises:
         PlanError: Something in the plan cannot be built; the operation and job are named.
     """
-    return _Lowering(captured, program, place, fetches).run()
+    with _short_stacks():
+        return _Lowering(captured, program, place, fetches).run()
+
+
+@contextmanager
+def _short_stacks() -> Iterator[None]:
+    """Paddle notes the Python stack on every operation that its API makes, which is half of the lowering's time; the last frame
+    says all there is to say here."""  # fmt: skip
+    whole = traceback.extract_stack
+    traceback.extract_stack = partial(whole, limit=1)
+    try:
+        yield
+    finally:
+        traceback.extract_stack = whole
 
 
 class _Lowering:
@@ -242,6 +259,7 @@ class _JobBuilder:
         self.given: dict[str, Any] = {}
         self.shared: dict[str, list[Any]] = {}
         self.last_giver = self._last_givers()
+        self.last_computed: tuple[Op, Any] | None = None
 
     def add(self, op: Op, micro_batch: int) -> None:
         """Put one operation at the end."""
@@ -253,6 +271,8 @@ class _JobBuilder:
         for value, result in zip(op.results, results, strict=True):
             self.values[value, micro_batch] = result
             self._leave(value, micro_batch, result)
+            if self._is_computed(op, value):
+                self.last_computed = (op, result)
 
     def _operand(self, value: int, micro_batch: int, contents: bool) -> Any:
         value = self.low.resolve(value, micro_batch)
@@ -282,7 +302,7 @@ class _JobBuilder:
         source = self.low.captured.source_ops[op.origin]
         mapping = pir.IrMapping()
         mixed = []
-        for k, (old, new) in enumerate(zip(source.operands_source(), operands, strict=True)):
+        for k, (old, new) in enumerate(zip(operand_sources(source), operands, strict=True)):
             if new is None:
                 continue
             if not mapping.has(old):
@@ -339,7 +359,25 @@ class _JobBuilder:
         for results in self.shared.values():
             for result in results:
                 paddle._C_ops.share_data(result)
+        self._hold_back()
         return self.made
+
+    def _is_computed(self, op: Op, value: int) -> bool:
+        """Whether a value is surely there only when computation has come so far (constants and shapes may be made on the host)."""
+        kept = self.low.graph.values[value]
+        on_device = kept.dtype not in ("vector", "null") and kept.memory == "device"
+        launched = op.stream in COMPUTE_STREAMS and op.name not in NO_KERNEL and not op.kind.startswith("shape")
+        return on_device and launched and bool(op.operands)
+
+    def _hold_back(self) -> None:
+        ops = (self.low.graph.ops[op_id] for op_id, _ in self.job.items)
+        if self.last_computed is None or not any(is_copy(op) and op.origin < 0 for op in ops):
+            return
+        op, value = self.last_computed
+        first = len(self.block.ops)
+        self.low.place.hold_back(value)
+        for built in self.block.ops[first:]:
+            built.op_role = ROLE_NUMBER[op.role]
 
     def _last_givers(self) -> dict[str, Item]:
         low = self.low
@@ -400,13 +438,21 @@ class _EventTable:
 
 
 def make_plan(jobs: Sequence[JobProgram], place: Place) -> Any:
-    """The executor's plan: in every job a variable stays as long as a later job really reads its contents."""
+    """The executor's plan."""
     made = []
-    later: set[str] = set()
-    for job in reversed(jobs):
+    for job, names in zip(jobs, kept_names(jobs, place), strict=True):
         item = core.Job(job.name)
         item.set_micro_batch_id(0)
-        item.set_skip_gc_vars({name for name in job.holds if name in later or place.never_collected(name)})
-        later |= job.reads
+        item.set_skip_gc_vars(names)
         made.append(item)
-    return core.Plan(made[::-1], {job.name: job.program for job in jobs})
+    return core.Plan(made, {job.name: job.program for job in jobs})
+
+
+def kept_names(jobs: Sequence[JobProgram], place: Place) -> list[set[str]]:
+    """Names that each job must not collect: a variable stays as long as a later job really reads its contents."""
+    made: list[set[str]] = []
+    later: set[str] = set()
+    for job in reversed(jobs):
+        made.append({name for name in job.holds if name in later or place.never_collected(name)})
+        later |= job.reads
+    return made[::-1]

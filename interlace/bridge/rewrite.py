@@ -71,7 +71,7 @@ class _Writer:
         if op.origin < 0:
             return
         source = self.captured.source_ops[op.origin]
-        for k, value in enumerate(op.operands):
+        for k, value in enumerate(op.operands[: source.num_operands()]):
             if value != ABSENT and not source.operand_source(k).is_same(self.values[value]):
                 source.operand(k).set_source(self.values[value])
 

@@ -109,7 +109,8 @@ def _jobs(program: Program) -> list[str]:
             elif not 0 <= micro_batch < count:
                 faults.append(f"job {job.name}: micro-batch {micro_batch} of {describe(ops[op_id])}, there are {count}")
             elif ops[op_id].role == "optimize" and micro_batch:
-                faults.append(f"job {job.name}: {describe(ops[op_id])} of the optimizer for micro-batch {micro_batch}; it runs once a step, for 0")
+                faults.append(f"job {job.name}: {describe(ops[op_id])} of the optimizer for micro-batch {micro_batch}; "
+                              "it runs once a step, for 0")  # fmt: skip
             elif is_boundary(ops[op_id]):
                 faults.append(f"job {job.name}: {describe(ops[op_id])} names an input or output; jobs hold none of those")
             elif item in done:
@@ -142,7 +143,8 @@ def _events(program: Program) -> list[str]:
         if not EVENT_NAME.fullmatch(event.name) or event.name == "default":
             faults.append(f"event {event.name!r}: a name has no blanks and is not 'default', which is the executor's own")
         if event.record in recorders:
-            faults.append(f"events {recorders[event.record]!r} and {event.name!r} are both recorded after {event.record}; an item records one")
+            faults.append(f"events {recorders[event.record]!r} and {event.name!r} are both recorded after {event.record}; "
+                          "an item records one")  # fmt: skip
         recorders[event.record] = event.name
         if event.record not in place:
             faults.append(f"event {event.name!r} is recorded after {event.record}, which no job runs")

@@ -133,8 +133,36 @@ HD At locate(const Layout& at, uint32_t index) {
   return found;
 }
 
+// The period of an operand that is repeated along the leading dimensions; 0 for any other layout.
+size_t period_of(const Layout& at, const uint32_t* strides) {
+  size_t inner = 1;
+  int d = at.num_dims - 1;
+  for (; d >= 0 && (strides[d] == inner || at.dims[d] == 1); --d) inner *= at.dims[d];
+  for (; d >= 0; --d)
+    if (strides[d] != 0 && at.dims[d] != 1) return 0;
+  return inner;
+}
+
+// Both operands lie densely and repeat as a whole: rows of eight elements, two divisions for each.
+template <class M, class T>
+void map_periodic(Stream s, const T* x, const T* y, T* out, size_t n, size_t x_period, size_t y_period) {
+  auto *px = reinterpret_cast<const Pack<T>*>(x), *py = reinterpret_cast<const Pack<T>*>(y);
+  auto* to = reinterpret_cast<Pack<T>*>(out);
+  uint32_t nx = static_cast<uint32_t>(x_period / kPack), ny = static_cast<uint32_t>(y_period / kPack);
+  each(s, M::label, n / kPack, [=] DEV(size_t k) {
+    Pack<T> u = px[static_cast<uint32_t>(k) % nx], v = py[static_cast<uint32_t>(k) % ny];
+    for (int i = 0; i < kPack; ++i) u.v[i] = M::of(u.v[i], v.v[i], 0, 0);
+    to[k] = u;
+  });
+}
+
 template <class M, class T>
 void map_broadcast(Stream s, const T* x, const T* y, T* out, size_t n, Layout at) {
+  size_t nx = period_of(at, at.x), ny = period_of(at, at.y);
+  if (nx && ny && nx % kPack == 0 && ny % kPack == 0 && packable(n, {x, y, out})) {
+    map_periodic<M>(s, x, y, out, n, nx, ny);
+    return;
+  }
   each(s, M::label, n, [=] DEV(size_t k) {
     At from = locate(at, static_cast<uint32_t>(k));
     out[k] = M::of(x[from.x], y[from.y], 0, 0);
@@ -404,8 +432,22 @@ void k_sum(Stream s, Sum sum, Type type, const void* x, const void* y, void* out
   });
 }
 
+// Where the last dimension stays last, whole groups of 16 bytes move.
+bool widen(Layout& at, size_t* n, size_t element, const void* x, const void* out) {
+  int last = at.num_dims - 1;
+  size_t group = 16 / element;
+  bool fits = last >= 0 && at.x[last] == 1 && at.dims[last] % group == 0 && packable(*n, {x, out});
+  for (int d = 0; d < last && fits; ++d) fits = at.x[d] % group == 0;
+  if (!fits) return false;
+  at.dims[last] /= static_cast<uint32_t>(group);
+  for (int d = 0; d < last; ++d) at.x[d] /= static_cast<uint32_t>(group);
+  *n /= group;
+  return true;
+}
+
 void k_permute(Stream s, const void* x, void* out, size_t n, Layout at, size_t element) {
-  if (element == 4) permute(s, static_cast<const uint32_t*>(x), static_cast<uint32_t*>(out), n, at);
+  if (widen(at, &n, element, x, out)) permute(s, static_cast<const Pack<bf16>*>(x), static_cast<Pack<bf16>*>(out), n, at);
+  else if (element == 4) permute(s, static_cast<const uint32_t*>(x), static_cast<uint32_t*>(out), n, at);
   else if (element == 2) permute(s, static_cast<const uint16_t*>(x), static_cast<uint16_t*>(out), n, at);
   else if (element == 8) permute(s, static_cast<const uint64_t*>(x), static_cast<uint64_t*>(out), n, at);
   else permute(s, static_cast<const uint8_t*>(x), static_cast<uint8_t*>(out), n, at);

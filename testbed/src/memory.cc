@@ -1,9 +1,9 @@
 #include "memory.h"
 
 #include <cstring>
-#include <stdexcept>
-#include <string>
 #include <utility>
+
+#include "paddle/phi/core/enforce.h"
 
 
 namespace tb {
@@ -75,8 +75,8 @@ void* pin_new(Pinned& p, size_t size) {
   int limit = switches.refuse_pinned_after;
   void* made = limit >= 0 && p.made >= static_cast<size_t>(limit) ? nullptr : pinned_allocate(size);
   if (!made)
-    throw std::runtime_error("testbed: " + std::to_string(size) + " bytes of pinned host memory were refused (" +
-                             std::to_string(pinned.value()) + " bytes are in use); offload less");
+    PADDLE_THROW(phi::errors::ResourceExhausted("testbed: %d bytes of pinned host memory were refused (%d bytes are in use); offload less",
+                                                size, pinned.value()));
   ++p.made;
   return made;
 }
@@ -198,9 +198,8 @@ void* Pool::take(size_t size, size_t* got) {
     address = device_allocate(size);
   }
   if (!address)
-    throw std::runtime_error("testbed: out of device memory: " + std::to_string(size) + " bytes wanted, " +
-                             std::to_string(allocated.value()) + " bytes held by tensors, " +
-                             std::to_string(reserved.value()) + " bytes taken from the device");
+    PADDLE_THROW(phi::errors::ResourceExhausted("testbed: out of device memory: %d bytes wanted, %d held by tensors, %d taken from the device",
+                                                size, allocated.value(), reserved.value()));
   *got = size;
   reserved.add(size);
   return address;

@@ -36,6 +36,8 @@ Op::Op(const phi::CustomContext& context, const char* name, const std::vector<co
     : name(name), stream(context.stream()), context_(context), touched_(reads) {
   use_pool(context);
   note(name, stream_number(stream));
+  for (const DenseTensor* each : reads)
+    if (each && each->initialized() && phi::is_cpu_place(each->place())) refuse(name, "reads host memory, which no device function can");
 }
 
 Op::Op(const phi::CustomContext& context, const char* name, std::initializer_list<const DenseTensor*> reads)

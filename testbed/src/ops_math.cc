@@ -242,8 +242,16 @@ void TriuKernel(const Context& c, const DenseTensor& x, int diagonal, DenseTenso
 template <typename T, typename Context>
 void CastKernel(const Context& c, const DenseTensor& x, DataType type, DenseTensor* out) {
   Op op(c, "cast", {&x});
+  Type from = type_of(x);
+  const void* source = x.data();
+  bool in_place = out->initialized() && out->Holder() == x.Holder() && size_of(from) != size_of(type_of(type));
+  if (in_place) {  // threads that write narrower elements would meet those that still read wider ones
+    void* kept = op.scratch(bytes_of(x));
+    copy_async(op.stream, kept, source, bytes_of(x), Copy::device_to_device);
+    source = kept;
+  }
   op.out(out, type);
-  k_cast(op.stream, type_of(x), x.data(), type_of(type), out->data(), x.numel());
+  k_cast(op.stream, from, source, type_of(type), out->data(), out->numel());
 }
 
 // ---- copies
@@ -271,7 +279,8 @@ void MemcpyD2HKernel(const Context& c, const DenseTensor& x, int to, DenseTensor
 
 template <typename T, typename Context>
 void MemcpyH2DKernel(const Context& c, const DenseTensor& x, int, DenseTensor* out) {
-  Op op(c, "memcpy_h2d", {&x});
+  Op op(c, "memcpy_h2d", {});
+  op.reads(x);
   op.out(out, x.dtype());
   bool on_host = phi::is_cpu_place(x.place());
   bool pinned = on_host && is_pinned(x.data());

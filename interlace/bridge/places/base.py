@@ -49,6 +49,9 @@ class Place:
         """Whether the executor must never collect a variable (pinned buffers, where the device has no events on them)."""
         return self.keeps_pinned and name.startswith(PINNED_PREFIX)
 
+    def hold_back(self, value: Any) -> None:
+        """Put at the end of a job what keeps the host from running ahead of the device, behind a value of the job's last computation."""
+
     def label(self, built: Any, text: str) -> None:
         """Say on a communication operation which one it is, where errors can show it."""
 

@@ -1,0 +1,53 @@
+"""Every benchmark runs in its tiny size and leaves valid JSON with machine, versions and date."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def quick(script: str, out: Path) -> dict[str, Any]:
+    found = subprocess.run([sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), "--quick", "-o", str(out)],
+                           capture_output=True, text=True, check=False)  # fmt: skip
+    assert found.returncode == 0, found.stderr[-2000:]
+    result: dict[str, Any] = json.loads(out.read_text())
+    assert {"machine", "versions", "date"} <= result.keys()
+    return result
+
+
+def test_dumps(tmp_path: Path) -> None:
+    result = quick("dumps", tmp_path / "dumps.json")
+    assert all(row["ops"] >= 200 and row["decode_s"]["median"] < 0.5 for row in result["rows"])
+
+
+def test_oracle(tmp_path: Path) -> None:
+    """Predictions of measured orders stay within 10 % but for one (no communication, from other files), their order is kept, and
+    our orders are no worse than the best known ones by more than 2 %."""  # fmt: skip
+    result = quick("oracle", tmp_path / "oracle.json")
+    for found in result["configurations"].values():
+        assert found["judged"]["simulator"]["median_abs"] < 0.05
+        assert found["judged"]["simulator"]["order"] > 0.9
+        assert all(row["over_best_known"] < 0.02 for row in found["planner"])
+        assert all(row["peak_over_plain"] <= 1 for row in found["planner"] if row["memory"] != "free")
+
+
+@pytest.mark.paddle
+def test_executor(tmp_path: Path) -> None:
+    pytest.importorskip("paddle")
+    result = quick("executor", tmp_path / "executor.json")
+    assert result["jobs"]["us_per_job"] > 0
+
+
+@pytest.mark.paddle
+def test_road(tmp_path: Path) -> None:
+    pytest.importorskip("paddle")
+    row, = quick("road", tmp_path / "road.json")["rows"]
+    assert row["share"]["median"] < 0.5
+    assert set(row["cpu_s"]) == {"paddle", "interlace", "capture", "passes", "checks", "lowering"}

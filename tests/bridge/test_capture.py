@@ -1,0 +1,216 @@
+"""What a snapshot says of a Paddle program: every form of value and operation, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+paddle = pytest.importorskip("paddle")
+
+from interlace.bridge.capture import Captured, capture, complete_roles, dtype_name, feeds, plain  # noqa: E402
+from interlace.bridge.lower import lower  # noqa: E402
+from interlace.bridge.places.cpu import cpu_place  # noqa: E402
+from interlace.errors import ProgramError  # noqa: E402
+from interlace.ir import ABSENT, Job, Op, Pipeline, Program, TensorType, Value, load, parse, save, show, verify  # noqa: E402
+from tests.bridge.small import Build, C, captured_small, small_program  # noqa: E402
+
+pytestmark = pytest.mark.paddle
+
+
+def captured_of(write: Any, pipeline: Pipeline | None = None) -> Captured:
+    """A program that `write(build)` makes, forward roles where it gives none."""
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        write(build)
+    return capture(build.main, pipeline)
+
+
+def op_named(program: Program, kind: str) -> Op:
+    return next(op for op in program.ops if op.kind == kind)
+
+
+def value(program: Program, number: int) -> Value:
+    return next(each for each in program.values if each.id == number)
+
+
+def test_a_program_is_captured_verified_printed_and_stored(tmp_path: Any) -> None:
+    """acceptance: P2, P3. Roles, groups with their ranks, inputs; the captured program is not changed."""
+    source = small_program()
+    before = str(source)
+    program = capture(source, Pipeline(num_micro_batches=3, schedule="accumulate")).program
+    assert str(source) == before
+    verify(program)
+    assert parse(show(program)) == program
+    assert load(save(program, tmp_path / "small.ilp")) == program
+    assert [group.ranks for group in program.groups] == [(0, 1)]
+    assert {op.role for op in program.ops} == {"forward", "backward", "optimize"}
+    assert [each.name for each in feeds(program)] == ["x"]
+    assert program.paddle == paddle.__version__
+    assert all(op.origin == op.id for op in program.ops)
+
+
+def test_capture_is_the_same_twice() -> None:
+    """acceptance: P2."""
+    source = small_program()
+    assert capture(source).program == capture(source).program
+
+
+def test_persistable_buffers_and_in_place_writes() -> None:
+    """acceptance: P3. `g += dW` writes a persistable storage; its result shares it and lasts too where Paddle says so."""
+    program = captured_small().program
+    add = next(op for op in program.ops if op.name == "pd_op.add_")
+    buffer, result = value(program, add.operands[0]), value(program, add.results[0])
+    assert (buffer.name, buffer.persistable) == ("g", True)
+    assert add.inplace == ((0, 0),)
+    assert result.storage == buffer.storage
+
+
+def test_operands_without_contents_are_marked() -> None:
+    """acceptance: P3, O2. As Paddle says, operand by operand."""
+    program = captured_small().program
+    assert op_named(program, "add_grad").no_buffer == (0, 1)
+    assert op_named(program, "mean_grad").no_buffer == (0,)
+    assert op_named(program, "gelu_grad").no_buffer == ()
+
+
+def test_vectors() -> None:
+    """acceptance: P3. Split by a kernel, taken apart, put together; types of the tensors are kept."""
+
+    def write(build: Build) -> None:
+        C.concat(C.split_with_num(build.data("x", [2, 4]), 2, 1), 1)
+
+    program = captured_of(write).program
+    verify(program)
+    half = TensorType((2, 2), "float32")
+    for kind in ("split_with_num", "combine"):
+        made = value(program, op_named(program, kind).results[0])
+        assert (made.dtype, made.shape, made.elements, made.size_bytes) == ("vector", (), (half, half), 32)
+    assert [value(program, v).shape for v in op_named(program, "split").results] == [(2, 2), (2, 2)]
+
+
+def test_dynamic_dims_have_no_size() -> None:
+    """acceptance: P3."""
+    program = captured_of(lambda build: C.exp(build.data("x", [-1, 4]))).program
+    verify(program)
+    result = value(program, op_named(program, "exp").results[0])
+    assert (result.shape, result.size_bytes) == ((-1, 4), -1)
+
+
+def test_absent_operands_and_null_results() -> None:
+    """acceptance: P3. layer_norm without scale and bias; a gradient that nobody asked for."""
+
+    def write(build: Build) -> None:
+        x = build.data("x", [4, 4])
+        C.layer_norm(x, None, None, 1e-5, 1)
+        unwanted, _ = C.matmul_grad(x, x, x, False, False)
+        unwanted.set_type(paddle.base.libpaddle.pir.fake_value().type())
+
+    program = captured_of(write).program
+    verify(program)
+    norm, grad = op_named(program, "layer_norm"), op_named(program, "matmul_grad")
+    assert norm.operands == (norm.operands[0], ABSENT, ABSENT)
+    assert [value(program, v).dtype for v in grad.results] == ["null", "float32"]
+    assert value(program, grad.results[0]).size_bytes == 0
+    assert parse(show(program)) == program
+
+
+def test_operations_without_a_role_take_their_neighbours() -> None:
+    """acceptance: P3. Of the right one, at the end of the left one."""
+    assert complete_roles([-1, 0, -1, 1, -1, 2, -1]) == ["forward", "forward", "backward", "backward", "optimize", "optimize", "optimize"]
+    assert complete_roles([-1, -1]) == ["forward", "forward"]
+    assert complete_roles([]) == []
+
+    def write(build: Build) -> None:
+        x = C.exp(build.data("x", [2]))
+        build.role(0)
+        y = C.tanh(x)
+        z = C.relu(y)
+        z.get_defining_op().op_role = 1
+
+    program = captured_of(write).program
+    assert op_named(program, "tanh").role == "backward"
+
+
+def test_forward_that_reads_backward_is_refused() -> None:
+    """acceptance: P3. Both operations named."""
+
+    def write(build: Build) -> None:
+        x = C.exp(build.data("x", [2]))
+        build.role(1)
+        C.tanh(x)
+        build.role(0)
+
+    with pytest.raises(ProgramError, match=r"op #2 pd_op.tanh of forward reads what op #1 pd_op.exp of backward gives"):
+        captured_of(write)
+
+
+def test_a_group_that_paddle_does_not_know_is_refused() -> None:
+    """acceptance: P3."""
+    with pytest.raises(ProgramError, match="communication group 98765 is used by an operation but Paddle knows no ranks"):
+        captured_of(lambda build: C.all_reduce(build.data("x", [2]), 98765, 0))
+
+
+def with_branch(build: Build) -> None:
+    """A conditional that reads values from around it."""
+    x = build.data("x", [2, 4])
+    outer = C.exp(x)
+    flag = C.less_than(C.full([1], 1.0, paddle.float32, paddle.CPUPlace()), C.full([1], 2.0, paddle.float32, paddle.CPUPlace()))
+    result = paddle.static.nn.cond(flag, lambda: C.tanh(outer), lambda: C.add(outer, outer))
+    C.set_persistable_value(C.relu(result), "y")
+    build.role(0)
+
+
+def test_an_operation_with_regions_is_moved_whole_and_reads_what_its_blocks_read() -> None:
+    """acceptance: P3. What a nested block reads from outside is an operand of the operation, for order, liveness and lowering."""
+    captured = captured_of(with_branch)
+    program = captured.program
+    verify(program)
+    branch = op_named(program, "if")
+    assert branch.num_blocks == 2
+    assert len(branch.operands) == 2
+    assert op_named(program, "exp").results[0] in branch.operands
+
+
+def test_an_operation_with_regions_is_lowered_whole_in_one_job() -> None:
+    """acceptance: P3. Its clone reads the job's own values, not the captured program's."""
+    captured = captured_of(with_branch)
+    inner = [op.id for op in captured.program.ops if op.name not in ("pd_op.data", "builtin.shadow_output")]
+    jobs = (Job("all", "forward", 0, tuple((op, 0) for op in inner)),)
+    lowered = lower(captured, msgspec.structs.replace(captured.program, jobs=jobs), cpu_place())
+    block = lowered.jobs[1].program.global_block()
+    mine = {op.id() for op in block.ops}
+    (branch,) = [op for op in block.ops if op.name() == "pd_op.if"]
+    read = [v for each in branch.blocks() for op in each.ops for v in op.operands_source()]
+    outer = [v for v in read if v.get_defining_op().name() == "pd_op.exp"]
+    assert outer
+    assert all(v.get_defining_op().id() in mine for v in outer)
+
+
+@pytest.mark.parametrize(
+    ("inside", "words"),
+    [
+        (lambda x: C.all_reduce(x, 12, 0), "pd_op.all_reduce communicates"),
+        (lambda x: C.gaussian([2, 4], 0.0, 1.0, 0, paddle.float32, paddle.CPUPlace()), "pd_op.gaussian draws random numbers"),
+        (lambda x: C.relu_(x), "pd_op.relu_ writes a value of the block around it"),
+    ],
+)
+def test_what_nobody_would_see_in_a_nested_block_is_refused(inside: Any, words: str) -> None:
+    """acceptance: P3. With both operations named."""
+
+    def write(build: Build) -> None:
+        x = C.exp(build.data("x", [2, 4]))
+        flag = C.less_than(C.mean(x, [], False), C.max(x, [], False))
+        paddle.static.nn.cond(flag, lambda: inside(x), lambda: C.tanh(x))
+
+    with pytest.raises(ProgramError, match=rf"op #\d+ pd_op.if has a nested block in which {words}; it cannot be captured"):
+        captured_of(write)
+
+
+def test_attributes_are_plain_data() -> None:
+    """acceptance: P2. Dtypes as words, infinities as text: JSON has neither."""
+    assert plain(paddle.base.core.DataType.BFLOAT16) == "bfloat16"
+    assert plain([1, (2.5, float("inf"))]) == [1, [2.5, "inf"]]
+    assert plain(paddle.CPUPlace()) == "Place(cpu)"
+    assert dtype_name("DataType.FLOAT8_E4M3FN") == "float8_e4m3fn"

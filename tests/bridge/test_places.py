@@ -1,0 +1,323 @@
+"""What each device's rules make of the same plan, read off the lowered Paddle programs (docs/gpu-place.md has the table)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+paddle = pytest.importorskip("paddle")
+
+from interlace.bridge.capture import Captured, capture  # noqa: E402
+from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, JobProgram, Lowered, kept_names, lower  # noqa: E402
+from interlace.bridge.places import Place  # noqa: E402
+from interlace.bridge.places.base import PINNED_PREFIX  # noqa: E402
+from interlace.bridge.places.cpu import cpu_place  # noqa: E402
+from interlace.bridge.places.custom import CustomPlace, TestbedPlace  # noqa: E402
+from interlace.bridge.places.gpu import GpuPlace  # noqa: E402
+from interlace.ir import Pipeline, Program, Value  # noqa: E402
+from interlace.ir.kinds import is_comm, is_copy  # noqa: E402
+from tests.bridge.small import ACCUMULATE, captured_small, planned  # noqa: E402
+
+pytestmark = pytest.mark.paddle
+PLACES = {
+    "cpu": cpu_place,
+    "custom": lambda: CustomPlace("custom", paddle.CPUPlace(), has_events=True, has_streams=True, keeps_pinned=True),
+    "gpu": lambda: GpuPlace("gpu", paddle.CPUPlace(), has_events=True, has_streams=True, keeps_pinned=True),
+}
+"""The rules of each place, with the CPU in the device's stead: enough to lower, not to run."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A plan and its lowered form."""
+
+    captured: Any
+    program: Program
+    lowered: Any
+    place: Any
+
+
+_cases: dict[tuple[str, bool], Case] = {}
+
+
+def case(place: str, offload: bool = True) -> Case:
+    """The small program for a place; made once."""
+    if (place, offload) not in _cases:
+        captured = captured_small()
+        program = planned(captured, offload=offload)
+        made: Place = PLACES[place]()
+        _cases[place, offload] = Case(captured, program, lower(captured, program, made), made)
+    return _cases[place, offload]
+
+
+def job(lowered: Lowered, name: str) -> JobProgram:
+    return next(each for each in lowered.jobs if each.name == name)
+
+
+def ops_of(each: JobProgram, name: str = "") -> list[Any]:
+    return [op for op in each.program.global_block().ops if not name or op.name() == name]
+
+
+def attrs_of(each: JobProgram) -> Iterator[tuple[str, dict[str, Any]]]:
+    for op in ops_of(each):
+        yield op.name(), op.attrs()
+
+
+def copies(lowered: Lowered, job_name: str) -> list[tuple[str, int]]:
+    """Copies of a job: name and destination."""
+    return [(name, attrs["dst_place_type"]) for name, attrs in attrs_of(job(lowered, job_name)) if "memcpy" in name]
+
+
+# ------------------------------------------------------------------------------------------------------------------ copies
+
+
+@pytest.mark.parametrize(
+    ("place", "out"), [("cpu", ("pd_op.memcpy_d2h", 0)), ("custom", ("pd_op.memcpy_d2h", 1)), ("gpu", ("pd_op.memcpy", 2))]
+)
+def test_the_copy_out_is_the_places_own(place: str, out: tuple[str, int]) -> None:
+    """acceptance: O1. On the GPU only `memcpy` to pinned memory (2) does not block the host."""
+    assert copies(case(place).lowered, "forward_1")[0] == out
+
+
+def test_a_copied_value_crosses_a_job_and_comes_back_from_the_executors_own_place() -> None:
+    """acceptance: O1, R5. No operation of the copying job reads the pinned result; the reader's argument has the executor's place."""
+    lowered, place = case("gpu").lowered, case("gpu").place
+    (out,) = ops_of(job(lowered, "forward_0"), "pd_op.memcpy")
+    assert [user.name() for user in out.result(0).all_used_ops()] == ["builtin.shadow_output"]
+    (back,) = ops_of(job(lowered, "backward_0"), "pd_op.memcpy_h2d")
+    name = next(name for name in job(lowered, "backward_0").holds if name.startswith(PINNED_PREFIX))
+    source = job(lowered, "backward_0").program.global_block().kwargs()[name]
+    assert back.operand_source(0).is_same(source)
+    assert str(source.place_attr) == str(place.own())
+
+
+def test_the_gpu_host_is_held_back_at_the_end_of_jobs_with_copies() -> None:
+    """acceptance: R2. Memory is taken at issue: a blocking copy (to 0) of a value of the last computation ends the job."""
+    lowered = case("gpu").lowered
+    for name in ("forward_0", "backward_2"):
+        last = ops_of(job(lowered, name))[-1]
+        assert (last.name(), last.attrs()["dst_place_type"]) == ("pd_op.memcpy_d2h", 0)
+        assert "execution_stream" not in last.attrs()
+        assert last.op_role == (0 if name == "forward_0" else 1)
+        giver = last.operand_source(0).get_defining_op()
+        assert giver.name() == ("pd_op.mean" if name == "forward_0" else "pd_op.add_")
+
+
+def test_only_jobs_with_copies_on_the_gpu_hold_the_host() -> None:
+    """acceptance: R2, P1. No copy, no blocking; other places wait by themselves."""
+    assert [name for name, _ in attrs_of(job(case("gpu").lowered, "optimizer")) if "memcpy" in name] == []
+    assert all("memcpy" not in name for each in case("gpu", offload=False).lowered.jobs for name, _ in attrs_of(each))
+    for place in ("cpu", "custom"):
+        assert len(copies(case(place).lowered, "forward_0")) == len(copies(case(place).lowered, "backward_0")) == 1
+
+
+def test_the_blocking_copy_is_small() -> None:
+    """acceptance: R2. Of a large value one element is cut out, of one with unknown dims too."""
+    for shape in ([512, 512], [-1, 4]):
+        program = paddle.static.Program()
+        with paddle.static.program_guard(program):
+            x = paddle._C_ops.data("x", shape, paddle.float32, paddle.base.core.Place())
+            PLACES["gpu"]().hold_back(x)
+        cut, copy = program.global_block().ops[-2:]
+        assert (cut.name(), copy.name()) == ("pd_op.slice", "pd_op.memcpy_d2h")
+        assert copy.operand_source(0).is_same(cut.result(0))
+        assert list(cut.result(0).shape) in ([1, 1], [-1, 1])
+
+
+# -------------------------------------------------------------------------------------------------------- streams and events
+
+
+@pytest.mark.parametrize("place", ["custom", "gpu"])
+def test_streams_priorities_and_events_stand_on_the_operations_as_planned(place: str) -> None:
+    """acceptance: P1, R5. Every planned stream, priority, recorder and waiter is found in the lowered jobs, and no other."""
+    made = case(place)
+    program, lowered = made.program, made.lowered
+    ops = {op.id: op for op in program.ops}
+    records = {event.record: event.name for event in program.events}
+    assert records
+    for planned_job in program.jobs:
+        built = [op for op in ops_of(job(lowered, planned_job.name)) if op.name() != "builtin.shadow_output"]
+        for item, op in zip(planned_job.items, built, strict=False):
+            attrs, wanted = op.attrs(), ops[item[0]]
+            assert op.name() in (wanted.name, "pd_op.memcpy")
+            assert attrs.get("execution_stream", "") == wanted.stream
+            assert attrs.get("stream_priority", 0) == wanted.priority
+            assert attrs.get("event_to_record", "") == records.get(item, "")
+            assert attrs.get("force_record_event", False) == (item in records)
+            assert attrs.get("events_to_wait", []) == [event.name for event in program.events if item in event.waits]
+
+
+def test_the_cpu_has_no_events_and_names_its_communication() -> None:
+    """acceptance: P1. One serial stream; a time-out of the transport can say which operation of which micro-batch it was."""
+    lowered = case("cpu").lowered
+    for each in lowered.jobs:
+        for _, attrs in attrs_of(each):
+            assert not {"event_to_record", "events_to_wait", "force_record_event"} & attrs.keys()
+    (reduce,) = ops_of(job(lowered, "backward_2"), "pd_op.all_reduce")
+    assert reduce.attrs()["interlace_at"].startswith("micro-batch 2, op #15 pd_op.all_reduce")
+
+
+# ---------------------------------------------------------------------------------------------------------------- liveness
+
+
+def really_read(lowered: Lowered, program: Program, captured: Captured) -> dict[str, set[str]]:
+    """Job -> names of other jobs' variables whose contents it reads, from Paddle's own word on each operand."""
+    found = {}
+    for each in lowered.jobs:
+        names = {value.id: name for name, value in each.program.global_block().kwargs().items()}
+        found[each.name] = {names[v.id] for op in ops_of(each) for v in op.operands_source()
+                            if not paddle.pir.is_fake_value(v) and v.id in names and not op.is_no_need_buffer(v)}  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_name_is_kept_exactly_where_a_later_job_reads_it(place: str, offload: bool) -> None:
+    """acceptance: O2, F3. Operands of which only the shape is read keep nothing; pinned buffers stay where the place says so."""
+    made = case(place, offload)
+    reads = really_read(made.lowered, made.program, made.captured)
+    kept = kept_names(made.lowered.jobs, made.place)
+    for k, (each, names) in enumerate(zip(made.lowered.jobs, kept, strict=True)):
+        later = set().union(*(reads[other.name] for other in made.lowered.jobs[k + 1 :]), set())
+        pinned = {name for name in each.holds if name.startswith(PINNED_PREFIX)} if place != "cpu" else set()
+        assert names == (each.holds & later) | pinned, each.name
+
+
+def test_shape_only_operands_keep_nothing() -> None:
+    """acceptance: O2. add_grad's two operands are held by the backward job, and collected by the forward one."""
+    made = case("gpu", offload=False)
+    kept = dict(zip([each.name for each in made.lowered.jobs], kept_names(made.lowered.jobs, made.place), strict=True))
+    assert {"v5@0", "v6@0"} <= job(made.lowered, "backward_0").holds
+    assert not {"v5@0", "v6@0"} & kept["forward_0"]
+    assert "v4@0" in kept["forward_0"]
+
+
+@pytest.mark.parametrize(("place", "stays"), [("cpu", False), ("custom", True), ("gpu", True)])
+def test_pinned_buffers_are_never_collected_where_the_device_has_no_events_on_them(place: str, stays: bool) -> None:
+    """acceptance: R3, R5. In every job that has one, the last reader included."""
+    made = case(place)
+    for each, names in zip(made.lowered.jobs, kept_names(made.lowered.jobs, made.place), strict=True):
+        pinned = {name for name in each.holds if name.startswith(PINNED_PREFIX)}
+        if each.name.startswith("backward"):
+            assert pinned
+            assert (pinned <= names) is stays
+
+
+# ------------------------------------------------------------------------------------------------------------- feed and fetch
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_feed_is_cut_and_losses_are_stacked_once(place: str) -> None:
+    """acceptance: P1. One job in front cuts the batch, one at the end stacks a loss of every micro-batch; no job in between fetches."""
+    lowered = case(place).lowered
+    first, last = lowered.jobs[0], lowered.jobs[-1]
+    assert (first.name, last.name) == (FEED_JOB, COLLECT_JOB)
+    (fed,) = ops_of(first, "pd_op.data")
+    assert list(fed.result(0).shape) == [6, 4]
+    (cut,) = ops_of(first, "pd_op.split_with_num")
+    assert cut.attrs()["num"] == 3
+    assert {"x@0", "x@1", "x@2"} <= first.holds
+    (stack,) = ops_of(last, "pd_op.stack")
+    assert list(lowered.outputs["loss"].shape) == [3]
+    assert [v.name for v in stack.operand_source(0).get_defining_op().operands_source()] == ["loss@0", "loss@1", "loss@2"]
+    for each in lowered.jobs:
+        assert not ops_of(each, "pd_op.fetch")
+    assert lowered.micro_batch_num() == 1
+    assert [each.type() for each in lowered.job_list()] == [each.name for each in lowered.jobs]
+    assert sorted(lowered.job_types()) == sorted(each.name for each in lowered.jobs)
+    assert lowered.ir_program("forward") is last.program
+
+
+def test_one_micro_batch_is_not_cut_and_an_unknown_batch_stays_unknown() -> None:
+    """acceptance: P3."""
+    captured = captured_small(Pipeline(schedule="none"))
+    lowered = lower(captured, planned(captured), PLACES["cpu"]())
+    assert [name for name, _ in attrs_of(lowered.jobs[0])] == ["pd_op.data", "pd_op.share_data", "builtin.shadow_output"]
+    captured = captured_small(rows=-1)
+    lowered = lower(captured, planned(captured), PLACES["cpu"]())
+    (fed,) = ops_of(lowered.jobs[0], "pd_op.data")
+    assert list(fed.result(0).shape) == [-1, 4]
+
+
+# --------------------------------------------------------------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize(
+    ("make", "flag"),
+    [
+        (PLACES["gpu"], "FLAGS_pir_apply_inplace_pass"),
+        (lambda: TestbedPlace("testbed", paddle.CPUPlace(), True, True, True), "FLAGS_pir_apply_inplace_pass"),
+        (PLACES["custom"], "FLAGS_fast_eager_deletion_mode"),
+    ],
+    ids=["gpu", "testbed", "custom"],
+)
+def test_prepare_sets_what_the_executor_reads(make: Any, flag: str) -> None:
+    """acceptance: P1. The in-place pass would end overlaps on the GPU; fast collection would free too early on custom devices."""
+    old = paddle.get_flags([flag])
+    try:
+        paddle.set_flags({flag: True})
+        make().prepare()
+        assert paddle.get_flags([flag]) == {flag: False}
+    finally:
+        paddle.set_flags(old)
+
+
+def test_the_cpu_leaves_the_flags_alone() -> None:
+    """acceptance: U1."""
+    flags = ["FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode"]
+    old = paddle.get_flags(flags)
+    PLACES["cpu"]().prepare()
+    assert paddle.get_flags(flags) == old
+
+
+# ------------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_vector_read_in_another_job_is_refused_or_built_again() -> None:
+    """acceptance: P3. A vector of named tensors is put together again where it is read; one that a kernel gives is refused."""
+    from interlace.errors import PlanError
+    from interlace.ir import Job
+    from tests.bridge.small import Build, C
+
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x = build.data("x", [2, 4])
+        parts = C.split_with_num(x, 2, 1)
+        joined = C.concat(parts, 1)
+        C.set_persistable_value(joined, "y")
+        build.role(0)
+    captured = capture(build.main, Pipeline(schedule="none"))
+    kinds = {op.kind: op.id for op in captured.program.ops}
+    order = [op.id for op in captured.program.ops if op.name not in ("pd_op.data", "builtin.shadow_output")]
+
+    def cut_behind(kind: str) -> Program:
+        place = order.index(kinds[kind]) + 1
+        halves = (order[:place], order[place:])
+        jobs = tuple(Job(f"part_{k}", "forward", 0, tuple((op, 0) for op in half)) for k, half in enumerate(halves))
+        return msgspec.structs.replace(captured.program, jobs=jobs)
+
+    lowered = lower(captured, cut_behind("combine"), PLACES["cpu"]())
+    assert "builtin.combine" in [name for name, _ in attrs_of(job(lowered, "part_1"))]
+    with pytest.raises(PlanError, match=r"job part_1 reads the vector that #\d+ pd_op.split_with_num.* gives in another job"):
+        lower(captured, cut_behind("split_with_num"), PLACES["cpu"]())
+
+
+def test_a_new_operation_that_nobody_can_build_is_refused() -> None:
+    """acceptance: P3. With the operation and the job named."""
+    from interlace.errors import PlanError
+
+    made = case("cpu", offload=False)
+    ops = [msgspec.structs.replace(op, name="pd_op.mystery", origin=-1) if op.kind == "gelu" else op for op in made.program.ops]
+    with pytest.raises(PlanError, match=r"job forward_0: #5 pd_op.mystery is new and the lowering cannot build it; it can build \["):
+        lower(made.captured, made.program.with_ops(ops), made.place)
+
+
+def test_the_plan_has_copies_and_communication() -> None:
+    """acceptance: O1. What the cases above look at is there."""
+    program = case("gpu").program
+    assert sum(is_copy(op) for op in program.ops) == 2
+    assert sum(is_comm(op) for op in program.ops) == 2
+    assert program.pipeline == ACCUMULATE
+    assert isinstance(program.values[0], Value)

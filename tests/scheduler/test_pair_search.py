@@ -1,0 +1,70 @@
+"""The planner's local search: what it keeps step by step equals the clock and the memory of the whole order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.cost_model import GivenCosts
+from interlace.scheduler.interleave import _Pair, plan_pairs
+from interlace.scheduler.pair_bytes import Walk
+from interlace.scheduler.pair_clock import duration
+from interlace.scheduler.pair_list import TRIES, ListScheduler
+from interlace.scheduler.pair_search import Form, Rules, Search
+from tests.strategies import World, programs
+
+COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.3, 2.0), ("memory", "comm"): (1.1, 1.4)})
+FORMS: st.SearchStrategy[Form] = st.sampled_from(["dx-first", "mixed"])
+
+
+def pair_of(seed: int, layers: int, pp: int = 2) -> _Pair:
+    program = programs(World(pp=pp, mp=2, micro_batches=2, layers=layers, seed=seed))[0]
+    sides = [[op for op in program.ops if op.role == role and not op.name.startswith("builtin.") and op.name != "pd_op.data"]
+             for role in ("backward", "forward")]  # fmt: skip
+    return _Pair(program, sides[0], sides[1], COSTS)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 4), FORMS, st.sampled_from([0, 64, 1 << 30]))
+def test_kept_time_and_memory_are_those_of_the_whole_order(seed: int, layers: int, form: Form, allowance: int) -> None:
+    pair = pair_of(seed, layers)
+    rules = Rules(pair.nodes, form)
+    plain = [pair.index[item] for item in pair.plain() if item in pair.index]
+    cap = peak(pair, rules.full(rules.listed(plain))) + allowance
+    search = Search(rules, pair.stretch, pair.bytes, cap, plain)
+    found = search.run(3_000)
+    full = rules.full(search.order)
+    assert duration(pair.nodes, full, pair.stretch)[0] == pytest.approx(search.time, rel=1e-6)
+    assert sorted(found) == sorted(range(len(pair.nodes)))
+    assert peak(pair, found) <= cap
+    assert duration(pair.nodes, found, pair.stretch)[0] <= duration(pair.nodes, rules.full(rules.listed(plain)), pair.stretch)[0] + 1e-6
+    assert all(found.index(dep) < found.index(k) for k in found for dep in pair.nodes[k].deps)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 4), FORMS)
+def test_a_list_schedule_holds_every_dependency_and_node(seed: int, layers: int, form: Form) -> None:
+    pair = pair_of(seed, layers)
+    for weights in TRIES:
+        order = ListScheduler(pair.nodes, pair.stretch, form, pair.bytes, 1 << 40, weights, [0.0] * len(pair.nodes)).run()
+        assert sorted(order) == list(range(len(pair.nodes)))
+        assert all(order.index(dep) < order.index(k) for k in order for dep in pair.nodes[k].deps)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 4), FORMS)
+def test_plans_are_the_same_each_time_and_no_slower_than_in_turn(seed: int, layers: int, form: Form) -> None:
+    program = programs(World(pp=2, mp=2, micro_batches=2, layers=layers, seed=seed))[0]
+    sides = [[op for op in program.ops if op.role == role and not op.name.startswith("builtin.")] for role in ("backward", "forward")]
+    made = [plan_pairs(program, sides[0], sides[1], COSTS, form) for _ in range(2)]
+    assert made[0] == made[1]
+    assert made[0].planned_ns <= made[0].serial_ns
+    assert made[0].peak_bytes <= made[0].plain_peak_bytes
+
+
+def peak(pair: _Pair, order: list[int]) -> int:
+    walk = Walk(pair.bytes, [node.side for node in pair.nodes])
+    for node in order:
+        walk.run(node)
+    return walk.peak

@@ -1,0 +1,395 @@
+"""What a user may ask for: checked before anything is built, with the place and the choices there are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import interlace
+from interlace.config import Config, load_config, make_config, parse_bytes
+from interlace.cost_model import GivenCosts
+from interlace.errors import ConfigError, PassError, ProgramError
+from interlace.ir import Op, Program
+from interlace.passes import REGISTRY, Context, OffloadActivations, Pass, Pipeline, Schedule1F1B, register
+from tests.strategies import World, programs
+
+PRESETS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / "presets").glob("*.yaml"))
+
+
+def loaded(tmp_path: Path, text: str) -> Config:
+    """A file with this text, loaded; its name in messages is `my.yaml`."""
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    return load_config(path)
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    """The message of a refused file, from the file's name on."""
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, text)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+# -------------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("offload_activation: on", "my.yaml:1:21: unknown option 'offload_activation'; did you mean 'offload_activations'? there are ["),
+        ("check: yes\nwhat: 3", "my.yaml:1:8: expected bool, found 'yes'"),
+        ("schedule_1f1b:\n  interleaf: mixed", "my.yaml:2:14: unknown option 'interleaf' of schedule-1f1b; did you mean 'interleave'?"),
+        ("schedule_1f1b:\n  max_ops_per_job: many", "my.yaml:2:20: Expected `int`, got `str` (at $.schedule_1f1b.max_ops_per_job)"),
+        ("schedule_1f1b:\n  max_ops_per_job: 0", "my.yaml:2:20: Expected `int` >= 1 (at $.schedule_1f1b.max_ops_per_job)"),
+        ("schedule_1f1b: {interleave: both}", "my.yaml:1:29: Invalid enum value 'both' (at $.schedule_1f1b.interleave)"),
+        ("schedule_1f1b: sideways", "my.yaml:1:16: expected off, on or a table of options, found 'sideways'"),
+        ("schedule_1f1b:", "my.yaml:1:15: expected off, on or a table of options, found None"),
+        ("offload_activations: {modules: [mlp, 3]}", "my.yaml:1:38: Expected `str`, got `int` (at $.offload_activations.modules[1])"),
+        ("offload_activations:\n  min_bytes: 3 parsecs", "my.yaml:2:14: size '3 parsecs': expected a number with B, KB"),
+        ("offload_activations:\n  keep_bytes: [1MB, x]", "my.yaml:2:15: size 'x': expected a number with B, KB"),
+        ("offload_activations: {fraction: 0.5, memory_budget: 1GB}", "my.yaml:1:22: offload: fraction=0.5 and memory_budget=1"),
+        ("offload_activations: {fraction: 2}", "my.yaml:1:22: offload: fraction=2.0, expected a number from 0 to 1"),
+        ("a: 1\nb: 2\na: 3", "my.yaml:3:1: option 'a' stands twice"),
+        ("schedule_1f1b: {rows: a, rows: b}", "my.yaml:1:26: option 'rows' stands twice"),
+        ("[1, 2]", "my.yaml:1:1: expected a table of options, found list"),
+        ("just words", "my.yaml:1:1: expected a table of options, found str"),
+        ("a: [1", "my.yaml:1:6: not YAML"),
+        ("a: b: c", "my.yaml:1:5: not YAML"),
+        ("[a, b]: 1", "my.yaml:1:1: expected a name of an option, found a sequence"),
+        ("device: 7", "my.yaml:1:9: expected str, found 7"),
+        ("split_backward: off", "my.yaml:1:17: overlap_column_backward needs split_backward; turn it on"),
+        ("schedule_1f1b: off\noffload_activations: on", "my.yaml:1:16: offload_activations needs schedule_1f1b"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, error: str) -> None:
+    """acceptance: U3. File, line, column, what was found and what was expected."""
+    found = refusal(tmp_path, text)
+    assert found.startswith(error.removesuffix("; turn it on")), found
+
+
+def test_what_is_no_text_or_no_file_is_refused(tmp_path: Path) -> None:
+    """acceptance: U3. A missing name lists the presets."""
+    (tmp_path / "my.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"my\.yaml: not UTF-8 text \(byte 0\)|my\.yaml.*not YAML"):
+        load_config(tmp_path / "my.yaml")
+    with pytest.raises(ConfigError, match=r"nothing\.yaml: no such file, and no preset of that name; presets: \["):
+        load_config("nothing.yaml")
+
+
+def test_words_and_numbers_of_yaml(tmp_path: Path) -> None:
+    """acceptance: U3. `on` and `off` are words, `1e9` is a number, sizes have units, quotes change nothing."""
+    config = loaded(tmp_path, """
+split_backward: on
+overlap_column_backward: "off"
+assign_streams: false
+check: off
+force_device: on
+device: h200
+schedule_1f1b: {allowance_bytes: 1e9, max_ops_per_job: 77}
+offload_activations: {min_bytes: 1.5MiB, keep_bytes: [1KB, 2000], fraction: 1, include_integers: on}
+""")  # fmt: skip
+    assert sorted(config.passes) == ["offload-activations", "schedule-1f1b", "split-backward"]
+    assert config.passes["schedule-1f1b"] == Schedule1F1B(allowance_bytes=10**9, max_ops_per_job=77)
+    offload = OffloadActivations(min_bytes=3 << 19, keep_bytes=(1000, 2000), fraction=1.0, include_integers=True)
+    assert config.passes["offload-activations"] == offload
+    assert (config.check, config.force_device, config.device) == (False, True, "h200")
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    """acceptance: U1."""
+    assert loaded(tmp_path, "").passes == make_config({}).passes
+    assert sorted(make_config({}).passes) == ["assign-streams", "overlap-column-backward", "schedule-1f1b", "split-backward"]
+
+
+def test_everything_off_asks_for_nothing() -> None:
+    """acceptance: U1."""
+    names = [name.replace("-", "_") for name in make_config({}).passes]
+    assert not make_config(dict.fromkeys(names, "off")).active
+    assert not make_config({"enable": False}).active
+    assert make_config({}).active
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_valid(name: str) -> None:
+    """acceptance: U3. Each loads by its name, alone or with its suffix, and its passes stand in an order that can run."""
+    config = load_config(name)
+    assert config.passes == load_config(f"{name}.yaml").passes
+    config.pipeline().check(programs(World())[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("0", 0), ("12", 12), ("3B", 3), ("2kb", 2000), ("1 GiB", 1 << 30), ("0.5TB", 5 * 10**11), (" 7 MB ", 7 * 10**6)]
+)
+def test_sizes(text: str, size: int) -> None:
+    """acceptance: U3."""
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "1 PB", "-3MB", "1,5GB", "1GBs"])
+def test_what_is_no_size(text: str) -> None:
+    """acceptance: U3."""
+    with pytest.raises(ConfigError, match=r"expected a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB"):
+        parse_bytes(text)
+
+
+def test_keywords_are_named_as_such() -> None:
+    """acceptance: U3."""
+    with pytest.raises(ConfigError, match=r"keywords: schedule_1f1b\.allowance_bytes: Expected `int` >= 0"):
+        make_config({"schedule_1f1b": {"allowance_bytes": -1}})
+    with pytest.raises(ConfigError, match="keywords: schedule_1f1b: expected Schedule1F1B, found OffloadActivations"):
+        make_config({"schedule_1f1b": OffloadActivations()})
+
+
+# --------------------------------------------------------------------------------------------------------- a user's own pass
+
+
+class Note(Pass, frozen=True, kw_only=True):
+    """Writes its name into the layer of every operation."""
+
+    level: int = 1
+
+    def run(self, program: Program, context: Context) -> Program:
+        ops = [msgspec.structs.replace(op, layer=f"{op.layer}|{self.name}") for op in program.ops]
+        context.changed.append(f"level {self.level}")
+        return program.with_ops(ops)
+
+
+@pytest.fixture
+def registry() -> Iterator[dict[str, type[Pass]]]:
+    """The registry, put back afterwards."""
+    before = dict(REGISTRY)
+    yield REGISTRY
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
+def own(name: str, run: Any = None, **contract: Any) -> type[Pass]:
+    """A registered pass with a name and a contract."""
+    body = {"name": name, "__module__": __name__, **contract, **({"run": run} if run else {})}
+    return register(type(Note)(name.title().replace("-", ""), (Note,), body, frozen=True))
+
+
+def order_of(config: Config) -> list[str]:
+    return [each.name for each in config.pipeline().passes]
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_users_pass_runs_where_it_asks_to() -> None:
+    """acceptance: U4. As early as its `after` and `needs` allow; ours keep their order; its options are checked like ours."""
+    own("first-of-all")
+    own("my-shuffle", needs=frozenset({"scheduled"}), gives=frozenset({"shuffled"}))
+    own("behind-split", after=("split-backward",))
+    own("needs-mine", needs=frozenset({"shuffled"}))
+    config = make_config(dict.fromkeys(("needs_mine", "behind_split", "my_shuffle", "first_of_all"), "on"))
+    assert order_of(config) == ["first-of-all", "split-backward", "behind-split", "overlap-column-backward", "schedule-1f1b",
+                                "my-shuffle", "needs-mine", "assign-streams"]  # fmt: skip
+    program, reports = make_config({"my_shuffle": {"level": 4}}).pipeline().run(programs(World())[0], GivenCosts({"default": 1}))
+    assert program.passes == ("split-backward", "overlap-column-backward", "schedule-1f1b", "my-shuffle", "assign-streams")
+    assert reports[3].changed == ("level 4",)
+    assert program.ops[0].layer.endswith("|my-shuffle")
+    assert order_of(make_config({})) == ["split-backward", "overlap-column-backward", "schedule-1f1b", "assign-streams"]
+    with pytest.raises(ConfigError, match=r"keywords: my_shuffle\.levl: unknown option 'levl' of my-shuffle; did you mean 'level'\?"):
+        make_config({"my_shuffle": {"levl": 4}})
+
+
+@pytest.mark.usefixtures("registry")
+def test_passes_that_ask_for_a_circle_are_refused() -> None:
+    """acceptance: U4. The circle is printed."""
+    own("hen", after=("egg",))
+    own("egg", after=("hen",))
+    with pytest.raises(PassError, match=r"passes ask to run after each other in a circle: (hen -> egg|egg -> hen)"):
+        make_config({"hen": "on", "egg": "on"}).pipeline()
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_need_that_nothing_gives_is_refused_before_anything_runs() -> None:
+    """acceptance: U4. With the passes that would give it."""
+    ran: list[str] = []
+    own("watcher", run=lambda self, program, context: ran.append("ran") or program)
+    own("starved", needs=frozenset({"food"}))
+    with pytest.raises(PassError, match=r"pass 'starved' needs \['food'\], which nothing before it gives \(ran: \['watcher'"):
+        make_config({"watcher": "on", "starved": "on"}).pipeline().run(programs(World())[0], GivenCosts({"default": 1}))
+    assert ran == []
+    own("cook", gives=frozenset({"food"}))
+    with pytest.raises(PassError, match=r"put 'cook' before it"):
+        make_config({"starved": "on"}).pipeline().check(programs(World())[0])
+    with pytest.raises(PassError, match=r"pass 'schedule-1f1b' must run after \['split-backward'\]"):
+        Pipeline((Schedule1F1B(), REGISTRY["split-backward"]())).check(programs(World())[0])
+
+
+def _spoils(self: Pass, program: Program, context: Context) -> Program:
+    return program.with_ops([*program.ops, Op(10_000, "pd_op.relu", (9_999,), (), "forward")])
+
+
+def _fails(self: Pass, program: Program, context: Context) -> Program:
+    return {}["no such key"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize(
+    ("run", "kind", "words"),
+    [
+        (_spoils, ProgramError, r"pass 'broken': rank 0: .*#10000 pd_op\.relu reads %9999, which is not declared"),
+        (_fails, PassError, r"pass 'broken' failed with KeyError: 'no such key'; the program is as it was"),
+        (lambda self, program, context: None, PassError, r"pass 'broken': run\(\) gave NoneType, expected a Program"),
+    ],
+)
+def test_a_broken_pass_is_named_and_the_program_stays(run: Any, kind: type[Exception], words: str) -> None:
+    """acceptance: U4, P4. What does not verify, an exception, and what is no program."""
+    own("broken", run=run)
+    program = programs(World())[0]
+    before = msgspec.json.encode(program)
+    with pytest.raises(kind, match=f"(?s){words}"):
+        make_config({"broken": "on"}).pipeline().run(program, GivenCosts({"default": 1}))
+    assert msgspec.json.encode(program) == before
+
+
+@pytest.mark.usefixtures("registry")
+def test_what_cannot_be_registered() -> None:
+    """acceptance: U4."""
+    with pytest.raises(PassError, match=r"is registered already by interlace\.passes\.split_backward\.SplitBackward; choose another name"):
+        own("split-backward")
+    with pytest.raises(PassError, match="has no name"):
+        register(type(Note)("Nameless", (Pass,), {"__module__": __name__}, frozen=True))
+    with pytest.raises(PassError, match=r"expected a subclass of interlace\.passes\.Pass"):
+        register(int)  # type: ignore[type-var]
+
+
+# -------------------------------------------------------------------------------------------------------------- strategy flags
+
+
+@pytest.fixture
+def strategy() -> Any:
+    """A strategy of Paddle's auto-parallel."""
+    dist = pytest.importorskip("paddle.distributed")
+    return dist.Strategy()
+
+
+@pytest.mark.paddle
+def test_flags_are_attributes(strategy: Any) -> None:
+    """acceptance: U3. Read, set, switched; setting an option turns its pass on."""
+    interlace.enable(strategy, schedule_1f1b={"interleave": "off"})
+    flags = strategy.interlace
+    assert flags.schedule_1f1b.interleave == "off"
+    assert not flags.offload_activations.enable
+    assert flags.offload_activations.min_bytes == OffloadActivations().min_bytes
+    flags.offload_activations.fraction = 0.5
+    flags.offload_activations.min_bytes = "2MB"
+    flags.device = "h200"
+    flags.assign_streams.enable = False
+    config = flags.config()
+    assert config.passes["offload-activations"] == OffloadActivations(fraction=0.5, min_bytes=2_000_000)
+    assert (config.device, "assign-streams" in config.passes, config.passes["schedule-1f1b"].interleave) == ("h200", False, "off")
+    assert strategy.pipeline.interlace is flags
+
+
+@pytest.mark.paddle
+def test_options_of_a_given_pass_stay_when_one_is_changed(strategy: Any) -> None:
+    """acceptance: U3."""
+    interlace.enable(strategy, offload_activations=OffloadActivations(fraction=0.25, modules=("mlp",)))
+    strategy.interlace.offload_activations.min_bytes = 5
+    assert strategy.interlace.config().passes["offload-activations"] == OffloadActivations(fraction=0.25, modules=("mlp",), min_bytes=5)
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (lambda f: setattr(f, "nonsense", 3), ConfigError, "unknown option 'nonsense'"),
+        (lambda f: setattr(f, "check", 3), ConfigError, "expected bool, found 3"),
+        (lambda f: setattr(f.schedule_1f1b, "interleave", "both"), ConfigError, "Invalid enum value 'both'"),
+        (lambda f: setattr(f.schedule_1f1b, "depth", 3), ConfigError, "unknown option 'depth'"),
+        (lambda f: setattr(f.split_backward, "enable", False), ConfigError, "overlap_column_backward needs split_backward"),
+        (lambda f: setattr(f.split_backward, "enable", "no"), ConfigError, "expected bool, found 'no'"),
+        (lambda f: f.schedule_1f1b.depth, AttributeError, "has no option 'depth'; there are ["),
+        (lambda f: f.nonsense, AttributeError, "has no option 'nonsense'"),
+    ],
+)
+def test_a_wrong_change_leaves_the_flags_as_they_were(strategy: Any, change: Any, kind: type[Exception], words: str) -> None:
+    """acceptance: U3."""
+    interlace.enable(strategy, offload_activations={"fraction": 0.5})
+    before = strategy.interlace.config()
+    with pytest.raises(kind) as caught:
+        change(strategy.interlace)
+    assert words in str(caught.value)
+    assert strategy.interlace.config() == before
+
+
+@pytest.mark.paddle
+def test_a_wrong_enable_changes_nothing(strategy: Any) -> None:
+    """acceptance: U3. Nor does a file of another kind."""
+    for wrong in ({"splitbackward": "on"}, 7, "no-such-preset"):
+        with pytest.raises(ConfigError):
+            interlace.enable(strategy, wrong)  # type: ignore[arg-type]
+    assert not hasattr(strategy, "interlace")
+    assert not hasattr(strategy.pipeline, "interlace")
+
+
+@pytest.mark.paddle
+def test_keywords_go_on_top_of_a_preset(strategy: Any) -> None:
+    """acceptance: U1."""
+    interlace.enable(strategy, "demo", offload_activations="off")
+    assert "offload-activations" not in strategy.interlace.config().passes
+    assert strategy.interlace.device == "h200"
+
+
+@pytest.mark.paddle
+def test_a_copied_strategy_has_flags_of_its_own(strategy: Any) -> None:
+    """acceptance: U3. Paddle copies strategies."""
+    import copy
+
+    interlace.enable(strategy)
+    other = copy.deepcopy(strategy)
+    other.interlace.schedule_1f1b.interleave = "off"
+    assert strategy.interlace.schedule_1f1b.interleave == "dx-first"
+
+
+DEAD = [("FLAGS_1f1b_backward_forward_overlap", "schedule_1f1b"), ("FLAGS_mp_async_allreduce_in_backward", "overlap_column_backward")]
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize(("name", "key"), DEAD)
+def test_dead_environment_flags_work_or_say_who_decides(strategy: Any, monkeypatch: Any, caplog: Any, name: str, key: str) -> None:
+    """acceptance: U2."""
+    from interlace.bridge.flags import with_dead_flags
+
+    monkeypatch.setenv(name, "1")
+    with caplog.at_level(logging.INFO, logger="interlace"):
+        assert key in with_dead_flags(strategy, {})
+        assert with_dead_flags(strategy, {key: "off"}) == {key: "off"}
+    assert f"{name}: done by interlace's {key}=" in caplog.text
+    assert f"{name} is set, but interlace's {key}='off' decides" in caplog.text
+    monkeypatch.setenv(name, "0")
+    assert with_dead_flags(strategy, {}) == {}
+
+
+@pytest.mark.paddle
+def test_dead_fields_of_the_strategy_work(strategy: Any) -> None:
+    """acceptance: U2."""
+    from interlace.bridge.flags import with_dead_flags
+
+    assert with_dead_flags(strategy, {}) == {}
+    strategy._mp_optimization.allreduce_matmul_grad_overlapping = True
+    strategy.pipeline.enable_send_recv_overlap = True
+    assert with_dead_flags(strategy, {}) == {"overlap_column_backward": "on", "assign_streams": "on"}
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("form", ["mixed", "zb-h1"])
+def test_forms_of_a_pipeline_without_one_are_refused_before_anything_is_built(strategy: Any, form: str) -> None:
+    """acceptance: U3. Interleaving that needs micro-batches, and there are none."""
+    from types import SimpleNamespace
+
+    from interlace.bridge.hook import _state
+
+    interlace.enable(strategy, schedule_1f1b={"interleave": form})
+    engine = SimpleNamespace(_strategy=strategy)
+    with pytest.raises(ConfigError, match=rf"schedule_1f1b.interleave: {form} without a pipeline; set strategy.pipeline.enable"):
+        _state(engine)
+    strategy.pipeline.enable = True
+    assert _state(engine) is not None

@@ -1,0 +1,537 @@
+"""Small programs on the testbed, each run in one process that has loaded the plugin: `python scenes.py` prints JSON.
+
+A scene is a function; what it returns is what its test looks at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from testbed import delays, device
+
+device.load()
+
+import numpy as np  # noqa: E402
+import paddle  # noqa: E402
+from paddle.base import core  # noqa: E402
+
+from testbed import programs  # noqa: E402
+
+PLACE, N = paddle.CustomPlace(device.NAME, 0), 64
+SLOW_US = 30000
+SAFE = {"record": 2, "hold": 1, "poison": 1, "nosync": 1, "drop_waits": 0, "copy_order": 0, "pinned_events": 0, "d2h_blocks": 0}
+SCENES: dict[str, Callable[[], Any]] = {}
+
+
+def scene(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Register."""
+    SCENES[function.__name__] = function
+    return function
+
+
+class Program:
+    """A program of jobs, cut by `cut`, with values handed on by name."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[str, Any]] = []
+        self.feeds: list[str] = []
+        self.scope = core.Scope()
+
+    def job(self, build: Callable[[], None], name: str) -> None:
+        made = paddle.static.Program()
+        with paddle.static.program_guard(made, paddle.static.Program()):
+            build()
+        self.jobs.append((name, made))
+
+    def executor(self, collected_late: Sequence[str] = ()) -> Any:
+        """What is named stays, but for what the last job collects; everything else goes as soon as Paddle sees it."""
+        stays = {"x", "handed", "out", "host", "after", *(f"more{k}" for k in range(4))}
+        jobs = []
+        for name, program in self.jobs:
+            names = stays - set(collected_late) if name == self.jobs[-1][0] else stays
+            programs.let_events_exist(program)
+            made = core.Job(name)
+            made.set_micro_batch_id(0)
+            made.set_skip_gc_vars(names)
+            jobs.append(made)
+        place = core.Place()
+        place.set_place(PLACE)
+        return core.StandaloneExecutor(place, core.Plan(jobs, dict(self.jobs)), self.scope)
+
+    def feed(self, **arrays: np.ndarray) -> None:
+        for name, array in arrays.items():
+            self.scope.var(name).get_tensor().set(array, PLACE)
+
+    def value(self, name: str) -> np.ndarray:
+        device.synchronize()
+        return np.array(self.scope.find_var(name).get_tensor())
+
+
+def on(value: Any, stream: str) -> Any:
+    value.get_defining_op().set_execution_stream(stream)
+    return value
+
+
+def data(name: str, *shape: int, dtype: str = "float32") -> Any:
+    return paddle.static.data(name, list(shape), dtype)
+
+
+def keep(value: Any, name: str) -> None:
+    """Give a value a name; persistable, so that it lies in the scope that we can read."""
+    value.persistable = True
+    paddle._C_ops.set_persistable_value(value, name)
+
+
+def given(name: str, like: Any, record: str | None = None) -> Any:
+    """A value of an earlier job."""
+    block = paddle.static.default_main_program().global_block()
+    made = block.add_kwarg(name, like)
+    place = core.Place()
+    place.set_place(PLACE)
+    made.place_attr = place
+    return made
+
+
+def slow(run: Callable[[], None], name: str, stream_first: bool = True, nth: int = 0) -> None:
+    """Run once to find the piece of work of this name, and from then on delay the same piece."""
+    delays.restart()
+    delays.draw(0, 1000, 1)
+    run()
+    device.synchronize()
+    found = [each.site for each in delays.taken() if each.name == name]
+    delays.restart()
+    delays.only([delays.Site(found[nth].stream, found[nth].ordinal, SLOW_US)])
+
+
+def no_delays() -> None:
+    delays.restart()
+    delays.only([])
+
+
+def wrong(found: np.ndarray, expected: np.ndarray) -> str:
+    """`right`, `nan` (poison was read) or `stale`."""
+    if np.isnan(found).any():
+        return "nan"
+    return "right" if np.allclose(found, expected, rtol=1e-5, atol=1e-5) else "stale"
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(7).standard_normal(shape).astype("float32")
+
+
+# -- operations ------------------------------------------------------------------------------------------------------
+
+
+def _op_programs() -> dict[str, Callable[[], list[Any]]]:
+    f = paddle.nn.functional
+
+    def x(*shape: int) -> Any:
+        made = data("x", *shape)
+        made.stop_gradient = False
+        return made
+
+    def y(*shape: int) -> Any:
+        made = data("y", *shape)
+        made.stop_gradient = False
+        return made
+
+    ids = lambda: data("ids", 4, 6, dtype="int64")  # noqa: E731
+    return {
+        "matmul": lambda: [paddle.matmul(x(4, 6, 8), y(8, 5))],
+        "matmul_transposed": lambda: [paddle.matmul(x(4, 6, 8), y(4, 5, 8), transpose_y=True)],
+        "matmul_heads": lambda: [paddle.matmul(x(2, 3, 6, 8), y(2, 3, 8, 6))],
+        "add_row": lambda: [x(4, 6, 8) + y(8)],
+        "subtract_divide": lambda: [(x(4, 6) - y(4, 6)) * 2.0 + 1.0],
+        "multiply_column": lambda: [x(4, 6, 8) * y(4, 6, 1)],
+        "multiply_row": lambda: [x(4, 6, 8) * y(8)],
+        "softmax": lambda: [f.softmax(x(4, 6, 8))],
+        "layer_norm": lambda: [f.layer_norm(x(4, 6, 8), 8, y(8), y(8) * 0.5)],
+        "gelu": lambda: [f.gelu(x(4, 8)), f.gelu(x(4, 8), approximate=True)],
+        "silu": lambda: [f.silu(x(4, 8))],
+        "rms_norm": lambda: [x(4, 8) * paddle.rsqrt(x(4, 8).square().mean(-1, keepdim=True) + 1e-6)],
+        "transpose": lambda: [x(2, 3, 4, 5).transpose([0, 2, 1, 3])],
+        "shapes": lambda: [x(4, 6, 8).reshape([4, 48]).unsqueeze(1).tile([1, 3, 1]).flatten(1, 2)],
+        "chunk_concat": lambda: [paddle.concat([-part for part in x(4, 6, 8).chunk(2, axis=-1)][::-1], axis=-1)],
+        "embedding": lambda: [f.embedding(ids(), x(9, 8))],
+        "cross_entropy": lambda: [f.cross_entropy(x(4, 6, 9), ids().unsqueeze(-1), reduction="none").mean()],
+        "sums": lambda: [x(4, 6, 8).sum(1), x(4, 6, 8).mean([0, 2]), x(4, 6, 8).sum()],
+        "triu": lambda: [paddle.triu(x(6, 6), diagonal=1) + 0.0 * x(6, 6)],
+    }
+
+
+def _feeds(program: Any) -> dict[str, np.ndarray]:
+    found = {}
+    for op in program.global_block().ops:
+        if op.name() == "pd_op.data":
+            shape, name = op.result(0).shape, op.attrs()["name"]
+            found[name] = np.arange(np.prod(shape)).reshape(shape) % 9 if name == "ids" else random(*shape)
+    return {name: array.astype("int64" if name == "ids" else "float32") for name, array in found.items()}
+
+
+def _with_gradients(build: Callable[[], list[Any]], place: Any) -> list[np.ndarray]:
+    paddle.set_device(f"{device.NAME}:0" if place is PLACE else "cpu")
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main, paddle.static.Program()):
+        outs = build()
+        total = sum(((out * out).sum() for out in outs[1:]), (outs[0] * outs[0]).sum())
+        leaves = {op.attrs()["name"]: op.result(0) for op in main.global_block().ops if op.name() == "pd_op.data"}
+        wanted = [leaf for name, leaf in leaves.items() if name != "ids"]
+        grads = [grad for grad in paddle.static.gradients([total], wanted) if grad is not None]
+    if place is PLACE:
+        programs.check_kernels(main, "main")
+    return [np.asarray(each) for each in paddle.static.Executor(place).run(main, feed=_feeds(main), fetch_list=[*outs, *grads])]
+
+
+@scene
+def ops_against_cpu() -> dict[str, float]:
+    """Largest difference of results and gradients, relative to the largest value."""
+    found = {}
+    for name, build in _op_programs().items():
+        ours, theirs = _with_gradients(build, PLACE), _with_gradients(build, paddle.CPUPlace())
+        found[name] = max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-6)) for a, b in zip(ours, theirs, strict=True))
+    paddle.set_device(f"{device.NAME}:0")
+    return found
+
+
+@scene
+def an_op_without_a_kernel() -> list[str]:
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main, paddle.static.Program()):
+        paddle.erf(data("x", 4))
+    other = paddle.static.Program()
+    with paddle.static.program_guard(other, paddle.static.Program()):
+        paddle._C_ops.matmul(data("x", 4, 4, dtype="float64"), data("y", 4, 4, dtype="float64"), False, False)
+    return [_error(lambda: programs.check_kernels(main, "forward")), _error(lambda: programs.check_kernels(other, "forward"))]
+
+
+def _error(run: Callable[[], Any]) -> str:
+    try:
+        run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+# -- streams and events ----------------------------------------------------------------------------------------------
+
+
+@scene
+def events_inside_a_program() -> dict[str, str]:
+    """A slow producer on a side stream and its reader on the compute stream."""
+    made = Program()
+
+    def build() -> None:
+        x = data("x", N, N)
+        keep(on(paddle.tanh(x), "side") * 2.0, "out")
+
+    made.job(build, "job")
+    x = random(N, N)
+    made.feed(x=x)
+    executor = made.executor()
+    run = lambda: executor.run(["x"], False)  # noqa: E731
+    found = {}
+    for name, dropped in (("executor's events", 0), ("dropped", 1)):
+        slow(run, "tanh")
+        made.feed(x=-x)  # so that what the last run left is not what this one should give
+        device.synchronize()
+        with device.switched(drop_waits=dropped):
+            run()
+            found[name] = wrong(made.value("out"), 2 * np.tanh(-x))
+        made.feed(x=x)
+    no_delays()
+    return found
+
+
+def _two_jobs(event: bool) -> tuple[Program, Any, np.ndarray]:
+    """The first job gives a value on a side stream, the second reads it on the compute stream."""
+    made = Program()
+
+    def first() -> None:
+        out = on(paddle.tanh(data("x", N, N)), "side")
+        if event:
+            op = out.get_defining_op()
+            op.set_bool_attr("force_record_event", True)
+            op.set_str_attr("event_to_record", "made")
+        kinds.append(out.type())
+        keep(out, "handed")
+
+    def second() -> None:
+        read = given("handed", kinds[0]) * 2.0
+        if event:
+            read.get_defining_op().set_str_array_attr("events_to_wait", ["made"])
+        keep(read, "out")
+
+    kinds: list[Any] = []
+    made.job(first, "first")
+    made.job(second, "second")
+    x = random(N, N)
+    made.feed(x=x)
+    return made, made.executor(), x
+
+
+@scene
+def events_between_jobs() -> dict[str, str]:
+    found = {}
+    for name, event in (("with event", True), ("without", False)):
+        made, executor, x = _two_jobs(event)
+        run = lambda executor=executor: executor.run(["x"], False)
+        slow(run, "tanh")
+        made.feed(x=-x)
+        run()
+        found[name] = wrong(made.value("out"), 2 * np.tanh(-x))
+    no_delays()
+    return found
+
+
+@scene
+def the_end_of_a_job() -> dict[str, Any]:
+    """Whether the host waits: by the plugin's record, and by the clock."""
+    made, executor, _ = _two_jobs(True)
+    found = {}
+    for name, nosync in (("waits", 0), ("goes on", 1)):
+        slow(lambda: executor.run(["x"], False), "scale")
+        with device.switched(nosync=nosync), device.traced() as trace:
+            start = time.perf_counter()
+            executor.run(["x"], False)
+            took_us = (time.perf_counter() - start) * 1e6
+        calls = {call.what for call in trace.calls if call.what.startswith("sync_stream")}
+        found[name] = [sorted(calls), took_us > SLOW_US]
+    no_delays()
+    return found
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _freed_under_a_side_stream(last_on_side: bool) -> tuple[Program, Any, np.ndarray]:
+    """A value that a side stream reads slowly, with or without a compute reader after it; then it is freed."""
+    made = Program()
+
+    def build() -> None:
+        x = data("x", N, N)
+        value = x * 3.0
+        side = on(paddle.tanh(value), "side")
+        if not last_on_side:
+            keep(value + 1.0, "after")
+        for k in range(4):
+            keep(x * float(10 + k), f"more{k}")
+        keep(side * 1.0, "out")
+
+    made.job(build, "job")
+    x = random(N, N)
+    made.feed(x=x)
+    return made, made.executor(), x
+
+
+@scene
+def freeing() -> dict[str, str]:
+    """Which switch settings hold a freed block as long as it is read."""
+    paddle.set_flags({"FLAGS_new_executor_sequential_run": True, "FLAGS_pir_apply_inplace_pass": False})
+    settings = {
+        "last reader on the side stream, recorded": (True, {"record": 1}),
+        "last reader on the side stream, nobody recorded": (True, {"record": 0}),
+        "last reader on the side stream, recorded but not held": (True, {"record": 1, "hold": 0}),
+        "last reader on compute (the hole)": (False, {"record": 1}),
+        "last reader on compute, all readers recorded": (False, {"record": 2}),
+    }
+    found = {}
+    for name, (last_on_side, switches) in settings.items():
+        made, executor, x = _freed_under_a_side_stream(last_on_side)
+        slow(lambda executor=executor: executor.run(["x"], False), "tanh")
+        with device.switched(**switches):
+            executor.run(["x"], False)
+            found[name] = wrong(made.value("out"), np.tanh(3 * x))
+    no_delays()
+    paddle.set_flags({"FLAGS_new_executor_sequential_run": False, "FLAGS_pir_apply_inplace_pass": True})
+    return found
+
+
+@scene
+def held_blocks_count() -> dict[str, int]:
+    """A held block is free for tensors, and still taken from the device."""
+    paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
+    made, executor, _ = _freed_under_a_side_stream(True)
+    executor.run(["x"], False)
+    device.synchronize()
+    device.reset_peaks()
+    before = device.memory()
+    executor.run(["x"], False)
+    device.synchronize()
+    after = device.memory()
+    paddle.set_flags({"FLAGS_new_executor_sequential_run": False})
+    return {"allocated": after.allocated - before.allocated, "peak": after.allocated_peak - before.allocated,
+            "reserved_grew": after.reserved - before.reserved, "bytes_of_one": N * N * 4}  # fmt: skip
+
+
+def _offload() -> tuple[Program, Any, np.ndarray]:
+    """A value goes out in the first job and comes back in the second; nothing of ours orders the two copies."""
+    made, kinds = Program(), []
+
+    def out() -> None:
+        host = on(paddle._C_ops.memcpy_d2h(paddle.tanh(data("x", N, N)), 1), "out_stream")
+        kinds.append(host.type())
+        paddle._C_ops.set_persistable_value(host, "host")
+
+    def back() -> None:
+        keep(on(paddle._C_ops.memcpy_h2d(given("host", kinds[0]), 1), "in_stream") * 2.0, "out")
+
+    made.job(out, "out")
+    made.job(back, "back")
+    x = random(N, N)
+    made.feed(x=x)
+    return made, made.executor(collected_late=("host",)), x
+
+
+@scene
+def pinned_memory() -> dict[str, str]:
+    """Neither Paddle nor the device orders the copies by the pinned buffer, or knows that one still uses it."""
+    settings: dict[str, dict[str, int]] = {
+        "nothing": {},
+        "copies ordered, buffer freed at once": {"copy_order": 1},
+        "buffer kept, copies not ordered": {"pinned_events": 1},
+        "both": {"copy_order": 1, "pinned_events": 1},
+    }
+    found = {}
+    for name, switches in settings.items():
+        made, executor, x = _offload()
+        slow(lambda executor=executor: executor.run(["x"], False), "copy_h2d" if "freed" in name else "copy_d2h")
+        made.feed(x=-x)
+        with device.switched(**switches):
+            executor.run(["x"], False)
+            found[name] = wrong(made.value("out"), 2 * np.tanh(-x))
+    no_delays()
+    return found
+
+
+@scene
+def copies_out_block_or_not() -> dict[str, bool]:
+    found = {}
+    for name, blocks in (("asynchronous", 0), ("blocking", 1)):
+        made = Program()
+
+        def build() -> None:
+            keep(paddle._C_ops.memcpy_d2h(paddle.tanh(data("x", N, N)), 1), "host")
+
+        made.job(build, "job")
+        made.feed(x=random(N, N))
+        executor = made.executor()
+        slow(lambda executor=executor: executor.run(["x"], False), "copy_d2h")
+        with device.switched(d2h_blocks=blocks):
+            start = time.perf_counter()
+            executor.run(["x"], False)
+            found[name] = (time.perf_counter() - start) * 1e6 > SLOW_US
+        device.synchronize()
+    no_delays()
+    return found
+
+
+@scene
+def refused_pinned_memory() -> str:
+    made = Program()
+
+    def build() -> None:
+        keep(paddle._C_ops.memcpy_d2h(paddle.tanh(data("x", 3 * N, N)), 1), "host")
+
+    made.job(build, "job")
+    made.feed(x=random(3 * N, N))
+    executor = made.executor()
+    with device.switched(refuse_pinned_after=0):
+        return _error(lambda: executor.run(["x"], False))
+
+
+# -- rings, delays, switches -----------------------------------------------------------------------------------------
+
+
+def _rings(*rings: int) -> Any:
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main, paddle.static.Program()):
+        for ring in rings:
+            on(paddle._C_ops.all_reduce(data(f"x{ring}", 4), ring, 0), "shared")
+    return main
+
+
+@scene
+def two_rings_one_stream() -> dict[str, Any]:
+    programs._ring_of_stream.clear()
+    refused = _error(lambda: programs.check_streams(_rings(31, 32), "forward"))
+    programs._ring_of_stream.clear()
+    os.environ[programs.SHARED_STREAM_VARIABLE] = "first"
+    main = _rings(31, 32)
+    programs.check_streams(main, "forward")
+    del os.environ[programs.SHARED_STREAM_VARIABLE]
+    programs._ring_of_stream.clear()
+    rings = [op.int_attr("ring_id") for op in main.global_block().ops if op.has_attr("ring_id")]
+    return {"refused": refused, "as the GPU place": rings}
+
+
+@scene
+def delays_repeat() -> dict[str, Any]:
+    made, executor, x = _two_jobs(True)
+    runs = []
+    for seed in (5, 5, 6):
+        delays.restart()
+        delays.draw(seed, 500, 300)
+        for _ in range(4):
+            executor.run(["x"], False)
+        device.synchronize()
+        runs.append([list(each.site) for each in delays.taken()])
+    found = {"same": runs[0] == runs[1], "other": runs[0] != runs[2], "some": len(runs[0]) > 0, "right": wrong(made.value("out"), 2 * np.tanh(x))}
+    no_delays()
+    return found
+
+
+@scene
+def a_missing_event_shrinks_to_one_delay() -> list[str]:
+    """Random delays make a program without its event fail; which one does?"""
+    made, executor, x = _two_jobs(False)
+    signs = [1.0]
+
+    def fails(sites: Sequence[delays.Site]) -> bool:
+        delays.restart()
+        delays.only(sites)
+        signs[0] = -signs[0]
+        made.feed(x=signs[0] * x)
+        delays.restart()
+        executor.run(["x"], False)
+        return wrong(made.value("out"), 2 * np.tanh(signs[0] * x)) != "right"
+
+    delays.restart()
+    delays.draw(0, 1000, 1)
+    executor.run(["x"], False)
+    device.synchronize()
+    names = {each.site[:2]: each.name for each in delays.taken()}
+    lengths = {"tanh": SLOW_US}
+    sites = [delays.Site(each.site.stream, each.site.ordinal, lengths.get(each.name, SLOW_US // 10)) for each in delays.taken()]
+    kept = delays.shrink(sites, fails)
+    no_delays()
+    return [names[site[:2]] for site in kept]
+
+
+@scene
+def switches_are_named() -> dict[str, Any]:
+    return {"names": sorted(device.switch_meanings()), "unknown": _error(lambda: device.set_switches({"nosink": 1}))}
+
+
+def main() -> None:
+    paddle.enable_static()
+    paddle.set_device(f"{device.NAME}:0")
+    wanted = sys.argv[1:] or list(SCENES)
+    results: dict[str, Any] = {}
+    for name in wanted:
+        device.set_switches(SAFE)
+        no_delays()
+        try:
+            results[name] = SCENES[name]()
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+    print("RESULTS " + json.dumps(results), flush=True)
+
+
+if __name__ == "__main__":
+    main()

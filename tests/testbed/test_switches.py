@@ -1,0 +1,83 @@
+"""The device alone: operations, order between streams, freeing, pinned memory, delays; each switch on and off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.paddle
+Scenes = dict[str, Any]
+
+
+def test_operations_and_gradients_equal_the_cpus(scenes: Scenes) -> None:
+    found = scenes["ops_against_cpu"]
+    assert len(found) == 19
+    assert {name: error for name, error in found.items() if error > 1e-5} == {}
+
+
+def test_an_operation_without_a_kernel_is_named(scenes: Scenes) -> None:
+    name, dtype = scenes["an_op_without_a_kernel"]
+    assert name == "TestbedError: job forward: pd_op.erf has no kernel on the testbed, and would run on the CPU; write one in testbed/src"
+    assert dtype == "TestbedError: job forward: pd_op.matmul of ['float64'] has no kernel on the testbed; it has ['bfloat16', 'float32']"
+
+
+def test_events_inside_a_program(scenes: Scenes) -> None:
+    assert scenes["events_inside_a_program"] == {"executor's events": "right", "dropped": "nan"}
+
+
+def test_events_between_jobs(scenes: Scenes) -> None:
+    assert scenes["events_between_jobs"] == {"with event": "right", "without": "stale"}
+
+
+def test_the_host_waits_at_the_end_of_a_job_or_not(scenes: Scenes) -> None:
+    assert scenes["the_end_of_a_job"] == {"waits": [["sync_stream"], True], "goes on": [["sync_stream_left_out"], False]}
+
+
+def test_what_holds_a_freed_block(scenes: Scenes) -> None:
+    assert scenes["freeing"] == {
+        "last reader on the side stream, recorded": "right",
+        "last reader on the side stream, nobody recorded": "nan",
+        "last reader on the side stream, recorded but not held": "nan",
+        "last reader on compute (the hole)": "nan",
+        "last reader on compute, all readers recorded": "right",
+    }
+
+
+def test_memory_numbers(scenes: Scenes) -> None:
+    found = scenes["held_blocks_count"]
+    assert found["allocated"] == 0
+    assert found["bytes_of_one"] <= found["peak"] <= 3 * found["bytes_of_one"]
+
+
+def test_pinned_memory_without_events(scenes: Scenes) -> None:
+    found = scenes["pinned_memory"]
+    assert found.pop("both") == "right"
+    assert set(found.values()) <= {"nan", "stale"}
+
+
+def test_copies_out_block_the_host_or_not(scenes: Scenes) -> None:
+    assert scenes["copies_out_block_or_not"] == {"asynchronous": False, "blocking": True}
+
+
+def test_refused_pinned_memory_is_a_clear_error(scenes: Scenes) -> None:
+    assert "49152 bytes of pinned host memory were refused" in scenes["refused_pinned_memory"]
+
+
+def test_one_communicator_a_stream_name(scenes: Scenes) -> None:
+    found = scenes["two_rings_one_stream"]
+    assert "ring 32 is on stream 'shared', which belongs to ring 31" in found["refused"]
+    assert found["as the GPU place"] == [31, 31]
+
+
+def test_delays_repeat_by_seed(scenes: Scenes) -> None:
+    assert scenes["delays_repeat"] == {"same": True, "other": True, "some": True, "right": "right"}
+
+
+def test_a_missing_event_shrinks_to_the_delay_that_shows_it(scenes: Scenes) -> None:
+    assert scenes["a_missing_event_shrinks_to_one_delay"] == ["tanh"]
+
+
+def test_switches_are_named(scenes: Scenes) -> None:
+    found = scenes["switches_are_named"]
+    assert found["unknown"].startswith("TestbedError: no switch 'nosink'; there are ['copy_order', ")
