@@ -8,7 +8,7 @@ TRAIN := examples/gpt.py --world 4
 BIG := --preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8
 SHAPE := --pp 2 --mp 2 --micro-batches 8 --steps 5
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test testbed lint setup clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+testbed: setup
+	$(BIN)/python -m testbed.build
 
 lint: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"

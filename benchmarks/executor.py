@@ -162,7 +162,8 @@ def main(argv: list[str] | None = None) -> None:
     rows = sizes_of((40, 80) if args.quick else SIZES, runs)
     cut = jobs_of((1, 4) if args.quick else JOBS, 64 if args.quick else OPS, runs)
     result = {**meta(paddle=importlib.metadata.version("paddlepaddle")), "place": "cpu", "programs": rows,
-              "build_grows_with_ops_to_the": growth(rows), "jobs": cut, "us_per_op": round(median(row["us_per_op"]["median"] for row in rows), 2)}  # fmt: skip
+              "build_grows_with_ops_to_the": growth(rows), "jobs": cut,
+              "us_per_op": round(median(row["us_per_op"]["median"] for row in rows), 2)}  # fmt: skip
     store("executor", result, args.out)
 
 

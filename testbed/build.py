@@ -121,7 +121,7 @@ def _link(variant: str, units: Sequence[Unit], target: Path) -> list[str]:
     objects = [str(unit.output) for unit in units]
     words = [_tool("g++"), "-shared", "-o", str(target), *objects, "-Wl,--allow-shlib-undefined", f"-L{libraries}"]
     words += ["-lphi_core", "-lcommon", "-lphi", "-ldl", "-lpthread"]
-    return words + [*_cuda_libraries(variant)]
+    return [*words, *_cuda_libraries(variant)]
 
 
 def _cuda_home() -> Path:

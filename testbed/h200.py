@@ -22,7 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 REPORT_VARIABLE = "TESTBED_REPORT"  # see world.py
 LIBRARIES = {"TESTBED_CUBLAS": "libcublas.so.13", "TESTBED_NCCL": "libnccl.so.2"}
-BIG = ("--hidden", "4096", "--heads", "32", "--vocab", "8192", "--layers", "2", "--steps", "6", "--optimizer", "sgd", "--learning-rate", "1e-3")
+BIG = ("--hidden", "4096", "--heads", "32", "--vocab", "8192", "--layers", "2", "--steps", "6",
+       "--optimizer", "sgd", "--learning-rate", "1e-3")  # fmt: skip
 SMALL = ("--layers", "2", "--steps", "3", "--micro-batches", "4", "--schedule", "1F1B")
 BF16 = ("--amp", "O2", "--master-grad")
 MIXED_BF16 = ("--amp", "O1")  # with mp: the CPU, where models are made, cannot shard bfloat16 parameters
@@ -102,7 +103,8 @@ def machine() -> dict[str, str]:
 
 def run_case(case: Case, variant: str, out: Path) -> dict[str, Any]:
     """Run one case with each of its plans, and write what was found."""
-    result: dict[str, Any] = {"case": case.name, "world": case.world, "args": list(case.args), "variant": variant, **machine(), "plans": {}}
+    head = {"case": case.name, "world": case.world, "args": list(case.args), "variant": variant}
+    result: dict[str, Any] = {**head, **machine(), "plans": {}}
     for name, config in case.plans:
         result["plans"][name] = _run_plan(case, name, config, variant, out)
         print(f"{case.name} {name}: {_headline(result['plans'][name])}", flush=True)
@@ -114,7 +116,8 @@ def _run_plan(case: Case, plan: str, config: str | None, variant: str, out: Path
     with tempfile.TemporaryDirectory() as folder:
         room = Path(folder)
         words = [sys.executable, "-m", "interlace.cli", "run", str(ROOT / "examples" / f"{case.script}.py"), "--place", "testbed",
-                 "--world", str(case.world), "--json", str(room / "run.json"), "--log-dir", str(room / "log"), "--timeout", "60"]  # fmt: skip
+                 "--world", str(case.world), "--json", str(room / "run.json"),
+                 "--log-dir", str(room / "log"), "--timeout", "60"]  # fmt: skip
         env = {"NCCL_NVLS_ENABLE": "0", **os.environ, **find_libraries(), "TESTBED_VARIANT": variant, REPORT_VARIABLE: folder,
                "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}  # fmt: skip
         if config is None:
@@ -124,7 +127,8 @@ def _run_plan(case: Case, plan: str, config: str | None, variant: str, out: Path
             words += ["--config", str(room / "plan.yaml")]
         start = time.monotonic()
         try:
-            done = subprocess.run([*words, "--", *case.args], env=env, capture_output=True, text=True, timeout=CASE_TIMEOUT_S, check=False)
+            command = [*words, "--", *case.args]
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=CASE_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
             done = subprocess.CompletedProcess(words, 124, "", f"no end within {CASE_TIMEOUT_S:g} s: {error.stderr!r}")
         if done.returncode:
@@ -153,7 +157,8 @@ def _headline(found: dict[str, Any]) -> str:
     peaks = [f"{each['allocated_peak'] / 1e9:.2f}+{each['outside_peak'] / 1e9:.2f}" for each in found["memory"]]
     last = found["losses"][-1]
     mean = sum(last) / len(last) if last else float("nan")
-    return f"{found['step_ms']['median']:.1f} ms a step ({found['step_ms']['min']:.1f}-{found['step_ms']['max']:.1f}), peak GB {peaks}, loss {mean:.6f}"
+    step = found["step_ms"]
+    return f"{step['median']:.1f} ms a step ({step['min']:.1f}-{step['max']:.1f}), peak GB {peaks}, loss {mean:.6f}"
 
 
 # -- operations alone ------------------------------------------------------------------------------------------------
@@ -187,7 +192,8 @@ def _op_cases(paddle: Any) -> list[tuple[str, Any, float, float]]:
     return [
         ("matmul 2048x4096x16384", lambda: paddle.matmul(data("x", t, h), data("y", h, 4 * h)), 2.0 * t * h * 4 * h, 0),
         ("matmul 8192x4096x16384", lambda: paddle.matmul(data("x", 4 * t, h), data("y", h, 4 * h)), 8.0 * t * h * 4 * h, 0),
-        ("matmul heads 32x2048x128x2048", lambda: paddle.matmul(data("x", 32, t, 128), data("y", 32, t, 128), transpose_y=True), 64.0 * t * t * 128, 0),
+        ("matmul heads 32x2048x128x2048", lambda: paddle.matmul(data("x", 32, t, 128), data("y", 32, t, 128), transpose_y=True),
+         64.0 * t * t * 128, 0),
         ("layer_norm 2048x4096", lambda: f.layer_norm(data("x", t, h), h), 0, 2 * row),
         ("softmax 32x2048x2048", lambda: f.softmax(data("x", 32, t, t)), 0, 2 * 32 * t * t * w),
         ("gelu 2048x16384", lambda: f.gelu(data("x", t, 4 * h), approximate=True), 0, 8 * row),
