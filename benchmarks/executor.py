@@ -23,7 +23,7 @@ from typing import Any
 
 from measuring import meta, middle, store
 
-SIZES = (500, 1000, 2000, 4000, 8000)
+SIZES = (500, 1000, 2000, 4000)
 JOBS = (1, 4, 16, 64)
 OPS = 1024
 TRACE = "FLAGS_enable_pir_in_executor_trace_run"

@@ -545,8 +545,9 @@ def main(argv: list[str] | None = None) -> None:
             rows, ours = predict(setting, source), planner(setting, source)
             found[f"{setting.name} {source}"] = {"judged": judge(rows), "plans": rows, "planner": ours}
             said = found[f"{setting.name} {source}"]["judged"]["simulator"]
-            print(f"{setting.name}, {source} times: {len(rows)} plans, median error {said['median_abs']:.1%}, 90 % below {said['p90_abs']:.1%}, "
-                  f"worst {said['worst'][1]:+.1%} ({said['worst'][0]}), order right in {said['order']:.1%} of pairs")  # fmt: skip
+            print(f"{setting.name}, {source} times: {len(rows)} plans, median error {said['median_abs']:.1%}, 90 % below "
+                  f"{said['p90_abs']:.1%}, worst {said['worst'][1]:+.1%} ({said['worst'][0]}), "
+                  f"order right in {said['order']:.1%} of pairs")  # fmt: skip
             if args.rows:
                 print(show(cases(rows, "simulator"), "ms"))
             for row in ours:
