@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
+
 from interlace.cost_model.families import ATTENTIONS, COMM, GEMMS, forward_kind, memory_family
 from interlace.cost_model.interference import Stretch
 from interlace.cost_model.work import Values, copy_direction, is_weight_gradient, work_of
-
 from interlace.errors import ConfigError
 from interlace.ir.kinds import is_copy, is_p2p
 from interlace.ir.program import Group, Op, Program

@@ -13,7 +13,6 @@ from interlace.cost_model.families import REPRESENTATIVES, is_free
 from interlace.cost_model.interference import InterferenceTable, Stretch
 from interlace.cost_model.profile import DeviceProfile, OpSample
 from interlace.cost_model.work import Part, Values, work_of
-
 from interlace.ir.kinds import is_comm
 from interlace.ir.program import ABSENT, Op
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import prod
 
 from interlace.cost_model.families import ATTENTIONS, COMM, GEMMS, PICKS, VIEWS, forward_kind, is_free, memory_family
-
 from interlace.ir.kinds import is_p2p, is_send
 from interlace.ir.program import ABSENT, DTYPE_BYTES, Op, Value
 

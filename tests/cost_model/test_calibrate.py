@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 import pytest
-from interlace.cost_model import CostModel, load_profile
 
 from interlace.cli import calibrate as command
+from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError
 
 

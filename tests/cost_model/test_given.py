@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from interlace.cost_model import CostModel, GivenCosts
-from tests.cost_model.programs import binary, collective, matmul, unary
 
+from interlace.cost_model import CostModel, GivenCosts
 from interlace.errors import ConfigError
+from tests.cost_model.programs import binary, collective, matmul, unary
 
 TABLE = {"comm": 100, "gemm": 5, "default": 1}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+
 from interlace.cost_model import CostModel, pair_time
 from interlace.cost_model.accuracy import Case, headline, inversions, order_share, show, summarize
 from interlace.cost_model.families import memory_family

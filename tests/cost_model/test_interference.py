@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from interlace.cost_model import CostModel, load_profile
 from tests.cost_model.programs import collective, matmul, unary
 

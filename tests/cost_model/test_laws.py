@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from interlace.cost_model import CostModel, GivenCosts, load_profile, pair_time
 from interlace.cost_model.comm import CommTimes, CopyTimes
 from interlace.cost_model.curves import Curve, check_error

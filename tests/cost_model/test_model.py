@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from interlace.cost_model import CostModel, DeviceProfile, load_profile
-from tests.cost_model.programs import binary, collective, last_op, matmul, unary
 
+from interlace.cost_model import CostModel, DeviceProfile, load_profile
 from interlace.ir.text import parse
+from tests.cost_model.programs import binary, collective, last_op, matmul, unary
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ import doctest
 import importlib
 from pathlib import Path
 
-import interlace.cost_model
 import pytest
+
+import interlace.cost_model
 from interlace.cost_model import families
 
 FOLDER = Path(interlace.cost_model.__file__).parent

@@ -7,9 +7,9 @@ from importlib import resources
 
 import msgspec
 import pytest
+
 from interlace.cost_model import load_profile, profile_names, require_device, save_profile
 from interlace.cost_model.profile import decode_profile, encode_profile
-
 from interlace.errors import ConfigError
 
 

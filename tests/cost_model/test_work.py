@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from interlace.cost_model.families import forward_kind, memory_family
 from interlace.cost_model.work import Part, moved_bytes, work_of
 from tests.cost_model.programs import binary, last_op, matmul, unary

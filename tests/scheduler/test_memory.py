@@ -7,7 +7,6 @@ import random
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.scheduler.plans import Shape, shapes, world
 
 from interlace.cost_model import CostModel
 from interlace.ir import Graph, Program, parse
@@ -16,6 +15,7 @@ from interlace.scheduler import memory
 from interlace.scheduler.memory import GPU, IDEAL, OrderMemory, in_order, over_time, storages
 from interlace.scheduler.simulator import simulate
 from interlace.scheduler.variants import variants
+from tests.scheduler.plans import Shape, shapes, world
 
 COST = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, host_ns=2, job_ns=5)
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.scheduler.plans import Shape, shapes, world
 
 from interlace.cost_model import CostModel
 from interlace.cost_model.base import GivenCosts
@@ -19,6 +18,7 @@ from interlace.ir import Graph, Job, Program, dependencies, parse, verify
 from interlace.scheduler.lower_to_sim import lower
 from interlace.scheduler.sim_input import ONE, Options, SimInput
 from interlace.scheduler.simulator import NEVER, Result, Simulation, covered, issue_times, run, simulate
+from tests.scheduler.plans import Shape, shapes, world
 
 fast = pytest.importorskip("interlace.scheduler.simulator_fast")
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.scheduler.plans import Shape, world
 
 from interlace.cli import main
 from interlace.cost_model import CostModel
@@ -15,6 +14,7 @@ from interlace.ir import save
 from interlace.report.split import rows, split_text
 from interlace.report.timeline import chrome_trace, write_trace
 from interlace.scheduler.simulator import Result, simulate
+from tests.scheduler.plans import Shape, world
 
 SHAPE = Shape(2, 2, 3, 2, ("mp", "send", "receive", "copies"), frozenset({0, 2}), norm=True, width=256)
 COST = CostModel.from_table(
