@@ -71,8 +71,8 @@ VIEWS = frozenset({
 })  # fmt: skip
 """Free where the capture says that the result shares its operand's memory."""
 FREE = frozenset({
-    "data", "full_int_array", "share_data", "share_var", "nop", "depend", "shape", "shape64", "numel", "empty", "empty_like", "print", "kwarg",
-    "fetch", "feed", "sync_calc_stream", "sync_comm_stream", "is_empty", "identity_loss", "builtin_combine", "builtin_split",
+    "data", "full_int_array", "share_data", "share_var", "nop", "depend", "shape", "shape64", "numel", "empty", "empty_like", "print",
+    "kwarg", "fetch", "feed", "sync_calc_stream", "sync_comm_stream", "is_empty", "identity_loss", "builtin_combine", "builtin_split",
     "slice_array", "create_array", "array_length",
 })  # fmt: skip
 """Launch nothing, or nothing but a bookkeeping of some bytes; all of Paddle's `builtin` and `cf` operations besides."""

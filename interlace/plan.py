@@ -117,7 +117,9 @@ def read_record(path: str | Path) -> Record:
     try:
         return msgspec.json.decode((path.parent / "captured" / f"{_stem(path)}.json").read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError) as error:
-        raise PlanError(f"{path}: no plan with its record in {path.parent / 'captured'} ({error}); expected a file that a plan wrote") from error
+        raise PlanError(
+            f"{path}: no plan with its record in {path.parent / 'captured'} ({error}); expected a file that a plan wrote"
+        ) from error
 
 
 def _stem(path: Path) -> str:

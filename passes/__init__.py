@@ -8,4 +8,18 @@ from interlace.passes.pipeline import PassReport, Pipeline, default_passes
 from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.passes.split_backward import SplitBackward
 
-__all__ = ["REGISTRY", "AssignStreams", "Context", "OffloadActivations", "OverlapColumnBackward", "Pass", "PassReport", "Pipeline", "Schedule1F1B", "SplitBackward", "default_passes", "find_pass", "register"]
+__all__ = [
+    "REGISTRY",
+    "AssignStreams",
+    "Context",
+    "OffloadActivations",
+    "OverlapColumnBackward",
+    "Pass",
+    "PassReport",
+    "Pipeline",
+    "Schedule1F1B",
+    "SplitBackward",
+    "default_passes",
+    "find_pass",
+    "register",
+]

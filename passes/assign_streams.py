@@ -91,8 +91,8 @@ def _with_holds(program: Program, context: Context) -> Program:
                     context.change(op, f"%{value} is held until {waiter.kind} #{waiter.id} has waited for it")
     if not holds:
         return program
-    for waiter_id, held in holds.items():
-        edit.after(waiter_id, held)
+    for waiter_id, waiting in holds.items():
+        edit.after(waiter_id, waiting)
     jobs = tuple(_job_with_holds(job, holds) for job in program.jobs)
     return msgspec.structs.replace(edit.build(), jobs=jobs)
 

@@ -232,8 +232,9 @@ def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: 
         found = [(part.kind, part.micro_batch, part.chunk) for part in parts if part.kind not in "RS"]
         wrong = sorted({f"{Slot(*item)}" for item in wanted ^ set(found)} | {f"{Slot(*item)}" for item in found if found.count(item) > 1})
         if wrong or row[-1] != OPTIMIZER:
-            raise PlanError(f"{where}: stage {stage}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and {num_chunks} "
-                            f"chunk(s) must stand once, and O last; missing, twice or unknown: {wrong[:12] or 'O is not last'}")  # fmt: skip
+            raise PlanError(f"{where}: stage {stage}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and "
+                            f"{num_chunks} chunk(s) must stand once, and O last; "
+                            f"missing, twice or unknown: {wrong[:12] or 'O is not last'}")  # fmt: skip
     stuck = stall([rows[stage] for stage in range(num_stages)], num_chunks)
     if stuck:
         raise PlanError(f"{where}: stages wait for each other:\n{stuck}")

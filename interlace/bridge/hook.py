@@ -76,7 +76,7 @@ def _read(config: Any) -> tuple[dict[str, Any], str, dict[str, str]]:
     if isinstance(config, Mapping):
         return dict(config), "interlace.enable", {}
     if isinstance(config, (str, os.PathLike)):
-        options, marks = read_yaml(find_config(config))
+        options, marks = read_yaml(find_config(os.fspath(config)))
         return options, str(config), marks
     raise ConfigError(f"interlace.enable: expected a file, a preset, a dict or keywords, found {type(config).__name__}")
 

@@ -26,7 +26,7 @@ class LayerNames(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, model: Any) -> LayerNames:
         """From a `paddle.nn.Layer`."""
-        owners = {}
+        owners: dict[str, str] = {}
         for prefix, layer in model.named_sublayers(include_self=True):
             for param in layer._parameters.values():
                 if param is not None:

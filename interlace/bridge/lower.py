@@ -122,9 +122,9 @@ class _Lowering:
         self.events = _EventTable(program.events if place.has_events else ())
 
     def run(self) -> Lowered:
-        jobs = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
+        found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
         collect, outputs, fetched = self._collect_job()
-        jobs = [job for job in (*jobs, collect) if job is not None]
+        jobs = [job for job in (*found, collect) if job is not None]
         for job in jobs:
             self.place.finish(job.program, job.name)
         return Lowered(jobs, outputs, fetched, make_plan(jobs, self.place))
@@ -301,7 +301,7 @@ class _JobBuilder:
     def _clone(self, op: Op, operands: list[Any]) -> tuple[list[Any], Any]:
         source = self.low.captured.source_ops[op.origin]
         mapping = pir.IrMapping()
-        mixed = []
+        mixed: list[tuple[int, Any]] = []
         for k, (old, new) in enumerate(zip(operand_sources(source), operands, strict=True)):
             if new is None:
                 continue

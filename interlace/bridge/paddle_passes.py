@@ -35,7 +35,7 @@ def make(name: str) -> PassBase:
     return SchedulePass() if name == "schedule_1f1b" else RewritePass(name)
 
 
-class _Pass(PassBase):
+class _Pass(PassBase):  # type: ignore[misc]
     """What Paddle asks of every pass."""
 
     def _check_self(self) -> bool:

@@ -108,7 +108,8 @@ def _start(rank: int, world: int, run_dir: str) -> Transport | None:
     if place == "testbed":
         from testbed import world as testbed_world
 
-        return testbed_world.install(rank, world, run_dir, timeout_s)
+        started: Transport = testbed_world.install(rank, world, run_dir, timeout_s)
+        return started
     return install(rank, world, run_dir, timeout_s)
 
 

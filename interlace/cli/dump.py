@@ -23,7 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("script", metavar="SCRIPT", help="a training script that uses paddle.distributed.to_static")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--rank", type=int, metavar="R", help="only this rank (default: all)")
-    parser.add_argument("-o", "--output", type=Path, default=Path("dumps"), metavar="PATH", help="folder, or file with --rank (default: dumps)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("dumps"), metavar="PATH",
+                        help="folder, or file with --rank (default: dumps)")  # fmt: skip
     parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="ranks built at once (default: all cores)")
     parser.add_argument("--json", metavar="FILE", help="write operations, seconds and memory of each rank there")

@@ -65,7 +65,8 @@ def _diff(path: Path, name: str) -> Iterator[str]:
     from interlace.plan import replay
 
     before, after = replay(path, name)
-    yield from difflib.unified_diff(show(before).splitlines(), show(after).splitlines(), f"before {name}", f"after {name}", n=2, lineterm="")
+    texts = show(before).splitlines(), show(after).splitlines()
+    yield from difflib.unified_diff(*texts, f"before {name}", f"after {name}", n=2, lineterm="")
 
 
 def _why(path: Path) -> list[str]:
@@ -78,5 +79,6 @@ def _costs(program: Program, device: str) -> list[str]:
     from interlace.cost_model import CostModel, load_profile
 
     cost = CostModel(load_profile(device))
-    rows = [f"#{row.op:<6} {row.kind:28} {row.layer:32} {row.category:24} {row.dur_ns / 1e3:10.1f} us  {row.how}" for row in cost.table(program)]
+    rows = [f"#{row.op:<6} {row.kind:28} {row.layer:32} {row.category:24} {row.dur_ns / 1e3:10.1f} us  {row.how}"
+            for row in cost.table(program)]  # fmt: skip
     return [*rows, *cost.explain(program).splitlines()]

@@ -107,7 +107,7 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
 
 def _cells(graph: Graph) -> dict[int, tuple[int, ...]]:
     """Storages that a value's contents lie in: a vector's are those of its tensors, and a tensor taken from a vector is in it."""
-    cells = {value.id: (value.storage,) for value in graph.program.values}
+    cells: dict[int, tuple[int, ...]] = {value.id: (value.storage,) for value in graph.program.values}
     for op in graph.program.ops:
         if op.name == COMBINE:
             cells[op.results[0]] = tuple(place for v in op.operands if v != ABSENT for place in cells[v])

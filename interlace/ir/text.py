@@ -123,8 +123,8 @@ def parse(text: str, where: str = "program text") -> Program:
             raise ProgramError(
                 f"{where}:{number}: cannot read {line[:80]!r} ({error}); the form is in interlace/ir/text.py"
             ) from error
-    lists = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return Program(tuple(ops), tuple(values[key] for key in sorted(values)), **lists)
+    head: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Program(ops=tuple(ops), values=tuple(values[key] for key in sorted(values)), **head)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -143,7 +143,8 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
         found = re.fullmatch(r"stage=(\d+) of (\d+) micro_batches=(\d+) chunks=(\d+) schedule=(\S+)", rest)
         if not found:
             raise ValueError("expected stage=.. of .. micro_batches=.. chunks=.. schedule=..")
-        fields["pipeline"] = Pipeline(*(int(x) for x in found.groups()[:4]), found[5])
+        stage, stages, count, chunks, schedule = found.groups()
+        fields["pipeline"] = Pipeline(int(stage), int(stages), int(count), int(chunks), schedule)
     elif word == "passes":
         fields["passes"] = tuple(rest.split())
     elif word == "note":

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
 MIXED = {"interleave": "mixed", "allowance_bytes": "1GB"}
+HALF = {"fraction": 0.5, "min_bytes": 64}
 ROOMY = {"interleave": "dx-first", "allowance_bytes": "1GB"}
 
 CASES = {
@@ -26,7 +27,7 @@ CASES = {
     "one rank, accumulation, offload": (1, "gpt", "--gradient-accumulation 3 --batch-size 6", {"offload_activations": OFFLOAD}),
     "mp2, clip, accumulation: column overlap": (2, "gpt", "--mp 2 --clip-grad 1 --gradient-accumulation 2", {"schedule_1f1b": ROOMY}),
     "mp2 without accumulation": (2, "gpt", "--mp 2 --split-qkv", {}),
-    "pp2, half offload, pp micro-batches": (2, "gpt", "--pp 2 --micro-batches 2", {"offload_activations": {"fraction": 0.5, "min_bytes": 64}}),
+    "pp2, half offload, pp micro-batches": (2, "gpt", "--pp 2 --micro-batches 2", {"offload_activations": HALF}),
     "pp2, all offload, 2 pp + 1 micro-batches": (2, "gpt", "--pp 2 --micro-batches 5 --batch-size 10", {"offload_activations": OFFLOAD}),
     "pp2 mixed, offload": (2, "gpt", "--pp 2 --micro-batches 6 --batch-size 6", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
     "pp2 FThenB, offload": (2, "gpt", "--pp 2 --schedule FThenB", {"offload_activations": OFFLOAD}),
@@ -35,10 +36,14 @@ CASES = {
     "pp2 vpp2, offload": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
     "pp2 vpp2 mp2 mixed": (4, "llama", "--pp 2 --vpp 2 --mp 2 --kv-heads 2 --micro-batches 4", {"schedule_1f1b": MIXED}),
     "pp2 mp2, everything on": (4, "gpt", "--pp 2 --mp 2 --micro-batches 8", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
-    "pp2 mp2 sequence parallel, GQA": (4, "llama", "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
+    "pp2 mp2 sequence parallel, GQA": (
+        4, "llama", "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}
+    ),
     "dp2 mp2 sharding 1, clip": (4, "llama", "--dp 2 --mp 2 --sharding-stage 1 --gradient-accumulation 2", {"schedule_1f1b": ROOMY}),
     "dp2 pp2 sharding 2": (4, "gpt", "--dp 2 --pp 2 --sharding-stage 2", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
-    "pp2 mp2 bfloat16 O2, master gradients": (4, "llama", "--pp 2 --mp 2 --amp O2 --master-grad --clip-grad 1", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
+    "pp2 mp2 bfloat16 O2, master gradients": (
+        4, "llama", "--pp 2 --mp 2 --amp O2 --master-grad --clip-grad 1", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}
+    ),
     "pp4 mixed, offload": (4, "gpt", "--pp 4 --micro-batches 8", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
 }  # fmt: skip
 
