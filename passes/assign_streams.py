@@ -102,10 +102,10 @@ def _needs_hold(graph: Graph, side: Op, value: int) -> Op | None:
     kept = graph.values[value]
     if kept.persistable or kept.memory != "device" or kept.dtype in ("vector", "null"):
         return None
-    readers = [user for alias in graph.aliases[kept.storage] for user in graph.user_ops(alias)
-               if user.id != side.id and not stream_of(user) and user.role == side.role and alias in graph.reads(user)]  # fmt: skip
+    readers = [user for alias in graph.aliases[kept.storage] for user in graph.readers(alias)
+               if user.id != side.id and not stream_of(user) and user.role == side.role]  # fmt: skip
     later = [user for user in readers if graph.position[user.id] > graph.position[side.id]]
-    waiters = [user for result in side.results for user in graph.user_ops(result) if not stream_of(user) and user.role == side.role]
+    waiters = [user for result in side.results for user in graph.readers(result) if not stream_of(user) and user.role == side.role]
     first = min(waiters, key=lambda user: graph.position[user.id], default=None)
     if first is None or not later:
         return None

@@ -150,7 +150,8 @@ class _Rewrite:
         return self.edit.value(TensorType(value.shape, value.dtype), storage=back.storage if is_view else None)
 
     def _redirect(self, op: Op) -> None:
-        operands = tuple(v if k in op.no_buffer else self.now.get(v, v) for k, v in enumerate(op.operands))
+        read = set(self.graph.reads(op))
+        operands = tuple(self.now.get(v, v) if v in read and k not in op.no_buffer else v for k, v in enumerate(op.operands))
         if operands != op.operands:
             self.edit.replace(op.id, [msgspec.structs.replace(op, operands=operands)])
 

@@ -1,14 +1,15 @@
 """What Paddle's executor does to memory beside what the program says; measured against it in benchmarks/memory.py.
 
 Its in-place pass lets an op write over an operand that nobody needs again, some kernels take buffers of their own, the fed
-batch stays, and a tensor of a vector of which another job needs only the shape is never collected. Rules of the in-place
-pass: paddle/fluid/pir/transforms/general/inplace_pass.cc.
+batch stays, and in Paddle's own jobs a tensor of a vector of which another job needs only the shape is never collected (in
+those of our lowering it goes with the last reader of its contents). Rules of the in-place pass:
+paddle/fluid/pir/transforms/general/inplace_pass.cc.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -53,9 +54,11 @@ class Executor:
     workspace: Mapping[str, int] = field(default_factory=dict)
 
 
-CPU = Executor(True, True, True, 2, {"layer_norm_grad": 2})
-"""Paddle 3.3.1's CPU place with Interlace's transport. The batch is in the loader's hand and in the feed variable;
+CPU = Executor(True, False, True, 2, {"layer_norm_grad": 2})
+"""Paddle 3.3.1's CPU place with Interlace's jobs and transport. The batch is in the loader's hand and in the feed variable;
 `layer_norm_grad` (phi/kernels/cpu/layer_norm_grad_kernel.cc) has two temporaries of its input's size."""
+STOCK_CPU = replace(CPU, keeps_shape_vectors=True)
+"""The same with Paddle's own jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +137,7 @@ def _rewritten(graph: Graph, chosen: frozenset[int], lasting: frozenset[int]) ->
             return msgspec.structs.replace(value, persistable=True)
         return msgspec.structs.replace(value, storage=home[value.storage]) if value.storage in home else value
 
-    return graph.program.with_ops([_unread(graph, op) for op in graph.program.ops], [moved(v) for v in graph.program.values])
-
-
-def _unread(graph: Graph, op: Op) -> Op:
-    """A vector of which only the shape is read holds none of its tensors."""
-    if op.name != COMBINE or any(op.results[0] in graph.reads(user) for user in graph.user_ops(op.results[0])):
-        return op
-    return msgspec.structs.replace(op, no_buffer=tuple(range(len(op.operands))))
+    return graph.program.with_ops(graph.program.ops, [moved(v) for v in graph.program.values])
 
 
 class _Run:

@@ -193,6 +193,7 @@ class _Census:
 
     def _users(self, made: list[Value]) -> dict[str, tuple[int, ...]]:
         users = {op.id: op for v in made for op in self.graph.user_ops(v.id) if v.id in self.graph.reads(op)}
+        users |= {op.id: op for v in made for op in self.graph.readers(v.id)}
         makers = {self.graph.producer[v.id]: self.graph.ops[self.graph.producer[v.id]] for v in made}
         every = sorted((users | makers).values(), key=lambda op: self.graph.position[op.id])
         return {role: tuple(op.id for op in every if op.role == role) for role in ("forward", "backward")}
@@ -224,7 +225,7 @@ def _in_saved_vectors(graph: Graph) -> set[int]:
     for op in graph.program.ops:
         if op.name in (COMBINE, SPLIT) and op.role == "forward":
             vector = op.results[0] if op.name == COMBINE else op.operands[0]
-            if any(user.role == "backward" for user in graph.user_ops(vector)):
+            if any(user.role == "backward" for user in (graph.readers if op.name == COMBINE else graph.user_ops)(vector)):
                 parts = op.operands if op.name == COMBINE else op.results
                 held |= {graph.values[v].storage for v in parts if v != ABSENT}
     return held

@@ -258,13 +258,16 @@ class _JobBuilder:
         self.values: dict[Item, Any] = {}
         self.given: dict[str, Any] = {}
         self.shared: dict[str, list[Any]] = {}
+        self.read = {value for op_id, _ in job.items for value in lowering.graph.reads(lowering.graph.ops[op_id])}
         self.last_giver = self._last_givers()
         self.last_computed: tuple[Op, Any] | None = None
 
     def add(self, op: Op, micro_batch: int) -> None:
         """Put one operation at the end."""
         paddle.pir.set_insertion_point_to_block_end(self.block)
-        operands = [None if v == ABSENT else self._operand(v, micro_batch, k not in op.no_buffer) for k, v in enumerate(op.operands)]
+        whole = op.name != COMBINE or op.results[0] in self.read
+        operands = [None if v == ABSENT else self._operand(v, micro_batch, whole and k not in op.no_buffer)
+                    for k, v in enumerate(op.operands)]  # fmt: skip
         paddle.pir.set_insertion_point_to_block_end(self.block)
         results, built = self._clone(op, operands) if op.origin >= 0 else self._new(op, operands)
         self._mark(op, built, micro_batch)

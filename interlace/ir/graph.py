@@ -53,8 +53,23 @@ class Graph:
         return None if op_id is None else self.ops[op_id]
 
     def reads(self, op: Op) -> list[int]:
-        """Value ids whose contents the operation reads (operands of which it needs only the shape are left out)."""
+        """Value ids whose contents the operation reads; operands of which it needs only the shape are left out.
+
+        Putting tensors together reads them where somebody reads the vector's contents.
+        """
+        if op.name == COMBINE and not self.readers(op.results[0]):
+            return []
         return [v for k, v in enumerate(op.operands) if v != ABSENT and k not in op.no_buffer]
+
+    def readers(self, value_id: int) -> list[Op]:
+        """The operations that read a value's contents, in program order: of a tensor in a vector, those that read the vector."""
+        found: dict[int, Op] = {}
+        for op in self.user_ops(value_id):
+            if op.name == COMBINE:
+                found.update((reader.id, reader) for reader in self.readers(op.results[0]))
+            elif value_id in self.reads(op):
+                found[op.id] = op
+        return sorted(found.values(), key=lambda op: self.position[op.id])
 
 
 def written_operands(op: Op) -> set[int]:
