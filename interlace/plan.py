@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from interlace.errors import PlanError
 from interlace.ir import Job, Program, load, save
 from interlace.ir.dump import SUFFIX, write_whole
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
+from interlace.passes.peers import Peers, plan_together
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,6 +37,7 @@ class Plan:
         reports: What each pass did and declined.
         profile: Name of the device profile that was asked.
         passes: The passes that ran, with their options.
+        why_off: Why Interlace left Paddle's plan as it is; empty where it planned.
     """
 
     captured: Program
@@ -42,6 +45,13 @@ class Plan:
     reports: tuple[PassReport, ...] = field(default=())
     profile: str = ""
     passes: tuple[Pass, ...] = ()
+    why_off: str = ""
+
+    @classmethod
+    def off(cls, why: str) -> Plan:
+        """The plan of a model that Interlace was told to leave alone: no operations, no jobs, and the reason."""
+        nothing = Program((), ())
+        return cls(nothing, nothing, why_off=why)
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -50,6 +60,8 @@ class Plan:
 
     def explain(self, limit: int = 8) -> str:
         """What was moved and why, and what was declined and why; at most `limit` lines of each sort a pass."""
+        if self.why_off:
+            return f"Interlace is off ({self.why_off}): Paddle's plan is untouched"
         pipe = self.program.pipeline
         head = (f"rank {self.program.rank} of {self.program.world}, stage {pipe.stage} of {pipe.num_stages}, "
                 f"{pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, profile {self.profile}")  # fmt: skip
@@ -57,6 +69,8 @@ class Plan:
 
     def dump(self, path: str | Path) -> list[Path]:
         """Write the planned program, the captured one and the options and reports below a folder; gives the files' paths."""
+        if self.why_off:
+            return []
         folder, name = Path(path), f"rank{self.program.rank}"
         record = folder / "captured" / f"{name}.json"
         write_whole(record, msgspec.json.format(msgspec.json.encode(self._record())) + b"\n")
@@ -77,15 +91,31 @@ class Plan:
         return Record(self.profile, options, tuple(each.name for each in self.passes), self.reports)
 
 
-def make_plan(program: Program, config: Config, cost: Costs, profile: str) -> Plan:
-    """Run the configured passes over a captured program.
+def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers: Peers | None = None) -> Plan:
+    """Run the configured passes over a captured program; `peers` are the ranks that plan at the same time.
 
     Raises:
         InterlaceError: A pass cannot do what is asked; the program stays as it is.
     """
     pipeline = config.pipeline()
-    planned, reports = pipeline.run(program, cost)
+    planned, reports = pipeline.run(program, cost, peers)
     return Plan(program, planned, tuple(reports), profile, pipeline.passes)
+
+
+def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile: str) -> list[Plan]:
+    """Plan captured programs; all ranks of a world decide together, some of them each for itself.
+
+    Raises:
+        InterlaceError: A pass cannot do what is asked.
+    """
+    if not _is_world(programs):
+        return [make_plan(program, config, cost, profile) for program in programs]
+    return plan_together(lambda program, peers: make_plan(program, config, cost, profile, peers), programs)
+
+
+def _is_world(programs: Sequence[Program]) -> bool:
+    """Whether these are all ranks of one world, in order."""
+    return bool(programs) and [program.rank for program in programs] == list(range(programs[0].world))
 
 
 def replay(path: str | Path, name: str) -> tuple[Program, Program]:
@@ -100,11 +130,16 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
         raise PlanError(f"{path}: pass {name!r} did not run; those that did: {list(record.order)}")
     passes = [msgspec.convert(record.options[each], find_pass(each)) for each in record.order[: record.order.index(name) + 1]]
     cost = CostModel(load_profile(record.profile))
-    before = load(path.parent / "captured" / f"{_stem(path)}{SUFFIX}")
-    if passes[:-1]:
-        before, _ = Pipeline(tuple(passes[:-1])).run(before, cost)
-    after, _ = Pipeline((passes[-1],)).run(before, cost)
-    return before, after
+
+    def both(program: Program, peers: Peers | None) -> tuple[Program, Program]:
+        before, _ = Pipeline(tuple(passes[:-1])).run(program, cost, peers)
+        return before, Pipeline((passes[-1],)).run(before, cost, peers)[0]
+
+    mine = load(path.parent / "captured" / f"{_stem(path)}{SUFFIX}")
+    files = [path.parent / "captured" / f"rank{rank}{SUFFIX}" for rank in range(mine.world)]
+    if mine.world < 2 or not all(file.is_file() for file in files):
+        return both(mine, None)
+    return plan_together(both, [load(file) for file in files])[mine.rank]
 
 
 def read_record(path: str | Path) -> Record:

@@ -14,6 +14,9 @@ from interlace.ir.verify import describe
 
 if TYPE_CHECKING:
     from interlace.cost_model import Costs
+    from interlace.passes.peers import Peers
+
+Told = TypeVar("Told")
 
 
 @dataclass(slots=True)
@@ -22,6 +25,7 @@ class Context:
 
     Attributes:
         cost: Times of operations, collectives and copies.
+        peers: The other ranks, where they plan at the same time.
         changed: What was moved or made, one line each.
         declined: What was left as it was, with the reason.
     """
@@ -29,6 +33,14 @@ class Context:
     cost: Costs
     changed: list[str] = field(default_factory=list)
     declined: list[str] = field(default_factory=list)
+    peers: Peers | None = None
+
+    def gather(self, topic: str, mine: Told) -> list[Told]:
+        """What every rank says on a topic, by rank; only this one's own where nobody else plans at the same time."""
+        if self.peers is None:
+            return [mine]
+        said = self.peers.gather(topic, msgspec.msgpack.encode(mine))
+        return [msgspec.msgpack.decode(each, type=type(mine)) for each in said]
 
     def change(self, op: Op, what: str) -> None:
         """Report something done at an operation."""

@@ -16,8 +16,11 @@ from interlace.scheduler.offload import (
     PINNED,
     Choice,
     Item,
+    Measured,
     Move,
+    Names,
     OffloadPlan,
+    agree,
     measure,
     plan_offload,
     show_move,
@@ -57,7 +60,11 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
     def run(self, program: Program, context: Context) -> Program:
         if not program.jobs:
             raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
-        plan = plan_offload(program, measure(program, context.cost), self)
+        mine = _Told(program.pipeline.stage, Names.of(program), measure(program, context.cost, self.memory_budget))
+        everyone = context.gather(self.name, mine)
+        alike = [each.measured for each in everyone if each.stage == mine.stage and _times_the_same(each, mine)]
+        names = [each.names for each in everyone] if context.peers is not None else None
+        plan = plan_offload(program, agree(alike), self, names)
         ops = {op.id: op for op in program.ops}
         for move in plan.moves:
             context.change(ops[move.saved.producer], show_move(move))
@@ -67,6 +74,20 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
             context.declined.append(plan.summary())
         context.declined += [*plan.notes, *plan.declined()]
         return apply(program, plan)
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What a rank tells the others before it decides."""
+
+    stage: int
+    names: Names
+    measured: Measured
+
+
+def _times_the_same(one: _Told, other: _Told) -> bool:
+    """Whether two ranks run the same operations, so that they must decide alike."""
+    tables = (lambda told: told.measured.op_ns, lambda told: told.measured.out_ns or {}, lambda told: told.measured.back_ns or {})
+    return all(table(one).keys() == table(other).keys() for table in tables)
 
 
 def apply(program: Program, plan: OffloadPlan) -> Program:

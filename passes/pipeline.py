@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import BrokenBarrierError
 
 import msgspec
 import networkx as nx
@@ -13,6 +14,7 @@ from interlace.cost_model import Costs
 from interlace.errors import InterlaceError, PassError
 from interlace.ir import Program, verify
 from interlace.passes.base import REGISTRY, Context, Pass
+from interlace.passes.peers import Peers
 
 DEFAULT_ORDER = ("split-backward", "overlap-column-backward", "schedule-1f1b", "offload-activations", "assign-streams")
 
@@ -62,8 +64,8 @@ class Pipeline:
             have |= each.gives
             ran.append(each.name)
 
-    def run(self, program: Program, cost: Costs) -> tuple[Program, list[PassReport]]:
-        """Run all passes; the given program is untouched whatever happens.
+    def run(self, program: Program, cost: Costs, peers: Peers | None = None) -> tuple[Program, list[PassReport]]:
+        """Run all passes; the given program is untouched whatever happens. `peers` are the ranks that plan at the same time.
 
         Raises:
             PassError: A contract is broken, or a pass fails or gives a program that does not verify; it names the pass.
@@ -71,12 +73,11 @@ class Pipeline:
         self.check(program)
         reports = []
         for each in self.passes:
-            program, report = self._run_one(each, program, cost)
+            program, report = self._run_one(each, program, Context(cost, peers=peers))
             reports.append(report)
         return program, reports
 
-    def _run_one(self, each: Pass, program: Program, cost: Costs) -> tuple[Program, PassReport]:
-        context = Context(cost)
+    def _run_one(self, each: Pass, program: Program, context: Context) -> tuple[Program, PassReport]:
         start = time.perf_counter_ns()
         try:
             result = each.run(program, context)
@@ -85,6 +86,8 @@ class Pipeline:
             verify(result)
         except InterlaceError as error:
             raise type(error)(f"pass {each.name!r}: {error}") from error
+        except BrokenBarrierError:
+            raise
         except Exception as error:
             raise PassError(f"pass {each.name!r} failed with {type(error).__name__}: {error}; the program is as it was") from error
         result = msgspec.structs.replace(result, passes=(*program.passes, each.name))

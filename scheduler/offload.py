@@ -330,28 +330,30 @@ def names_op(pattern: str, op: Op) -> bool:
     return fnmatchcase(op.name, pattern) or fnmatchcase(op.kind, pattern) or names_layer(pattern, op.layer)
 
 
-def unknown_names(choice: Choice, programs: Sequence[Program]) -> list[str]:
-    """Every name of the choice that fits nothing in any of the programs, with the names there are, one message each."""
-    ops = [op for program in programs for op in program.ops if op.role == "forward" and not is_boundary(op)]
-    layers = sorted({".".join("*" if part.isdigit() else part for part in op.layer.split(".")) for op in ops if op.layer})
-    names = sorted({op.name for op in ops})
-    modules = [f"offload: modules: {p!r} fits no layer; there are {_list(layers)}"
-               for p in choice.modules if not any(names_layer(p, op.layer) for op in ops)]  # fmt: skip
-    there = f"{_list(names)}; layers: {_list(layers)}"
-    excluded = [f"offload: exclude_ops: {p!r} fits no operation and no layer; there are {there}"
-                for p in choice.exclude_ops if not any(names_op(p, op) for op in ops)]  # fmt: skip
+class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the operations of a rank's forward are called."""
+
+    layers: tuple[str, ...]
+    ops: tuple[str, ...]
+
+    @classmethod
+    def of(cls, program: Program) -> Names:
+        """Of a program."""
+        ops = [op for op in program.ops if op.role == "forward" and not is_boundary(op)]
+        return cls(tuple(sorted({op.layer for op in ops})), tuple(sorted({op.name for op in ops})))
+
+
+def unknown_names(choice: Choice, there: Sequence[Names]) -> list[str]:
+    """Every name of the choice that fits nothing on any of the ranks, with the names there are, one message each."""
+    layers = sorted({layer for names in there for layer in names.layers})
+    ops = sorted({op for names in there for op in names.ops})
+    short = sorted({".".join("*" if part.isdigit() else part for part in layer.split(".")) for layer in layers if layer})
+    modules = [f"offload: modules: {p!r} fits no layer; there are {_list(short)}"
+               for p in choice.modules if not any(names_layer(p, layer) for layer in layers)]  # fmt: skip
+    every = [*(Op(-1, op, (), (), "forward") for op in ops), *(Op(-1, "", (), (), "forward", layer=layer) for layer in layers)]
+    excluded = [f"offload: exclude_ops: {p!r} fits no operation and no layer; there are {_list(ops)}; layers: {_list(short)}"
+                for p in choice.exclude_ops if not any(names_op(p, op) for op in every)]  # fmt: skip
     return modules + excluded
-
-
-def check_names(choice: Choice, programs: Sequence[Program]) -> None:
-    """Hold the names of a choice against the programs of all ranks.
-
-    Raises:
-        ConfigError: A name fits nothing; the message lists the names there are.
-    """
-    unknown = unknown_names(choice, programs)
-    if unknown:
-        raise ConfigError("\n".join(unknown))
 
 
 def _list(names: Sequence[str]) -> str:
@@ -490,14 +492,20 @@ def _run_back(line: Timeline, trips: Iterable[_Trip], cap: int | None, placed: _
 # -------------------------------------------------------------------------------------------------------------- choice
 
 
-def plan_offload(program: Program, measured: Measured, choice: Choice) -> OffloadPlan:
+def plan_offload(program: Program, measured: Measured, choice: Choice, everyone: Sequence[Names] | None = None) -> OffloadPlan:
     """Decide for one rank's scheduled program; equal inputs give equal plans.
 
+    Args:
+        program, measured, choice: What is decided on.
+        everyone: The names of all ranks; without them a name that fits nothing on one stage of several is only noted.
+
     Raises:
-        ConfigError: A name fits nothing (in a pipeline it may be another stage's: noted instead, see `check_names`).
+        ConfigError: A name fits nothing; the message lists the names there are.
         PlanError: The budget cannot hold; the message gives the least that can.
     """
-    return _Planner(program, measured, choice).run()
+    planner = _Planner(program, measured, choice)
+    planner.check_names(everyone)
+    return planner.run()
 
 
 class _Planner:
@@ -519,7 +527,6 @@ class _Planner:
         self.stayed: list[Stay] = []
 
     def run(self) -> OffloadPlan:
-        self._check_names()
         found = census(self.program)
         self.skipped += found.skipped
         keep = self.choice.keep_on(self.program.pipeline.stage, self.program.pipeline.num_stages)
@@ -533,12 +540,12 @@ class _Planner:
             return self._plan(self._under_budget(trips))
         return self._plan(self.place(trips))
 
-    def _check_names(self) -> None:
-        unknown = unknown_names(self.choice, [self.program])
-        if unknown and self.program.pipeline.num_stages == 1:
-            raise ConfigError("\n".join(unknown))
+    def check_names(self, everyone: Sequence[Names] | None) -> None:
         pipe = self.program.pipeline
-        self.notes += [f"{line}; this is stage {pipe.stage} of {pipe.num_stages}, it may be another's" for line in unknown]
+        nowhere = unknown_names(self.choice, everyone or [Names.of(self.program)])
+        if nowhere and (everyone is not None or pipe.num_stages == 1):
+            raise ConfigError("\n".join(nowhere))
+        self.notes += [f"{line}; this is stage {pipe.stage} of {pipe.num_stages}, it may be another's" for line in nowhere]
 
     def _is_chosen(self, saved: Saved) -> bool:
         reason = self._not_chosen(saved)

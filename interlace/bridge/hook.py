@@ -12,7 +12,7 @@ from typing import Any
 import paddle
 from paddle.distributed.auto_parallel.static import engine as engine_module
 
-from interlace.bridge.agree import require_agreement
+from interlace.bridge.agree import peers_of, require_agreement
 from interlace.bridge.capture import Captured, capture
 from interlace.bridge.flags import Flags, with_dead_flags
 from interlace.bridge.layers import LayerNames
@@ -83,13 +83,30 @@ def _read(config: Any) -> tuple[dict[str, Any], str, dict[str, str]]:
 
 def plan_of(model: Any, mode: str = "train") -> Plan:
     """See `interlace.plan_of`."""
-    state = getattr(getattr(model, "_engine", model), "_interlace", None)
+    engine = getattr(model, "_engine", model)
+    state = getattr(engine, "_interlace", None)
     if state is None:
-        raise PlanError("Interlace is off for this model; call interlace.enable(strategy) before dist.to_static")
+        return Plan.off(_why_off(model, engine))
     if mode not in state.modes:
         raise PlanError(f"the model has no {mode} plan; built so far: {sorted(state.modes)}; call model.{mode}() first")
     plan: Plan = state.modes[mode].plan
     return plan
+
+
+def _why_off(model: Any, engine: Any) -> str:
+    """Why an engine without a plan has none, where its user asked for Interlace and turned it off."""
+    strategy = getattr(engine, "_strategy", None)
+    if strategy is None:
+        raise PlanError(f"interlace.plan_of: expected a model that paddle.distributed.to_static gave, found {type(model).__name__}")
+    flags = getattr(strategy.pipeline, "interlace", None)
+    override = os.environ.get(CONFIG_VARIABLE)
+    if flags is None and not override:
+        raise PlanError("this model never asked for Interlace; call interlace.enable(strategy) before dist.to_static")
+    if os.environ.get(DISABLE_VARIABLE) == "1":
+        return f"{DISABLE_VARIABLE}=1"
+    if not (load_config(override) if override else flags.config()).active:
+        return f"{override}: nothing is on" if override else "enable: false, or every pass is off"
+    raise PlanError("the model is not built yet: call model.train() first")
 
 
 def install() -> None:
@@ -207,7 +224,7 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
     for take in _capture_only if mode == "train" else ():
         take(captured.program)
     profile = state.config.device or ("cpu" if place.name == "cpu" else "h200")
-    plan = make_plan(captured.program, state.config, _costs(profile), profile)
+    plan = make_plan(captured.program, state.config, _costs(profile), profile, peers_of(captured.program))
     if state.config.dump:
         plan.dump(Path(state.config.dump) if mode == "train" else Path(state.config.dump) / mode)
     if state.config.check:

@@ -25,14 +25,13 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
     from interlace.ir.dump import find_dumps, write_whole
-    from interlace.plan import make_plan
+    from interlace.plan import make_plans
 
     config: Config = load_config(args.config) if args.config else make_config({})
     profile = args.device or config.device or "h200"
     cost = CostModel(load_profile(profile))
     summaries = []
-    for path in find_dumps(args.dumps):
-        plan = make_plan(load(path), config, cost, profile)
+    for plan in make_plans([load(path) for path in find_dumps(args.dumps)], config, cost, profile):
         plan.dump(args.output)
         print(plan.explain(4), end="\n\n")
         summaries.append(plan.summary())

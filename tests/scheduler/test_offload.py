@@ -17,12 +17,13 @@ from interlace.scheduler.offload import (
     COPY_BACK,
     Choice,
     Measured,
+    Names,
     OffloadPlan,
     Trip,
     agree,
-    check_names,
     measure,
     plan_offload,
+    unknown_names,
 )
 from interlace.scheduler.saved import REASONS, census
 from interlace.scheduler.simulator import simulate
@@ -253,9 +254,11 @@ def test_names_that_fit_nothing_list_those_there_are() -> None:
         decide(alone, fraction=1.0, exclude_ops=("pd_op.softmax",))
     stage = decide(chain([4 * MB]), modules=("attn",))
     assert "may be another's" in stage.notes[0]
-    check_names(Choice(modules=("mlp",)), [chain([4 * MB])])
-    with pytest.raises(ConfigError, match="attn"):
-        check_names(Choice(modules=("mlp", "attn")), [chain([4 * MB]), chain([4 * MB])])
+    names = Names.of(chain([4 * MB]))
+    assert unknown_names(Choice(modules=("mlp",)), [names]) == []
+    assert unknown_names(Choice(modules=("mlp", "attn")), [names, Names(("tail.attn",), ())]) == []
+    with pytest.raises(ConfigError, match="'attn' fits no layer"):
+        plan_offload(chain([4 * MB]), Measured({}), Choice(modules=("mlp", "attn")), [names, names])
 
 
 def test_call_by_call_opt_out() -> None:

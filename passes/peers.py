@@ -1,0 +1,75 @@
+"""What ranks tell each other while they plan, so that they decide alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, BrokenBarrierError
+from typing import Protocol, TypeVar
+
+from interlace.errors import PlanError
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+class Peers(Protocol):
+    """The ranks that plan at the same time, this one among them."""
+
+    def gather(self, topic: str, mine: bytes) -> list[bytes]:
+        """What each rank says on a topic, in the order of ranks. Every rank asks for the same topics in the same order.
+
+        Raises:
+            PlanError: A rank is at another topic; on every rank alike.
+        """
+        ...
+
+
+def require_one_topic(topics: Sequence[str]) -> None:
+    """Raises PlanError where ranks speak of different things."""
+    other = next((rank for rank, topic in enumerate(topics) if topic != topics[0]), None)
+    if other is not None:
+        raise PlanError(f"ranks 0 and {other} planned with different options: one is at {topics[0]!r}, the other at {topics[other]!r}; "
+                        "give every rank the same configuration")  # fmt: skip
+
+
+def plan_together(plan: Callable[[Given, Peers], Made], given: Sequence[Given]) -> list[Made]:
+    """Call `plan` for everything given, each in a thread of its own with the others as its peers.
+
+    Raises:
+        Exception: What the first of them raised by itself; the others are ended.
+    """
+    table = _Table(len(given))
+
+    def at(seat: int) -> Made:
+        try:
+            return plan(given[seat], _Seat(table, seat))
+        except BaseException:
+            table.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(max(1, len(given))) as pool:
+        futures = [pool.submit(at, seat) for seat in range(len(given))]
+    failed = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(failed, key=lambda error: isinstance(error, BrokenBarrierError)):
+        raise error
+    return [future.result() for future in futures]
+
+
+class _Table:
+    def __init__(self, count: int) -> None:
+        self.barrier = Barrier(count)
+        self.said: list[tuple[str, bytes]] = [("", b"")] * count
+
+
+class _Seat:
+    def __init__(self, table: _Table, seat: int) -> None:
+        self.table, self.seat = table, seat
+
+    def gather(self, topic: str, mine: bytes) -> list[bytes]:
+        self.table.said[self.seat] = (topic, mine)
+        self.table.barrier.wait()
+        said = list(self.table.said)
+        self.table.barrier.wait()
+        require_one_topic([topic for topic, _ in said])
+        return [text for _, text in said]
