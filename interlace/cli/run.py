@@ -169,14 +169,14 @@ def _exact(loss: StepLoss) -> str:
 
 def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
     """What the ranks are told: where they run; Interlace's part off, or the configuration to use."""
-    place = {"INTERLACE_PLACE": args.place} if args.place else {}
+    told = {"INTERLACE_PLACE": args.place} if args.place else {}
     if stock:
-        return {**place, "INTERLACE_DISABLE": "1"}
-    if args.config is None:
-        return place
-    from interlace.config import find_config
+        told["INTERLACE_DISABLE"] = "1"
+    if args.config is not None:
+        from interlace.config import find_config
 
-    return {**place, "INTERLACE_CONFIG": os.path.abspath(find_config(args.config))}
+        told["INTERLACE_CONFIG"] = os.path.abspath(find_config(args.config))
+    return told
 
 
 def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:

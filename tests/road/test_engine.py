@@ -38,3 +38,9 @@ def test_ranks_that_plan_differently_are_stopped(tmp_path: Path, capfd: pytest.C
     )
     assert main(["run", str(script), "--world", "2", "--log-dir", str(tmp_path / "logs")]) == 1
     assert "planned with different options" in capfd.readouterr().err
+
+
+def test_a_script_that_explains_its_plan_runs_with_interlace_off_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = Path(__file__).with_name("off_script.py")
+    assert main(["run", str(script), "--world", "1", "--verify", "--log-dir", str(tmp_path)]) == 0
+    assert "SAME" in capfd.readouterr().out
