@@ -15,8 +15,10 @@ from interlace.ir import ABSENT, Op, Program, describe
 from interlace.ir.kinds import KEYWORD
 
 
-def write_back(captured: Captured, program: Program, place: Place) -> None:
+def write_back(captured: Captured, program: Program, place: Place, *, roles: bool = True) -> None:
     """Change a Paddle program in place: new operations, their order, operands and streams; others are erased.
+
+    New operations get the role that `program` says, unless `roles` is false: in a program without any they would stand out.
 
     Raises:
         PlanError: An operation cannot be built; found before anything is changed.
@@ -25,12 +27,12 @@ def write_back(captured: Captured, program: Program, place: Place) -> None:
     for op in ops:
         if op.origin < 0 and op.name not in BUILDERS:
             raise PlanError(f"{describe(op)} is new and cannot be built; known are {sorted(BUILDERS)}")
-    _Writer(captured, place).write(ops)
+    _Writer(captured, place, roles).write(ops)
 
 
 class _Writer:
-    def __init__(self, captured: Captured, place: Place) -> None:
-        self.captured, self.place = captured, place
+    def __init__(self, captured: Captured, place: Place, roles: bool) -> None:
+        self.captured, self.place, self.roles = captured, place, roles
         self.block = captured.source.global_block()
         self.values: dict[int, Any] = {}
         for op in captured.program.ops:
@@ -38,14 +40,16 @@ class _Writer:
             self.values.update(zip(op.results, results, strict=True))
 
     def write(self, ops: list[Op]) -> None:
-        """Move every operation to the end in its new order, building new ones on the way, then mend operands."""
+        """Build what is new at the end, then move every operation there in its new order and mend operands.
+
+        Only building can fail, and takes itself back then: a program whose operations stand in a wrong order cannot even be
+        destroyed.
+        """
+        built = self._build_all([op for op in ops if op.origin < 0])
         for op in ops:
-            if op.origin >= 0:
-                source = self.captured.source_ops[op.origin]
-                self.block.move_op_to_block_end(source)
-                self._mark(op, source)
-            else:
-                self._build(op)
+            source = built[op.id] if op.origin < 0 else self.captured.source_ops[op.origin]
+            self.block.move_op_to_block_end(source)
+            self._mark(op, source)
         for op in ops:
             self._mend(op)
         kept = {op.origin for op in ops}
@@ -53,19 +57,30 @@ class _Writer:
             if number not in kept:
                 self.captured.source_ops[number].erase()
 
+    def _build_all(self, ops: list[Op]) -> dict[int, Any]:
+        """Operation id -> what was built (each builder makes one operation)."""
+        first = len(self.block.ops)
+        try:
+            return {op.id: self._build(op) for op in ops}
+        except BaseException:
+            for made in reversed(self.block.ops[first:]):
+                made.erase()
+            raise
+
     def _keyword(self, op: Op) -> list[Any]:
         names = {value.id: value.name for value in self.captured.program.values}
         return [self.block.kwargs()[names[op.results[0]]]]
 
-    def _build(self, op: Op) -> None:
+    def _build(self, op: Op) -> Any:
         paddle.pir.set_insertion_point_to_block_end(self.block)
         made = BUILDERS[op.name](op, [None if v == ABSENT else self.values[v] for v in op.operands], self.place)
         results = list(made) if isinstance(made, (list, tuple)) else [made]
         self.values.update(zip(op.results, results, strict=True))
         built = results[-1].get_defining_op()
-        built.op_role = ROLE_NUMBER[op.role]
+        if self.roles:
+            built.op_role = ROLE_NUMBER[op.role]
         built.set_int_attr("chunk_id", op.chunk if self.captured.program.pipeline.num_chunks > 1 else -1)
-        self._mark(op, built)
+        return built
 
     def _mend(self, op: Op) -> None:
         if op.origin < 0:
