@@ -1,42 +1,61 @@
 """Our passes as Paddle's: `paddle.distributed.passes.new_pass("interlace_<pass>", {...}).apply([main], [startup], context)`.
 
-`interlace_split_backward` and `interlace_overlap_column_backward` rewrite a plain program in place. `interlace_schedule_1f1b`
-gives the executor's plan as the context's attribute `plan`; it takes Paddle's own pipeline attributes (num_micro_batches,
-pp_degree, pp_stage, vpp_degree) and schedule_mode, the options of the pass, and in `interlace` the options of the others.
+`interlace_split_backward` and `interlace_overlap_column_backward` rewrite a plain program in place, and leave the plan, which
+says what was done and declined, as the context's attribute of their own name. `interlace_schedule_1f1b` leaves the program as it
+is and gives the executor's plan as the context's attribute `plan`:
+
+    context = new_pass("interlace_schedule_1f1b", {"num_micro_batches": 4, "fetch_list": [loss]}).apply([main], [startup])
+    executor._set_plan(context.get_attr("plan"))
+    executor.run(main, feed=..., fetch_list=context.get_attr("fetch_list"))
+
+It takes Paddle's own pipeline attributes (num_micro_batches, pp_degree, pp_stage, vpp_degree) and schedule_mode, the options of
+the pass, and in `interlace` the options of the others. Every pass takes `device`, a profile by name or path.
+
+Whatever fails, the user's program is as it was.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
+import paddle
 from paddle.distributed.passes.pass_base import PassBase
 
-from interlace.bridge.capture import capture
+from interlace.bridge.capture import Captured, capture
 from interlace.bridge.lower import lower
-from interlace.bridge.places import choose_place
+from interlace.bridge.places import Place, choose_place
 from interlace.bridge.rewrite import write_back
+from interlace.bridge.roles import give_roles, require_sums
 from interlace.config import Config, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError
 from interlace.ir import Pipeline
 from interlace.passes import REGISTRY
-from interlace.plan import make_plan
+from interlace.plan import Plan, make_plan
 from interlace.registration import PREFIX
+from interlace.scheduler.hazards import PLACES, require_safe
+from interlace.scheduler.schedule import SCHEDULES
 
+LOG = logging.getLogger("interlace")
 PIPELINE = {"num_micro_batches": "num_micro_batches", "pp_degree": "num_stages", "pp_stage": "stage", "vpp_degree": "num_chunks",
             "schedule_mode": "schedule"}  # fmt: skip
 """Paddle's attribute -> field of `Pipeline`."""
-NEEDS = {"split_backward": ("split_backward",), "overlap_column_backward": ("split_backward", "overlap_column_backward")}
-"""Passes that run for one, so that its own needs are met."""
+LEAST = {"num_micro_batches": 1, "pp_degree": 1, "pp_stage": 0, "vpp_degree": 1}
+"""Smallest number that an attribute may be."""
 
 
 def make(name: str) -> PassBase:
-    """An instance for Paddle's `new_pass`."""
-    return SchedulePass() if name == "schedule_1f1b" else RewritePass(name)
+    """An instance for Paddle's `new_pass`, of a class of its own: Paddle drops a second pass of one class in silence."""
+    kinds: dict[str, type[_Pass]] = {kind.key: kind for kind in (SplitBackwardPass, OverlapColumnBackwardPass, SchedulePass)}
+    return kinds[name]()
 
 
 class _Pass(PassBase):  # type: ignore[misc]
     """What Paddle asks of every pass."""
+
+    key: ClassVar[str]
 
     def _check_self(self) -> bool:
         return True
@@ -44,50 +63,130 @@ class _Pass(PassBase):  # type: ignore[misc]
     def _check_conflict(self, other_pass: Any) -> bool:
         return True
 
-    def _options(self, name: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
-        known = REGISTRY[name.replace("_", "-")].__struct_fields__
+    def _options(self, without: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The options of the pass among the attributes. Raises ConfigError on an attribute that nobody knows."""
+        known = REGISTRY[self.key.replace("_", "-")].__struct_fields__
         given = {key: value for key, value in self._attrs.items() if key not in without}
         unknown = sorted(set(given) - set(known) - {"device"})
         if unknown:
             raise ConfigError(f"pass {self.name!r}: unknown attributes {unknown}; there are {sorted((*known, 'device', *without))}")
         return {key: value for key, value in given.items() if key in known}
 
-    def _costs(self) -> tuple[CostModel, str]:
-        profile = str(self._attrs.get("device") or ("cpu" if choose_place().name == "cpu" else "h200"))
+    def _wrong(self, key: str, expected: str) -> ConfigError:
+        return ConfigError(f"pass {self.name!r}: attribute {key}: found {self._attrs[key]!r}, expected {expected}")
+
+    def _costs(self, config: Config) -> tuple[CostModel, str]:
+        device = self._attrs.get("device") or config.device
+        if not isinstance(device, str):
+            raise self._wrong("device", "the name or path of a device profile")
+        profile = device or ("cpu" if choose_place().name == "cpu" else "h200")
         return CostModel(load_profile(profile)), profile
+
+    def _keep(self, plan: Plan, config: Config, place: Place) -> None:
+        """Store a plan where that was asked for, and prove it."""
+        if config.dump:
+            plan.dump(config.dump)
+        if config.check:
+            require_safe([plan.program], PLACES[place.name])
 
 
 class RewritePass(_Pass):
     """One pass of ours on a plain program, which is changed in place."""
 
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self.key = key
-        self.name = PREFIX + key
+    on: ClassVar[tuple[str, ...]]
+    """What runs, so that the pass's own needs are met."""
 
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
-        config = self._config()
-        captured = capture(main_program)
-        plan = make_plan(captured.program, config, *self._costs())
-        write_back(captured, plan.program, choose_place())
+        config, place = self._config(), choose_place()
+        copy = main_program.clone()
+        derived = give_roles(copy)
+        found = capture(copy).program
+        plan = make_plan(found, config, *self._costs(config))
+        self._keep(plan, config, place)
+        ops = list(main_program.global_block().ops)
+        write_back(Captured(found, main_program, ops, {}), plan.program, place, roles=not derived)
+        if not any(report.changed for report in plan.reports):
+            LOG.warning("%s changed nothing: %s", self.name, "; ".join(line for report in plan.reports for line in report.declined[:3]))
         context.set_attr(self.name, plan)
 
     def _config(self) -> Config:
         off = dict.fromkeys(("split_backward", "overlap_column_backward", "schedule_1f1b", "assign_streams"), "off")
-        on: dict[str, Any] = dict.fromkeys(NEEDS[self.key], "on")
-        return make_config({**off, **on, self.key: self._options(self.key) or "on"}, f"pass {self.name}")
+        on: dict[str, Any] = dict.fromkeys(self.on, "on")
+        return make_config({**off, **on, self.key: self._options() or "on"}, f"pass {self.name}")
+
+
+class SplitBackwardPass(RewritePass):
+    """`interlace_split_backward`."""
+
+    key = "split_backward"
+    name = PREFIX + key
+    on = ("split_backward",)
+
+
+class OverlapColumnBackwardPass(RewritePass):
+    """`interlace_overlap_column_backward`; splits what is not split yet."""
+
+    key = "overlap_column_backward"
+    name = PREFIX + key
+    on = ("split_backward", "overlap_column_backward")
 
 
 class SchedulePass(_Pass):
-    """The whole plan of a program; the program itself stays as it is."""
+    """`interlace_schedule_1f1b`: the whole plan of a program; the program itself stays as it is."""
 
-    name = PREFIX + "schedule_1f1b"
+    key = "schedule_1f1b"
+    name = PREFIX + key
 
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
-        fields = {PIPELINE[key]: value for key, value in self._attrs.items() if key in PIPELINE}
-        own = {"schedule_1f1b": self._options("schedule_1f1b", (*PIPELINE, "interlace")) or "on"}
-        config = make_config({**self._attrs.get("interlace", {}), **own}, f"pass {self.name}")
-        captured = capture(main_program.clone(), Pipeline(**{"schedule": "1F1B", **fields}))
-        plan = make_plan(captured.program, config, *self._costs())
+        config, pipeline, place = self._config(), self._pipeline(), choose_place()
+        mapping = paddle.base.libpaddle.pir.IrMapping()
+        copy = main_program.clone(mapping)
+        derived = give_roles(copy)
+        captured = capture(copy, pipeline)
+        require_sums(captured.program, derived)
+        fetches = [self._value_id(captured, mapping, value) for value in self._fetch_list()]
+        plan = make_plan(captured.program, config, *self._costs(config))
+        self._keep(plan, config, place)
+        place.prepare()
+        lowered = lower(captured, plan.program, place, fetches)
         context.set_attr(self.name, plan)
-        context.set_attr("plan", lower(captured, plan.program, choose_place()))
+        context.set_attr("plan", lowered)
+        context.set_attr("fetch_list", [lowered.fetched[value] for value in fetches])
+
+    def _config(self) -> Config:
+        others = self._attrs.get("interlace", {})
+        if not isinstance(others, Mapping):
+            raise self._wrong("interlace", "a table of options, such as {'offload_activations': {'fraction': 0.5}}")
+        if "schedule_1f1b" in others or "enable" in others:
+            raise self._wrong("interlace", "options of other passes only: schedule_1f1b's are attributes of this one")
+        own = {"schedule_1f1b": self._options((*PIPELINE, "interlace", "fetch_list")) or "on"}
+        return make_config({**others, **own}, f"pass {self.name}")
+
+    def _pipeline(self) -> Pipeline:
+        """Paddle's pipeline attributes, each checked."""
+        found = {"schedule_mode": "1F1B", **{key: self._attrs[key] for key in PIPELINE if key in self._attrs}}
+        for key, least in LEAST.items():
+            value = found.get(key, least)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise self._wrong(key, f"a whole number, {least} or more")
+        if found["schedule_mode"] not in SCHEDULES:
+            raise self._wrong("schedule_mode", f"one of {sorted(SCHEDULES)}")
+        stages, chunks = found.get("pp_degree", 1), found.get("vpp_degree", 1)
+        if found.get("pp_stage", 0) >= stages:
+            raise self._wrong("pp_stage", f"a stage below pp_degree, which is {stages}")
+        if chunks > 1 and found["schedule_mode"] != "VPP":
+            raise self._wrong("vpp_degree", f"1, because schedule_mode is {found['schedule_mode']!r}; only VPP has chunks")
+        return Pipeline(**{PIPELINE[key]: value for key, value in found.items()})
+
+    def _fetch_list(self) -> list[Any]:
+        given = self._attrs.get("fetch_list", [])
+        if not isinstance(given, (list, tuple)):
+            raise self._wrong("fetch_list", "a list of values of the program")
+        return list(given)
+
+    def _value_id(self, captured: Captured, mapping: Any, value: Any) -> int:
+        known = isinstance(value, paddle.pir.Value) and mapping.has(value)
+        found = captured.value_ids.get(mapping.look_up(value).id) if known else None
+        if found is None:
+            raise self._wrong("fetch_list", f"values of the program's main block only, not {value}")
+        return found

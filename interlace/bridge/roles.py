@@ -1,0 +1,106 @@
+"""Which part of the step each operation of a plain Paddle program belongs to.
+
+Auto-parallel writes a role on every operation; `paddle.static` writes none. Where nobody did, roles follow from where things
+stand: Paddle appends backward behind forward and the optimizer behind both, so cutting the program in front of the first
+gradient, and behind the last one, gives parts of which each reads only itself and those in front of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from interlace.bridge.capture import complete_roles
+from interlace.errors import ProgramError
+from interlace.ir import Graph, Program, describe
+from interlace.ir.kinds import DATA, is_boundary, is_random, is_receive
+
+FORWARD, BACKWARD, OPTIMIZE = 0, 1, 2
+MISSING = -1
+GIVE_ROLES = ("give every operation its op_role (0 forward, 1 backward, 2 optimize) as you build the program, "
+              "with paddle.base.framework.pir_op_role_guard")  # fmt: skip
+
+
+def give_roles(source: Any) -> bool:
+    """Write missing roles on the operations of a private copy of a program; says whether it had none at all.
+
+    Raises:
+        ProgramError: Some operations have roles and the others cannot be told from them; the first one is named.
+    """
+    ops = list(source.global_block().ops)
+    raw = [op.op_role for op in ops]
+    if all(role == MISSING for role in raw):
+        for op, number in zip(ops, _by_place(ops), strict=True):
+            op.op_role = number
+        return True
+    for k, (op, role) in enumerate(zip(ops, complete_roles(raw), strict=True)):
+        if is_update(op) and role != "optimize":
+            raise ProgramError(_wrong(k, op, "updates a parameter", raw[k], role, "optimize"))
+        if raw[k] == MISSING and is_gradient(op) and role != "backward":
+            raise ProgramError(_wrong(k, op, "is a gradient", raw[k], role, "backward"))
+    return False
+
+
+def require_sums(program: Program, derived: bool) -> None:
+    """Refuse to run the optimizer once for several micro-batches where it would see the gradients of one alone.
+
+    Raises:
+        ProgramError: The optimizer reads what every micro-batch makes anew, or nobody said which operations are the optimizer's.
+    """
+    count = program.pipeline.num_micro_batches
+    updates = [op for op in program.ops if op.role == "optimize"]
+    if count < 2 or not updates:
+        return
+    if derived:
+        raise ProgramError(
+            f"num_micro_batches is {count}, and no operation of the program has a role (all op_role are -1): which of them "
+            f"run once a step, as {describe(updates[0])}, cannot be told; {GIVE_ROLES}, and sum gradients over micro-batches "
+            "in persistable buffers; or use num_micro_batches 1"
+        )
+    graph = Graph(program)
+    anew = _made_anew(program)
+    for op in updates:
+        value = next((v for v in graph.reads(op) if v in anew), None)
+        if value is not None:
+            raise ProgramError(
+                f"op {describe(op)} of the optimizer runs once a step and reads %{value}, which "
+                f"{describe(graph.ops[graph.producer[value]])} makes anew for each of the {count} micro-batches; sum it over "
+                "micro-batches in a persistable buffer in backward (paddle's gradient merge does), or use num_micro_batches 1"
+            )
+
+
+def is_update(op: Any) -> bool:
+    """Whether a Paddle operation is an optimizer's update of a parameter."""
+    return {"param", "grad"} <= set(op.get_input_names()) if op.name().startswith("pd_op.") else False
+
+
+def is_gradient(op: Any) -> bool:
+    """Whether a Paddle operation is the gradient of another."""
+    return bool(op.name().rstrip("_").endswith("_grad"))
+
+
+def _by_place(ops: list[Any]) -> list[int]:
+    """Forward up to the first gradient, optimizer behind the last one in front of the first update."""
+    update = next((k for k, op in enumerate(ops) if is_update(op)), len(ops))
+    gradients = [k for k, op in enumerate(ops[:update]) if is_gradient(op)]
+    if not gradients:
+        return [FORWARD] * update + [OPTIMIZE] * (len(ops) - update)
+    behind = gradients[-1] + 1 if update < len(ops) else len(ops)
+    return [FORWARD] * gradients[0] + [BACKWARD] * (behind - gradients[0]) + [OPTIMIZE] * (len(ops) - behind)
+
+
+def _made_anew(program: Program) -> set[int]:
+    """Values that differ from micro-batch to micro-batch and do not outlive one."""
+    lasting = {value.storage for value in program.values if value.persistable}
+    storage = {value.id: value.storage for value in program.values}
+    found: set[int] = set()
+    for op in program.ops:
+        if op.role == "optimize":
+            continue
+        fed = op.name == DATA or is_random(op) or is_receive(op) or (not is_boundary(op) and any(v in found for v in op.operands))
+        found |= {v for v in op.results if fed and storage[v] not in lasting}
+    return found
+
+
+def _wrong(place: int, op: Any, what: str, raw: int, role: str, expected: str) -> str:
+    found = f"{role} (op_role {raw})" if raw != MISSING else f"missing (op_role -1; its neighbours would make it {role})"
+    return f"op #{place} {op.name()} {what}, and its role is {found}; expected {expected}: {GIVE_ROLES}"
