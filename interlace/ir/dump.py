@@ -14,9 +14,12 @@ import msgspec
 
 from interlace.errors import ProgramError
 from interlace.ir.program import Program
+from interlace.ir.verify import verify
 
-SCHEMA = 1
-"""Number of the layout of `Program`; raised with every change that old files cannot follow."""
+SCHEMA = 2
+"""Number of the layout of `Program`; raised with every change of it. 2: `Job.host_waits`."""
+READABLE = (1, SCHEMA)
+"""Layouts that this version reads: fields that a layout lacks have their defaults."""
 SUFFIX = ".ilp"
 
 
@@ -50,13 +53,13 @@ def decode(data: bytes, where: str = "dump") -> Program:
     """
     try:
         header = msgspec.json.decode(data, type=Header)
-        if header.interlace_schema != SCHEMA:
+        if header.interlace_schema not in READABLE:
             raise ProgramError(
                 f"{where}: dump schema {header.interlace_schema} (Interlace {header.interlace or 'unknown'}), this "
-                f"version reads schema {SCHEMA}; make the dump again with this version"
+                f"version reads schemas {' and '.join(map(str, READABLE))}; make the dump again with this version"
             )
         return msgspec.json.decode(data, type=Dump).program
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProgramError(f"{where}: not a whole Interlace dump ({error}); make the dump again") from error
 
 
@@ -69,10 +72,10 @@ def save(program: Program, path: str | Path) -> Path:
 
 
 def load(path: str | Path) -> Program:
-    """Read a dump.
+    """Read a dump and check that it is a program.
 
     Raises:
-        ProgramError: No such file, or not a whole dump of this schema.
+        ProgramError: No such file, not a whole dump of this schema, or a program that breaks a rule of the IR.
     """
     path = Path(path)
     try:
@@ -81,7 +84,12 @@ def load(path: str | Path) -> Program:
             data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise ProgramError(f"{path}: cannot be read as a dump ({error}); expected a file that `interlace dump` wrote") from error
-    return decode(data, str(path))
+    program = decode(data, str(path))
+    try:
+        verify(program)
+    except ProgramError as error:
+        raise ProgramError(f"{path}: no sound program; make the dump again: {error}") from error
+    return program
 
 
 def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:

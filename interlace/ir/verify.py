@@ -7,6 +7,7 @@ import re
 from interlace.errors import ProgramError
 from interlace.ir.kinds import is_boundary, is_collective, is_copy, is_p2p
 from interlace.ir.program import ABSENT, Op, Program
+from interlace.ir.waits import awaited
 
 JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 EVENT_NAME = re.compile(r"\S+")
@@ -18,7 +19,7 @@ def verify(program: Program) -> None:
     Raises:
         ProgramError: With every broken rule (the first 20), each naming the operation.
     """
-    faults = [*_values(program), *_dataflow(program), *_operations(program), *_jobs(program), *_events(program)]
+    faults = [*_ranks(program), *_values(program), *_dataflow(program), *_operations(program), *_jobs(program), *_events(program)]
     if faults:
         more = f"\n  ... and {len(faults) - 20} more" if len(faults) > 20 else ""
         raise ProgramError(f"rank {program.rank}: {len(faults)} rule(s) broken:\n  " + "\n  ".join(faults[:20]) + more)
@@ -27,6 +28,19 @@ def verify(program: Program) -> None:
 def describe(op: Op) -> str:
     """How messages name an operation: `#12 pd_op.matmul (layers.0.fc1)`."""
     return f"#{op.id} {op.name}" + (f" ({op.layer})" if op.layer else "")
+
+
+def _ranks(program: Program) -> list[str]:
+    world = range(program.world)
+    faults = [] if program.rank in world else [f"rank {program.rank} is outside of the world of {program.world}"]
+    for group in program.groups:
+        outside = [rank for rank in group.ranks if rank not in world]
+        if outside:
+            faults.append(f"group {group.id} holds rank(s) {', '.join(map(str, outside))}, outside of the world of {program.world}")
+    pipe = program.pipeline
+    if not 0 <= pipe.stage < pipe.num_stages:
+        faults.append(f"stage {pipe.stage} is outside of a pipeline of {pipe.num_stages}")
+    return faults
 
 
 def _values(program: Program) -> list[str]:
@@ -116,7 +130,13 @@ def _jobs(program: Program) -> list[str]:
             elif item in done:
                 faults.append(f"job {job.name}: {describe(ops[op_id])} runs a second time for micro-batch {micro_batch}")
             done.add(item)
-    return faults + (_missing(program, ops, done) if not faults else [])
+    return faults + ([*_waits(program, ops), *_missing(program, ops, done)] if not faults else [])
+
+
+def _waits(program: Program, ops: dict[int, Op]) -> list[str]:
+    values = {value.id: value for value in program.values}
+    return [f"job {job.name}: the host waits behind it for its last computation, but it computes nothing"
+            for job in program.jobs if job.host_waits and awaited(job, ops, values) < 0]  # fmt: skip
 
 
 # A copy that no job runs for a micro-batch is the identity there: its readers read what it would have copied.
