@@ -26,6 +26,8 @@ registration.register()
 def enable(strategy: Any, config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **options: Any) -> None:
     """Let Interlace plan what Paddle builds with this strategy.
 
+    A second call goes on top of the first one and of flags set in between: what it does not name stays.
+
     Args:
         strategy: `paddle.distributed.Strategy`; afterwards `strategy.interlace` holds the flags, which may be changed until the
             model is built.
@@ -33,7 +35,8 @@ def enable(strategy: Any, config: str | PathLike[str] | Mapping[str, Any] | None
         **options: As in `interlace.config`: `device`, `dump`, `check`, or a pass in snake case with `"on"`, `"off"` or a dict.
 
     Raises:
-        ConfigError: An option is unknown, of the wrong type, or contradicts another; nothing is changed then.
+        ConfigError: `strategy` is none of Paddle's auto-parallel, an option is unknown, of the wrong type, or contradicts another,
+            or a file or profile is missing; nothing is changed then.
     """
     from interlace.bridge.hook import enable as enable_in_paddle
 

@@ -6,12 +6,16 @@
     offload_activations: {modules: [mlp], fraction: 0.5}
 
 A pass is named in snake case and is `off`, `on` or a table of its options. Sizes may be text such as `60GB` or `64MiB`.
+
+What needs a schedule (`assign_streams`, `offload_activations`) cannot stay on where `schedule_1f1b` is off: that is refused rather
+than guessed. `schedule_1f1b: {interleave: off}` keeps Paddle's own order of jobs.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib.resources
+import os
 import re
 import typing
 from collections.abc import Mapping
@@ -21,13 +25,19 @@ from typing import Any
 import msgspec
 import yaml
 
-from interlace.errors import ConfigError
-from interlace.passes import REGISTRY, Pass, Pipeline, default_passes
+from interlace.cost_model.profile import load_profile, profile_names
+from interlace.errors import ConfigError, PlanError
+from interlace.passes import REGISTRY, AssignStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, default_passes
 from interlace.passes.pipeline import DEFAULT_ORDER
+from interlace.scheduler.schedule import parse_rows
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
+KEY = "#"
+"""Behind a dotted path in the marks of a file: where the name of the option stands, not its value."""
+PRIORITIES = range(-5, 1)
+"""Stream priorities that CUDA tells apart; it silently takes the nearest of these for any other."""
 DEFAULT_ON = ("split-backward", "overlap-column-backward", "schedule-1f1b", "assign-streams")
 """Passes that run unless they are turned off; offload must be asked for, because what to move is the user's choice."""
 
@@ -38,7 +48,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     Attributes:
         enable: False leaves Paddle's plan and programs untouched.
         device: Name of a device profile in `interlace.configs`, or a path to one; empty means the device in use.
-        force_device: Use a profile of another device than the one in use.
+        force_device: On a GPU, plan with a profile of another device than the one in use; without it that is an error.
         passes: Options by pass name; passes that are off are missing.
         own: A user's registered passes, to run where their `after` and `needs` ask for.
         check: Prove every plan before it is lowered.
@@ -69,35 +79,54 @@ PLAIN_KINDS: dict[str, type] = {"enable": bool, "device": str, "force_device": b
 PLAIN_FIELDS = tuple(PLAIN_KINDS)
 
 
-def make_config(options: Mapping[str, Any], source: str = "keywords", marks: Mapping[str, str] | None = None) -> Config:
+def make_config(
+    options: Mapping[str, Any], source: str = "keywords", marks: Mapping[str, str] | None = None, *, whole: bool = True
+) -> Config:
     """Check options and build the record.
 
     Args:
         options: Field or pass name (snake case) -> value.
         source: Names the origin in messages.
-        marks: Dotted path -> `file:line:column`, where a file gave the options.
+        marks: Dotted path -> `file:line:column` of the value, with `KEY` behind it of the name, where a file gave the options.
+        whole: Nothing more will be set; false while flags are set one by one, when a pass may wait for the option it needs.
 
     Raises:
-        ConfigError: Unknown name, wrong type, or a contradiction; with the place and the choices there are.
+        ConfigError: Unknown name, wrong type, a contradiction, or a file or profile that is missing or cannot be read; with
+            the place and the choices there are.
     """
     where = _Where(source, marks or {})
     plain = {key: _switch(value, PLAIN_KINDS[key]) for key, value in options.items() if key in PLAIN_FIELDS}
     _check_plain(plain, where)
+    _check_device(plain.get("device", ""), where)
     names = {name.replace("-", "_"): name for name in REGISTRY}
     chosen: dict[str, Pass] = {name: REGISTRY[name]() for name in DEFAULT_ON if name in REGISTRY}
     for key, value in options.items():
         if key in PLAIN_FIELDS:
             continue
         if key not in names:
-            raise ConfigError(f"{where.at(key)}: unknown option {key!r}; {_suggest(key, [*PLAIN_FIELDS, *names])}")
+            raise ConfigError(f"{where.key(key)}: unknown option {key!r}; {_suggest(key, [*PLAIN_FIELDS, *names])}")
         made = _pass(names[key], value, where, key)
         chosen.pop(names[key], None)
         if made is not None:
             chosen[names[key]] = made
+    _check_together(chosen, options, where)
+    _check_values(chosen, where, whole)
     own = tuple(value for name, value in chosen.items() if name not in DEFAULT_ORDER)
     passes = {name: value for name, value in chosen.items() if name in DEFAULT_ORDER}
-    _check_together(passes, where)
     return Config(**plain, passes=passes, own=own, source=source)
+
+
+def require_jobs(config: Config) -> None:
+    """Refuse what leaves a training step without jobs.
+
+    Raises:
+        ConfigError: Passes are on, but none that gives a schedule.
+    """
+    every = (*config.passes.values(), *config.own)
+    if config.active and not any("scheduled" in each.gives for each in every):
+        names = ", ".join(each.name.replace("-", "_") for each in every)
+        raise ConfigError(f"{config.source}: schedule_1f1b is off and {names} on: nothing would run the step; turn schedule_1f1b "
+                          "on, with {interleave: off} for Paddle's own order, or write enable: off")  # fmt: skip
 
 
 def load_config(path: str | Path) -> Config:
@@ -141,6 +170,7 @@ def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str]) -> Any:
                 raise ConfigError(f"{_mark(key, path)}: expected a name of an option, found a {key.id}")
             if key.value in table:
                 raise ConfigError(f"{_mark(key, path)}: option {key.value!r} stands twice")
+            marks[(f"{at}.{key.value}" if at else str(key.value)) + KEY] = _mark(key, path)
             table[key.value] = _plain(value, f"{at}.{key.value}" if at else str(key.value), path, marks)
         return table
     if isinstance(node, yaml.SequenceNode):
@@ -175,13 +205,29 @@ class _Where:
         self.source, self.marks = source, marks
 
     def at(self, path: str) -> str:
+        """Of its value."""
         return self.marks.get(path, f"{self.source}: {path}")
+
+    def key(self, path: str) -> str:
+        """Of its name."""
+        return self.marks.get(path + KEY, f"{self.source}: {path}")
 
 
 def _check_plain(plain: Mapping[str, Any], where: _Where) -> None:
     for key, value in plain.items():
         if not isinstance(value, PLAIN_KINDS[key]):
-            raise ConfigError(f"{where.at(key)}: expected {PLAIN_KINDS[key].__name__}, found {value!r}")
+            hint = "; write on or off" if PLAIN_KINDS[key] is bool else ""
+            raise ConfigError(f"{where.at(key)}: expected {PLAIN_KINDS[key].__name__}, found {value!r}{hint}")
+
+
+def _check_device(device: str, where: _Where) -> None:
+    """Whether the profile is there and can be read."""
+    if device in ("", *profile_names()):
+        return
+    try:
+        load_profile(device)
+    except ConfigError as error:
+        raise ConfigError(f"{where.at('device')}: {error}") from error
 
 
 def _switch(value: Any, kind: Any) -> Any:
@@ -202,7 +248,7 @@ def _pass(name: str, value: Any, where: _Where, key: str) -> Pass | None:
     unknown = [option for option in value if option not in kind.__struct_fields__]
     if unknown:
         path = f"{key}.{unknown[0]}"
-        raise ConfigError(f"{where.at(path)}: unknown option {unknown[0]!r} of {name}; {_suggest(unknown[0], kind.__struct_fields__)}")
+        raise ConfigError(f"{where.key(path)}: unknown option {unknown[0]!r} of {name}; {_suggest(unknown[0], kind.__struct_fields__)}")
     kinds = typing.get_type_hints(kind)
     table = {option: _switch(_size(f"{key}.{option}", given, where), kinds[option]) for option, given in value.items()}
     try:
@@ -213,7 +259,14 @@ def _pass(name: str, value: Any, where: _Where, key: str) -> Pass | None:
         found = _PATH.match(str(error))
         path = (found["path"] or "$").removeprefix("$").lstrip(".") if found else ""
         full = f"{key}.{path}" if path else key
-        raise ConfigError(f"{where.at(full)}: {found['what'] if found else error} (at $.{full})") from error
+        what = (found["what"] if found else str(error)) + _choices(kinds.get(path), table.get(path))
+        raise ConfigError(f"{where.at(full)}: {what} (at $.{full})") from error
+
+
+def _choices(kind: Any, given: Any) -> str:
+    """What a word may be, where an option takes one of a few."""
+    known = [each for part in (kind, *typing.get_args(kind)) if typing.get_origin(part) is typing.Literal for each in typing.get_args(part)]
+    return f"; {_suggest(str(given), known)}" if known else ""
 
 
 def _same_kind(value: Pass, kind: type[Pass], where: _Where, key: str) -> Pass:
@@ -248,12 +301,50 @@ def parse_bytes(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-def _check_together(passes: Mapping[str, Pass], where: _Where) -> None:
-    if "overlap-column-backward" in passes and "split-backward" not in passes:
+def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], where: _Where) -> None:
+    """What one pass needs of another that is off."""
+    if "overlap-column-backward" in chosen and "split-backward" not in chosen:
         raise ConfigError(f"{where.at('split_backward')}: overlap_column_backward needs split_backward; turn both on or both off")
-    if "offload-activations" in passes and "schedule-1f1b" not in passes:
-        raise ConfigError(f"{where.at('schedule_1f1b')}: offload_activations needs schedule_1f1b; "
-                          "turn it on, with {interleave: off} for Paddle's own order")  # fmt: skip
+    if any("scheduled" in each.gives for each in chosen.values()):
+        return
+    for name in ("offload-activations", "assign-streams"):
+        key = name.replace("-", "_")
+        if name in chosen:
+            default = "" if key in options else " and is on by default"
+            raise ConfigError(f"{where.at('schedule_1f1b')}: {key} needs schedule_1f1b{default}; turn schedule_1f1b on, with "
+                              f"{{interleave: off}} for Paddle's own order, or turn {key} off too")  # fmt: skip
+
+
+def _check_values(chosen: Mapping[str, Pass], where: _Where, whole: bool) -> None:
+    """What a pass's own record cannot tell: files, and options that say nothing or contradict each other."""
+    schedule, offload, streams = (chosen.get(name) for name in ("schedule-1f1b", "offload-activations", "assign-streams"))
+    if isinstance(schedule, Schedule1F1B) and schedule.rows:
+        if schedule.interleave != Schedule1F1B().interleave:
+            raise ConfigError(f"{where.at('schedule_1f1b.interleave')}: rows say every job, so interleave={schedule.interleave} "
+                              "would do nothing; leave one of the two out")  # fmt: skip
+        _check_rows(schedule.rows, where.at("schedule_1f1b.rows"))
+    if isinstance(streams, AssignStreams) and streams.priority not in PRIORITIES:
+        raise ConfigError(f"{where.at('assign_streams.priority')}: found {streams.priority}, expected a stream priority from "
+                          f"{PRIORITIES[0]} (first) to {PRIORITIES[-1]} (normal)")  # fmt: skip
+    if whole and isinstance(offload, OffloadActivations) and not _chooses(offload):
+        raise ConfigError(f"{where.at('offload_activations')}: on, but nothing says what to move; choose modules (such as [mlp]), "
+                          "a fraction from 0 to 1, or a memory_budget in bytes")  # fmt: skip
+
+
+def _chooses(offload: OffloadActivations) -> bool:
+    return bool(offload.modules) or offload.fraction is not None or offload.memory_budget is not None
+
+
+def _check_rows(path: str, where: str) -> None:
+    try:
+        rows = parse_rows(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{where}: rows file {path!r} in {os.getcwd()} cannot be read ({what})") from error
+    except PlanError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if not rows:
+        raise ConfigError(f"{where}: rows file {path!r} holds no stage; expected a line `<stage> | 0F 1F 0B ...` for each")
 
 
 def _suggest(word: str, known: Any) -> str:

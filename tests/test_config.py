@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import interlace
-from interlace.config import Config, load_config, make_config, parse_bytes
+from interlace.config import Config, load_config, make_config, parse_bytes, require_jobs
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, PassError, ProgramError
 from interlace.ir import Op, Program
@@ -41,12 +41,23 @@ def refusal(tmp_path: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("offload_activation: on", "my.yaml:1:21: unknown option 'offload_activation'; did you mean 'offload_activations'? there are ["),
+        ("offload_activation: on", "my.yaml:1:1: unknown option 'offload_activation'; did you mean 'offload_activations'? there are ["),
         ("check: yes\nwhat: 3", "my.yaml:1:8: expected bool, found 'yes'"),
-        ("schedule_1f1b:\n  interleaf: mixed", "my.yaml:2:14: unknown option 'interleaf' of schedule-1f1b; did you mean 'interleave'?"),
+        ("schedule_1f1b:\n  interleaf: mixed", "my.yaml:2:3: unknown option 'interleaf' of schedule-1f1b; did you mean 'interleave'?"),
         ("schedule_1f1b:\n  max_ops_per_job: many", "my.yaml:2:20: Expected `int`, got `str` (at $.schedule_1f1b.max_ops_per_job)"),
         ("schedule_1f1b:\n  max_ops_per_job: 0", "my.yaml:2:20: Expected `int` >= 1 (at $.schedule_1f1b.max_ops_per_job)"),
-        ("schedule_1f1b: {interleave: both}", "my.yaml:1:29: Invalid enum value 'both' (at $.schedule_1f1b.interleave)"),
+        ("schedule_1f1b: {interleave: both}", "my.yaml:1:29: Invalid enum value 'both'; there are ['dx-first', 'mixed', 'off', 'zb-h1']"),
+        ("schedule_1f1b: {interleave: Mixed}", "my.yaml:1:29: Invalid enum value 'Mixed'; did you mean 'mixed'? there are ["),
+        ("schedule_1f1b:\n  interleave: mixed\n  rows: here", "my.yaml:2:15: rows say every job, so interleave=mixed would do nothing"),
+        ("schedule_1f1b: {rows: nowhere.txt}", "my.yaml:1:23: rows file 'nowhere.txt' in "),
+        ("device: abacus", "my.yaml:1:9: no device profile 'abacus': expected one of cpu, h200, or a path"),
+        ("device: ./abacus.json", "my.yaml:1:9: abacus.json: cannot be read as a device profile (No such file"),
+        ("assign_streams: {priority: 99}", "my.yaml:1:28: found 99, expected a stream priority from -5 (first) to 0 (normal)"),
+        ("assign_streams: {priority: -99}", "my.yaml:1:28: found -99, expected a stream priority"),
+        ("offload_activations: on", "my.yaml:1:22: on, but nothing says what to move; choose modules (such as [mlp]), a fraction"),
+        ("offload_activations: {min_bytes: 1MB}", "my.yaml:1:22: on, but nothing says what to move"),
+        ("schedule_1f1b: off", "my.yaml:1:16: assign_streams needs schedule_1f1b and is on by default; turn schedule_1f1b on, with {in"),
+        ("assign_streams: on\nschedule_1f1b: off", "my.yaml:2:16: assign_streams needs schedule_1f1b; turn schedule_1f1b on"),
         ("schedule_1f1b: sideways", "my.yaml:1:16: expected off, on or a table of options, found 'sideways'"),
         ("schedule_1f1b:", "my.yaml:1:15: expected off, on or a table of options, found None"),
         ("offload_activations: {modules: [mlp, 3]}", "my.yaml:1:38: Expected `str`, got `int` (at $.offload_activations.modules[1])"),
@@ -63,13 +74,39 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("[a, b]: 1", "my.yaml:1:1: expected a name of an option, found a sequence"),
         ("device: 7", "my.yaml:1:9: expected str, found 7"),
         ("split_backward: off", "my.yaml:1:17: overlap_column_backward needs split_backward; turn it on"),
-        ("schedule_1f1b: off\noffload_activations: on", "my.yaml:1:16: offload_activations needs schedule_1f1b"),
+        ("schedule_1f1b: off\noffload_activations: {fraction: 1}", "my.yaml:1:16: offload_activations needs schedule_1f1b; turn"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, error: str) -> None:
     """acceptance: U3. File, line, column, what was found and what was expected."""
     found = refusal(tmp_path, text)
     assert found.startswith(error.removesuffix("; turn it on")), found
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        (b"0 | 0F 1X\n", "rows.txt:1: found '1X', expected a slot such as 3F"),
+        (b"0 | 0F\n0 | 0F\n", "rows.txt:2: stage 0 stands twice"),
+        (b"\n", "holds no stage; expected a line"),
+        (b"\xff", "cannot be read (not UTF-8 text)"),
+    ],
+)  # fmt: skip
+def test_a_file_of_rows_is_read_before_anything_is_built(tmp_path: Path, rows: bytes, error: str) -> None:
+    """acceptance: U3. File and line of the option, and of the rows."""
+    (tmp_path / "rows.txt").write_bytes(rows)
+    found = refusal(tmp_path, f"schedule_1f1b:\n  rows: {tmp_path}/rows.txt")
+    assert found.startswith("my.yaml:2:9: ")
+    assert error in found
+
+
+def test_jobs_are_required_where_a_step_is_to_run() -> None:
+    """acceptance: U3. A rewrite alone is a configuration for offline plans, not for training."""
+    config = make_config({"schedule_1f1b": "off", "assign_streams": "off"})
+    with pytest.raises(ConfigError, match=r"schedule_1f1b is off and split_backward, overlap_column_backward on: nothing would run"):
+        require_jobs(config)
+    require_jobs(make_config({}))
+    require_jobs(make_config({"enable": "off", "schedule_1f1b": "off", "assign_streams": "off"}))
 
 
 def test_what_is_no_text_or_no_file_is_refused(tmp_path: Path) -> None:
@@ -331,6 +368,48 @@ def test_a_wrong_enable_changes_nothing(strategy: Any) -> None:
 
 
 @pytest.mark.paddle
+def test_a_second_enable_goes_on_top_of_the_first(strategy: Any, tmp_path: Path) -> None:
+    """acceptance: U1, U3. And of flags set in between; messages name the file that gave an option."""
+    (tmp_path / "my.yaml").write_text("schedule_1f1b: {interleave: off}\nassign_streams: {priority: -2}\n")
+    interlace.enable(strategy, tmp_path / "my.yaml", dump="plans")
+    strategy.interlace.offload_activations.fraction = 0.5
+    interlace.enable(strategy, {"assign_streams": {"priority": -3}}, device="h200")
+    config = strategy.interlace.config()
+    assert (config.dump, config.device, config.passes["schedule-1f1b"].interleave) == ("plans", "h200", "off")
+    assert (config.passes["offload-activations"].fraction, config.passes["assign-streams"].priority) == (0.5, -3)
+    with pytest.raises(ConfigError, match=r"my\.yaml:1:29: rows say every job"):
+        strategy.interlace.schedule_1f1b.rows = "x"
+    with pytest.raises(ConfigError, match=r"interlace\.enable: assign_streams\.priority: found 7"):
+        strategy.interlace.assign_streams.priority = 7
+    assert strategy.interlace.config() == config
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize(
+    ("given", "found"), [(None, "builtins.NoneType"), ("h200", "builtins.str"), (Config, "the class Config"), ({}, "builtins.dict")]
+)
+def test_only_strategies_of_auto_parallel_are_enabled(given: Any, found: str) -> None:
+    """acceptance: U3."""
+    pytest.importorskip("paddle")
+    with pytest.raises(ConfigError, match=rf"interlace\.enable: expected a paddle\.distributed\.Strategy, found {found}; give"):
+        interlace.enable(given)
+
+
+@pytest.mark.paddle
+def test_offload_may_be_switched_on_before_it_is_told_what_to_move(strategy: Any) -> None:
+    """acceptance: U3. One flag after the other; what is missing is said when the model is built, or with the next enable()."""
+    interlace.enable(strategy)
+    strategy.interlace.offload_activations.enable = True
+    strategy.interlace.offload_activations.min_bytes = "1MB"
+    with pytest.raises(ConfigError, match="on, but nothing says what to move"):
+        strategy.interlace.final(strategy)
+    with pytest.raises(ConfigError, match="on, but nothing says what to move"):
+        interlace.enable(strategy, device="h200")
+    strategy.interlace.offload_activations.fraction = 0
+    assert strategy.interlace.final(strategy).passes["offload-activations"].fraction == 0
+
+
+@pytest.mark.paddle
 def test_keywords_go_on_top_of_a_preset(strategy: Any) -> None:
     """acceptance: U1."""
     interlace.enable(strategy, "demo", offload_activations="off")
@@ -377,6 +456,26 @@ def test_dead_fields_of_the_strategy_work(strategy: Any) -> None:
     strategy._mp_optimization.allreduce_matmul_grad_overlapping = True
     strategy.pipeline.enable_send_recv_overlap = True
     assert with_dead_flags(strategy, {}) == {"overlap_column_backward": "on", "assign_streams": "on"}
+
+
+@pytest.mark.paddle
+def test_dead_flags_are_read_when_the_model_is_built(strategy: Any, monkeypatch: Any, caplog: Any) -> None:
+    """acceptance: U2. Also those set after enable(); said once, then; what is not said of an option, a flag may say."""
+    from types import SimpleNamespace
+
+    from interlace.bridge.hook import _state
+
+    with caplog.at_level(logging.INFO, logger="interlace"):
+        interlace.enable(strategy, schedule_1f1b={"allowance_bytes": 5}, split_backward="off", overlap_column_backward="off")
+        strategy._mp_optimization.allreduce_matmul_grad_overlapping = True
+        monkeypatch.setenv("FLAGS_1f1b_backward_forward_overlap", "1")
+        assert not caplog.records
+        state = _state(SimpleNamespace(_strategy=strategy))
+    assert state is not None
+    assert state.config.passes["schedule-1f1b"] == Schedule1F1B(interleave="dx-first", allowance_bytes=5)
+    assert "overlap-column-backward" not in state.config.passes
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert "allreduce_matmul_grad_overlapping is set, but interlace's overlap_column_backward='off' decides" in caplog.text
 
 
 @pytest.mark.paddle

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from interlace.config import PLAIN_FIELDS, Config, make_config
+from interlace.config import KEY, PLAIN_FIELDS, Config, make_config, require_jobs
 from interlace.errors import ConfigError
 from interlace.passes import REGISTRY, Pass
 
@@ -22,7 +22,10 @@ DEAD_FLAGS = {
 
 
 class Flags:
-    """Options by attribute: `strategy.interlace.offload_activations.fraction = 0.5`; each change is checked at once."""
+    """Options by attribute: `strategy.interlace.offload_activations.fraction = 0.5`; each change is checked at once.
+
+    What only the sum of all changes can tell (offload that is on and moves nothing) is checked when the model is built.
+    """
 
     def __init__(self, options: dict[str, Any], source: str, marks: dict[str, str] | None = None) -> None:
         object.__setattr__(self, "_options", options)
@@ -30,8 +33,26 @@ class Flags:
         self.config()
 
     def config(self) -> Config:
-        """The checked configuration of the flags as they stand."""
-        return make_config(self._options, *self._origin)
+        """The configuration of the flags as they stand."""
+        return make_config(self._options, *self._origin, whole=False)
+
+    def final(self, strategy: Any, say: bool = True) -> Config:
+        """The configuration to build with: the flags, and what the strategy and the environment ask for in Paddle's words.
+
+        Args:
+            strategy: Paddle's.
+            say: Log which option of ours does what a flag of Paddle's says.
+
+        Raises:
+            ConfigError: Something cannot run as it stands.
+        """
+        return final_config(self._options, *self._origin, strategy, say)
+
+    def with_more(self, options: Mapping[str, Any], source: str, marks: Mapping[str, str]) -> Flags:
+        """New flags: these options, and others on top of them."""
+        known = self._origin[1]
+        kept = {path: mark for path, mark in known.items() if path.partition(".")[0].rstrip(KEY) not in options}
+        return Flags({**self._options, **options}, source, {**kept, **marks})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -46,7 +67,7 @@ class Flags:
         self._change({**self._options, name: value})
 
     def _change(self, options: dict[str, Any]) -> None:
-        make_config(options, *self._origin)
+        make_config(options, *self._origin, whole=False)
         object.__setattr__(self, "_options", options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Flags:
@@ -82,7 +103,18 @@ class _PassFlags:
             self._flags._change({**options, self._key: {**table, name: value}})
 
 
-def with_dead_flags(strategy: Any, options: dict[str, Any]) -> dict[str, Any]:
+def final_config(options: Mapping[str, Any], source: str, marks: Mapping[str, str], strategy: Any, say: bool = True) -> Config:
+    """The configuration to build with: these options, and what the strategy and the environment ask for in Paddle's words.
+
+    Raises:
+        ConfigError: Something cannot run as it stands.
+    """
+    config = make_config(with_dead_flags(strategy, dict(options), say), source, marks)
+    require_jobs(config)
+    return config
+
+
+def with_dead_flags(strategy: Any, options: dict[str, Any], say: bool = True) -> dict[str, Any]:
     """Let flags that are silently dead in Paddle do what they say, unless our own option says otherwise."""
     asked = [(name, *DEAD_FLAGS[name]) for name in DEAD_FLAGS if os.environ.get(name, "0").lower() in ("1", "true")]
     if getattr(strategy._mp_optimization if hasattr(strategy, "_mp_optimization") else None, "allreduce_matmul_grad_overlapping", False):
@@ -90,9 +122,11 @@ def with_dead_flags(strategy: Any, options: dict[str, Any]) -> dict[str, Any]:
     if getattr(strategy.pipeline, "enable_send_recv_overlap", False):
         asked.append(("pipeline.enable_send_recv_overlap", "assign_streams", "on"))
     for name, key, value in asked:
-        if key in options:
-            LOG.warning("%s is set, but interlace's %s=%r decides", name, key, options[key])
+        given = options.get(key)
+        free = isinstance(value, dict) and isinstance(given, Mapping) and not set(value) & set(given)
+        if given is not None and not free:
+            LOG.log(logging.WARNING if say else logging.DEBUG, "%s is set, but interlace's %s=%r decides", name, key, given)
         else:
-            LOG.info("%s: done by interlace's %s=%r", name, key, value)
-            options = {**options, key: value}
+            LOG.log(logging.INFO if say else logging.DEBUG, "%s: done by interlace's %s=%r", name, key, value)
+            options = {**options, key: {**value, **given} if free else value}  # type: ignore[dict-item]
     return options

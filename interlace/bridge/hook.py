@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from paddle.distributed.auto_parallel.static import engine as engine_module
 
 from interlace.bridge.agree import peers_of, require_agreement
 from interlace.bridge.capture import Captured, capture
-from interlace.bridge.flags import Flags, with_dead_flags
+from interlace.bridge.flags import Flags, final_config
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
 from interlace.bridge.places import choose_place
@@ -50,6 +51,7 @@ class State:
     modes: dict[str, Mode] = field(default_factory=dict)
 
 
+LOG = logging.getLogger("interlace")
 _building: list[tuple[Any, str, State]] = []
 _last_plan: list[Plan] = []
 _capture_only: list[Callable[[Program], None]] = []
@@ -62,12 +64,21 @@ def capture_only(take: Callable[[Program], None]) -> None:
 
 def enable(strategy: Any, config: Any, options: Mapping[str, Any]) -> None:
     """See `interlace.enable`."""
+    if not isinstance(strategy, paddle.distributed.Strategy):
+        raise ConfigError(f"interlace.enable: expected a paddle.distributed.Strategy, found {_what(strategy)}; "
+                          "give the strategy that dist.to_static gets")  # fmt: skip
     given, source, marks = _read(config)
-    merged = with_dead_flags(strategy, {**given, **options})
-    flags = Flags(merged, source, marks)
+    given = {**given, **options}
+    before = getattr(strategy, "interlace", None)
+    flags = before.with_more(given, source, marks) if isinstance(before, Flags) else Flags(given, source, marks)
+    flags.final(strategy, say=False)
     install()
     strategy.interlace = flags
     strategy.pipeline.interlace = flags
+
+
+def _what(given: Any) -> str:
+    return f"the class {given.__qualname__}" if isinstance(given, type) else f"{type(given).__module__}.{type(given).__qualname__}"
 
 
 def _read(config: Any) -> tuple[dict[str, Any], str, dict[str, str]]:
@@ -154,12 +165,20 @@ def _state(engine: Any) -> State | None:
     if known is None:
         flags = getattr(engine._strategy.pipeline, "interlace", None)
         override = os.environ.get(CONFIG_VARIABLE)
-        config = load_config(override) if override else flags.config() if flags is not None else None
+        config = _override(override, engine._strategy, flags) if override else flags and flags.final(engine._strategy)
         if config is None or not config.active:
             return None
         _require_pipeline(config, engine._strategy)
         engine._interlace = known = State(config)
     return known
+
+
+def _override(path: str, strategy: Any, flags: Any) -> Config:
+    """The configuration that `interlace run --config` gave, in the place of what the script asked for."""
+    options, marks = read_yaml(find_config(path))
+    if flags is not None:
+        LOG.warning("%s decides; what the script asked for with interlace.enable() is left aside", path)
+    return final_config(options, path, marks, strategy)
 
 
 def _require_pipeline(config: Config, strategy: Any) -> None:
