@@ -12,7 +12,7 @@ import paddle
 from interlace.bridge.layers import LayerNames, name_layers
 from interlace.errors import ProgramError
 from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value
-from interlace.ir.kinds import COLLECTIVES, DATA, KEYWORD, RECEIVES, SENDS, is_comm, is_random
+from interlace.ir.kinds import COLLECTIVES, DATA, KEYWORD, RECEIVES, SENDS, STACK_CREATE, is_comm, is_random
 from interlace.ir.program import Role
 
 ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
@@ -22,6 +22,11 @@ DROPPED_ATTRS = frozenset({"op_callstack", "op_role", "chunk_id", "struct_name",
 """Attributes that a field of `Op` carries, or that say nothing about the work."""
 SHARING = frozenset({"pd_op.share_data"})
 """Operations whose result is a view in the static executor; reshape and its like copy there unless made in-place."""
+STACK_TYPES = frozenset({"cf.stack", "cf.inlet", "cf.outlet"})
+BATCH_NORM, BATCH_NORM_GRAD = "pd_op.batch_norm_", "pd_op.batch_norm_grad"
+RUNNING_STATS = {BATCH_NORM: (1, 2), BATCH_NORM_GRAD: (3, 4)}
+"""Positions of the running mean and variance. Backward of a training step takes the micro-batch's own statistics and leaves
+these alone; with global statistics forward leaves them unwritten (phi/kernels/{cpu,gpu}/batch_norm{,_grad}_kernel)."""
 
 
 @dataclass(slots=True)
@@ -91,11 +96,15 @@ class _Capture:
         _check_blocks(source, op_id)
         operands = tuple(ABSENT if paddle.pir.is_fake_value(v) else self._known(v, op_id, name) for v in operand_sources(source))
         inplace = _aliases(source, operands)
-        views = ((0, 0),) if name in SHARING else ()
+        views = ((0, 0),) if name in SHARING else _unwritten(source, inplace)
         shared = {result: self.storage[operands[operand]] for result, operand in (*inplace, *views)}
+        if name == STACK_CREATE:
+            shared = dict.fromkeys(range(1, len(source.results())), len(self.values))
         results = tuple(self._value(v, storage=shared.get(k)).id for k, v in enumerate(source.results()))
         attrs = {key: plain(value) for key, value in source.attrs().items() if key not in DROPPED_ATTRS}
-        no_buffer = tuple(k for k, v in enumerate(source.operands_source()) if operands[k] != ABSENT and source.is_no_need_buffer(v))
+        unread = _unread(source)
+        no_buffer = tuple(k for k, v in enumerate(source.operands_source())
+                          if operands[k] != ABSENT and (k in unread or source.is_no_need_buffer(v)))  # fmt: skip
         raw = source.attrs()
         return Op(op_id, name, operands, results, role, chunk, attrs, "", _group_of(name, attrs), raw.get("execution_stream", ""),
                   raw.get("scheduling_priority", 0), op_id, no_buffer, inplace, views, len(list(source.blocks())))  # fmt: skip
@@ -110,7 +119,7 @@ class _Capture:
     def _value(self, source: Any, keyword: str = "", storage: int | None = None) -> Value:
         number = len(self.values)
         shape, dtype, elements = _type(source)
-        name = keyword or (source.name if dtype not in ("null", "vector") and source.has_name else "")
+        name = keyword or (source.name if dtype not in ("null", "vector", "stack") and source.has_name else "")
         value = Value(number, shape, dtype, number if storage is None else storage, name,
                       dtype != "null" and bool(source.persistable), "device", elements)  # fmt: skip
         self.values.append(value)
@@ -217,12 +226,42 @@ def _aliases(source: Any, operands: tuple[int, ...]) -> tuple[tuple[int, int], .
                  if operands[operand] != ABSENT and not paddle.pir.is_fake_value(source.result(result)))  # fmt: skip
 
 
+def _unread(source: Any) -> tuple[int, ...]:
+    """Operands that Paddle declares as read and whose contents the kernel leaves alone."""
+    attrs = source.attrs()
+    own = source.name() == BATCH_NORM_GRAD and not (attrs["is_test"] or attrs["use_global_stats"])
+    return RUNNING_STATS[BATCH_NORM_GRAD] if own else ()
+
+
+def _unwritten(source: Any, inplace: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """Results declared in place that the kernel does not write: as good as views."""
+    if source.name() != BATCH_NORM:
+        return ()
+    attrs = source.attrs()
+    fixed = attrs["use_global_stats"] or (attrs["is_test"] and not attrs["trainable_statistics"])
+    return tuple(pair for pair in inplace if fixed and pair[1] in RUNNING_STATS[BATCH_NORM])
+
+
 def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:
     if paddle.pir.is_fake_value(source) or "NULL" in str(source.type()):
         return (), "null", ()
+    if _is_stack(source):
+        return (), "stack", ()
     if source.is_combine():
         return (), "vector", tuple(_tensor_type(t) for t in source.type().as_vec_type().as_list())
-    return tuple(int(dim) for dim in source.shape), dtype_name(source.dtype), ()
+    try:
+        return tuple(int(dim) for dim in source.shape), dtype_name(source.dtype), ()
+    except ValueError as error:
+        giver = source.get_defining_op()
+        layer = giver.attrs().get("struct_name", "")
+        raise ProgramError(
+            f"op {giver.name()}{f' of layer {layer}' if layer else ''} gives a value of type {source.type()}; expected tensors, vectors "
+            "of tensors, or stacks of control flow; do without that operation, or set enable: false to train with Paddle's own plan"
+        ) from error
+
+
+def _is_stack(source: Any) -> bool:
+    return str(source.type()) in STACK_TYPES
 
 
 def _tensor_type(kind: Any) -> TensorType:

@@ -222,7 +222,7 @@ class _Lowering:
         for micro_batch in micro_batches:
             name = self.names.of(value, micro_batch)
             known = block.kwargs().get(name)
-            parts.append(known if known is not None else self._keyword(block, name, kind, self.graph.values[value].persistable))
+            parts.append(known if known is not None else self._keyword(block, name, kind, self.names.persistable(value)))
             made.reads.add(name)
             made.holds.add(name)
         return paddle._C_ops.stack(parts, 0) if len(parts) > 1 else paddle._C_ops.assign(parts[0])
@@ -297,8 +297,7 @@ class _JobBuilder:
             self.made.reads.add(name)
         self.made.holds.add(name)
         if name not in self.given:
-            persistable = self.low.graph.values[value].persistable
-            self.given[name] = self.low._keyword(self.block, name, self.low.type_of(value), persistable)
+            self.given[name] = self.low._keyword(self.block, name, self.low.type_of(value), self.low.names.persistable(value))
         return self.given[name]
 
     def _clone(self, op: Op, operands: list[Any]) -> tuple[list[Any], Any]:
@@ -368,7 +367,7 @@ class _JobBuilder:
     def _is_computed(self, op: Op, value: int) -> bool:
         """Whether a value is surely there only when computation has come so far (constants and shapes may be made on the host)."""
         kept = self.low.graph.values[value]
-        on_device = kept.dtype not in ("vector", "null") and kept.memory == "device"
+        on_device = kept.dtype not in ("vector", "null", "stack") and kept.memory == "device"
         launched = op.stream in COMPUTE_STREAMS and op.name not in NO_KERNEL and not op.kind.startswith("shape")
         return on_device and launched and bool(op.operands)
 
@@ -399,7 +398,11 @@ class Names:
 
     def once(self, value: int) -> bool:
         """Whether a value exists once a step: persistable ones and what the optimizer part gives."""
-        return self.values[self.root[value]].persistable or value in self.optimizer
+        return self.persistable(value) or value in self.optimizer
+
+    def persistable(self, value: int) -> bool:
+        """Whether the variable that holds a value lasts beyond the step: Paddle does not mark results written into one."""
+        return self.values[self.root[value]].persistable
 
     def of(self, value: int, micro_batch: int) -> str:
         """Name of a value's variable for a micro-batch."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import sys
 import threading
 import time
 import traceback
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,14 @@ import numpy as np
 
 from interlace.bridge.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, install
 from interlace.bridge.cpu.transport import DEFAULT_TIMEOUT_S, PeerLostError, Transport
-from interlace.bridge.rank_report import Failure, Progress, RankReport, StepLoss, progress_path, write_report
+from interlace.bridge.rank_report import STATE_KINDS, Failure, Progress, RankReport, StepLoss, output_path, progress_path, write_report
+from interlace.errors import ConfigError, InterlaceError
+from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
 
 PLACE_VARIABLE = "INTERLACE_PLACE"
 PARENT_PIPE_VARIABLE = "INTERLACE_PARENT_FD"
+MASTER_WEIGHT = re.compile(r"_fp32_master_\d+$")
+"""How Paddle's optimizers name the float32 copy of a parameter of lower precision."""
 
 
 class Recorder:
@@ -52,16 +58,12 @@ class Recorder:
 
     def parameter_digests(self) -> dict[str, str]:
         """sha256 of dtype, shape and bits of every trainable parameter this rank holds, by name."""
-        import paddle
+        return _digests({name for engine in self._engines for name in _trainable_names(engine)})
 
-        scope = paddle.static.global_scope()
-        names = {name for engine in self._engines for name in _trainable_names(engine)}
-        digests = {}
-        for name in sorted(names):
-            variable = scope.find_var(name)
-            if variable is not None and variable.get_tensor()._is_initialized():
-                digests[name] = _digest(np.asarray(variable.get_tensor()))
-        return digests
+    def state_digests(self) -> dict[str, dict[str, str]]:
+        """The same of all else that lasts from step to step, by kind and name."""
+        kinds = {name: kind for engine in self._engines for name, kind in _lasting_names(engine).items()}
+        return {kind: _digests({name for name, its in kinds.items() if its == kind}) for kind in STATE_KINDS}
 
     def _record(self, engine: Any, loss: Any, dur_ns: int) -> None:
         if engine not in self._engines:
@@ -85,20 +87,45 @@ def main(arguments: list[str]) -> int:
         _end_with_parent()
     transport, recorder, failure = None, None, None
     try:
+        quiet()
+        if rank == 0:
+            sys.stdout = _Copied(sys.stdout, output_path(run_dir))  # type: ignore[assignment]
         transport = _start(rank, world, run_dir)
         _use_configuration()
         recorder = _recorder(rank, run_dir)
         run_script(script, rest)
     except BaseException as error:  # reported to the launcher, and printed to this rank's log
-        failure = _failure_of(error)
-    if failure is not None:
-        sys.stderr.write(f"{failure.traceback}\n{failure.text}\n")
+        failure = failure_of(error, script)
+    if failure is not None and not failure.exited:
+        sys.stderr.write(failure.traceback)
     losses = tuple(recorder.losses) if recorder else ()
-    digests = recorder.parameter_digests() if recorder and failure is None else {}
-    write_report(run_dir, RankReport(rank, world, losses, digests, _plan_summary(), failure))
+    digests, state = (recorder.parameter_digests(), recorder.state_digests()) if recorder and failure is None else ({}, {})
+    write_report(run_dir, RankReport(rank, world, losses, digests, _plan_summary(), failure, state))
     if failure is None and transport is not None:
         transport.close()
     return 0 if failure is None else 1
+
+
+class _Copied:
+    """The script's standard output, with a copy in a file that the launcher shows."""
+
+    def __init__(self, stream: Any, path: Path) -> None:
+        self._stream = stream
+        self._copy = open(path, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115 - open until the end
+
+    def write(self, text: str) -> int:
+        """Write to both."""
+        self._copy.write(text)
+        written: int = self._stream.write(text)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def quiet() -> None:
+    """Leave out what Paddle warns of at its import and no user of ours can act on: its own C++ extensions are not compiled here."""
+    warnings.filterwarnings("ignore", message="No ccache found")
 
 
 def _start(rank: int, world: int, run_dir: str) -> Transport | None:
@@ -145,14 +172,26 @@ def run_script(script: str, arguments: list[str]) -> None:
             raise
 
 
-def _failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException, script: str) -> Failure:
     """The cause of a failure: Paddle's executor hides what a communication op raised behind a SystemError."""
-    cause = _hidden_cause() or error
-    text = "".join(traceback.format_exception_only(cause)).strip()
     if isinstance(error, SystemExit):
-        text = f"the script ended with exit code {error.code}"
+        return _exit_of(error)
+    cause = _hidden_cause() or error
     lines = "".join(traceback.format_exception(error))
-    return Failure(text, lines, isinstance(cause, PeerLostError))
+    if isinstance(cause, ConfigError):
+        return Failure(str(cause), lines, users=True)
+    users = isinstance(cause, SyntaxError) and cause.filename == os.fspath(Path(script).resolve())
+    text = "".join(traceback.format_exception_only(cause)).strip()
+    if isinstance(cause, InterlaceError):
+        text = f"{type(cause).__name__}: {cause}"
+    return Failure(text, lines, isinstance(cause, PeerLostError), users)
+
+
+def _exit_of(error: SystemExit) -> Failure:
+    """A script that ends itself: with a message, or with 2 as argparse does, for its user's errors."""
+    if isinstance(error.code, int):
+        return Failure(f"the script ended with exit code {error.code}", users=error.code == 2, exited=True)
+    return Failure(f"the script ended: {error.code}", users=True)
 
 
 def _hidden_cause() -> BaseException | None:
@@ -170,6 +209,41 @@ def _plan_summary() -> dict[str, Any] | None:
 def _trainable_names(engine: Any) -> list[str]:
     parameters = engine._model.parameters() if engine._model is not None else []
     return [parameter.name for parameter in parameters if parameter.trainable]
+
+
+def _lasting_names(engine: Any) -> dict[str, str]:
+    """Name -> kind of everything persistable in the engine's programs, trainable parameters left out."""
+    trainable = set(_trainable_names(engine))
+    buffers = {buffer.name for buffer in engine._model.buffers()} if engine._model is not None else set()
+    found = {}
+    for program in engine._pir_dense_main_progs.values():
+        block = program.global_block()
+        given = [(op.name(), value) for op in block.ops if op.name() in (DATA, PARAMETER) for value in op.results() if value.persistable]
+        for maker, value in (*given, *((KEYWORD, value) for value in block.kwargs().values())):
+            if value.name not in trainable:
+                found[value.name] = _kind_of(value.name, maker, buffers)
+    return found
+
+
+def _kind_of(name: str, maker: str, buffers: set[str]) -> str:
+    if maker == PARAMETER or name in buffers:
+        return "buffer"
+    if maker == KEYWORD:
+        return "gradient buffer"
+    return "master weight" if MASTER_WEIGHT.search(name) else "optimizer state"
+
+
+def _digests(names: set[str]) -> dict[str, str]:
+    """Of those of the names that have contents in this process."""
+    import paddle
+
+    scope = paddle.static.global_scope()
+    digests = {}
+    for name in sorted(names):
+        variable = scope.find_var(name)
+        if variable is not None and variable.get_tensor()._is_initialized():
+            digests[name] = _digest(np.asarray(variable.get_tensor()))
+    return digests
 
 
 def _digest(array: np.ndarray[Any, Any]) -> str:

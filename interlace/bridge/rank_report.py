@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,32 @@ class StepLoss(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     dur_ns: int = 0
 
 
+STATE_KINDS = ("buffer", "optimizer state", "master weight", "gradient buffer")
+"""What lasts from step to step besides trainable parameters."""
+
+
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a rank ended early. A `follow_up` is the consequence of another rank's end, not a cause."""
+    """Why a rank ended early. A `follow_up` is the consequence of another rank's end, not a cause.
+
+    Attributes:
+        users: The script, its options or its configuration are at fault, and `text` alone says how.
+        exited: The script ended itself, so what it printed says why.
+    """
 
     text: str
     traceback: str = ""
     follow_up: bool = False
+    users: bool = False
+    exited: bool = False
 
 
 class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All a rank has to say at its end. `parameters` maps a trainable parameter's name to its sha256."""
+    """All a rank has to say at its end.
+
+    Attributes:
+        parameters: Name of a trainable parameter -> sha256 of its dtype, shape and bits.
+        state: The same of all else that lasts from step to step, by kind (`STATE_KINDS`).
+    """
 
     rank: int
     world: int
@@ -38,6 +56,12 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: dict[str, str] = {}
     plan: dict[str, Any] | None = None
     failure: Failure | None = None
+    state: dict[str, dict[str, str]] = {}
+
+    def digests(self) -> dict[tuple[str, str], str]:
+        """Everything that lasts, parameters first: `(kind, name)` -> sha256."""
+        kinds = {"parameter": self.parameters, **self.state}
+        return {(kind, name): digest for kind, names in kinds.items() for name, digest in sorted(names.items())}
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -50,6 +74,26 @@ class Progress(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     loss: float | None = None
 
 
+def first_state_difference(one: RankReport, other: RankReport) -> str | None:
+    """The first parameter, buffer or optimizer state whose bits differ between two runs of a rank; None where all are the same."""
+    mine, theirs = one.digests(), other.digests()
+    for kind, name in dict.fromkeys([*mine, *theirs]):
+        left, right = mine.get((kind, name), "absent"), theirs.get((kind, name), "absent")
+        if left != right:
+            return f"rank {one.rank}, {kind} {name}: sha256 stock {left[:16]}, interlace {right[:16]}"
+    return None
+
+
+def counted(reports: Sequence[RankReport]) -> str:
+    """How many of each kind the ranks reported.
+
+    >>> counted([RankReport(0, 1, parameters={"w": "1"}, state={"buffer": {"mean": "2", "var": "3"}})])
+    '1 parameters, 2 buffers, 0 optimizer states, 0 master weights, 0 gradient buffers'
+    """
+    found = Counter(kind for report in reports for kind, _ in report.digests())
+    return ", ".join(f"{found[kind]} {kind}s" for kind in ("parameter", *STATE_KINDS))
+
+
 def report_path(run_dir: str | os.PathLike[str], rank: int) -> Path:
     """Where rank `rank` leaves its report."""
     return Path(run_dir) / f"rank{rank}.json"
@@ -58,6 +102,11 @@ def report_path(run_dir: str | os.PathLike[str], rank: int) -> Path:
 def progress_path(run_dir: str | os.PathLike[str], rank: int) -> Path:
     """Where rank `rank` appends its progress, one JSON object a line."""
     return Path(run_dir) / f"rank{rank}.progress"
+
+
+def output_path(run_dir: str | os.PathLike[str]) -> Path:
+    """Where rank 0 leaves a copy of what the script prints."""
+    return Path(run_dir) / "rank0.printed"
 
 
 def write_report(run_dir: str | os.PathLike[str], report: RankReport) -> None:

@@ -107,6 +107,8 @@ def _run_once(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    from interlace.bridge.rank_report import counted
+
     stock = _launch(args, _environment(args, stock=True), "stock")
     planned = _launch(args, _environment(args, stock=False), "interlace")
     difference = first_difference(stock.reports, planned.reports)
@@ -114,23 +116,24 @@ def _verify(args: argparse.Namespace) -> int:
     print(_table_text(stock.reports, planned.reports))
     print(_times_text("stock", stock))
     print(_times_text("interlace", planned))
-    num_parameters = sum(len(report.parameters) for report in stock.reports)
     if difference is None and not compared:
         difference = "no rank fetched a loss: there is nothing to compare; train at least one step"
-    counted = f"{compared} losses and {num_parameters} parameters of {args.world} ranks"
-    print(f"DIFFERENT: {difference}" if difference else f"SAME: {counted} are equal bit by bit")
+    each = f"{compared} losses, {counted(stock.reports)} of {args.world} ranks"
+    print(f"DIFFERENT: {difference}" if difference else f"SAME: {each} are equal bit by bit")
     runs = {"stock": _as_dict(stock), "interlace": _as_dict(planned)}
     _write_json(args, {"verdict": "different" if difference else "same", "difference": difference, "runs": runs})
     return _DIFFERENT if difference else _SAME
 
 
 def first_difference(stock: tuple[RankReport, ...], planned: tuple[RankReport, ...]) -> str | None:
-    """The first loss, else the first parameter, whose bits differ between two runs; None where all are the same."""
+    """The first loss, else the first parameter or other state, whose bits differ between two runs; None where all are the same."""
+    from interlace.bridge.rank_report import first_state_difference
+
     pairs = list(zip(stock, planned, strict=True))
     differing = [found for one, other in pairs if (found := _first_loss(one, other)) is not None]
     if differing:
         return min(differing)[1]
-    return next((text for one, other in pairs if (text := _first_parameter(one, other))), None)
+    return next((text for one, other in pairs if (text := first_state_difference(one, other))), None)
 
 
 def _first_loss(stock: RankReport, planned: RankReport) -> tuple[int, str] | None:
@@ -148,14 +151,6 @@ def _first_loss(stock: RankReport, planned: RankReport) -> tuple[int, str] | Non
     if len(stock.losses) != len(planned.losses):
         position = min(len(stock.losses), len(planned.losses))
         return position, (f"rank {stock.rank}: stock ran {len(stock.losses)} steps, interlace {len(planned.losses)}")
-    return None
-
-
-def _first_parameter(stock: RankReport, planned: RankReport) -> str | None:
-    for name in sorted(stock.parameters.keys() | planned.parameters.keys()):
-        one, other = stock.parameters.get(name, "absent"), planned.parameters.get(name, "absent")
-        if one != other:
-            return f"rank {stock.rank}, parameter {name}: sha256 stock {one[:16]}, interlace {other[:16]}"
     return None
 
 

@@ -81,8 +81,9 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     """Order that must hold among `ops`, a sub-sequence of the program in program order: op id -> ids it comes after.
 
     Holds read after write, write after read and write after write, by storage (so through views, in-place writes and
-    vectors, which refer to their tensors), the order of communication within each group, and the order of random draws. An
-    operand of which only the shape is read counts as a read of the value's definition, not of its contents.
+    vectors, which refer to their tensors), the order of pushes and pops of each stack, the order of communication within each
+    group, and the order of random draws. An operand of which only the shape is read counts as a read of the value's definition,
+    not of its contents.
     Cost: O(ops + operands + write conflicts).
 
     >>> dependencies(Graph(Program((), ())), [])
@@ -103,7 +104,8 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
             if made_by in after:
                 mine.add(made_by)
             mine.update(writer[place] for place in cells[value_id] if place in writer)
-        for place in {place for v in written_operands(op) for place in cells[v]}:
+        stacks = {v for v in op.operands if v != ABSENT and graph.values[v].dtype == "stack"}
+        for place in {place for v in written_operands(op) | stacks for place in cells[v]}:
             mine.update(readers.pop(place, ()))
             writer[place] = op.id
         for value_id in graph.reads(op):

@@ -13,6 +13,8 @@ SHADOW_OUTPUT = "builtin.shadow_output"
 SET_PARAMETER = "builtin.set_parameter"
 COMBINE = "builtin.combine"
 SPLIT = "builtin.split"
+STACK_CREATE = "cf.stack_create"
+"""Gives a stack and its two ends, by which control flow hands what its blocks computed to the blocks of its gradient."""
 KEYWORD = "builtin.kwarg"
 """A block argument of the captured program; Paddle passes gradient-merge buffers this way."""
 BOUNDARY = frozenset({DATA, PARAMETER, KEYWORD, SHADOW_OUTPUT, SET_PARAMETER, "pd_op.fetch", "pd_op.feed"})
@@ -33,7 +35,7 @@ RANDOM = frozenset({"dropout", "uniform", "gaussian", "randint", "randperm", "be
                     "truncated_gaussian_random", "fused_dropout_add", "poisson", "standard_gamma", "dirichlet",
                     "binomial", "rrelu", "class_center_sample", "top_p_sampling"})  # fmt: skip
 """Kinds that draw from the device's one generator: their order decides the numbers."""
-NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, "pd_op.full_int_array"}
+NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, "pd_op.full_int_array"}
 """Names of operations that launch nothing on the device."""
 
 

@@ -50,7 +50,7 @@ class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     Attributes:
         id: Unique in the program.
         shape, dtype: As in `TensorType`; a vector of tensors has dtype `"vector"`, an output that an operation leaves out
-            has dtype `"null"`.
+            has dtype `"null"`, a stack of control flow or an end of it `"stack"`.
         storage: Values with one storage share memory (views, in-place results); by default the value's own id.
         name: Name in Paddle's scope: of a parameter, an input, or a named output; empty for all else.
         persistable: Lives across steps (parameters, optimizer state, gradient-merge buffers).
@@ -137,12 +137,15 @@ class Job(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
         kind: `forward`, `backward`, `pair`, `optimizer`, ..., with the chunk behind it under VPP (`forward1`).
         micro_batch: The micro-batch that names it (a pair: the one of its backward).
         items: In issue order.
+        host_waits: Behind the job the host waits for the job's last computation, where it would run ahead of the device and
+            take the memory of later jobs too early (the GPU place; docs/gpu-place.md, rule 4).
     """
 
     name: str
     kind: str
     micro_batch: int
     items: tuple[tuple[int, int], ...]
+    host_waits: bool = False
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

@@ -13,7 +13,22 @@ from interlace.bridge.capture import Captured, capture, complete_roles, dtype_na
 from interlace.bridge.lower import lower  # noqa: E402
 from interlace.bridge.places.cpu import cpu_place  # noqa: E402
 from interlace.errors import ProgramError  # noqa: E402
-from interlace.ir import ABSENT, Job, Op, Pipeline, Program, TensorType, Value, load, parse, save, show, verify  # noqa: E402
+from interlace.ir import (  # noqa: E402
+    ABSENT,
+    Graph,
+    Job,
+    Op,
+    Pipeline,
+    Program,
+    TensorType,
+    Value,
+    dependencies,
+    load,
+    parse,
+    save,
+    show,
+    verify,
+)  # fmt: skip
 from tests.bridge.small import Build, C, captured_small, small_program  # noqa: E402
 
 pytestmark = pytest.mark.paddle
@@ -73,6 +88,46 @@ def test_operands_without_contents_are_marked() -> None:
     assert op_named(program, "add_grad").no_buffer == (0, 1)
     assert op_named(program, "mean_grad").no_buffer == (0,)
     assert op_named(program, "gelu_grad").no_buffer == ()
+
+
+def with_batch_norm(build: Build, **attrs: bool) -> None:
+    """Forward and backward of a batch norm whose running statistics last."""
+    x = build.data("x", [4, 8])
+    scale, bias, mean, var = (build.data(name, [8], persistable=True) for name in ("scale", "bias", "mean", "var"))
+    flags = {"is_test": False, "use_global_stats": False, "trainable_statistics": False} | attrs
+    y, *kept = C.batch_norm_(x, mean, var, scale, bias, flags["is_test"], 0.9, 1e-5, "NCHW", flags["use_global_stats"],
+                             flags["trainable_statistics"])  # fmt: skip
+    build.role(0)
+    C.batch_norm_grad(x, scale, bias, *kept, C.exp(y), 0.9, 1e-5, "NCHW", *flags.values())
+    build.role(1)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "unread", "views"),
+    [
+        ({}, (3, 4), ()),
+        ({"use_global_stats": True}, (), ((1, 1), (2, 2))),
+        ({"is_test": True}, (), ((1, 1), (2, 2))),
+        ({"is_test": True, "trainable_statistics": True}, (), ()),
+    ],
+)
+def test_running_statistics_are_touched_as_the_kernels_do(attrs: Any, unread: Any, views: Any) -> None:
+    """Backward of a training step leaves them unread, forward with global ones unwritten; Paddle declares both always."""
+    program = captured_of(lambda build: with_batch_norm(build, **attrs)).program
+    verify(program)
+    assert op_named(program, "batch_norm").inplace == ((1, 1), (2, 2))
+    assert op_named(program, "batch_norm").views == views
+    assert op_named(program, "batch_norm_grad").no_buffer == unread
+
+
+def test_a_result_written_into_a_buffer_lasts_in_every_job() -> None:
+    """Paddle marks the buffer as persistable and not what is written into it: a job that reads that would free the buffer."""
+    captured = captured_of(with_batch_norm)
+    ops = [op for op in captured.program.ops if op.name != "pd_op.data"]
+    jobs = tuple(Job(role, role, 0, tuple((op.id, 0) for op in ops if op.role == role)) for role in ("forward", "backward"))
+    lowered = lower(captured, msgspec.structs.replace(captured.program, jobs=jobs), cpu_place())
+    read = lowered.jobs[2].program.global_block().kwargs()
+    assert {name for name, given in read.items() if given.persistable} == {"scale", "bias", "mean", "var"}
 
 
 def test_vectors() -> None:
@@ -171,6 +226,46 @@ def test_an_operation_with_regions_is_moved_whole_and_reads_what_its_blocks_read
     assert branch.num_blocks == 2
     assert len(branch.operands) == 2
     assert op_named(program, "exp").results[0] in branch.operands
+
+
+def with_gradient_of_branch(build: Build) -> None:
+    """A conditional whose blocks leave what their gradients need on a stack."""
+    x = build.data("x", [2, 4])
+    x.stop_gradient = False
+    result = paddle.static.nn.cond(C.mean(x, [], False) > 0, lambda: C.tanh(x), lambda: C.exp(x))
+    loss = C.mean(result, [], False)
+    build.role(0)
+    C.set_persistable_value(paddle.static.gradients([loss], [x])[0], "dx")
+    for op in build.main.global_block().ops:
+        op.op_role = 0 if op.name() == "cf.stack_create" else op.op_role
+    build.role(1)
+
+
+def test_stacks_of_control_flow_cross_jobs() -> None:
+    """acceptance: P3. Differentiable control flow: pushes come before pops, and the stack goes from job to job under a name."""
+    captured = captured_of(with_gradient_of_branch)
+    program = captured.program
+    verify(program)
+    assert parse(show(program)) == program
+    stack = op_named(program, "stack_create").results
+    assert {value(program, v).dtype for v in stack} == {"stack"}
+    assert len({value(program, v).storage for v in stack}) == 1
+    push, pop = (op for op in program.ops if op.kind == "if")
+    assert (push.role, pop.role) == ("forward", "backward")
+    inner = [op for op in program.ops if op.name not in ("pd_op.data", "builtin.shadow_output")]
+    after = dependencies(Graph(program), inner)
+    assert push.id in after[pop.id]
+    jobs = tuple(Job(role, role, 0, tuple((op.id, 0) for op in inner if op.role == role)) for role in ("forward", "backward"))
+    lowered = lower(captured, msgspec.structs.replace(program, jobs=jobs), cpu_place())
+    kinds = {str(given.type()) for given in lowered.jobs[2].program.global_block().kwargs().values()}
+    assert "cf.outlet" in kinds
+
+
+def test_values_of_other_types_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """acceptance: P3. With the operation named, and what to do; here as if stacks were unknown."""
+    monkeypatch.setattr("interlace.bridge.capture.STACK_TYPES", frozenset())
+    with pytest.raises(ProgramError, match=r"op cf.stack_create gives a value of type cf.stack; expected tensors, .*set enable: false"):
+        captured_of(with_gradient_of_branch)
 
 
 def test_an_operation_with_regions_is_lowered_whole_in_one_job() -> None:

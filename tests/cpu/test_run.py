@@ -224,6 +224,11 @@ def test_first_difference() -> None:
     assert text.startswith("rank 1, train step 1: stock 0.0 (float32[], bits aa), interlace 0.0")
     parameters = (report(0, "aa", "bb", w="1"), report(1, "aa", "bb", w="3"))
     assert run_command.first_difference(same, parameters) == "rank 1, parameter w: sha256 stock 2, interlace 3"
+    state = tuple(RankReport(0, 2, same[0].losses, {"w": "1"}, state={"buffer": {"mean": digest}}) for digest in "56")
+    text = run_command.first_difference((state[0], same[1]), (state[1], same[1]))
+    assert text == "rank 0, buffer mean: sha256 stock 5, interlace 6"
+    text = run_command.first_difference((state[0], same[1]), same)
+    assert text == "rank 0, buffer mean: sha256 stock 5, interlace absent"
     shorter = (report(0, "aa", w="1"), same[1])
     assert run_command.first_difference(same, shorter) == "rank 0: stock ran 2 steps, interlace 1"
 
