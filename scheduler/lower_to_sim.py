@@ -16,6 +16,7 @@ from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
 from interlace.ir.kinds import NO_KERNEL, is_boundary, is_comm, is_copy
+from interlace.ir.waits import COMPUTE_STREAMS, awaited
 from interlace.scheduler.item_order import item_order, reduced
 from interlace.scheduler.rendezvous import meetings
 from interlace.scheduler.sim_input import (
@@ -55,6 +56,7 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
         {key: joined([part.columns[key] for part in parts]) for key in parts[0].columns} if parts else {}
     )
     column["stream"] += np.repeat(first_stream[:-1], np.diff(first))
+    column["awaits"] = np.where(column["awaits"] >= 0, column["awaits"] + np.repeat(first[:-1], np.diff(first)), -1)
     deps = joined([part.deps + first[k] for k, part in enumerate(parts)])
     dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
     return SimInput(
@@ -72,16 +74,16 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
         )
     ops = {op.id: op for op in program.ops if not is_boundary(op)}
     items = np.array([item for job in program.jobs for item in job.items], np.int64).reshape(-1, 2)
-    names = [COMPUTE, *sorted({op.stream for op in ops.values()} - {"", COMPUTE})]
-    stream_of = {name: k for k, name in enumerate(names)} | {"": 0}
+    names = [COMPUTE, *sorted({op.stream for op in ops.values()} - {COMPUTE, *COMPUTE_STREAMS})]
+    stream_of = {name: k for k, name in enumerate(names)} | dict.fromkeys(COMPUTE_STREAMS, 0)
     table = _OpTable.make(program, ops, cost, options, classes, stream_of)
     row = table.row[np.minimum(items[:, 0], len(table.row) - 1)]
     if (row < 0).any() or (items[:, 0] >= len(table.row)).any():
         raise PlanError(f"rank {program.rank}: a job holds an op that is no op of the program; `verify` says which")
-    issue, host_end, job_first = _host(program, cost, table.host[row])
+    issue, host_end, job_first = _host(program, cost, table.host[row], _hold_ns(program, cost))
     columns = {
         "op": items[:, 0], "micro_batch": items[:, 1], "stream": table.stream[row], "issue": issue, "dur": table.dur[row],
-        "side": table.side[row], "blocking": table.blocking[row], "kind": table.kind[row],
+        "side": table.side[row], "awaits": _awaits(program, ops, table.blocking[row]), "kind": table.kind[row],
     }  # fmt: skip
     deps = reduced(item_order(program, items), columns["stream"], program, items)
     return RankItems(program, items, ops, names, columns, deps, host_end, job_first)
@@ -127,17 +129,45 @@ def _checked(program: Program, op: Op, dur_ns: int) -> int:
     return int(dur_ns)
 
 
-def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[tuple[str, int]]]:
+def _awaits(program: Program, ops: Mapping[int, Op], blocking: Flags) -> Ints:
+    """What the host waits for behind each item, as places among the rank's items."""
+    found = np.where(blocking, np.arange(len(blocking)), -1)
+    values = {value.id: value for value in program.values}
+    first = 0
+    for job in program.jobs:
+        if job.host_waits and (last := awaited(job, ops, values)) >= 0:
+            place, behind = first + last, first + len(job.items) - 1
+            while found[behind] >= 0:  # blocking copies at the very end: the host waits in front of them for what it waits for behind
+                behind -= 1
+            if behind >= place:
+                found[behind] = place
+        first += len(job.items)
+    return found
+
+
+def _hold_ns(program: Program, cost: Costs) -> int:
+    """Host time of holding it: one element is cut out of a result and copied to plain memory (nothing where no job is held)."""
+    if not any(job.host_waits for job in program.jobs):
+        return 0
+    values = {0: Value(0, (1,), "float32", 0), 1: Value(1, (1,), "float32", 1, memory="host")}
+    copy = Op(-1, "pd_op.memcpy_d2h", (0,), (1,), "forward", attrs={"dst_place_type": 0})
+    cut = Op(-1, "pd_op.slice", (0,), (0,), "forward")
+    return cost.host_ns(cut) + cost.host_ns(copy) + _checked(program, copy, cost.op_time(copy, values, {}).dur_ns)
+
+
+def _host(program: Program, cost: Costs, op_ns: Ints, hold_ns: int) -> tuple[Ints, int, list[tuple[str, int]]]:
     """Issue time of every item, end of the host's work, and where jobs begin."""
     charge = op_ns.copy()
-    job_first, at, trailing = [], 0, 0
+    job_first, at, trailing, before = [], 0, 0, 0
     for job in program.jobs:
         job_first.append((job.name, at))
         if at < len(charge):
-            charge[at] += cost.job_ns()
+            charge[at] += before + cost.job_ns()
         else:
-            trailing += cost.job_ns()
+            trailing += before + cost.job_ns()
+        before = hold_ns if job.host_waits else 0
         at += len(job.items)
+    trailing += before
     issue = np.cumsum(charge)
     return issue, (int(issue[-1]) if len(issue) else 0) + trailing, job_first
 

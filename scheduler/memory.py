@@ -36,18 +36,22 @@ class Place:
 
     Attributes:
         take: `start` of the op on its stream, or `issue` by the host.
-        give: `end` of the last reader; or `issue` of the last reader, where all readers run on the giver's stream (its pool
-            may hand the memory to a later op of that stream), else the end of the last reader on another stream.
+        give: `end` of the last reader; or `issue` of the last reader, and where a variable's last reader runs on another
+            stream than the giver (whose pool the memory goes back to), not before the end of that reader. Readers before
+            the last one hold nothing: the collector knows last readers only.
+        keeps_pinned: Pinned buffers are there always, one for each copied value and micro-batch.
     """
 
     take: Literal["start", "issue"] = "start"
     give: Literal["end", "issue"] = "end"
+    keeps_pinned: bool = False
 
 
 IDEAL = Place()
 """No op holds memory before it runs, and none after its last reader."""
-GPU = Place("issue", "issue")
-"""Paddle's GPU place: memory is taken at issue, and fast garbage collection returns it at issue."""
+GPU = Place("issue", "issue", keeps_pinned=True)
+"""Paddle's GPU place: memory is taken at issue, and fast garbage collection returns it at issue; pinned buffers are never
+collected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,9 @@ class Storages:
         giver: Op id that gives it. `[rows]`
         size, pinned: Bytes; whether in host memory. `[rows]`
         output: Stays to the end of the step. `[rows]`
-        reader_first, reader: Op ids that read it, the giver first. `[rows + 1]`
+        reader_first, reader: Op ids that read it, the giver first, variable by variable. `[rows + 1]`
+        variable_first: Where each variable's readers begin in `reader`: a storage has one variable for itself and what is
+            written over it, and one for each view.
         base: Bytes of persistable storages, by pool.
         unknown: Ids of values of unknown size.
     """
@@ -79,6 +85,7 @@ class Storages:
     output: npt.NDArray[np.bool_]
     reader_first: Ints
     reader: Ints
+    variable_first: Ints
     base: dict[str, int]
     unknown: list[int]
 
@@ -91,22 +98,23 @@ def storages(program: Program, workspace: Mapping[int, int] | None = None) -> St
     base_value |= {value.id: value for value in program.values if value.id == value.storage}
     lasting = {value.storage for value in program.values if value.persistable}
     giver: dict[int, int] = {}
-    readers: dict[int, list[int]] = {}
+    readers: dict[int, dict[int, list[int]]] = {}
     kept: set[int] = set()
     for op in program.ops:
-        for place in cells.given(op):
-            if place not in giver and place not in lasting:
-                giver[place] = op.id
-                readers[place] = [op.id]
-        read = {place for value in graph.reads(op) for place in cells.of(value)} & giver.keys()
+        for place, variable in cells.given(op):
+            if place not in lasting:
+                giver.setdefault(place, op.id)
+                readers.setdefault(place, {}).setdefault(variable, []).append(op.id)
+        read = {cell for value in graph.reads(op) for cell in cells.of(value) if cell[0] in giver}
         if op.name in (SHADOW_OUTPUT, SET_PARAMETER):
-            kept |= read
+            kept |= {place for place, _ in read}
         else:
-            for place in read:
-                readers[place].append(op.id)
+            for place, variable in sorted(read):
+                readers[place].setdefault(variable, []).append(op.id)
     rows = list(giver)
     used = workspace or {}
-    num_readers = [*(len(readers[p]) for p in rows), *(1 for _ in used)]
+    listed = [ops for p in rows for ops in readers[p].values()] + [[op_id] for op_id in used]
+    num_readers = [*(sum(map(len, readers[p].values())) for p in rows), *(1 for _ in used)]
     sizes = [cells.size.get(place, base_value[place].size_bytes) for place in rows]
     base = {"device": 0, "pinned": 0}
     for place in lasting:
@@ -115,8 +123,7 @@ def storages(program: Program, workspace: Mapping[int, int] | None = None) -> St
         _ints([*(giver[p] for p in rows), *used]), np.maximum(_ints([*sizes, *used.values()]), 0),
         np.array([*(_pool(base_value[p].memory) == "pinned" for p in rows), *(False for _ in used)], np.bool_),
         np.array([*(p in kept for p in rows), *(False for _ in used)], np.bool_),
-        np.concatenate([[0], np.cumsum(num_readers, dtype=np.int64)]).astype(np.int64),
-        _ints([*(r for p in rows for r in readers[p]), *used]), base,
+        _offsets(num_readers), _ints([op_id for ops in listed for op_id in ops]), _offsets([len(ops) for ops in listed]), base,
         [base_value[p].id for p in [*rows, *sorted(lasting)] if base_value[p].size_bytes < 0 and p not in cells.size],
     )  # fmt: skip
 
@@ -126,29 +133,35 @@ def _pool(memory: str) -> Literal["device", "pinned"]:
 
 
 class _Cells:
-    """Which storages a value stands for: a vector stands for those of its tensors."""
+    """Which storages a value stands for, and through which variable: a vector stands for those of its tensors.
+
+    A variable is named by its first value: what is written in place stays in its operand's.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.cells: dict[int, tuple[int, ...]] = {}
+        self.cells: dict[int, tuple[tuple[int, int], ...]] = {}
         self.size: dict[int, int] = {}
+        self.variable: dict[int, int] = {}
         for op in graph.program.ops:
+            over = {op.results[result]: op.operands[operand] for result, operand in op.inplace}
+            self.variable.update((value, self.variable.get(over.get(value, ABSENT), value)) for value in op.results)
             if op.name == COMBINE:
                 places = tuple(p for v in op.operands if v != ABSENT for p in self.of(v))
                 self.cells[graph.values[op.results[0]].storage] = places
             elif op.name == SPLIT:
                 self._split(op)
 
-    def of(self, value: int) -> tuple[int, ...]:
-        """Storages of a value."""
+    def of(self, value: int) -> tuple[tuple[int, int], ...]:
+        """Storages of a value, each with the variable."""
         storage = self.graph.values[value].storage
-        return self.cells.get(storage, (storage,))
+        return self.cells.get(storage, ((storage, self.variable[value]),))
 
-    def given(self, op: Op) -> Iterable[int]:
-        """Storages that first exist when this op gives its results."""
+    def given(self, op: Op) -> Iterable[tuple[int, int]]:
+        """Storages and variables that exist when this op gives its results."""
         if op.name in (COMBINE, SPLIT):
             return ()
-        return [place for value in op.results for place in self.of(value)]
+        return [cell for value in op.results for cell in self.of(value)]
 
     def _split(self, op: Op) -> None:
         """Tensors of a vector that a kernel gave are the storages of the split's results, if those have their own."""
@@ -157,9 +170,9 @@ class _Cells:
         if vector.storage in self.cells:
             known = self.cells[vector.storage]
             if len(known) == len(own):
-                self.cells |= {place: (home,) for place, home in zip(own, known, strict=True) if place != home}
+                self.cells |= {place: (home,) for place, home in zip(own, known, strict=True) if place != home[0]}
         elif all(place != vector.storage for place in own):
-            self.cells[vector.storage] = own
+            self.cells[vector.storage] = tuple(zip(own, op.results, strict=True))
             self.size |= {place: max(0, element.size_bytes) for place, element in zip(own, vector.elements, strict=False)}
 
 
@@ -253,6 +266,8 @@ def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Int
     items = _items(program)
     taken = start if place.take == "start" else issue
     lives = planner.lives(items, taken, end) if place.give == "end" else planner.lives(items, taken, issue, end, stream)
+    if place.keeps_pinned:
+        lives.taken[lives.pinned], lives.given[lives.pinned] = 0, END
     return Profile(program, lives, planner.base, planner.unknown)
 
 
@@ -315,7 +330,8 @@ class OrderMemory:
     def lives(self, items: Ints, taken: Ints, last: Ints, foreign: Ints | None = None, stream: Ints | None = None) -> Lives:
         """Instances taken when their giver's `taken` comes, let go at the latest `last` of their readers.
 
-        With `foreign` and `stream`, a reader on another stream than the giver's counts with the later of both.
+        With `foreign` and `stream`, a variable's last reader counts with the later of both if it runs on another stream than
+        the giver.
         """
         rows = [self._instances(self.tables[micro_batch], place, micro_batch, taken, last, foreign, stream)
                 for micro_batch, place in places(items, self.num_ids)]  # fmt: skip
@@ -329,7 +345,8 @@ class OrderMemory:
         away = np.zeros(len(reads), np.bool_)
         if foreign is not None and stream is not None:
             home = np.repeat(at, np.diff(table.reader_first))
-            away = (reads >= 0) & (home >= 0) & (stream[reads] != stream[home])
+            is_last = reads == np.repeat(_most(reads, table.variable_first), np.diff(table.variable_first))
+            away = is_last & (reads >= 0) & (home >= 0) & (stream[reads] != stream[home])
             ends = np.where(away, np.maximum(ends, foreign[reads]), ends)
         given, last_read = (_most(column, table.reader_first) for column in (ends, reads))
         is_input = np.isin(table.giver, self.inputs)
@@ -358,6 +375,10 @@ class OrderMemory:
 def _most(column: npt.NDArray[Any], first: Ints) -> Ints:
     """The greatest entry of each row; every row has one."""
     return np.maximum.reduceat(column, first[:-1]).astype(np.int64) if len(first) > 1 else np.empty(0, np.int64)
+
+
+def _offsets(counts: Sequence[int]) -> Ints:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
 def _ints(numbers: Sequence[int]) -> Ints:

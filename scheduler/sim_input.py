@@ -64,7 +64,8 @@ class SimInput:
         issue: Host time at which it is issued if the host never blocks.
         dur: Time alone, in nanoseconds.
         side: Communication or copy; everything else counts as compute.
-        blocking: The host waits for its end.
+        awaits: The item whose end the host waits for before it issues the next one: the item itself (a blocking copy), an
+            earlier one (the last computation of a job behind which the host is held), or -1.
         kind: Interference class.
         excess: `[classes, classes]`: by how much class a is stretched beside class b, over 1, in units of 1 / ONE.
         dep_first, dep: What the item waits for on its rank, beside its stream's earlier items. `[items + 1]`, `[deps]`
@@ -87,7 +88,7 @@ class SimInput:
     issue: Ints
     dur: Ints
     side: Flags
-    blocking: Flags
+    awaits: Ints
     kind: Ints
     excess: Ints
     dep_first: Ints

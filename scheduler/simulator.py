@@ -1,10 +1,10 @@
 """What a plan does in time: every rank, stream and host, by the nanosecond. This file is the specification.
 
 The host of a rank issues its items in order, each at its host cost; an item it must wait for holds it until that item
-is done. A stream runs its items one at a time, in issue order. An item is *ready* once it is issued, its stream's
-earlier items are done, and what it waits for is done. It starts when it is ready and, for a rendezvous (a collective, a
-send with its receive), when all its mates are. Mates run as one: for the longest of their times, at the pace of the
-slowest of them, and end together.
+is done, and behind a job with `host_waits` it waits until the job's last computation is. A stream runs its items one at
+a time, in issue order. An item is *ready* once it is issued, its stream's earlier items are done, and what it waits for
+is done. It starts when it is ready and, for a rendezvous (a collective, a send with its receive), when all its mates are.
+Mates run as one: for the longest of their times, at the pace of the slowest of them, and end together.
 
 Beside others on its rank an item slows: its stretch is 1 plus what each item running there adds (`SimInput.excess`),
 its pace 1 / stretch. Work is counted in 1 / ONE ns. The pace is `ONE * ONE / stretch` units a nanosecond, rounded up;
@@ -158,7 +158,8 @@ def _rank_times(sim: SimInput, times: Times, split: Any, profiles: Sequence[memo
         mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
         deps = slice(int(sim.dep_first[mine.start]), int(sim.dep_first[mine.stop]))
         compute, exposed, hidden, bubble, host = split(
-            sim.stream[mine] - sim.first_stream[at], sim.side[mine], sim.blocking[mine],
+            sim.stream[mine] - sim.first_stream[at], sim.side[mine],
+            np.where(sim.awaits[mine] >= 0, sim.awaits[mine] - mine.start, -1),
             sim.dep_first[mine.start : mine.stop + 1] - deps.start, sim.dep[deps] - mine.start, times.issue[mine],
             times.ready[mine], times.start[mine], times.end[mine], step, int(host_end[at]),
         )  # fmt: skip
@@ -178,7 +179,8 @@ class Simulation:
         count = sim.num_items
         self.now = 0
         self.stream, self.issue, self.dur, self.kind = (a.tolist() for a in (sim.stream, sim.issue, sim.dur, sim.kind))
-        self.blocking, self.meet, self.follow = sim.blocking.tolist(), sim.meet.tolist(), sim.follow.tolist()
+        self.awaits, self.meet, self.follow = sim.awaits.tolist(), sim.meet.tolist(), sim.follow.tolist()
+        self.awaited = {item for item in self.awaits if item >= 0}
         self.excess = sim.excess.tolist()
         self.start, self.ready, self.end = [-1] * count, [-1] * count, [-1] * count
         self.queue: list[tuple[int, int, int]] = []
@@ -197,7 +199,7 @@ class Simulation:
         self.stretch = [0] * count
         self.left, self.pace, self.since, self.due = ([0] * count for _ in range(4))
         self.host_late = [0] * len(sim.ranks)
-        self.host_at = [self._next_blocking(at, int(sim.first[at])) for at in range(len(sim.ranks))]
+        self.host_at = [self._next_wait(at, int(sim.first[at])) for at in range(len(sim.ranks))]
         self.touched: set[int] = set()
 
     def run(self) -> tuple[Ints, Ints, Ints]:
@@ -264,9 +266,8 @@ class Simulation:
             self.head[self.stream[item]] += 1
         for item in mates:
             at = self.rank[item]
-            if self.blocking[item]:
-                self.host_late[at] = now - self.issue[item]
-                self.host_at[at] = self._next_blocking(at, item + 1)
+            if item in self.awaited:
+                self._release(at)
                 for stream in range(int(self.sim.first_stream[at]), int(self.sim.first_stream[at + 1])):
                     self._look(stream, now)
             for later in self.unblocks[item]:
@@ -277,10 +278,18 @@ class Simulation:
             if follower >= 0 and self.start[follower] >= 0:
                 self._finish([follower], now)
 
-    def _next_blocking(self, at: int, item: int) -> int:
-        """The next item that the host waits for, from `item` on; the rank's last item if there is none."""
+    def _release(self, at: int) -> None:
+        """Let the host of a rank go on behind items whose wait is over."""
         end = int(self.sim.first[at + 1])
-        return next((k for k in range(item, end) if self.blocking[k]), end)
+        while self.host_at[at] < end and self.end[self.awaits[self.host_at[at]]] >= 0:
+            item = self.host_at[at]
+            self.host_late[at] = max(self.host_late[at], self.end[self.awaits[item]] - self.issue[item])
+            self.host_at[at] = self._next_wait(at, item + 1)
+
+    def _next_wait(self, at: int, item: int) -> int:
+        """The next item behind which the host waits, from `item` on; the rank's last item if there is none."""
+        end = int(self.sim.first[at + 1])
+        return next((k for k in range(item, end) if self.awaits[k] >= 0), end)
 
     def _settle(self) -> None:
         """Give every running item of the touched ranks, and their mates, the pace that the present company allows."""
@@ -309,27 +318,33 @@ class Simulation:
 
 
 def issue_times(sim: SimInput, end: Ints) -> Ints:
-    """When each item was issued: the host's own time, and behind each item it waited for, what that wait cost."""
+    """When each item was issued: the host's own time, and behind each of its waits, how late that left it."""
     issue = sim.issue.copy()
     for at in range(len(sim.ranks)):
-        blocking = int(sim.first[at]) + np.flatnonzero(sim.blocking[sim.first[at] : sim.first[at + 1]])
-        for item, upto in zip(blocking, [*(blocking[1:] + 1), int(sim.first[at + 1])], strict=False):
-            issue[item + 1 : upto] += end[item] - sim.issue[item]
+        late = 0
+        waits = _waits(sim, at)
+        for item, upto in zip(waits, [*(waits[1:] + 1), int(sim.first[at + 1])], strict=False):
+            late = max(late, int(end[sim.awaits[item]] - sim.issue[item]))
+            issue[item + 1 : upto] += late
     return issue
+
+
+def _waits(sim: SimInput, at: int) -> Ints:
+    """Items of a rank behind which its host waits."""
+    found: Ints = int(sim.first[at]) + np.flatnonzero(sim.awaits[sim.first[at] : sim.first[at + 1]] >= 0)
+    return found
 
 
 def host_ends(sim: SimInput, times: Times) -> Ints:
     """When each rank's host is through with its jobs. `[num_ranks]`"""
     ends = sim.host_end.copy()
     for at in range(len(sim.ranks)):
-        blocking = np.flatnonzero(sim.blocking[sim.first[at] : sim.first[at + 1]])
-        if len(blocking):
-            item = int(sim.first[at]) + int(blocking[-1])
-            ends[at] += times.end[item] - sim.issue[item]
+        waits = _waits(sim, at)
+        ends[at] += max(0, int((times.end[sim.awaits[waits]] - sim.issue[waits]).max(initial=0)))
     return ends
 
 
-def split_rank(stream: Ints, side: Any, blocking: Any, dep_first: Ints, dep: Ints, issue: Ints, ready: Ints, start: Ints,
+def split_rank(stream: Ints, side: Any, awaits: Ints, dep_first: Ints, dep: Ints, issue: Ints, ready: Ints, start: Ints,
                end: Ints, step: int, host_end: int) -> tuple[int, int, int, int, int]:  # fmt: skip
     """Compute, exposed, hidden, bubble and host time of one rank, as the head of this file defines them.
 
@@ -342,9 +357,9 @@ def split_rank(stream: Ints, side: Any, blocking: Any, dep_first: Ints, dep: Int
     behind = np.full(int(stream.max()) + 1 if count else 1, NEVER, np.int64)
     later = NEVER
     for item in range(count - 1, -1, -1):
+        if awaits[item] >= 0:
+            waiter[awaits[item]] = min(waiter[awaits[item]], later)
         mine = min(waiter[item], behind[stream[item]])
-        if blocking[item]:
-            mine = min(mine, later)
         waiter[item] = mine
         seen = mine if side[item] else start[item]
         behind[stream[item]] = seen
@@ -382,7 +397,7 @@ def split_rank(stream: Ints, side: Any, blocking: Any, dep_first: Ints, dep: Int
             chain[2 * item + 1] = begin[last]
             begin[last] = 2 * item + 1
     exposed, host = 0, 0
-    blocked = np.flatnonzero(blocking)
+    blocked = np.flatnonzero(awaits >= 0)
     blocked_at = issue[blocked]
     for gap in range(num_gaps):
         low, high = gap_from[gap], gap_to[gap]
@@ -406,7 +421,7 @@ def split_rank(stream: Ints, side: Any, blocking: Any, dep_first: Ints, dep: Int
             k, link = k + 1, chain[link]
         for k in range(last_wait - first_wait):
             item = blocked[first_wait + k]
-            spans[2 * n + k, 0], spans[2 * n + k, 1] = max(low, issue[item]), min(busy, end[item])
+            spans[2 * n + k, 0], spans[2 * n + k, 1] = max(low, issue[item]), min(busy, end[awaits[item]])
         spans[-1, 0], spans[-1, 1] = low, busy
         exposed += covered(spans[:n])
         host += covered(spans) - covered(spans[:-1])

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from interlace.scheduler import simulator
-from interlace.scheduler.sim_input import ONE, Flags, Ints, SimInput
+from interlace.scheduler.sim_input import ONE, Ints, SimInput
 from interlace.scheduler.simulator import NEVER
 
 _jit = numba.njit(cache=True)
 WAITS, UNBLOCKS, BLOCKS, MEETS, FOLLOWS, LEADS = 1, 2, 4, 8, 16, 32
-"""Marks of items: waits for others, others wait for it, holds the host, meets, waits for a message, has one waited for."""
+"""Marks of items: waits for others, others wait for it, the host waits for it, meets, waits for a message, has one waited for."""
 
 numba.extending.register_jitable(simulator.covered)
 split_rank = _jit(simulator.split_rank)
@@ -28,7 +28,7 @@ def run_items(sim: SimInput) -> tuple[Ints, Ints, Ints]:
     """Start, ready and end of every item; -1 for those that never end."""
     start, ready, end = (np.full(sim.num_items, -1, np.int64) for _ in range(3))
     rank = np.repeat(np.arange(len(sim.ranks)), np.diff(sim.first_stream))
-    _run(len(sim.stream_names), sim.first, sim.first_stream, rank, sim.stream, sim.issue, sim.dur, sim.blocking, sim.kind,
+    _run(len(sim.stream_names), sim.first, sim.first_stream, rank, sim.stream, sim.issue, sim.dur, sim.awaits, sim.kind,
          sim.excess, sim.dep_first, sim.dep, sim.meet, sim.meet_first, sim.mates, sim.meet_size, sim.follow, start, ready,
          end)  # fmt: skip
     return start, ready, end
@@ -65,13 +65,15 @@ def _unblocks(dep_first: Ints, dep: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 @_jit
-def _marks(dep_first: Ints, unblock_first: Ints, blocking: Flags, meet: Ints, follow: Ints) -> npt.NDArray[np.uint8]:
+def _marks(dep_first: Ints, unblock_first: Ints, awaits: Ints, meet: Ints, follow: Ints) -> npt.NDArray[np.uint8]:
     """What there is to an item beyond its time, so that most items need no other look-up."""
     marks = np.zeros(len(meet), np.uint8)
     for item in range(len(meet)):
         mark = WAITS * (dep_first[item + 1] > dep_first[item]) + UNBLOCKS * (unblock_first[item + 1] > unblock_first[item])
-        mark += BLOCKS * blocking[item] + MEETS * (meet[item] >= 0) + FOLLOWS * (follow[item] >= 0)
+        mark += MEETS * (meet[item] >= 0) + FOLLOWS * (follow[item] >= 0)
         marks[item] |= mark
+        if awaits[item] >= 0:
+            marks[awaits[item]] |= BLOCKS
         if follow[item] >= 0:
             marks[follow[item]] |= LEADS
     return marks
@@ -88,13 +90,13 @@ def _followers(follow: Ints) -> Ints:
 
 
 @_jit
-def _next_blocks(first: Ints, blocking: Flags) -> Ints:
-    """From each item on, the first of its rank that the host waits for, or the item behind the rank's last."""
-    found = np.empty(len(blocking), np.int64)
+def _next_waits(first: Ints, awaits: Ints) -> Ints:
+    """From each item on, the first of its rank behind which the host waits, or the item behind the rank's last."""
+    found = np.empty(len(awaits), np.int64)
     for at in range(len(first) - 1):
         upto = first[at + 1]
         for item in range(first[at + 1] - 1, first[at] - 1, -1):
-            upto = item if blocking[item] else upto
+            upto = item if awaits[item] >= 0 else upto
             found[item] = upto
     return found
 
@@ -115,14 +117,14 @@ def _put(tree: Ints, leaves: int, stream: int, when: int) -> None:
 
 @_jit
 def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, stream_of: Ints, issue: Ints, dur: Ints,
-         blocking: Flags, kind: Ints, excess: Ints, dep_first: Ints, dep: Ints, meet: Ints, meet_first: Ints, mates: Ints,
+         awaits: Ints, kind: Ints, excess: Ints, dep_first: Ints, dep: Ints, meet: Ints, meet_first: Ints, mates: Ints,
          meet_size: Ints, follow: Ints, start: Ints, ready: Ints, end: Ints) -> None:  # fmt: skip
     """Fill `start`, `ready` and `end`: look at streams that may go on, set the paces anew, take the next event, repeat."""
     num_ranks = len(first) - 1
     fifo, fifo_first = _grouped(stream_of, num_streams)
     unblocks, unblock_first, waits = _unblocks(dep_first, dep)
-    marks, follower = _marks(dep_first, unblock_first, blocking, meet, follow), _followers(follow)
-    next_block = _next_blocks(first, blocking)
+    marks, follower = _marks(dep_first, unblock_first, awaits, meet, follow), _followers(follow)
+    next_wait = _next_waits(first, awaits)
     # Streams: what comes next, what runs, of which class, who keeps its books (one keeper a rendezvous), and the books.
     head, running, running_kind = fifo_first[:-1].copy(), np.full(num_streams, -1, np.int64), np.zeros(num_streams, np.int64)
     lead, stretch = np.arange(num_streams), np.full(num_streams, ONE, np.int64)
@@ -130,7 +132,7 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
     # Ranks: by how much the host is late, the last item it can issue now, how many items run.
     late, bound, num_running = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
     for at in range(num_ranks):
-        bound[at] = next_block[first[at]] if first[at + 1] > first[at] else 0
+        bound[at] = next_wait[first[at]] if first[at + 1] > first[at] else 0
     arrived = np.zeros(len(meet_size), np.int64)
     # Events: tree[1] is the earliest, tree[leaves + s] stream s's own; due[s] is what the latter should be.
     leaves = 1
@@ -278,8 +280,10 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
                             queued[s], look[num_look] = True, s
                             num_look += 1
                 if mark & BLOCKS:
-                    late[at] = now - issue[done]
-                    bound[at] = next_block[done + 1] if done + 1 < first[at + 1] else done
+                    while bound[at] < first[at + 1] and end[awaits[bound[at]]] >= 0:
+                        held = bound[at]
+                        late[at] = max(late[at], end[awaits[held]] - issue[held])
+                        bound[at] = next_wait[held + 1] if held + 1 < first[at + 1] else first[at + 1]
                     for s in range(first_stream[at], first_stream[at + 1]):
                         if not queued[s]:
                             queued[s], look[num_look] = True, s

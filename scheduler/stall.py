@@ -28,7 +28,7 @@ def _blocker(sim: SimInput, end: Ints, item: int) -> tuple[int, str]:
     """An unfinished item that this one waits for (-1: one that no rank issues), and in words."""
     at = sim.rank_index(item)
     before = range(int(sim.first[at]), item)
-    held = next((k for k in before if sim.blocking[k] and end[k] < 0), -1)
+    held = next((int(sim.awaits[k]) for k in before if sim.awaits[k] >= 0 and end[sim.awaits[k]] < 0), -1)
     if held >= 0:
         return held, f"the host, which waits for {sim.describe(held)}"
     ahead = next((k for k in before if sim.stream[k] == sim.stream[item] and end[k] < 0), -1)
@@ -52,6 +52,7 @@ def _is_ready(sim: SimInput, end: Ints, item: int) -> bool:
     at = sim.rank_index(item)
     before = range(int(sim.first[at]), item)
     return (
-        not any(end[k] < 0 and (sim.blocking[k] or sim.stream[k] == sim.stream[item]) for k in before)
+        not any(sim.awaits[k] >= 0 and end[sim.awaits[k]] < 0 for k in before)
+        and not any(end[k] < 0 and sim.stream[k] == sim.stream[item] for k in before)
         and not (end[sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]]] < 0).any()
     )

@@ -8,10 +8,11 @@
     #2 %2:float32[2,4] = pd_op.matmul(%1, %0) forward layer="fc1" {"transpose_x":false}
     #3 %3:float32[2,4]~2 = pd_op.all_reduce_(%2) forward group=17 inplace=0:0
     job forward_0 forward 0: 2-3@0
-    job forward_1 forward 1: 2-3@1
+    job forward_1 forward 1 host_waits: 2-3@1
 
 A value is `%id:dtype[shape]`, then `~storage` where it shares another's memory, `!` where it is persistable, `^memory` where
-it is not on the device, and its name. `_` is an absent operand. An operation's line ends with its attributes as JSON.
+it is not on the device, and its name. `_` is an absent operand. An operation's line ends with its attributes as JSON. A job
+is `name kind micro-batch`, then `host_waits` where the host waits behind it for its last computation.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def show_job(job: Job) -> str:
         parts += [_run(run)] if run else []
         run = [op_id, op_id, micro_batch]
     parts += [_run(run)] if run else []
-    return f"job {job.name} {job.kind} {job.micro_batch}: {' '.join(parts)}".rstrip()
+    head = f"job {job.name} {job.kind} {job.micro_batch}" + (" host_waits" if job.host_waits else "")
+    return f"{head}: {' '.join(parts)}".rstrip()
 
 
 def parse(text: str, where: str = "program text") -> Program:
@@ -154,8 +156,10 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
         fields["groups"].append(Group(int(number), tuple(int(r) for r in ranks.split(",") if r.strip())))
     elif word == "job":
         head, _, items = rest.partition(":")
-        name, kind, micro_batch = head.split()
-        fields["jobs"].append(Job(name, kind, int(micro_batch), tuple(_items(items))))
+        name, kind, micro_batch, *more = head.split()
+        if more not in ([], ["host_waits"]):
+            raise ValueError(f"job fields {more}, expected none or host_waits")
+        fields["jobs"].append(Job(name, kind, int(micro_batch), tuple(_items(items)), bool(more)))
     elif word == "event":
         name, record, _, *waits = rest.split()
         fields["events"].append(Event(name, next(_items(record)), tuple(_items(" ".join(waits)))))

@@ -62,7 +62,8 @@ def _jobs(result: Result, at: int) -> list[Event]:
     events, before = [], 0
     for (name, first), behind in zip(jobs, [*(first for _, first in jobs[1:]), stop], strict=True):
         if behind > first:
-            end = int(times.end[behind - 1] if sim.blocking[behind - 1] else times.issue[behind - 1])
+            end, awaited = int(times.issue[behind - 1]), int(sim.awaits[behind - 1])
+            end = max(end, int(times.end[awaited])) if awaited >= 0 else end
             events.append({**_span(sim.ranks[at], HOST, name, "job", before, end), "args": {"items": behind - first}})
             before = end
     return events

@@ -15,7 +15,10 @@ MP, PP, DP_NORM = "mp", "pp", "norm"
 
 @dataclass(frozen=True)
 class Shape:
-    """What a plan looks like; `streams` names those of collectives, sends, receives and copies (empty: compute)."""
+    """What a plan looks like; `streams` names those of collectives, sends, receives and copies (empty: compute).
+
+    Behind the jobs of the `held` micro-batches the host waits.
+    """
 
     stages: int = 2
     tensor: int = 2
@@ -25,6 +28,7 @@ class Shape:
     offloaded: frozenset[int] = frozenset()
     norm: bool = False
     fetch: bool = False
+    held: frozenset[int] = frozenset()
     width: int = 4
 
 
@@ -140,7 +144,7 @@ def _jobs(shape: Shape, ops: tuple[Op, ...], stage: int) -> tuple[Job, ...]:
         items = [(op.id, micro_batch) for op in mine[role]
                  if op.kind != "memcpy_h2d" or micro_batch in shape.offloaded
                  if op.attrs.get("dst_place_type") != 2 or micro_batch in shape.offloaded]  # fmt: skip
-        return Job(f"{role}_{micro_batch}", role, micro_batch, tuple(items))
+        return Job(f"{role}_{micro_batch}", role, micro_batch, tuple(items), role != "optimize" and micro_batch in shape.held)
 
     ahead = min(shape.stages - stage - 1, shape.micro_batches)
     jobs = [job("forward", m) for m in range(ahead)]
@@ -161,5 +165,6 @@ def shapes(draw: st.DrawFn, max_stages: int = 3, max_tensor: int = 2) -> Shape:
         # Receives share no stream with sends: 1F1B with rendezvous would wait in a circle.
         (draw(names), draw(st.sampled_from(["send", "send2"])), draw(st.sampled_from(["receive", "receive2"])), draw(names)),
         draw(st.frozensets(st.integers(0, micro_batches - 1))), draw(st.booleans()), draw(st.booleans()),
+        draw(st.frozensets(st.integers(0, micro_batches - 1))),
         draw(st.sampled_from([4, 64])),
     )  # fmt: skip

@@ -64,6 +64,9 @@ def inputs(draw: st.DrawFn) -> SimInput:
                 meet[row] = len(rows)
                 rows.append(row)
     kinds = 4
+    awaits = np.where(rng.random(count) < 0.1, np.arange(count), -1)
+    for k in np.flatnonzero(rng.random(count) < 0.1).tolist():  # held behind a job: waits for an earlier item
+        awaits[k] = int(rng.integers(max(first[rank[k]], k - 4), k + 1))
     excess = rng.integers(0, 2 * ONE, (kinds, kinds)) * rng.integers(0, 2)
     gap = rng.integers(0, 6, count) * rng.integers(0, 2)
     longest = int(rng.choice([3, 30]))  # short ones make many events fall on one moment
@@ -72,7 +75,7 @@ def inputs(draw: st.DrawFn) -> SimInput:
         [f"s{k}" for k in range(per_stream)] * num_ranks, np.arange(count) - first[rank], np.zeros(count, np.int64),
         rng.integers(0, per_stream, count) + rank * per_stream,
         np.concatenate([np.cumsum(gap[rank == r]) for r in range(num_ranks)]),
-        rng.integers(0, longest, count), rng.random(count) < 0.4, rng.random(count) < 0.1,
+        rng.integers(0, longest, count), rng.random(count) < 0.4, awaits,
         rng.integers(0, kinds, count), excess,
         np.r_[0, np.cumsum([len(d) for d in deps])], np.array([k for d in deps for k in d], np.int64), meet,
         np.r_[0, np.cumsum([len(row) for row in rows])].astype(np.int64),
@@ -138,13 +141,13 @@ def longest_path(sim: SimInput, found: Result) -> np.ndarray:
         before[item] += [last[stream]] if stream in last else []
         before[item] += sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]].tolist()
         last[stream] = item
-    blocking = np.flatnonzero(sim.blocking).tolist()
+    waits = np.flatnonzero(sim.awaits >= 0).tolist()
     for _ in range(sim.num_items + 1):
         begin = np.zeros(sim.num_items, np.int64)
         for item in range(sim.num_items):
             at = sim.rank_index(item)
-            held = [b for b in blocking if sim.first[at] <= b < item]
-            issued = sim.issue[item] + (end[held[-1]] - sim.issue[held[-1]] if held else 0)
+            held = [b for b in waits if sim.first[at] <= b < item]
+            issued = sim.issue[item] + max([0, *(end[sim.awaits[b]] - sim.issue[b] for b in held)])
             begin[item] = max([int(issued)] + [int(end[k]) for k in before[item]])
         new = begin + sim.dur
         for meet in range(len(sim.meet_size)):
@@ -197,7 +200,7 @@ def moments(found: Result, at: int) -> Iterator[list[str]]:
     items = range(low, high)
     start, end, ready, issue = (column.tolist() for column in (times.start, times.end, times.ready, times.issue))
     waits = reach(sim, low, high)
-    host_end = int(sim.host_end[at]) + max((end[k] - int(sim.issue[k]) for k in items if sim.blocking[k]), default=0)
+    host_end = int(sim.host_end[at]) + max((end[sim.awaits[k]] - int(sim.issue[k]) for k in items if sim.awaits[k] >= 0), default=0)
     compute = sorted((k for k in items if not sim.side[k]), key=lambda k: (start[k], k))
     for now in range(found.step_ns):
         runs = [k for k in items if start[k] <= now < end[k]]
@@ -214,7 +217,7 @@ def moments(found: Result, at: int) -> Iterator[list[str]]:
             continue
         extra = ["hidden"] if beside else []
         standing = any(ready[k] <= now < start[k] for k in wanted)
-        blocked = any(issue[k] <= now < end[k] for k in items if sim.blocking[k])
+        blocked = any(issue[k] <= now < end[sim.awaits[k]] for k in items if sim.awaits[k] >= 0)
         busy = now < (host_end if target < 0 else issue[target])
         yield [*extra, "host" if busy and not blocked and not standing else "bubble"]
 
@@ -225,7 +228,8 @@ def reach(sim: SimInput, low: int, high: int) -> list[set[int]]:
     for item in range(high - 1, low - 1, -1):
         follow = [k for k in range(item + 1, high) if sim.stream[k] == sim.stream[item]][:1]
         follow += [k for k in range(item + 1, high) if item in sim.dep[sim.dep_first[k] : sim.dep_first[k + 1]]]
-        follow += list(range(item + 1, high)) if sim.blocking[item] else []
+        for k in range(item, high):
+            follow += list(range(k + 1, high)) if sim.awaits[k] == item else []
         for k in follow:
             found[item] |= {k} | found[k]
     return found
