@@ -15,6 +15,7 @@ from interlace.errors import PlanError
 from interlace.ir import Job, Program, load, save
 from interlace.ir.dump import SUFFIX, write_whole
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
+from interlace.passes.judge import run_judged
 from interlace.passes.peers import Peers, plan_together
 
 
@@ -97,8 +98,7 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
     Raises:
         InterlaceError: A pass cannot do what is asked; the program stays as it is.
     """
-    pipeline = config.pipeline()
-    planned, reports = pipeline.run(program, cost, peers)
+    pipeline, planned, reports = run_judged(config.pipeline(), program, cost, peers)
     return Plan(program, planned, tuple(reports), profile, pipeline.passes)
 
 

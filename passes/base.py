@@ -70,6 +70,14 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """A new program; the given one is untouched."""
         raise NotImplementedError(f"pass {self.name!r} has no run()")
 
+    def fallbacks(self) -> tuple[Pass, ...]:
+        """Milder forms of this pass, the plainest last, to take where the step would be slower than with the plainest."""
+        return ()
+
+    def label(self) -> str:
+        """This form in a few words, where reports compare it with another."""
+        return self.name
+
 
 REGISTRY: dict[str, type[Pass]] = {}
 """Passes by name."""

@@ -13,6 +13,7 @@ from interlace.ir.kinds import is_boundary, is_random, is_receive, is_send
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
 from interlace.scheduler.interleave import Form, PairPlan, chain_ops, plan_pairs
+from interlace.scheduler.pair_memory import PairMemory
 from interlace.scheduler.schedule import (
     SCHEDULES,
     Schedule,
@@ -50,6 +51,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         rows: A file with one line of slots a stage (`0 | 0F 1F 0B+2F ...`, scheduler/schedule.py), in the place of all that.
         allowance_bytes: Live memory a pair may use beyond the plain order's.
         max_ops_per_job: A pair larger than this is left as two jobs (the executor's build is quadratic in it).
+        only_gains: Take a milder form (`dx-first`, then `off`) where the whole step would be simulated slower than with `off`.
 
     Source: PaddlePaddle/Paddle#57446; measured orders in benchmarks/results/h200.
     """
@@ -62,6 +64,17 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     rows: str = ""
     allowance_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_ops_per_job: Annotated[int, msgspec.Meta(ge=1)] = 4000
+    only_gains: bool = True
+
+    def fallbacks(self) -> tuple[Pass, ...]:
+        """Of pairs: `dx-first`, then `off`. A schedule that is spelled out, or `zb-h1`, is what the user wants as it is."""
+        forms: dict[str, tuple[Literal["dx-first", "off"], ...]] = {"mixed": ("dx-first", "off"), "dx-first": ("off",)}
+        names = forms.get(self.interleave, ()) if self.only_gains and not self.rows else ()
+        return tuple(msgspec.structs.replace(self, interleave=name) for name in names)
+
+    def label(self) -> str:
+        """The form of interleaving."""
+        return f"interleave: {self.interleave}"
 
     def run(self, program: Program, context: Context) -> Program:
         rows, form = self._rows(program, context)
@@ -123,6 +136,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             rows = {stage: self._row(program, stage, mixed=True) for stage in stages}
             stuck = stall(list(rows.values()), program.pipeline.num_chunks)
             if not stuck:
+                context.changed += self._depth_report(program)
                 return rows, "mixed"
             context.declined.append(f"mixed: stages would wait for each other at this depth, dx-first instead:\n{stuck}")
         return {stage: self._row(program, stage, mixed=False) for stage in stages}, "dx-first"
@@ -138,6 +152,16 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _depth(program: Program, stage: int) -> int:
         """Micro-batches a stage holds so that mixed pairs of neighbours do not wait for each other."""
         return min(2 * (program.pipeline.num_stages - 1 - stage) + 1, program.pipeline.num_micro_batches)
+
+    def _depth_report(self, program: Program) -> list[str]:
+        """What the depth costs, where it is more than Paddle's."""
+        pipe = program.pipeline
+        depth, plain = self._depth(program, pipe.stage), min(pipe.num_stages - pipe.stage, pipe.num_micro_batches)
+        if pipe.schedule == "VPP" or depth <= plain:
+            return []
+        held = PairMemory(Graph(program), [op for op in program.ops if op.role == "backward" and not is_boundary(op)], ()).start
+        return [f"mixed holds {depth} micro-batches in flight on stage {pipe.stage}, {depth - plain} more than 1F1B: "
+                f"{held} bytes of activations each"]  # fmt: skip
 
     def _pairs(self, program: Program, slots: list[Slot], parts: Parts, context: Context,
                form: Form) -> dict[tuple[int, int], PairPlan]:  # fmt: skip

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = ("--layers", "2", "--steps", "2", "--micro-batches", "4")
 DELAYS = "seed=3,permille=30,max_us=2000"
-ALL = "device: h200\nschedule_1f1b: {{interleave: {form}}}\noffload_activations: {{fraction: 1.0, min_bytes: 1KB}}\n"
+ALL = "device: h200\nschedule_1f1b: {{interleave: {form}, only_gains: off}}\noffload_activations: {{fraction: 1.0, min_bytes: 1KB}}\n"
 
 
 def train(tmp_path: Path, script: str, world: int, args: tuple[str, ...], form: str = "", **variables: str) -> LaunchResult:

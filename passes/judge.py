@@ -1,0 +1,97 @@
+"""A plan is kept only where its whole step is simulated no slower than with the plainest form of its passes."""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+
+from interlace.cost_model import Costs
+from interlace.errors import PlanError
+from interlace.ir import Program
+from interlace.ir.dump import decode, encode
+from interlace.passes.base import Context, Pass
+from interlace.passes.peers import Peers
+from interlace.passes.pipeline import PassReport, Pipeline
+from interlace.scheduler.sim_input import Options
+from interlace.scheduler.simulator import simulate
+
+Run = tuple[Pipeline, Program, list[PassReport]]
+
+
+def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None) -> Run:
+    """Run the passes; where one has fallbacks, the first form whose step is no slower than the plainest form's is kept.
+
+    One rank of each stage shows its plan to the others and all simulate the whole step with these, so that they decide alike.
+    Alone, a rank of a pipeline cannot judge a step, and what was asked for stays.
+
+    Returns:
+        The pipeline that was kept, the planned program, and the reports with the simulated times.
+
+    Raises:
+        PassError: As `Pipeline.run`.
+    """
+    asked = (pipeline, *pipeline.run(program, cost, peers))
+    judged = next((each for each in pipeline.passes if each.fallbacks()), None)
+    if judged is None:
+        return asked
+    if peers is None and program.pipeline.num_stages > 1:
+        return _noted(asked, judged, [], ["the whole step was not judged: the other stages' plans are not known here"])
+    *milder, plainest = judged.fallbacks()
+    plain = _with(pipeline, judged, plainest, program, cost, peers)
+    if not any(Context(cost, peers=peers).gather("forms that differ", plain[1].jobs != asked[1].jobs)):
+        return asked
+    limit_ns = _step_ns(plain[1], cost, peers)
+    declined: list[str] = []
+    for form in (judged, *milder):
+        found = asked if form is judged else _with(pipeline, judged, form, program, cost, peers)
+        step_ns = _step_ns(found[1], cost, peers)
+        if step_ns is None or limit_ns is None:
+            return _noted(found, judged, [], ["the whole step was not judged: its simulation stands still; `interlace check` says where"])
+        against = f"{form.label()}: whole step simulated {step_ns / 1e6:.3f} ms, with {plainest.label()} {limit_ns / 1e6:.3f} ms"
+        if step_ns <= limit_ns:
+            return _noted(found, judged, [against], declined)
+        declined.append(f"{against}; it would be slower (only_gains: false keeps it)")
+    return _noted(plain, judged, [], declined)
+
+
+def _with(pipeline: Pipeline, old: Pass, new: Pass, program: Program, cost: Costs, peers: Peers | None) -> Run:
+    changed = Pipeline(tuple(new if each is old else each for each in pipeline.passes))
+    return (changed, *changed.run(program, cost, peers))
+
+
+def _noted(run: Run, judged: Pass, changed: list[str], declined: list[str]) -> Run:
+    """The same with lines for the judged pass's report."""
+    pipeline, program, reports = run
+    noted = [msgspec.structs.replace(each, changed=(*each.changed, *changed), declined=(*each.declined, *declined))
+             if each.name == judged.name else each for each in reports]  # fmt: skip
+    return pipeline, program, noted
+
+
+class _Shown(msgspec.Struct, frozen=True):
+    """What a rank shows of its plan: the first rank of each stage all, the others where they stand."""
+
+    rank: int
+    stage: int
+    dump: bytes = b""
+
+
+def _step_ns(program: Program, cost: Costs, peers: Peers | None) -> int | None:
+    """The simulated step of the whole pipeline, one rank standing for each stage; None where it would never end."""
+    context, stage = Context(cost, peers=peers), program.pipeline.stage
+    there = context.gather("stages", _Shown(program.rank, stage))
+    first = {each.stage: each.rank for each in reversed(there)}
+    dump = zlib.compress(encode(program), 1) if first[stage] == program.rank else b""
+    shown = context.gather("plans of stages", _Shown(program.rank, stage, dump))
+    if peers is None:
+        return _simulated([program], cost, {})
+    programs = [decode(zlib.decompress(each.dump)) for each in shown if each.dump]
+    return _simulated(programs, cost, {each.rank: first[each.stage] for each in there})
+
+
+def _simulated(programs: list[Program], cost: Costs, stands_for: dict[int, int]) -> int | None:
+    options = Options(peers_ready=not stands_for, stands_for=stands_for)
+    try:
+        return max(rank.step_ns for rank in simulate(programs, cost, options, with_memory=False).ranks)
+    except PlanError:
+        return None

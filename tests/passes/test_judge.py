@@ -1,0 +1,111 @@
+"""Whole steps decide: a form that is simulated slower than the plain order is not taken, and all ranks take the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Barrier
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from interlace.config import make_config
+from interlace.cost_model import GivenCosts
+from interlace.errors import ConfigError, PlanError
+from interlace.ir import Program
+from interlace.passes import AssignStreams, Schedule1F1B
+from interlace.passes import Pipeline as Passes
+from interlace.passes.judge import run_judged
+from interlace.passes.peers import Peers, plan_together
+from interlace.plan import make_plans
+from interlace.scheduler.simulator import simulate
+from tests.strategies import World, programs, worlds
+
+LOADED = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
+CALM = GivenCosts({"comm": 2, "gemm": 50, "default": 10}, host_ns=1, job_ns=20)
+SHAPE = World(pp=3, mp=2, micro_batches=2, layers=2)
+"""Next to no communication to hide, and too few micro-batches for pairs to make up for what they delay."""
+
+
+@pytest.fixture(autouse=True)
+def _short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interlace.scheduler.interleave.SEARCH_WORK", 2_000)
+
+
+def judged(given_: Sequence[Program], form: str, costs: GivenCosts, **options: bool) -> tuple[list[Program], list[str], list[str]]:
+    """Plans of all ranks together, the form that each kept, and rank 0's report lines."""
+
+    def plan(program: Program, peers: Peers) -> tuple[Program, str, list[str]]:
+        passes = Passes((Schedule1F1B(interleave=form, **options), AssignStreams()))  # type: ignore[arg-type]
+        kept, made, reports = run_judged(passes, program, costs, peers)
+        return made, kept.passes[0].interleave, [*reports[0].changed, *reports[0].declined]  # type: ignore[attr-defined]
+
+    found = plan_together(plan, given_)
+    return [made for made, _, _ in found], [form for _, form, _ in found], found[0][2]
+
+
+def step_ns(made: Sequence[Program], costs: GivenCosts) -> int:
+    return max(rank.step_ns for rank in simulate(made, costs).ranks)
+
+
+@settings(max_examples=15, deadline=None)
+@given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"))
+def test_no_plan_is_simulated_slower_than_the_plain_order(world: World) -> None:
+    """acceptance: F4. Of any world, with and without host time; one rank a stage judges as the whole world would."""
+    plain = programs(world)
+    for costs in (LOADED, CALM):
+        off = step_ns(judged(plain, "off", costs)[0], costs)
+        for form in ("mixed", "dx-first"):
+            made, forms, _ = judged(plain, form, costs)
+            assert len(set(forms)) == 1
+            assert step_ns(made, costs) <= off
+
+
+def test_what_was_given_up_is_reported_and_can_be_kept() -> None:
+    """acceptance: F4. Both figures stand in the report; `only_gains: off` keeps the form that was asked for."""
+    plain = programs(SHAPE)
+    made, forms, lines = judged(plain, "dx-first", CALM)
+    assert set(forms) == {"off"}
+    line = next(line for line in lines if "it would be slower" in line)
+    assert line.startswith("interleave: dx-first: whole step simulated")
+    kept = judged(plain, "dx-first", CALM, only_gains=False)
+    assert set(kept[1]) == {"dx-first"}
+    assert step_ns(kept[0], CALM) > step_ns(made, CALM)
+
+
+def test_depth_is_reported() -> None:
+    """acceptance: F4."""
+    lines = judged(programs(World(pp=3, mp=2, micro_batches=6, layers=2)), "mixed", LOADED)[2]
+    assert any("mixed holds 5 micro-batches in flight on stage 0, 2 more than 1F1B" in line for line in lines)
+
+
+def test_a_stage_alone_does_not_judge() -> None:
+    passes = Passes((Schedule1F1B(interleave="mixed"), AssignStreams()))
+    kept, _, reports = run_judged(passes, programs(SHAPE)[0], CALM)
+    assert kept == passes
+    assert "the other stages' plans are not known here" in reports[0].declined[-1]
+
+
+def test_names_of_all_ranks_are_asked() -> None:
+    """acceptance: O4. A module of another stage is known; one that no rank has is an error on every rank."""
+    plain = []
+    for program in programs(SHAPE):
+        layer = f"stage{program.pipeline.stage}.mlp"
+        plain.append(program.with_ops([msgspec.structs.replace(op, layer=layer) for op in program.ops]))
+    make_plans(plain, make_config({"offload_activations": {"modules": ["stage1"], "min_bytes": 0}}), LOADED, "h200")
+    with pytest.raises(ConfigError, match=r"'tail' fits no layer; there are stage0.mlp, stage1.mlp") as found:
+        make_plans(plain, make_config({"offload_activations": {"modules": ["tail"], "min_bytes": 0}}), LOADED, "h200")
+    assert "BrokenBarrier" not in repr(found.value)
+
+
+def test_ranks_at_different_topics_are_told() -> None:
+    """acceptance: M1."""
+    start = Barrier(2)
+
+    def say(topic: str, peers: Peers) -> list[bytes]:
+        start.wait()
+        return peers.gather(topic, topic.encode())
+
+    assert plan_together(say, ["plan", "plan"]) == [[b"plan", b"plan"]] * 2
+    with pytest.raises(PlanError, match="ranks 0 and 1 planned with different options: one is at 'plan', the other at 'offload'"):
+        plan_together(say, ["plan", "offload"])
