@@ -46,7 +46,8 @@ class Flags:
         Raises:
             ConfigError: Something cannot run as it stands.
         """
-        return final_config(self._options, *self._origin, strategy, say)
+        source, marks = self._origin
+        return final_config(self._options, source, marks, strategy, say)
 
     def with_more(self, options: Mapping[str, Any], source: str, marks: Mapping[str, str]) -> Flags:
         """New flags: these options, and others on top of them."""

@@ -19,8 +19,8 @@ from interlace.bridge.flags import Flags, final_config
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
 from interlace.bridge.places import choose_place
+from interlace.bridge.profiles import costs_for
 from interlace.config import Config, find_config, load_config, read_yaml
-from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
 from interlace.plan import Plan, make_plan
@@ -242,8 +242,7 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
     captured = capture(private, pipeline, mode=mode, layers=LayerNames.of(engine._model))
     for take in _capture_only if mode == "train" else ():
         take(captured.program)
-    profile = state.config.device or ("cpu" if place.name == "cpu" else "h200")
-    plan = make_plan(captured.program, state.config, _costs(profile), profile, peers_of(captured.program))
+    plan = make_plan(captured.program, state.config, *costs_for(state.config, place), peers_of(captured.program))
     if state.config.dump:
         plan.dump(Path(state.config.dump) if mode == "train" else Path(state.config.dump) / mode)
     if state.config.check:
@@ -254,10 +253,6 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
         _last_plan[:] = [plan]
     state.modes[mode] = Mode(plan, captured, lowered, mapping)
     return lowered
-
-
-def _costs(profile: str) -> Costs:
-    return CostModel(load_profile(profile))
 
 
 def _name_p2p_streams(program: Any, schedule: str) -> None:

@@ -26,10 +26,11 @@ from paddle.distributed.passes.pass_base import PassBase
 from interlace.bridge.capture import Captured, capture
 from interlace.bridge.lower import lower
 from interlace.bridge.places import Place, choose_place
+from interlace.bridge.profiles import costs_for
 from interlace.bridge.rewrite import write_back
 from interlace.bridge.roles import give_roles, require_sums
 from interlace.config import Config, make_config
-from interlace.cost_model import CostModel, load_profile
+from interlace.cost_model import CostModel
 from interlace.errors import ConfigError
 from interlace.ir import Pipeline
 from interlace.passes import REGISTRY
@@ -75,12 +76,11 @@ class _Pass(PassBase):  # type: ignore[misc]
     def _wrong(self, key: str, expected: str) -> ConfigError:
         return ConfigError(f"pass {self.name!r}: attribute {key}: found {self._attrs[key]!r}, expected {expected}")
 
-    def _costs(self, config: Config) -> tuple[CostModel, str]:
-        device = self._attrs.get("device") or config.device
+    def _costs(self, config: Config, place: Place) -> tuple[CostModel, str]:
+        device = self._attrs.get("device", "")
         if not isinstance(device, str):
             raise self._wrong("device", "the name or path of a device profile")
-        profile = device or ("cpu" if choose_place().name == "cpu" else "h200")
-        return CostModel(load_profile(profile)), profile
+        return costs_for(config, place, device)
 
     def _keep(self, plan: Plan, config: Config, place: Place) -> None:
         """Store a plan where that was asked for, and prove it."""
@@ -101,7 +101,7 @@ class RewritePass(_Pass):
         copy = main_program.clone()
         derived = give_roles(copy)
         found = capture(copy).program
-        plan = make_plan(found, config, *self._costs(config))
+        plan = make_plan(found, config, *self._costs(config, place))
         self._keep(plan, config, place)
         ops = list(main_program.global_block().ops)
         write_back(Captured(found, main_program, ops, {}), plan.program, place, roles=not derived)
@@ -145,7 +145,7 @@ class SchedulePass(_Pass):
         captured = capture(copy, pipeline)
         require_sums(captured.program, derived)
         fetches = [self._value_id(captured, mapping, value) for value in self._fetch_list()]
-        plan = make_plan(captured.program, config, *self._costs(config))
+        plan = make_plan(captured.program, config, *self._costs(config, place))
         self._keep(plan, config, place)
         place.prepare()
         lowered = lower(captured, plan.program, place, fetches)

@@ -1,0 +1,68 @@
+"""acceptance: C6. A profile of another device than the one in use is an error unless forced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+paddle = pytest.importorskip("paddle")
+
+import interlace.bridge.paddle_passes  # noqa: E402
+from interlace.bridge.places.cpu import cpu_place  # noqa: E402
+from interlace.bridge.places.gpu import gpu_place  # noqa: E402
+from interlace.bridge.profiles import costs_for  # noqa: E402
+from interlace.config import make_config  # noqa: E402
+from interlace.errors import ConfigError  # noqa: E402
+
+pytestmark = pytest.mark.paddle
+GPU = gpu_place(None)
+
+
+@pytest.fixture
+def name(monkeypatch: Any) -> Any:
+    """Lets the GPU in use have a name."""
+    return lambda text: monkeypatch.setattr(paddle.device.cuda, "get_device_name", lambda device: text)
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "what"),
+    [({}, "", "no device is chosen, so 'h200'"), ({"device": "h200"}, "", "device 'h200'"), ({}, "cpu", "device 'cpu'")],
+)  # fmt: skip
+def test_a_profile_of_another_gpu_is_refused_unless_forced(name: Any, options: Any, device: str, what: str) -> None:
+    """Where it was chosen, what it is of, what the GPU is, and what to do."""
+    name("NVIDIA A100-SXM4-80GB")
+    wrong = rf"keywords: {what}: the profile was measured on .*, this device is 'NVIDIA A100-SXM4-80GB'; .*force_device: on"
+    with pytest.raises(ConfigError, match=wrong):
+        costs_for(make_config(options), GPU, device)
+    assert costs_for(make_config({**options, "force_device": True}), GPU, device)[1] == (device or "h200")
+
+
+def test_the_profile_of_the_gpu_in_use_is_taken(name: Any) -> None:
+    """Without asking for anything."""
+    name("NVIDIA H200")
+    assert costs_for(make_config({}), GPU)[1] == "h200"
+
+
+def test_a_gpu_without_a_name_needs_force() -> None:
+    """This build of Paddle cannot ask one."""
+    with pytest.raises(ConfigError, match=r"this GPU has no name that Paddle could read .*force_device: on"):
+        costs_for(make_config({}), GPU)
+    assert costs_for(make_config({"force_device": "on"}), GPU)[1] == "h200"
+
+
+def test_cpu_ranks_may_stand_for_any_device() -> None:
+    """They plan as for an H200 in the demo; by themselves they are a CPU."""
+    assert costs_for(make_config({"device": "h200"}), cpu_place())[1] == "h200"
+    assert costs_for(make_config({}), cpu_place())[1] == "cpu"
+
+
+def test_passes_on_plain_programs_check_it_too(name: Any, monkeypatch: Any) -> None:
+    """The second door, and nothing is changed."""
+    from paddle.distributed.passes import new_pass
+
+    name("NVIDIA L4")
+    monkeypatch.setattr(interlace.bridge.paddle_passes, "choose_place", lambda: GPU)
+    paddle.enable_static()
+    with pytest.raises(ConfigError, match=r"pass interlace_split_backward: no device is chosen, so 'h200': .*'NVIDIA L4'"):
+        new_pass("interlace_split_backward", {}).apply([paddle.static.Program()], [paddle.static.Program()])
