@@ -25,5 +25,9 @@ class LaunchError(InterlaceError):
     """A local training run could not be started, or one of its ranks failed."""
 
 
+class ScriptError(InterlaceError):
+    """A user's script cannot run as asked: its own options, its configuration of Interlace, or its text."""
+
+
 class TransportError(InterlaceError):
     """Ranks of a local run disagree about a collective, or one did not arrive in time."""

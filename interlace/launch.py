@@ -25,8 +25,8 @@ from typing import BinaryIO
 import msgspec
 
 from interlace.bridge.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, rank_environment
-from interlace.bridge.rank_report import Failure, Progress, RankReport, progress_path, read_report
-from interlace.errors import LaunchError
+from interlace.bridge.rank_report import Failure, Progress, RankReport, output_path, progress_path, read_report
+from interlace.errors import ConfigError, InterlaceError, LaunchError, ScriptError
 
 RANK_MODULE = "interlace.bridge.rank"
 PLACE_VARIABLE = "INTERLACE_PLACE"  # "cpu", "testbed" or "gpu"; unset: a GPU where one is
@@ -36,6 +36,7 @@ _TERMINATE_GRACE_S = 2.0
 _LOG_TAIL_LINES = 15
 
 OnProgress = Callable[[Progress], None]
+OnOutput = Callable[[str], None]
 
 
 class LaunchResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +65,7 @@ class _Run:
     run_dir: Path
     log_dir: Path
     ranks: list[_Rank] = field(default_factory=list)
-    read_bytes: dict[int, int] = field(default_factory=dict)
+    read_bytes: dict[str, int] = field(default_factory=dict)
 
 
 def launch(
@@ -76,13 +77,16 @@ def launch(
     log_dir: str | os.PathLike[str],
     timeout_s: float,
     on_progress: OnProgress | None = None,
+    on_output: OnOutput | None = None,
 ) -> LaunchResult:
     """Run `script` on `world` ranks and return their reports.
 
     `env` is added to this process's environment. `run_dir` must be empty; None makes one and removes it at the end.
     `log_dir` gets `rank<r>.log`. `timeout_s` is how long a rank waits for another in one communication.
+    `on_output` gets what the script prints on rank 0, a line at a time.
 
-    Raises LaunchError with the first rank's own error where one fails; all others are ended at once. Whatever
+    Raises LaunchError with the first rank's own error where one fails, ScriptError where the script or its options are at
+    fault; all others are ended at once. Whatever
     happens, no process, socket or shared memory is left.
     """
     start_s = time.monotonic()
@@ -92,7 +96,7 @@ def launch(
         run = _Run(world, directory, logs)
         try:
             _start(run, Path(script), list(args), world, dict(env), timeout_s)
-            _watch(run, on_progress or (lambda _: None))
+            _watch(run, on_progress or (lambda _: None), on_output or (lambda _: None))
             reports = _collect(run, world)
         finally:
             _end(run)
@@ -108,6 +112,22 @@ def has_gpu_paddle() -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def require_place(place: str) -> None:
+    """Find out before anything starts whether ranks can run there.
+
+    Raises:
+        ConfigError: This machine has no such place; with what to do.
+    """
+    if place == "gpu" and not has_gpu_paddle():
+        raise ConfigError("--place gpu: no GPU, or the installed Paddle is no GPU build; use --place cpu, or install paddlepaddle-gpu")
+    if place == "testbed":
+        sys.path.insert(0, _testbed_root())
+        from testbed.device import library, variant
+
+        if not library(variant()).is_file():
+            raise ConfigError(f"--place testbed: {library(variant())} is not there; build it with `make testbed`")
 
 
 def cpu_command(script: Path, args: Sequence[str]) -> list[str]:
@@ -146,11 +166,11 @@ def _testbed_root() -> str:
     """The folder the testbed's package lies in: it is no part of the installed Interlace.
 
     Raises:
-        LaunchError: There is no testbed beside this Interlace.
+        ConfigError: There is no testbed beside this Interlace.
     """
     root = Path(__file__).resolve().parent.parent
     if not (root / "testbed" / "world.py").is_file():
-        raise LaunchError(f"no testbed in {root}: it comes with the source tree; run from a checkout, or use another --place")
+        raise ConfigError(f"no testbed in {root}: it comes with the source tree; run from a checkout, or use another --place")
     return os.fspath(root)
 
 
@@ -171,49 +191,66 @@ def _spawn(run: _Run, rank: int, command: list[str], env: dict[str, str], log_na
     run.ranks.append(_Rank(rank, process, log, alive_fd))
 
 
-def _watch(run: _Run, on_progress: OnProgress) -> None:
-    """Wait until all ranks are done. Raises LaunchError when one fails."""
+def _watch(run: _Run, on_progress: OnProgress, on_output: OnOutput) -> None:
+    """Wait until all ranks are done. Raises LaunchError or ScriptError when one fails."""
     while True:
         _read_progress(run, on_progress)
+        _read_output(run, on_output)
         codes = [rank.process.poll() for rank in run.ranks]
         if any(code not in (None, 0) for code in codes):
-            raise LaunchError(_explain(run))
+            _read_output(run, on_output)
+            raise _explain(run)
         if all(code == 0 for code in codes):
             _read_progress(run, on_progress)
+            _read_output(run, on_output)
             return
         time.sleep(_POLL_S)
 
 
 def _read_progress(run: _Run, on_progress: OnProgress) -> None:
     for rank in range(run.world):
-        path = progress_path(run.run_dir, rank)
-        if not path.exists():
-            continue
-        with open(path, "rb") as stream:
-            stream.seek(run.read_bytes.get(rank, 0))
-            complete = stream.read().rpartition(b"\n")[0]
-        if complete:
-            run.read_bytes[rank] = run.read_bytes.get(rank, 0) + len(complete) + 1
-            for line in complete.split(b"\n"):
-                on_progress(msgspec.json.decode(line, type=Progress))
+        for line in _new_lines(run, progress_path(run.run_dir, rank)):
+            on_progress(msgspec.json.decode(line, type=Progress))
 
 
-def _explain(run: _Run) -> str:
-    """Wait a moment for the cause, then tell it; the ranks that only lost a peer come last, in one line."""
+def _read_output(run: _Run, on_output: OnOutput) -> None:
+    for line in _new_lines(run, output_path(run.run_dir)):
+        on_output(line.decode(errors="replace"))
+
+
+def _new_lines(run: _Run, path: Path) -> list[bytes]:
+    """Whole lines that a file got since it was last read."""
+    if not path.exists():
+        return []
+    with open(path, "rb") as stream:
+        stream.seek(run.read_bytes.get(path.name, 0))
+        complete, end, _ = stream.read().rpartition(b"\n")
+    run.read_bytes[path.name] = run.read_bytes.get(path.name, 0) + len(complete) + len(end)
+    return complete.split(b"\n") if end else []
+
+
+def _explain(run: _Run) -> InterlaceError:
+    """Wait a moment for the cause, then tell it, once; the ranks that only lost a peer come last, in one line."""
     deadline_s = time.monotonic() + _ORIGIN_GRACE_S
     while time.monotonic() < deadline_s and any(rank.process.poll() is None for rank in run.ranks):
         time.sleep(_POLL_S)
     known = _failures(run)
     origins = {rank: failure for rank, failure in known.items() if not failure.follow_up} or known
     ordered = sorted(origins, key=lambda rank: _ended_ns(run, rank))
-    lines = [f"rank {rank} failed: {origins[rank].text}" for rank in ordered]
-    first = ordered[0]
-    lines.append(f"log of rank {first}: {run.log_dir / f'rank{first}.log'}; its last lines:")
-    lines.extend(f"    {line}" for line in _tail(run, first))
+    first, users = ordered[0], all(failure.users for failure in origins.values())
+    lines = []
+    for text in dict.fromkeys(origins[rank].text for rank in ordered):
+        ranks = [rank for rank in ordered if origins[rank].text == text]
+        same = users and len(ranks) == len(origins)
+        lines.append(text if same else f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))} failed: {text}")
+    if not users or origins[first].exited:
+        lines.append(f"log of rank {first}: {run.log_dir / f'rank{first}.log'}; its last lines:")
+        lines.extend(f"    {line}" for line in _tail(run, first))
     others = [str(rank) for rank in range(run.world) if rank not in origins]
-    if others:
+    if others and not users:
         lines.append(f"rank(s) {', '.join(others)} only lost their peer and were ended")
-    return "\n".join(lines)
+    text = "\n".join(lines)
+    return ScriptError(text) if users else LaunchError(text)
 
 
 def _failures(run: _Run) -> dict[int, Failure]:

@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 import types
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,6 @@ def main(arguments: list[str]) -> int:
         _end_with_parent()
     transport, recorder, failure = None, None, None
     try:
-        quiet()
         if rank == 0:
             sys.stdout = _Copied(sys.stdout, output_path(run_dir))  # type: ignore[assignment]
         transport = _start(rank, world, run_dir)
@@ -96,7 +94,7 @@ def main(arguments: list[str]) -> int:
         run_script(script, rest)
     except BaseException as error:  # reported to the launcher, and printed to this rank's log
         failure = failure_of(error, script)
-    if failure is not None and not failure.exited:
+    if failure is not None:
         sys.stderr.write(failure.traceback)
     losses = tuple(recorder.losses) if recorder else ()
     digests, state = (recorder.parameter_digests(), recorder.state_digests()) if recorder and failure is None else ({}, {})
@@ -121,11 +119,6 @@ class _Copied:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def quiet() -> None:
-    """Leave out what Paddle warns of at its import and no user of ours can act on: its own C++ extensions are not compiled here."""
-    warnings.filterwarnings("ignore", message="No ccache found")
 
 
 def _start(rank: int, world: int, run_dir: str) -> Transport | None:
@@ -191,7 +184,7 @@ def _exit_of(error: SystemExit) -> Failure:
     """A script that ends itself: with a message, or with 2 as argparse does, for its user's errors."""
     if isinstance(error.code, int):
         return Failure(f"the script ended with exit code {error.code}", users=error.code == 2, exited=True)
-    return Failure(f"the script ended: {error.code}", users=True)
+    return Failure(f"the script ended: {error.code}", f"{error.code}\n", users=True)
 
 
 def _hidden_cause() -> BaseException | None:

@@ -33,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"interlace {args.command}: {where}{error.strerror or error}; expected a path that can be read or written", file=sys.stderr)
+        return 2
     return code
 
 

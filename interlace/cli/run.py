@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +33,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("script", metavar="SCRIPT", help="a training script; runs as if started directly")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
-    parser.add_argument("--config", metavar="FILE", help="configuration of Interlace for the script (YAML)")
+    parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; takes the place of the script's own")
     parser.add_argument("--place", choices=PLACES, help="where it runs (default: GPUs where they are, else CPU processes)")
     parser.add_argument("--verify", action="store_true", help="also run stock Paddle and compare every bit")
     parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times there")
-    parser.add_argument("--log-dir", metavar="DIR", help="where each rank's log goes (default: a temporary folder)")
+    parser.add_argument("--log-dir", metavar="DIR", help="where each rank's log goes (default: a temporary folder, kept only after a failure)")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -67,7 +70,8 @@ def main(args: argparse.Namespace) -> int:
 
     try:
         _check(args)
-        return _verify(args) if args.verify else _run_once(args)
+        with _logs(args):
+            return _verify(args) if args.verify else _run_once(args)
     except LaunchError as error:
         print(f"interlace run: {error}", file=sys.stderr)
         return _DIFFERENT
@@ -89,6 +93,11 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--world {args.world}: expected a number of ranks, 1 or more")
     if args.timeout <= 0:
         raise ConfigError(f"--timeout {args.timeout:g}: expected seconds above 0")
+    place = args.place or os.environ.get("INTERLACE_PLACE")
+    if place:
+        from interlace.launch import require_place
+
+        require_place(place)
     if args.config is not None:
         from interlace.config import load_config
 
@@ -101,7 +110,8 @@ def _check(args: argparse.Namespace) -> None:
 def _run_once(args: argparse.Namespace) -> int:
     result = _launch(args, _environment(args, stock=False), "run")
     print(_losses_text(result.reports))
-    print(_times_text("run", result))
+    print(_times_text("run", result, args))
+    print(_plan_text(result))
     _write_json(args, {"verdict": None, "runs": {"run": _as_dict(result)}})
     return _SAME
 
@@ -114,12 +124,13 @@ def _verify(args: argparse.Namespace) -> int:
     difference = first_difference(stock.reports, planned.reports)
     compared = sum(bool(loss.raw_hex) for report in stock.reports for loss in report.losses)
     print(_table_text(stock.reports, planned.reports))
-    print(_times_text("stock", stock))
-    print(_times_text("interlace", planned))
+    print(_times_text("stock", stock, args))
+    print(_times_text("interlace", planned, args))
     if difference is None and not compared:
         difference = "no rank fetched a loss: there is nothing to compare; train at least one step"
     each = f"{compared} losses, {counted(stock.reports)} of {args.world} ranks"
-    print(f"DIFFERENT: {difference}" if difference else f"SAME: {each} are equal bit by bit")
+    args.failed = difference is not None
+    print(f"DIFFERENT: {difference}; logs in {stock.log_dir} and {planned.log_dir}" if difference else f"SAME: {each} are equal bit by bit")
     runs = {"stock": _as_dict(stock), "interlace": _as_dict(planned)}
     _write_json(args, {"verdict": "different" if difference else "same", "difference": difference, "runs": runs})
     return _DIFFERENT if difference else _SAME
@@ -177,11 +188,24 @@ def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
 def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:
     from interlace.launch import launch
 
-    if not args.log_dir:
-        args.log_dir = tempfile.mkdtemp(prefix="interlace-logs-")
-    base = Path(args.log_dir)
+    logs = Path(args.log_dir or args.temporary_logs) / name
     with _Display(name) as display:
-        return launch(args.script, args.script_args, args.world, env, None, base / name, args.timeout, display.show)
+        return launch(args.script, args.script_args, args.world, env, None, logs, args.timeout, display.show, display.say)
+
+
+@contextlib.contextmanager
+def _logs(args: argparse.Namespace) -> Iterator[None]:
+    """A folder for logs where the user names none; it goes at the end, unless something failed."""
+    args.failed = False
+    args.temporary_logs = "" if args.log_dir else tempfile.mkdtemp(prefix="interlace-logs-")
+    try:
+        yield
+    except BaseException:
+        args.failed = True
+        raise
+    finally:
+        if args.temporary_logs and not args.failed:
+            shutil.rmtree(args.temporary_logs, ignore_errors=True)
 
 
 class _Display:
@@ -202,6 +226,13 @@ class _Display:
     def __exit__(self, *exc_info: object) -> None:
         if self._bar is not None:
             self._bar.close()
+
+    def say(self, line: str) -> None:
+        """Show a line that the script printed on rank 0."""
+        if self._bar is not None:
+            self._bar.write(f"{self._name} | {line}", file=sys.stdout)
+        else:
+            print(f"{self._name} | {line}", flush=True)
 
     def show(self, progress: Progress) -> None:
         """Show a step once, when the first rank that knows its loss is done with it."""
@@ -253,9 +284,18 @@ def _median_step_ms(result: LaunchResult) -> dict[str, float]:
     return medians
 
 
-def _times_text(name: str, result: LaunchResult) -> str:
+def _times_text(name: str, result: LaunchResult, args: argparse.Namespace) -> str:
     medians = ", ".join(f"{mode} {median_ms:.1f} ms" for mode, median_ms in _median_step_ms(result).items())
-    return f"{name}: median step {medians or 'none'}; {result.wall_s:.1f} s in all; logs in {result.log_dir}"
+    return f"{name}: median step {medians or 'none'}; {result.wall_s:.1f} s in all{f'; logs in {result.log_dir}' if args.log_dir else ''}"
+
+
+def _plan_text(result: LaunchResult) -> str:
+    """What the passes did on the first rank, in one line."""
+    plan = result.reports[0].plan
+    if plan is None:
+        return "plan: none; the script never called interlace.enable(strategy), or Interlace is off"
+    done = ", ".join(f"{each['name']} {len(each['changed'])} changed" for each in plan["passes"])
+    return f"plan of rank 0: {done or 'no pass ran'}; interlace.plan_of(model).explain() tells why, `dump: FOLDER` in the configuration keeps it"
 
 
 def _as_dict(result: LaunchResult) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""What `interlace run` says of a script that cannot run: once, without a traceback where the script says it all, with its exit code."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from interlace import launch as launch_module
+from interlace.bridge.rank import failure_of
+from interlace.cli import main
+
+SCRIPTS = {
+    "argparse": ("import argparse; argparse.ArgumentParser(prog='mine').parse_args()", 2, "mine: error: unrecognized arguments: --bogus"),
+    "message": ("raise SystemExit('pp x mp = 4, but 2 processes are running')", 2, "the script ended: pp x mp = 4"),
+    "configuration": ("import interlace.config as c; c.make_config({'fracton': 1})", 2, "unknown option 'fracton'"),
+    "syntax": ("print(", 2, "SyntaxError: '(' was never closed"),
+    "exception": ("raise ValueError('boom')", 1, "ranks 0, 1 failed: ValueError: boom"),
+}
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_a_script_that_fails(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
+    monkeypatch.setattr(launch_module, "_ORIGIN_GRACE_S", 20.0)  # both ranks end by themselves
+    text, code, expected = SCRIPTS[kind]
+    script = tmp_path / "script.py"
+    script.write_text(text + "\n")
+    assert main(["run", str(script), "--world", "2", "--", "--bogus"]) == code
+    said = capfd.readouterr().err
+    assert said.count(expected) == 1 if code == 2 else said.startswith(f"interlace run: {expected}")
+    assert ("Traceback" in said) == (code == 1)
+    assert "ccache" not in said
+
+
+@pytest.mark.paddle
+def test_prints_of_the_first_rank_are_shown_and_logs_go(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
+    script = tmp_path / "script.py"
+    script.write_text("import os; print('I am', os.environ['PADDLE_TRAINER_ID'])\n")
+    assert main(["run", str(script), "--world", "2"]) == 0
+    assert "run | I am 0\n" in capfd.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_exit_codes_of_scripts() -> None:
+    assert failure_of(SystemExit(2), "x.py").users
+    assert not failure_of(SystemExit(1), "x.py").users
+    assert failure_of(SystemExit(1), "x.py").text == "the script ended with exit code 1"
+    assert not failure_of(SyntaxError("of another file", ("other.py", 1, 1, "")), "x.py").users
+
+
+def test_places_are_checked_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch_module, "has_gpu_paddle", lambda: False)
+    monkeypatch.setenv("TESTBED_BUILD", str(tmp_path))
+    script = tmp_path / "script.py"
+    script.write_text("")
+    for place, told in (("gpu", "use --place cpu"), ("testbed", "build it with `make testbed`")):
+        assert main(["run", str(script), "--world", "2", "--place", place]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_outputs_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, blocked = tmp_path / "script.py", tmp_path / "file"
+    script.write_text("")
+    blocked.write_text("")
+    assert main(["run", str(script), "--world", "1", "--log-dir", str(blocked / "logs")]) == 2
+    assert "Not a directory; expected a path that can be read or written" in capsys.readouterr().err
