@@ -1,6 +1,8 @@
-"""`assign-streams`: which stream each operation runs on, and the events between jobs."""
+"""`assign-streams`: which stream each operation runs on, the events between jobs, and where the host waits."""
 
 from __future__ import annotations
+
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -9,6 +11,7 @@ from interlace.ir.kinds import is_collective, is_copy, is_receive, is_send
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of, stream_of
 from interlace.passes.streams import AutoParallelStreamType, mp_stream
+from interlace.scheduler.hold import candidates, held, plan_holds
 
 
 @register
@@ -22,9 +25,14 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     of the optimizer part, and those that name a stream already, stay. 2 A value given in one job on one stream and read in
     another job on another gets an event, once for each reading stream: inside a job the executor orders streams itself. 3 A
     value that a side stream reads and a compute operation reads later is held until compute has waited for the side stream.
+    4 The host waits behind jobs whose blocks side streams hold, where running ahead of the device would hold too many at once
+    (scheduler/hold.py).
 
     Options:
         priority: Stream priority of communication; 0 is normal, lower runs first.
+        hold_host: Behind which jobs the host waits for their computation on places where it runs ahead and memory is taken at
+            issue: `auto` behind as few as keep memory, `on` behind all with work on side streams, `off` nowhere.
+        run_ahead_bytes: By how much run-ahead may raise the peak of device memory before `auto` holds the host.
 
     Source: paddle-gpu rules 1 to 5 in docs/gpu-place.md.
     """
@@ -35,13 +43,34 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     after = ("split-backward", "overlap-column-backward", "schedule-1f1b", "offload-activations")
 
     priority: int = -1
+    hold_host: Literal["auto", "on", "off"] = "auto"
+    run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
 
     def run(self, program: Program, context: Context) -> Program:
         program = self._named(program, context)
         program = _with_holds(program, context)
         events = tuple(events_of(program))
         context.changed.append(f"{len(events)} events between jobs")
-        return msgspec.structs.replace(program, events=events)
+        return self._held(msgspec.structs.replace(program, events=events), context)
+
+    def _held(self, program: Program, context: Context) -> Program:
+        if self.hold_host == "off":
+            return program
+        if self.hold_host == "on":
+            names = candidates(program)
+            if names:
+                context.changed.append(f"the host waits behind {len(names)} of {len(program.jobs)} jobs, as asked")
+            else:
+                context.declined.append("hold_host: no job has work beside computation that holds memory")
+            return held(program, names)
+        plan = plan_holds(program, context.cost, self.run_ahead_bytes)
+        numbers = plan.text() if plan.free_bytes else ""
+        why = ": ".join(part for part in (plan.reason, numbers) if part)
+        if plan.jobs:
+            context.changed.append(f"the host waits behind {len(plan.jobs)} of {len(program.jobs)} jobs: {why}")
+        else:
+            context.declined.append(f"hold_host: the host waits nowhere, {why}")
+        return held(program, plan.jobs)
 
     def _named(self, program: Program, context: Context) -> Program:
         names = _names(program)

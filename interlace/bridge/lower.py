@@ -24,8 +24,8 @@ from interlace.bridge.places import Place
 from interlace.bridge.places.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, Program, describe
-from interlace.ir.kinds import COMBINE, DATA, KEYWORD, NO_KERNEL, SHADOW_OUTPUT, is_comm, is_copy
-from interlace.passes.streams import COMPUTE_STREAMS
+from interlace.ir.kinds import COMBINE, DATA, KEYWORD, SHADOW_OUTPUT, is_comm, is_copy, is_p2p
+from interlace.ir.waits import is_computed
 
 FEED_JOB, COLLECT_JOB = "interlace_feed", "interlace_collect"
 ROLE_NUMBER = {"forward": 0, "backward": 1, "optimize": 2}
@@ -56,12 +56,18 @@ class Lowered:
         jobs: In order.
         outputs: Output name -> value of the collecting program, for fetching.
         fetched: Id of a fetched value -> value of the collecting program.
+        fed: Name of an input -> shape of its whole batch, -1 where a dimension is unknown.
+        num_micro_batches: That a batch is cut into.
+        has_p2p: Whether something is sent or received: both sides know its size beforehand.
     """
 
     jobs: list[JobProgram]
     outputs: dict[str, Any]
     fetched: dict[int, Any]
     plan: Any
+    fed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    num_micro_batches: int = 1
+    has_p2p: bool = False
     interlace_prepared: bool = True
 
     def ir_program(self, job_type: str) -> Any:
@@ -118,6 +124,7 @@ class _Lowering:
         self.job_of = {item: job.name for job in program.jobs for item in job.items}
         self.names = Names(program, self.graph)
         self.kinds: dict[int, Any] = {}
+        self.fed: dict[str, tuple[int, ...]] = {}
         self.crossing = self._crossing()
         self.events = _EventTable(program.events if place.has_events else ())
 
@@ -127,7 +134,8 @@ class _Lowering:
         jobs = [job for job in (*found, collect) if job is not None]
         for job in jobs:
             self.place.finish(job.program, job.name)
-        return Lowered(jobs, outputs, fetched, make_plan(jobs, self.place))
+        has_p2p = any(is_p2p(op) for op in self.program.ops)
+        return Lowered(jobs, outputs, fetched, make_plan(jobs, self.place), self.fed, self.count, has_p2p)
 
     def resolve(self, value: int, micro_batch: int) -> int:
         """The value that is really there: a copy that no job runs for this micro-batch is the identity."""
@@ -185,6 +193,7 @@ class _Lowering:
         source = self.captured.source_ops[op.origin].result(0)
         batch = -1 if value.shape and value.shape[0] < 0 else (value.shape[0] * self.count if value.shape else 0)
         shape = [batch, *value.shape[1:]] if value.shape and self.count > 1 else list(value.shape)
+        self.fed[value.name] = tuple(shape)
         fed = paddle._C_ops.data(value.name, shape, source.dtype, self.place.undefined())
         if not value.shape or self.count == 1:
             parts = [paddle._C_ops.share_data(fed) for _ in range(self.count)]
@@ -274,7 +283,7 @@ class _JobBuilder:
         for value, result in zip(op.results, results, strict=True):
             self.values[value, micro_batch] = result
             self._leave(value, micro_batch, result)
-            if self._is_computed(op, value):
+            if is_computed(op, self.low.graph.values[value]):
                 self.last_computed = (op, result)
 
     def _operand(self, value: int, micro_batch: int, contents: bool) -> Any:
@@ -364,16 +373,8 @@ class _JobBuilder:
         self._hold_back()
         return self.made
 
-    def _is_computed(self, op: Op, value: int) -> bool:
-        """Whether a value is surely there only when computation has come so far (constants and shapes may be made on the host)."""
-        kept = self.low.graph.values[value]
-        on_device = kept.dtype not in ("vector", "null", "stack") and kept.memory == "device"
-        launched = op.stream in COMPUTE_STREAMS and op.name not in NO_KERNEL and not op.kind.startswith("shape")
-        return on_device and launched and bool(op.operands)
-
     def _hold_back(self) -> None:
-        ops = (self.low.graph.ops[op_id] for op_id, _ in self.job.items)
-        if self.last_computed is None or not any(is_copy(op) and op.origin < 0 for op in ops):
+        if self.last_computed is None or not self.job.host_waits:
             return
         op, value = self.last_computed
         first = len(self.block.ops)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from interlace.ir import Op
 from interlace.ir.kinds import is_copy
+from interlace.ir.waits import awaited
 from interlace.scheduler.hazards.place import Place
 from interlace.scheduler.hazards.steps import ANY, HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, Steps, Touch
 
@@ -79,6 +80,7 @@ class Tracer:
         self.on_host = {value.id for value in steps.program.values if value.memory == "host"}
         self.blocks = [self._blocks(op) for op in steps.program.ops]
         self.waits = self._waits()
+        self.awaited, self.held = self._awaited(), NEVER
         self.views: dict[tuple[int, int], int] = {}
         self.rows = [self._rows(k) for k in range(len(steps.program.ops))]
 
@@ -103,6 +105,15 @@ class Tracer:
         to_host = any(value in self.on_host for value in op.results)
         return not self.place.serial and is_copy(op) and ((op.origin >= 0 and op.kind in self.place.blocking) or to_host)
 
+    def _awaited(self) -> dict[int, int]:
+        """The item for which the host waits behind a job, where it does."""
+        program = self.steps.program
+        if not self.place.holds_host or not any(job.host_waits for job in program.jobs):
+            return {}
+        ops, values = {op.id: op for op in program.ops}, {value.id: value for value in program.values}
+        last = {k: awaited(job, ops, values) for k, job in enumerate(program.jobs) if job.host_waits}
+        return {k: self.steps.index[program.jobs[k].items[at]] for k, at in last.items() if at >= 0}
+
     def _waits(self) -> dict[int, list[tuple[int, str]]]:
         """Events by waiting item; those that cannot work are faults."""
         index, waits = self.steps.index, defaultdict(list)
@@ -123,7 +134,7 @@ class Tracer:
         for item, (position, stream) in enumerate(zip(steps.op, steps.stream, strict=True)):
             if steps.job[item] != job:
                 job = steps.job[item]
-                self._start_job()
+                self._start_job(job)
             if stream == HOST:
                 clocks.append(self.trace.host)
                 for touch in steps.writes[position]:
@@ -132,10 +143,13 @@ class Tracer:
                 self._step(item, position, stream)
         return self.trace
 
-    def _start_job(self) -> None:
+    def _start_job(self, job: int) -> None:
         trace = self.trace
         if self.place.job_end_waits and trace.last[0] != NEVER:
             trace.host = self._joined(trace.host, trace.last[0])
+        if self.held != NEVER:
+            trace.host = self._joined(trace.host, self.held)
+        self.held = self.awaited.get(job, NEVER)
 
     def _joined(self, clock: Clock, item: int) -> Clock:
         """A clock that also knows an item and all that it knew."""

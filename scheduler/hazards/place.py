@@ -22,6 +22,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         loses_waits: Kinds whose waits for events of other jobs are lost where no operand is made in their own job.
         host_memory_edges: Whether the executor orders streams by host and pinned values inside a job.
         job_end_waits: Whether the host waits for the compute stream at the end of every job.
+        holds_host: Whether the host waits for a job's last computation where the plan says so (`Job.host_waits`).
         ring_is_serial: Whether one ring's operations run one after the other in launch order, whatever their streams.
         one_ring_a_stream: Whether a stream keeps the communicator of the first ring used on it.
         p2p_buffer_bytes: Sends up to this size are over without their receiver.
@@ -35,12 +36,13 @@ class Place(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     loses_waits: frozenset[str] = frozenset()
     host_memory_edges: bool = True
     job_end_waits: bool = False
+    holds_host: bool = False
     ring_is_serial: bool = True
     one_ring_a_stream: bool = True
     p2p_buffer_bytes: int = 0
 
 
-GPU = Place("gpu", blocking=frozenset({"memcpy_d2h"}), loses_waits=frozenset({"memcpy_d2h"}))
+GPU = Place("gpu", blocking=frozenset({"memcpy_d2h"}), loses_waits=frozenset({"memcpy_d2h"}), holds_host=True)
 """CUDA: memory goes back when the last reader is issued, and only that reader's stream is known to the allocator.
 
 NCCL may buffer a few megabytes of a send; a plan must not lean on it.

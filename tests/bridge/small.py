@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import paddle
 from paddle.base import core
@@ -66,11 +66,11 @@ def small_program(rows: int = 2, ring_ranks: tuple[int, ...] = (0, 1)) -> Any:
     return build.main
 
 
-def planned(captured: Captured, *extra: Pass, offload: bool = False) -> Program:
+def planned(captured: Captured, *extra: Pass, offload: bool = False, hold: Literal["auto", "on", "off"] = "auto") -> Program:
     """The captured program scheduled, with copies where asked for, and streams."""
     passes: list[Pass] = [Schedule1F1B(interleave="off")]
     passes += [OffloadActivations(fraction=1.0, min_bytes=0)] if offload else []
-    return Passes((*passes, AssignStreams(), *extra)).run(captured.program, COSTS)[0]
+    return Passes((*passes, AssignStreams(hold_host=hold), *extra)).run(captured.program, COSTS)[0]
 
 
 def captured_small(pipeline: Pipeline = ACCUMULATE, **options: Any) -> Captured:

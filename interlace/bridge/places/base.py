@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import paddle
 from paddle.base import core
+
+HOST = 0
+"""`memcpy_d2h`'s destination number of plain host memory: the host waits for the copy."""
+SMALL_BYTES = 4096
+"""Values up to this size are copied whole; of larger ones one element is cut out first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class Place:
         return self.keeps_pinned and name.startswith(PINNED_PREFIX)
 
     def hold_back(self, value: Any) -> None:
-        """Put at the end of a job what keeps the host from running ahead of the device, behind a value of the job's last computation."""
+        """Put at the end of a job with `host_waits` what makes the host wait for a value of the job's last computation."""
 
     def label(self, built: Any, text: str) -> None:
         """Say on a communication operation which one it is, where errors can show it."""
@@ -60,6 +66,15 @@ class Place:
 
     def finish(self, program: Any, job: str) -> None:
         """Last rewrite of a job program."""
+
+
+def wait_for(value: Any) -> None:
+    """A blocking copy of a few bytes, on Paddle's own copy stream and so not behind copies out."""
+    shape = [int(dim) for dim in value.shape]
+    if shape and (min(shape) < 0 or 8 * math.prod(shape) > SMALL_BYTES):
+        axes = list(range(len(shape)))
+        value = paddle._C_ops.slice(value, axes, [0] * len(shape), [1] * len(shape), [1] * len(shape), [])
+    paddle._C_ops.memcpy_d2h(value, HOST)
 
 
 PINNED_PREFIX = "interlace_pinned_"

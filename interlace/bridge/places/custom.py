@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import paddle
 
-from interlace.bridge.places.base import Place
+from interlace.bridge.places.base import Place, wait_for
 from interlace.scheduler.hazards import GPU, PLACES
 
-HOST = 1
+PINNED = 1
 """`memcpy_d2h`'s destination number of pinned memory; a plugin must supply that kernel."""
 
 TESTBED_RULES = msgspec.structs.replace(GPU, name="testbed", blocking=frozenset(), host_memory_edges=False)
@@ -23,7 +23,7 @@ class CustomPlace(Place):
     """The executor waits for the default stream after each job; freed memory is not recorded on side streams."""
 
     def copy_out(self, value: Any) -> Any:
-        return paddle._C_ops.memcpy_d2h(value, HOST)
+        return paddle._C_ops.memcpy_d2h(value, PINNED)
 
     def prepare(self) -> None:
         """Fast collection frees memory that a side stream still reads: collect by events."""
@@ -38,6 +38,10 @@ class TestbedPlace(CustomPlace):
 
     def label(self, built: Any, text: str) -> None:
         built.set_str_attr("interlace_at", text)
+
+    def hold_back(self, value: Any) -> None:
+        """The host does not wait at the end of a job here (switch `nosync`), so it is held as on the GPU place."""
+        wait_for(value)
 
     def prepare(self) -> None:
         """As on the GPU place."""

@@ -7,20 +7,15 @@ own place, which `memcpy_h2d` reads. Pinned buffers carry no events and no strea
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import paddle
 
-from interlace.bridge.places.base import Place
+from interlace.bridge.places.base import Place, wait_for
 
 PINNED = 2
 """`memcpy`'s destination number of pinned host memory."""
-HOST = 0
-"""`memcpy_d2h`'s destination number of plain host memory: the host waits for the copy."""
-SMALL_BYTES = 4096
-"""Values up to this size are copied whole; of larger ones one element is cut out first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +26,7 @@ class GpuPlace(Place):
         return paddle._C_ops.memcpy(value, PINNED)
 
     def hold_back(self, value: Any) -> None:
-        """The host waits for computation: a blocking copy, on Paddle's own copy stream and so not behind copies out."""
-        shape = [int(dim) for dim in value.shape]
-        if shape and (min(shape) < 0 or 8 * math.prod(shape) > SMALL_BYTES):
-            axes = list(range(len(shape)))
-            value = paddle._C_ops.slice(value, axes, [0] * len(shape), [1] * len(shape), [1] * len(shape), [])
-        paddle._C_ops.memcpy_d2h(value, HOST)
+        wait_for(value)
 
     def prepare(self) -> None:
         """The in-place pass would add write-after-read edges between streams that end an overlap."""
