@@ -479,6 +479,17 @@ def test_dead_flags_are_read_when_the_model_is_built(strategy: Any, monkeypatch:
 
 
 @pytest.mark.paddle
+def test_the_engines_own_kind_of_strategy_is_known() -> None:
+    """acceptance: U1, U2. Paddle makes one of the user's; there the field has another name."""
+    from interlace.bridge.flags import with_dead_flags
+
+    strategy = pytest.importorskip("paddle").distributed.fleet.auto.Strategy()
+    interlace.enable(strategy)
+    strategy.mp_optimization.allreduce_matmul_grad_overlapping = True
+    assert with_dead_flags(strategy, {}) == {"overlap_column_backward": "on"}
+
+
+@pytest.mark.paddle
 @pytest.mark.parametrize("form", ["mixed", "zb-h1"])
 def test_forms_of_a_pipeline_without_one_are_refused_before_anything_is_built(strategy: Any, form: str) -> None:
     """acceptance: U3. Interleaving that needs micro-batches, and there are none."""

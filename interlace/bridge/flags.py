@@ -118,7 +118,8 @@ def final_config(options: Mapping[str, Any], source: str, marks: Mapping[str, st
 def with_dead_flags(strategy: Any, options: dict[str, Any], say: bool = True) -> dict[str, Any]:
     """Let flags that are silently dead in Paddle do what they say, unless our own option says otherwise."""
     asked = [(name, *DEAD_FLAGS[name]) for name in DEAD_FLAGS if os.environ.get(name, "0").lower() in ("1", "true")]
-    if getattr(strategy._mp_optimization if hasattr(strategy, "_mp_optimization") else None, "allreduce_matmul_grad_overlapping", False):
+    parallel = getattr(strategy, "_mp_optimization", None) or getattr(strategy, "mp_optimization", None)  # the user's, the engine's own
+    if getattr(parallel, "allreduce_matmul_grad_overlapping", False):
         asked.append(("mp_optimization.allreduce_matmul_grad_overlapping", "overlap_column_backward", "on"))
     if getattr(strategy.pipeline, "enable_send_recv_overlap", False):
         asked.append(("pipeline.enable_send_recv_overlap", "assign_streams", "on"))

@@ -64,7 +64,7 @@ def capture_only(take: Callable[[Program], None]) -> None:
 
 def enable(strategy: Any, config: Any, options: Mapping[str, Any]) -> None:
     """See `interlace.enable`."""
-    if not isinstance(strategy, paddle.distributed.Strategy):
+    if not isinstance(strategy, (paddle.distributed.Strategy, paddle.distributed.fleet.auto.Strategy)):
         raise ConfigError(f"interlace.enable: expected a paddle.distributed.Strategy, found {_what(strategy)}; "
                           "give the strategy that dist.to_static gets")  # fmt: skip
     given, source, marks = _read(config)

@@ -1,12 +1,13 @@
 """Builds one rank of `examples/gpt.py` in this process, alone, and prints its job programs as JSON.
 
-`python build_rank.py RANK WORLD HOW ARGS...` with HOW one of `stock` (Paddle alone), `off` (enabled, everything off) and
-`plain` (our lowering of Paddle's own schedule, no pass).
+`python build_rank.py RANK WORLD HOW ARGS...` with HOW one of `stock` (Paddle alone), `off` (enabled, everything off),
+`plain` (our lowering of Paddle's own schedule, no pass) and `flags` (enabled, then Paddle's dead flags set).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ def main() -> None:
     from interlace.bridge.cpu.install import rank_environment
 
     os.environ.update(rank_environment(int(rank), int(world)))
+    if how == "flags":
+        os.environ.update(FLAGS_mp_async_allreduce_in_backward="1")
     if how == "stock":
         os.environ["INTERLACE_DISABLE"] = "1"
     from interlace.bridge.cpu import dynamic
@@ -25,6 +28,9 @@ def main() -> None:
 
     dynamic.patch(LonelyTransport(int(rank), int(world)))  # type: ignore[arg-type]
     sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    from interlace.bridge import hook
+
+    hook.peers_of = lambda program: None  # type: ignore[assignment] - there are no others to plan with
     engine = built_engine(how, arguments)
     plan = engine._job_plan
     jobs = [[job.type(), job.micro_batch_id()] for job in plan.job_list()]
@@ -34,6 +40,7 @@ def main() -> None:
     print(json.dumps({
         "jobs": jobs,
         "records": sum("event_to_record" in op.attrs() for program in programs.values() for op in inner(program)),
+        "changed": changed(engine),
         "planned_events": planned_events(engine),
         "ops": {name: [described(op) for op in inner(program)] for name, program in programs.items()},
         "text": {name: str(program) for name, program in programs.items()},
@@ -47,6 +54,12 @@ def planned_events(engine: Any) -> int:
     return len(state.modes["train"].plan.program.events) if state else 0
 
 
+def changed(engine: Any) -> dict[str, int]:
+    """How many things each pass of our plan changed."""
+    state = getattr(engine, "_interlace", None)
+    return {report.name: len(report.changed) for report in state.modes["train"].plan.reports} if state else {}
+
+
 def built_engine(how: str, arguments: list[str]) -> Any:
     """The engine after its programs are built; nothing is initialised or run."""
     import gpt
@@ -55,9 +68,15 @@ def built_engine(how: str, arguments: list[str]) -> Any:
     import interlace
 
     off = dict.fromkeys(("split_backward", "overlap_column_backward", "schedule_1f1b", "assign_streams"), "off")
-    options = {"off": {**off}, "plain": {**off, "schedule_1f1b": {"interleave": "off"}}, "stock": {}}[how]
+    options = {"off": {**off}, "plain": {**off, "schedule_1f1b": {"interleave": "off"}}}.get(how, {})
     enable = interlace.enable
-    interlace.enable = lambda strategy: enable(strategy, **options)  # type: ignore[assignment]
+
+    def enable_with_flags(strategy: Any) -> None:
+        enable(strategy, **options)
+        if how == "flags":
+            strategy._mp_optimization.allreduce_matmul_grad_overlapping = True
+
+    interlace.enable = enable_with_flags  # type: ignore[assignment]
     prepare = dist.auto_parallel.static.engine.Engine._prepare_program
     engines = []
 
@@ -102,4 +121,5 @@ def described(op: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
     main()

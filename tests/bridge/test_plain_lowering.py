@@ -28,6 +28,7 @@ def built(rank: int, world: int, how: str, arguments: str) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    result["log"] = [line for line in done.stderr.splitlines() if ":interlace:" in line]
     return result
 
 
@@ -51,6 +52,17 @@ def test_with_everything_off_the_plan_is_untouched() -> None:
     stock, off = (built(rank, world, how, arguments) for how in ("stock", "off"))
     assert off["jobs"] == stock["jobs"]
     assert off["text"] == stock["text"]
+
+
+def test_flags_that_are_dead_in_paddle_work() -> None:
+    """acceptance: U2 - set behind enable() or in the environment, they are in the plan, and the log says by which option of ours."""
+    rank, world, arguments = PIPELINES["1F1B"]
+    stock, ours = (built(rank, world, how, arguments) for how in ("stock", "flags"))
+    assert ours["changed"]["overlap-column-backward"] > 0
+    assert '"auto_parallel_mp' not in json.dumps(stock["ops"])
+    assert '"auto_parallel_mp' in json.dumps(ours["ops"])
+    for name in ("FLAGS_mp_async_allreduce_in_backward", "mp_optimization.allreduce_matmul_grad_overlapping"):
+        assert [line for line in ours["log"] if f"{name}" in line and "overlap_column_backward='on'" in line]
 
 
 def test_passes_are_known_to_paddle() -> None:
