@@ -26,6 +26,8 @@ import msgspec
 
 from interlace.bridge.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, rank_environment
 from interlace.bridge.rank_report import Failure, Progress, RankReport, output_path, progress_path, read_report
+from interlace.bridge.say import VARIABLE as SAY_VARIABLE
+from interlace.bridge.say import heard
 from interlace.errors import ConfigError, InterlaceError, LaunchError, ScriptError
 
 RANK_MODULE = "interlace.bridge.rank"
@@ -178,15 +180,16 @@ def _spawn(run: _Run, rank: int, command: list[str], env: dict[str, str], log_na
     """Start a process in a group of its own. It holds one end of a pipe that closes when we end."""
     rank_fd, alive_fd = os.pipe()
     log = open(run.log_dir / log_name, "wb")  # noqa: SIM115 - open as long as the process
-    process = subprocess.Popen(
-        command,
-        env={**env, "INTERLACE_PARENT_FD": str(rank_fd)},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        pass_fds=[rank_fd],
-    )
+    with heard() as said_fd:
+        process = subprocess.Popen(
+            command,
+            env={**env, "INTERLACE_PARENT_FD": str(rank_fd), SAY_VARIABLE: str(said_fd)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[rank_fd, said_fd],
+        )
     os.close(rank_fd)
     run.ranks.append(_Rank(rank, process, log, alive_fd))
 

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from interlace.bridge.cpu.install import rank_environment
+from interlace.bridge.rank import failure_of, run_script
 from interlace.errors import InterlaceError, LaunchError
 from interlace.ir import Program, save
 
@@ -68,9 +69,14 @@ def main(argv: list[str]) -> int:
     try:
         program = build_program(args.script, args.script_args, args.rank, args.world, lazy=not args.materialize)
         save(program, args.out)
-    except InterlaceError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        failure = failure_of(error, args.script)
+        users = failure.users or isinstance(error, InterlaceError)
+        if not failure.exited:
+            print(failure.text if users else failure.traceback, file=sys.stderr)
+        return 2 if users else 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     done = {"rank": args.rank, "ops": len(program.ops), "seconds": round(time.perf_counter() - start, 2), "peak_rss_bytes": peak}
     print(msgspec.json.encode(done).decode(), flush=True)
@@ -83,8 +89,6 @@ def build_program(script: str, arguments: list[str], rank: int, world: int, *, l
     Raises:
         LaunchError: The script ended without building a training program.
     """
-    from interlace.bridge.rank import run_script
-
     os.environ.update(rank_environment(rank, world))
     os.environ.pop("POD_NAME", None)
     from interlace.bridge import hook

@@ -33,14 +33,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; returns 0, or 2 where a rank could not be built."""
-    from interlace.errors import LaunchError
+    """Run the command; returns 0, 1 where a script fails, 2 for its user's errors."""
+    from interlace.errors import ConfigError, LaunchError
 
     if args.world < 1 or (args.rank is not None and not 0 <= args.rank < args.world):
-        raise LaunchError(f"--world {args.world} --rank {args.rank}: expected a world of at least 1 and a rank inside it")
+        raise ConfigError(f"--world {args.world} --rank {args.rank}: expected a world of at least 1 and a rank inside it")
     if not Path(args.script).is_file():
-        raise LaunchError(f"{args.script}: no such script")
-    done = list(_build_all(args))
+        raise ConfigError(f"{args.script}: no such script")
+    try:
+        done = list(_build_all(args))
+    except LaunchError as error:
+        print(f"interlace dump: {error}", file=sys.stderr)
+        return 1
     if args.json:
         Path(args.json).write_text(json.dumps({"ranks": done}, indent=1) + "\n", encoding="utf-8")
     return 0
@@ -50,22 +54,27 @@ def _build_all(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     ranks = range(args.world) if args.rank is None else [args.rank]
     with ThreadPoolExecutor(max(1, args.jobs)) as pool:
         for k, result in enumerate(pool.map(lambda rank: _build(args, rank), ranks), 1):
-            print(f"[{k}/{len(ranks)}] rank {result['rank']}: {result['ops']} ops, {result['seconds']} s, "
-                  f"{result['peak_rss_bytes'] / 1e6:.0f} MB -> {result['path']}", flush=True)  # fmt: skip
+            print(f"[{k}/{len(ranks)}] rank {result['rank']}: {result['ops']} ops, {result['seconds']:.1f} s, "
+                  f"{result['peak_rss_bytes'] / 1e6:.0f} MB of memory, {result['file_bytes'] / 1e6:.2f} MB file -> {result['path']}",
+                  flush=True)  # fmt: skip
             yield result
 
 
 def _build(args: argparse.Namespace, rank: int) -> dict[str, Any]:
-    from interlace.errors import LaunchError
+    from interlace.bridge.say import VARIABLE, heard
+    from interlace.errors import LaunchError, ScriptError
     from interlace.ir.dump import SUFFIX
 
     single = args.rank is not None and (args.output.suffix or not args.output.is_dir()) and args.output.suffix in (SUFFIX, ".gz")
     path = args.output if single else args.output / f"rank{rank}{SUFFIX}"
     command = [sys.executable, "-m", "interlace.bridge.dump", "--rank", str(rank), "--world", str(args.world), "--out", str(path)]
     command += ["--materialize"] if args.materialize else []
-    found = subprocess.run([*command, args.script, *args.script_args], capture_output=True, text=True, check=False)
+    with heard() as said_fd:
+        found = subprocess.run([*command, args.script, *args.script_args], capture_output=True, text=True, check=False,
+                               env={**os.environ, VARIABLE: str(said_fd)}, pass_fds=[said_fd])  # fmt: skip
     if found.returncode:
         tail = "\n".join(found.stderr.strip().splitlines()[-12:])
-        raise LaunchError(f"rank {rank} of {args.script} could not be built:\n{tail}")
+        kind = ScriptError if found.returncode == 2 else LaunchError
+        raise kind(f"rank {rank} of {args.script} could not be built:\n{tail}")
     result: dict[str, Any] = json.loads(found.stdout.strip().splitlines()[-1])
-    return {**result, "path": str(path)}
+    return {**result, "file_bytes": path.stat().st_size, "path": str(path)}

@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--place", choices=PLACES, help="where it runs (default: GPUs where they are, else CPU processes)")
     parser.add_argument("--verify", action="store_true", help="also run stock Paddle and compare every bit")
     parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times there")
-    parser.add_argument("--log-dir", metavar="DIR", help="where each rank's log goes (default: a temporary folder, kept only after a failure)")
+    parser.add_argument("--log-dir", metavar="DIR", help="where logs of ranks go (default: a temporary folder, kept after failures only)")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -130,7 +130,8 @@ def _verify(args: argparse.Namespace) -> int:
         difference = "no rank fetched a loss: there is nothing to compare; train at least one step"
     each = f"{compared} losses, {counted(stock.reports)} of {args.world} ranks"
     args.failed = difference is not None
-    print(f"DIFFERENT: {difference}; logs in {stock.log_dir} and {planned.log_dir}" if difference else f"SAME: {each} are equal bit by bit")
+    logs = f"logs in {stock.log_dir} and {planned.log_dir}"
+    print(f"DIFFERENT: {difference}; {logs}" if difference else f"SAME: {each} are equal bit by bit")
     runs = {"stock": _as_dict(stock), "interlace": _as_dict(planned)}
     _write_json(args, {"verdict": "different" if difference else "same", "difference": difference, "runs": runs})
     return _DIFFERENT if difference else _SAME
@@ -295,7 +296,7 @@ def _plan_text(result: LaunchResult) -> str:
     if plan is None:
         return "plan: none; the script never called interlace.enable(strategy), or Interlace is off"
     done = ", ".join(f"{each['name']} {len(each['changed'])} changed" for each in plan["passes"])
-    return f"plan of rank 0: {done or 'no pass ran'}; interlace.plan_of(model).explain() tells why, `dump: FOLDER` in the configuration keeps it"
+    return f"plan of rank 0: {done or 'no pass ran'}; interlace.plan_of(model).explain() tells why"
 
 
 def _as_dict(result: LaunchResult) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import pytest
 from interlace import launch as launch_module
 from interlace.bridge.rank import failure_of
 from interlace.cli import main
+from interlace.errors import ConfigError
+from interlace.ir import Group, Program
 
 SCRIPTS = {
     "argparse": ("import argparse; argparse.ArgumentParser(prog='mine').parse_args()", 2, "mine: error: unrecognized arguments: --bogus"),
@@ -73,3 +75,25 @@ def test_outputs_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
     blocked.write_text("")
     assert main(["run", str(script), "--world", "1", "--log-dir", str(blocked / "logs")]) == 2
     assert "Not a directory; expected a path that can be read or written" in capsys.readouterr().err
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("kind", ["argparse", "exception"])
+def test_a_dump_of_a_script_that_fails_ends_as_a_run_does(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text, code, expected = SCRIPTS[kind]
+    script = tmp_path / "script.py"
+    script.write_text(text + "\n")
+    assert main(["dump", str(script), "--world", "1", "-o", str(tmp_path / "out"), "--", "--bogus"]) == code
+    said = capfd.readouterr().err
+    assert expected.rpartition("failed: ")[2] in said
+    assert "ccache" not in said
+
+
+@pytest.mark.paddle
+def test_a_mesh_larger_than_the_world() -> None:
+    from interlace.bridge.hook import _require_processes
+
+    groups = (Group(5, (0, 2)), Group(6, (0, 1)))
+    with pytest.raises(ConfigError, match=r"mesh names rank\(s\) 2, but 2 process\(es\) run; start 3 or more with --world"):
+        _require_processes(Program((), (), groups, world=2))
+    _require_processes(Program((), (), groups, world=3))

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from interlace.bridge.say import say
 from interlace.errors import ConfigError
 
 CACHE_VARIABLE = "INTERLACE_CACHE"
@@ -56,6 +57,7 @@ def _identity() -> str:
 def _compile(target: Path) -> None:
     """Compile into a temporary file beside `target`, and move it there."""
     compiler = _compiler()
+    say("compiling kernels of half precision for CPU ranks; once, 15 s or more")
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         done = subprocess.run([compiler, *_arguments(made)], capture_output=True, text=True, errors="replace", check=False)
