@@ -20,8 +20,11 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
 BUILD_VARIABLE = "TESTBED_BUILD"
-COMMON = ("control", "memory", "op", "ops_math", "ops_nn", "ops_comm", "device")
-OWN = {"threads": ("threads", "gemm", "ccl_local"), "cuda": ("gemm_cuda", "ccl_nccl")}
+CUDNN_VARIABLE = "TESTBED_CUDNN_INCLUDES"
+CUDNN_HEADERS = ("cudnn_frontend.h", "cudnn.h", "nvrtc.h")
+CUDNN_PLACES = ("include", "nvidia/cudnn/include", "nvidia/cu13/include")
+COMMON = ("control", "memory", "op", "ops_math", "ops_nn", "ops_attention", "ops_comm", "device")
+OWN = {"threads": ("threads", "gemm", "attention", "ccl_local"), "cuda": ("gemm_cuda", "attention_cudnn", "ccl_nccl")}
 DEVICE_CODE = {"threads": ("kernels",), "cuda": ("kernels", "cuda")}
 FLAGS = ("-std=c++17", "-fPIC", "-MMD", "-DPADDLE_WITH_CUSTOM_DEVICE", "-D_GLIBCXX_USE_CXX11_ABI=1")
 
@@ -134,7 +137,21 @@ def _cuda_home() -> Path:
 
 
 def _cuda_includes(variant: str) -> tuple[str, ...]:
-    return ("-isystem", str(_cuda_home() / "include")) if variant == "cuda" else ()
+    if variant != "cuda":
+        return ()
+    folders = [_cuda_home() / "include", *_cudnn_folders()]
+    return tuple(word for folder in folders for word in ("-isystem", str(folder)))
+
+
+def _cudnn_folders() -> list[Path]:
+    """Headers of cuDNN and of cudnn-frontend: where Python packages brought them, or in the folders that are named."""
+    named = [Path(folder) for folder in os.environ.get(CUDNN_VARIABLE, "").split(os.pathsep) if folder]
+    places = [*named, *(Path(folder) / part for folder in sys.path if folder for part in CUDNN_PLACES), _cuda_home() / "include"]
+    found = [next((place for place in places if (place / name).exists()), None) for name in CUDNN_HEADERS]
+    if None in found:
+        raise BuildError(f"no {CUDNN_HEADERS[found.index(None)]}; install nvidia-cudnn-frontend, nvidia-cudnn-cu13 and nvidia-cuda-nvrtc, "
+                         f"or name the folders of their headers in {CUDNN_VARIABLE}")  # fmt: skip
+    return [folder for folder in found if folder]
 
 
 def _cuda_libraries(variant: str) -> tuple[str, ...]:

@@ -65,12 +65,22 @@ class Call(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A piece of work as it ran on a stream."""
+    """A piece of work as it ran on a stream; `op` is the number of the operation that asked for it, 0 for none."""
 
     begin_us: float
     end_us: float
     name: str
     stream: int
+    op: int
+
+
+class Issue(NamedTuple):
+    """An operation as the host came to it; numbers count up in host order."""
+
+    at_us: float
+    name: str
+    stream: int
+    number: int
 
 
 @dataclass(slots=True)
@@ -79,6 +89,7 @@ class Trace:
 
     calls: list[Call]
     intervals: list[Interval]
+    issues: list[Issue]
 
 
 def variant() -> str:
@@ -177,24 +188,36 @@ def reset_peaks() -> None:
 @contextmanager
 def traced() -> Iterator[Trace]:
     """Record what the host asks for and what runs when; filled when the block ends."""
-    found = Trace([], [])
-    synchronize()
-    plugin().tb_trace(1)
+    found = Trace([], [], [])
+    start_trace()
     try:
         yield found
     finally:
-        synchronize()
-        with tempfile.NamedTemporaryFile(suffix=".txt") as file:
-            plugin().tb_trace_write(file.name.encode())
-            plugin().tb_trace(0)
-            read_trace(Path(file.name).read_text(), found)
+        end_trace(found)
+
+
+def start_trace() -> None:
+    """Record from here on, with the device idle."""
+    synchronize()
+    plugin().tb_trace(1)
+
+
+def end_trace(into: Trace) -> None:
+    """Wait for the device, stop recording and read what was recorded."""
+    synchronize()
+    with tempfile.NamedTemporaryFile(suffix=".txt") as file:
+        plugin().tb_trace_write(file.name.encode())
+        plugin().tb_trace(0)
+        read_trace(Path(file.name).read_text(), into)
 
 
 def read_trace(text: str, into: Trace) -> None:
     """Parse what the plugin wrote."""
     for line in text.splitlines():
         kind, *words = line.split("\t")
-        if kind == "host":
+        if kind == "op":
+            into.issues.append(Issue(float(words[0]), words[1], int(words[2]), int(words[3])))
+        elif kind == "host":
             into.calls.append(Call(float(words[0]), words[1], int(words[2]), words[3], int(words[4])))
         else:
-            into.intervals.append(Interval(float(words[0]), float(words[1]), words[2], int(words[3])))
+            into.intervals.append(Interval(float(words[0]), float(words[1]), words[2], int(words[3]), int(words[4])))

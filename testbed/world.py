@@ -18,11 +18,13 @@ from typing import Any
 
 from interlace.bridge.cpu.install import rank_environment
 from interlace.bridge.cpu.transport import Transport
-from testbed import device
+from testbed import device, measure
 from testbed.delays import DELAYS_VARIABLE, apply_words
 
 DEVICE = f"{device.NAME}:0"
 REPORT_VARIABLE = "TESTBED_REPORT"  # a folder that gets each rank's memory numbers at its end
+INPLACE_VARIABLE = "TESTBED_INPLACE"  # 0 or 1: Paddle's in-place pass
+TRACE_RUN_VARIABLE = "TESTBED_TRACE_RUN"  # 0 or 1: the executor issues all from one thread, with no hand-over to others
 ID_BYTES = 128
 _ID_TIMEOUT_S = 60.0
 _PREPARED = "interlace_prepared"
@@ -34,25 +36,39 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
     os.environ.pop("POD_NAME", None)
     transport = Transport(rank, world, run_dir, timeout_s)
     if device.variant() == "cuda":
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(rank))
+        os.environ["CUDA_VISIBLE_DEVICES"] = _own_gpu(rank)
     device.load()
     import paddle
 
-    from interlace.bridge.cpu import dynamic, ops
+    from interlace.bridge.cpu import dynamic, half, ops
 
     paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
-    if device.variant() == "cuda":  # README.md, "Known faults"
-        paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
+    trace_run = os.environ.get(TRACE_RUN_VARIABLE, "1" if device.variant() == "cuda" else "0") == "1"
+    paddle.set_flags({"FLAGS_enable_pir_in_executor_trace_run": trace_run})
+    inplace = os.environ.get(INPLACE_VARIABLE, "0" if device.variant() == "cuda" else "1")  # README.md, "Known faults"
+    paddle.set_flags({"FLAGS_pir_apply_inplace_pass": inplace == "1"})
     ops.set_transport(transport)
     dynamic.patch(transport)
+    half._patch_sharding()
+    half._choose_attention_as_on_gpu()
     apply_words(os.environ.get(DELAYS_VARIABLE, ""))
     _patch_groups(rank, Path(run_dir))
     _patch_p2p()
     _patch_engine()
+    measure.install(rank, Path(run_dir))
     paddle.set_device("cpu")
     if os.environ.get(REPORT_VARIABLE):
         atexit.register(_write_memory, Path(os.environ[REPORT_VARIABLE]) / f"memory{rank}.json")
     return transport
+
+
+def _own_gpu(rank: int) -> str:
+    """The GPUs of the run with the rank's own first, which is the one it uses; the others are seen, so that NCCL finds them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not given:
+        return str(rank)
+    gpus = given.split(",")
+    return gpus[rank] if os.environ.get("TESTBED_ONE_GPU") else ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])
 
 
 def _write_memory(path: Path) -> None:

@@ -61,12 +61,14 @@ struct HostNote {
   int stream;
   const void* address;
   size_t size;
+  long op;
 };
 
 struct Interval {
   std::string name;
   int stream;
   double begin_us, end_us;
+  long op;
 };
 
 struct Trace {
@@ -123,12 +125,31 @@ bool tracing() { return trace().on; }
 void note(const char* what, int stream, const void* address, size_t size) {
   if (!trace().on) return;
   std::lock_guard<std::mutex> guard(trace().mutex);
-  trace().notes.push_back({now_us(), what, stream, address, size});
+  trace().notes.push_back({now_us(), what, stream, address, size, 0});
 }
 
-void interval(const char* name, int stream, double begin_us, double end_us) {
+namespace {
+std::atomic<long> ops_begun{0};
+thread_local long op_here = 0;
+}  // namespace
+
+long begin_op(const char* name, int stream) {
+  op_here = ++ops_begun;
+  if (trace().on) {
+    std::lock_guard<std::mutex> guard(trace().mutex);
+    trace().notes.push_back({now_us(), name, stream, nullptr, 0, op_here});
+  }
+  return op_here;
+}
+void end_op() {
+  if (trace().on) note("op_end");
+  op_here = 0;
+}
+long current_op() { return op_here; }
+
+void interval(const char* name, int stream, double begin_us, double end_us, long op) {
   std::lock_guard<std::mutex> guard(trace().mutex);
-  trace().intervals.push_back({name, stream, begin_us, end_us});
+  trace().intervals.push_back({name, stream, begin_us, end_us, op});
 }
 
 void settle_intervals();  // of the device: CUDA reads its events here
@@ -190,10 +211,12 @@ TB_EXPORT int tb_trace_write(const char* path) {
   FILE* out = fopen(path, "w");
   if (!out) return 0;
   std::lock_guard<std::mutex> guard(trace().mutex);
-  for (const HostNote& each : trace().notes)
-    fprintf(out, "host\t%.3f\t%s\t%d\t%p\t%zu\n", each.at_us, each.what, each.stream, each.address, each.size);
+  for (const HostNote& each : trace().notes) {
+    if (each.op) fprintf(out, "op\t%.3f\t%s\t%d\t%ld\n", each.at_us, each.what, each.stream, each.op);
+    else fprintf(out, "host\t%.3f\t%s\t%d\t%p\t%zu\n", each.at_us, each.what, each.stream, each.address, each.size);
+  }
   for (const Interval& each : trace().intervals)
-    fprintf(out, "device\t%.3f\t%.3f\t%s\t%d\n", each.begin_us, each.end_us, each.name.c_str(), each.stream);
+    fprintf(out, "device\t%.3f\t%.3f\t%s\t%d\t%ld\n", each.begin_us, each.end_us, each.name.c_str(), each.stream, each.op);
   fclose(out);
   return 1;
 }

@@ -41,8 +41,12 @@ int delay_us(int stream, Work work, const char* name);
 // Host side record, in order; kept only while tracing is on.
 void note(const char* what, int stream = -1, const void* address = nullptr, size_t size = 0);
 bool tracing();
-// Device side record: one interval of one piece of work.
-void interval(const char* name, int stream, double begin_us, double end_us);
+// The operation that this host thread is issuing, numbered from 1 in host order; 0 outside of one.
+long begin_op(const char* name, int stream);
+void end_op();
+long current_op();
+// Device side record: one interval of one piece of work of an operation.
+void interval(const char* name, int stream, double begin_us, double end_us, long op);
 double now_us();
 
 }  // namespace tb

@@ -23,6 +23,7 @@ struct Measured {
   std::string name;
   int stream;
   cudaEvent_t begin, end;
+  long op;
 };
 
 struct Device {
@@ -67,9 +68,9 @@ cudaMemcpyKind direction(Copy kind) {
 
 }  // namespace
 
-int device_count() {
+int device_count() {  // a rank uses the first GPU that it sees, and has the others for its communicators
   int found = 0;
-  return cudaGetDeviceCount(&found) == cudaSuccess ? found : 0;
+  return cudaGetDeviceCount(&found) == cudaSuccess && found ? 1 : 0;
 }
 void device_use(int number) { TB_CHECK(cudaSetDevice(number)); }
 int device_current() {
@@ -160,7 +161,7 @@ Piece::Piece(Stream stream, Work work, const char* name) : stream_(stream) {
   if (us) spin_plain(stream, us);
   if (!tracing()) return;
   Device& d = device();
-  Measured made{name, number, nullptr, nullptr};
+  Measured made{name, number, nullptr, nullptr, current_op()};
   TB_CHECK(cudaEventCreate(&made.begin));
   TB_CHECK(cudaEventCreate(&made.end));
   {
@@ -184,7 +185,7 @@ void settle_intervals() {
     float begin = 0, end = 0;
     cudaEventElapsedTime(&begin, d.base, each.begin);
     cudaEventElapsedTime(&end, d.base, each.end);
-    interval(each.name.c_str(), each.stream, d.base_us + begin * 1e3, d.base_us + end * 1e3);
+    interval(each.name.c_str(), each.stream, d.base_us + begin * 1e3, d.base_us + end * 1e3, each.op);
     cudaEventDestroy(each.begin), cudaEventDestroy(each.end);
   }
   d.measured.clear();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 namespace tb {
 
@@ -133,6 +135,69 @@ HD At locate(const Layout& at, uint32_t index) {
   return found;
 }
 
+// The same layout with fewer dimensions: those of one element left out, those that lie behind each other made one.
+Layout merged(const Layout& at) {
+  Layout made;
+  for (int d = 0; d < at.num_dims; ++d) {
+    if (at.dims[d] == 1) continue;
+    int last = made.num_dims - 1;
+    if (last >= 0 && made.x[last] == at.dims[d] * at.x[d] && made.y[last] == at.dims[d] * at.y[d]) {
+      made.dims[last] *= at.dims[d], made.x[last] = at.x[d], made.y[last] = at.y[d];
+      continue;
+    }
+    made.dims[made.num_dims] = at.dims[d], made.x[made.num_dims] = at.x[d], made.y[made.num_dims] = at.y[d];
+    ++made.num_dims;
+  }
+  if (!made.num_dims) made.num_dims = 1, made.dims[0] = 1;
+  return made;
+}
+
+// `locate` of x alone, its dimensions counted when it is compiled: no index that a compiler cannot see through.
+template <int N>
+struct Located {
+  uint32_t dims[N], x[N];
+  explicit Located(const Layout& at) {
+    for (int d = 0; d < N; ++d) dims[d] = at.dims[d], x[d] = at.x[d];
+  }
+  HD uint32_t of(uint32_t index) const {
+    uint32_t found = 0;
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int d = N - 1; d > 0; --d) {
+      uint32_t rest = index / dims[d];
+      found += (index - rest * dims[d]) * x[d];
+      index = rest;
+    }
+    return found + index * x[0];
+  }
+};
+template <class Go>
+void with_located(const Layout& at, Go go) {
+  if (at.num_dims == 1) go(Located<1>(at));
+  else if (at.num_dims == 2) go(Located<2>(at));
+  else if (at.num_dims == 3) go(Located<3>(at));
+  else if (at.num_dims == 4) go(Located<4>(at));
+  else go(Located<kMaxDims>([&] {
+    Layout padded;
+    int more = kMaxDims - at.num_dims;
+    for (int d = 0; d < kMaxDims; ++d) padded.dims[d] = d < more ? 1 : at.dims[d - more], padded.x[d] = d < more ? 0 : at.x[d - more];
+    return padded;
+  }()));
+}
+
+// How many elements in a row share one element of an operand that lies densely otherwise; 0 for any other layout.
+size_t run_of(const Layout& at, const uint32_t* strides) {
+  size_t run = 1, inner = 1;
+  int d = at.num_dims - 1;
+  for (; d >= 0 && (strides[d] == 0 || at.dims[d] == 1); --d) run *= at.dims[d];
+  for (; d >= 0; --d) {
+    if (at.dims[d] != 1 && strides[d] != inner) return 0;
+    inner *= at.dims[d];
+  }
+  return run;
+}
+
 // The period of an operand that is repeated along the leading dimensions; 0 for any other layout.
 size_t period_of(const Layout& at, const uint32_t* strides) {
   size_t inner = 1;
@@ -156,8 +221,40 @@ void map_periodic(Stream s, const T* x, const T* y, T* out, size_t n, size_t x_p
   });
 }
 
+// One operand lies densely, the other has one element for each run of them.
+template <class M, class T>
+void map_runs(Stream s, const T* x, const T* y, T* out, size_t n, uint32_t x_run, uint32_t y_run) {
+  auto *px = reinterpret_cast<const Pack<T>*>(x), *py = reinterpret_cast<const Pack<T>*>(y);
+  auto* to = reinterpret_cast<Pack<T>*>(out);
+  uint32_t nx = x_run / kPack, ny = y_run / kPack;
+  each(s, M::label, n / kPack, [=] DEV(size_t k) {
+    uint32_t at = static_cast<uint32_t>(k);
+    Pack<T> u, v;
+    if (nx) {
+      T one = x[at / nx];
+      for (int i = 0; i < kPack; ++i) u.v[i] = one;
+    } else {
+      u = px[at];
+    }
+    if (ny) {
+      T one = y[at / ny];
+      for (int i = 0; i < kPack; ++i) v.v[i] = one;
+    } else {
+      v = py[at];
+    }
+    for (int i = 0; i < kPack; ++i) u.v[i] = M::of(u.v[i], v.v[i], 0, 0);
+    to[k] = u;
+  });
+}
+
 template <class M, class T>
 void map_broadcast(Stream s, const T* x, const T* y, T* out, size_t n, Layout at) {
+  size_t rx = run_of(at, at.x), ry = run_of(at, at.y);
+  bool one_dense = (rx == 1 && ry && ry % kPack == 0) || (ry == 1 && rx && rx % kPack == 0);
+  if (one_dense && packable(n, {out}) && packable(kPack, {rx == 1 ? x : y})) {
+    map_runs<M>(s, x, y, out, n, rx == 1 ? 0 : static_cast<uint32_t>(rx), ry == 1 ? 0 : static_cast<uint32_t>(ry));
+    return;
+  }
   size_t nx = period_of(at, at.x), ny = period_of(at, at.y);
   if (nx && ny && nx % kPack == 0 && ny % kPack == 0 && packable(n, {x, y, out})) {
     map_periodic<M>(s, x, y, out, n, nx, ny);
@@ -193,9 +290,32 @@ void map_broadcast_any(Stream s, Map which, const T* x, const T* y, T* out, size
   }
 }
 
+template <class T, class From>
+void spread_packs(Stream s, const T* x, Pack<T>* out, size_t n, From from, float scale) {
+  each(s, "spread", n, [=] DEV(size_t k) {
+    T one = T(scale * static_cast<float>(x[from.of(static_cast<uint32_t>(k))]));
+    Pack<T> all;
+    for (int i = 0; i < kPack; ++i) all.v[i] = one;
+    out[k] = all;
+  });
+}
+
+template <class T, class From>
+void spread_each(Stream s, const T* x, T* out, size_t n, From from, float scale) {
+  each(s, "spread", n, [=] DEV(size_t k) { out[k] = scale * static_cast<float>(x[from.of(static_cast<uint32_t>(k))]); });
+}
+
 template <class T>
 void spread(Stream s, const T* x, T* out, size_t n, Layout at, float scale) {
-  each(s, "spread", n, [=] DEV(size_t k) { out[k] = scale * x[locate(at, static_cast<uint32_t>(k)).x]; });
+  at = merged(at);
+  int last = at.num_dims - 1;
+  if (at.x[last] == 0 && at.dims[last] % kPack == 0 && packable(n, {out})) {
+    at.dims[last] /= kPack;
+    auto* to = reinterpret_cast<Pack<T>*>(out);
+    with_located(at, [=](auto from) { spread_packs(s, x, to, n / kPack, from, scale); });
+    return;
+  }
+  with_located(at, [=](auto from) { spread_each(s, x, out, n, from, scale); });
 }
 
 template <class T>
@@ -243,9 +363,14 @@ void sum_any(Stream s, Term<T> term, T* out, size_t n, Layout kept, size_t m, La
   });
 }
 
+template <class T, class From>
+void permute_from(Stream s, const T* x, T* out, size_t n, From from) {
+  each(s, "transpose", n, [=] DEV(size_t k) { out[k] = x[from.of(static_cast<uint32_t>(k))]; });
+}
+
 template <class T>
 void permute(Stream s, const T* x, T* out, size_t n, Layout at) {
-  each(s, "transpose", n, [=] DEV(size_t k) { out[k] = x[locate(at, static_cast<uint32_t>(k)).x]; });
+  with_located(merged(at), [=](auto from) { permute_from(s, x, out, n, from); });
 }
 
 template <class T>
@@ -253,8 +378,200 @@ void copy_2d(Stream s, const T* x, size_t x_pitch, T* out, size_t out_pitch, siz
   each(s, "copy_2d", width * num_rows, [=] DEV(size_t k) { out[k / width * out_pitch + k % width] = x[k / width * x_pitch + k % width]; });
 }
 
+#ifdef TESTBED_CUDA
+// A row that a block keeps in registers between its passes: each of its threads has P packs.
+constexpr unsigned kHolders = 256;
+template <int P, class T>
+struct Held {
+  float v[P][kPack];
+
+  __device__ Held(const T* row, size_t packs, float empty = 0.f) {
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      size_t k = p * kHolders + threadIdx.x;
+      if (k < packs) {
+        Pack<T> a = reinterpret_cast<const Pack<T>*>(row)[k];
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) v[p][i] = a.v[i];
+      } else {
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) v[p][i] = empty;
+      }
+    }
+  }
+  template <class F>
+  __device__ float fold(float from, F f) const {
+#pragma unroll
+    for (int p = 0; p < P; ++p)
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) from = f(from, v[p][i], p, i);
+    return from;
+  }
+  template <class F>
+  __device__ void apply(F f) {
+#pragma unroll
+    for (int p = 0; p < P; ++p)
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) v[p][i] = f(v[p][i], p, i);
+  }
+  __device__ void store(T* row, size_t packs) const {
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      size_t k = p * kHolders + threadIdx.x;
+      if (k >= packs) continue;
+      Pack<T> a;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) a.v[i] = T(v[p][i]);
+      reinterpret_cast<Pack<T>*>(row)[k] = a;
+    }
+  }
+  static __device__ bool has(int p, size_t packs) { return p * kHolders + threadIdx.x < packs; }
+};
+
+// Call `go` with the number of packs a thread holds, where rows fit: 1, 2 or 4.
+template <class Go>
+bool held(size_t cols, std::initializer_list<const void*> addresses, Go go) {
+  if (!packable(cols, addresses) || cols <= 256 || cols > 4 * kPack * kHolders) return false;
+  size_t each = (cols / kPack + kHolders - 1) / kHolders;
+  if (each == 1) go(std::integral_constant<int, 1>());
+  else if (each == 2) go(std::integral_constant<int, 2>());
+  else go(std::integral_constant<int, 4>());
+  return true;
+}
+
+template <int P, class T>
+void softmax_held(Stream s, const T* x, T* out, size_t num_rows, size_t cols) {
+  rows(s, "softmax", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+    size_t packs = cols / kPack;
+    Held<P, T> h(x + row * cols, packs, -INFINITY);
+    float top = team.top(h.fold(-INFINITY, [](float a, float b, int, int) { return fmaxf(a, b); }));
+    h.apply([=](float a, int, int) { return expf(a - top); });
+    float total = team.total(h.fold(0.f, [](float a, float b, int, int) { return a + b; }));
+    h.apply([=](float a, int, int) { return a / total; });
+    h.store(out + row * cols, packs);
+  }, kHolders);
+}
+
+template <int P, class T>
+void softmax_grad_held(Stream s, const T* y, const T* dy, T* dx, size_t num_rows, size_t cols) {
+  rows(s, "softmax_grad", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+    size_t packs = cols / kPack;
+    Held<P, T> a(y + row * cols, packs), b(dy + row * cols, packs);
+    float total = team.total(a.fold(0.f, [&](float sum, float here, int p, int i) { return sum + here * b.v[p][i]; }));
+    b.apply([&](float here, int p, int i) { return a.v[p][i] * (here - total); });
+    b.store(dx + row * cols, packs);
+  }, kHolders);
+}
+
+template <int P, class T, class W>
+void layer_norm_held(Stream s, const T* x, const W* w, const W* b, T* y, float* mean, float* variance, size_t num_rows, size_t cols,
+                     float epsilon) {
+  rows(s, "layer_norm", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+    size_t packs = cols / kPack;
+    Held<P, T> h(x + row * cols, packs);
+    float m = team.total(h.fold(0.f, [](float a, float v, int, int) { return a + v; })) / cols;
+    float v = team.total(h.fold(0.f, [=](float a, float here, int p, int) {
+                return Held<P, T>::has(p, packs) ? a + (here - m) * (here - m) : a;
+              })) / cols;
+    float r = 1.f / sqrtf(v + epsilon);
+    if (team.first()) mean[row] = m, variance[row] = v;
+    h.apply([=](float here, int, int) { return (here - m) * r; });
+    if (w) {
+      Held<P, W> weight(w, packs);
+      h.apply([&](float here, int p, int i) { return here * weight.v[p][i]; });
+    }
+    if (b) {
+      Held<P, W> bias(b, packs);
+      h.apply([&](float here, int p, int i) { return here + bias.v[p][i]; });
+    }
+    h.store(y + row * cols, packs);
+  }, kHolders);
+}
+
+template <int P, class T, class W>
+void layer_norm_grad_held(Stream s, const T* x, const W* w, const float* mean, const float* variance, const T* dy, T* dx, size_t num_rows,
+                          size_t cols, float epsilon) {
+  rows(s, "layer_norm_grad", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+    size_t packs = cols / kPack;
+    float m = mean[row], r = 1.f / sqrtf(variance[row] + epsilon);
+    Held<P, T> z(x + row * cols, packs, m), g(dy + row * cols, packs);
+    z.apply([=](float here, int, int) { return (here - m) * r; });
+    if (w) {
+      Held<P, W> weight(w, packs);
+      g.apply([&](float here, int p, int i) { return here * weight.v[p][i]; });
+    }
+    float a = team.total(g.fold(0.f, [](float sum, float here, int, int) { return sum + here; })) / cols;
+    float b = team.total(g.fold(0.f, [&](float sum, float here, int p, int i) { return sum + here * z.v[p][i]; })) / cols;
+    g.apply([&](float here, int p, int i) { return r * (here - a - z.v[p][i] * b); });
+    g.store(dx + row * cols, packs);
+  }, kHolders);
+}
+
+template <int P>
+void cross_entropy_held(Stream s, const float* x, const int64_t* labels, float* out, float* loss, size_t num_rows, size_t cols, int64_t ignored) {
+  rows(s, "cross_entropy", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+    size_t packs = cols / kPack;
+    int64_t label = labels[row];
+    bool known = label >= 0 && label < static_cast<int64_t>(cols);
+    float here = known ? x[row * cols + label] : NAN;
+    Held<P, float> h(x + row * cols, packs, -INFINITY);
+    float top = team.top(h.fold(-INFINITY, [](float a, float b, int, int) { return fmaxf(a, b); }));
+    h.apply([=](float a, int, int) { return expf(a - top); });
+    float total = team.total(h.fold(0.f, [](float a, float b, int, int) { return a + b; }));
+    if (team.first()) loss[row] = label == ignored ? 0.f : logf(total) + top - here;
+    h.apply([=](float a, int, int) { return a / total; });
+    h.store(out + row * cols, packs);
+  }, kHolders);
+}
+
+// A block a row of the table: it looks through the ids, 256 at once, and adds up what belongs to its row, in their order.
+constexpr int kColumnsHeld = 16;
+template <class T>
+__global__ void embedding_grad_kernel(const int64_t* ids, const T* dy, T* dw, size_t n, size_t vocab, size_t width) {
+  __shared__ int hits[kHolders];
+  __shared__ unsigned warps[kHolders / 32];
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (size_t row = blockIdx.x; row < vocab; row += gridDim.x)
+    for (size_t from = 0; from < width; from += kHolders * kColumnsHeld) {
+      float sums[kColumnsHeld] = {};
+      for (size_t start = 0; start < n; start += kHolders) {
+        size_t k = start + threadIdx.x;
+        bool hit = k < n && ids[k] == static_cast<int64_t>(row);
+        if (!__syncthreads_or(hit)) continue;
+        unsigned mask = __ballot_sync(0xffffffffu, hit);
+        if (lane == 0) warps[warp] = __popc(mask);
+        __syncthreads();
+        int before = 0, all = 0;
+        for (unsigned w = 0; w < kHolders / 32; ++w) {
+          if (static_cast<int>(w) < warp) before += warps[w];
+          all += warps[w];
+        }
+        if (hit) hits[before + __popc(mask & ((1u << lane) - 1))] = static_cast<int>(k);
+        __syncthreads();
+        for (int each = 0; each < all; ++each) {
+          const T* source = dy + hits[each] * width;
+#pragma unroll
+          for (int c = 0; c < kColumnsHeld; ++c) {
+            size_t col = from + c * kHolders + threadIdx.x;
+            if (col < width) sums[c] += static_cast<float>(source[col]);
+          }
+        }
+        __syncthreads();
+      }
+#pragma unroll
+      for (int c = 0; c < kColumnsHeld; ++c) {
+        size_t col = from + c * kHolders + threadIdx.x;
+        if (col < width) dw[row * width + col] = T(sums[c]);
+      }
+    }
+}
+#endif
+
 template <class T>
 void softmax(Stream s, const T* x, T* out, size_t num_rows, size_t cols) {
+#ifdef TESTBED_CUDA
+  if (held(cols, {x, out}, [=](auto p) { softmax_held<p.value>(s, x, out, num_rows, cols); })) return;
+#endif
   rows(s, "softmax", num_rows, cols, [=] DEV(const Team& team, size_t row) {
     const T* from = x + row * cols;
     T* to = out + row * cols;
@@ -266,6 +583,9 @@ void softmax(Stream s, const T* x, T* out, size_t num_rows, size_t cols) {
 
 template <class T>
 void softmax_grad(Stream s, const T* y, const T* dy, T* dx, size_t num_rows, size_t cols) {
+#ifdef TESTBED_CUDA
+  if (held(cols, {y, dy, dx}, [=](auto p) { softmax_grad_held<p.value>(s, y, dy, dx, num_rows, cols); })) return;
+#endif
   rows(s, "softmax_grad", num_rows, cols, [=] DEV(const Team& team, size_t row) {
     const T *a = y + row * cols, *b = dy + row * cols;
     T* to = dx + row * cols;
@@ -276,6 +596,9 @@ void softmax_grad(Stream s, const T* y, const T* dy, T* dx, size_t num_rows, siz
 
 template <class T, class W>
 void layer_norm(Stream s, const T* x, const W* w, const W* b, T* y, float* mean, float* variance, size_t num_rows, size_t cols, float epsilon) {
+#ifdef TESTBED_CUDA
+  if (held(cols, {x, w, b, y}, [=](auto p) { layer_norm_held<p.value>(s, x, w, b, y, mean, variance, num_rows, cols, epsilon); })) return;
+#endif
   rows(s, "layer_norm", num_rows, cols, [=] DEV(const Team& team, size_t row) {
     const T* from = x + row * cols;
     float m = team.sum(cols, [=](size_t k) { return static_cast<float>(from[k]); }) / cols;
@@ -292,7 +615,13 @@ void layer_norm(Stream s, const T* x, const W* w, const W* b, T* y, float* mean,
 template <class T, class W>
 void layer_norm_grad(Stream s, const T* x, const W* w, const float* mean, const float* variance, const T* dy, T* dx, W* dw, W* db,
                      size_t num_rows, size_t cols, float epsilon) {
-  if (dx)
+#ifdef TESTBED_CUDA
+  auto held_dx = [=](auto p) { layer_norm_grad_held<p.value>(s, x, w, mean, variance, dy, dx, num_rows, cols, epsilon); };
+  bool done = dx && held(cols, {x, w, dy, dx}, held_dx);
+#else
+  bool done = false;
+#endif
+  if (dx && !done)
     rows(s, "layer_norm_grad", num_rows, cols, [=] DEV(const Team& team, size_t row) {
       const T *a = x + row * cols, *g = dy + row * cols;
       float m = mean[row], r = 1.f / sqrtf(variance[row] + epsilon);
@@ -322,15 +651,20 @@ void embedding(Stream s, const int64_t* ids, const T* w, T* out, size_t n, size_
 
 template <class T>
 void embedding_grad(Stream s, const int64_t* ids, const T* dy, T* dw, size_t n, size_t vocab, size_t width) {
-  each(s, "embedding_grad", width, [=] DEV(size_t c) {  // one column a thread: always the same order of sums
-    for (size_t row = 0; row < vocab; ++row) dw[row * width + c] = T(0.f);
-    for (size_t k = 0; k < n; ++k) {
-      int64_t id = ids[k];
-      if (id < 0 || id >= static_cast<int64_t>(vocab)) continue;
-      T* to = dw + id * width + c;
-      *to = static_cast<float>(*to) + static_cast<float>(dy[k * width + c]);
-    }
+#ifdef TESTBED_CUDA
+  Piece piece(s, Work::compute, "embedding_grad");
+  unsigned blocks = static_cast<unsigned>(vocab < 65535 ? vocab : 65535);
+  embedding_grad_kernel<<<blocks, kHolders, 0, static_cast<cudaStream_t>(s)>>>(ids, dy, dw, n, vocab, width);
+  check_launch("embedding_grad");
+#else
+  enqueue(s, Work::compute, "embedding_grad", [=] {
+    std::vector<float> sums(vocab * width);
+    for (size_t k = 0; k < n; ++k)
+      for (size_t c = 0; c < width; ++c)
+        if (ids[k] >= 0 && ids[k] < static_cast<int64_t>(vocab)) sums[ids[k] * width + c] += static_cast<float>(dy[k * width + c]);
+    for (size_t k = 0; k < vocab * width; ++k) dw[k] = T(sums[k]);
   });
+#endif
 }
 
 template <class T, class G>
@@ -500,6 +834,9 @@ void k_embedding_grad(Stream s, Type type, const int64_t* ids, const void* dy, v
 
 // The softmax may take the place of x: the loss is read from x first.
 void k_cross_entropy(Stream s, const float* x, const int64_t* labels, float* out, float* loss, size_t num_rows, size_t cols, int64_t ignored) {
+#ifdef TESTBED_CUDA
+  if (held(cols, {x, out}, [=](auto p) { cross_entropy_held<p.value>(s, x, labels, out, loss, num_rows, cols, ignored); })) return;
+#endif
   rows(s, "cross_entropy", num_rows, cols, [=] DEV(const Team& team, size_t row) {
     const float* from = x + row * cols;
     int64_t label = labels[row];
@@ -514,10 +851,12 @@ void k_cross_entropy(Stream s, const float* x, const int64_t* labels, float* out
 
 void k_cross_entropy_grad(Stream s, const float* softmax, const int64_t* labels, const float* dloss, float* dx, size_t num_rows, size_t cols,
                           int64_t ignored) {
-  each(s, "cross_entropy_grad", num_rows * cols, [=] DEV(size_t k) {
-    size_t row = k / cols;
-    float hit = static_cast<int64_t>(k % cols) == labels[row] ? 1.f : 0.f;
-    dx[k] = labels[row] == ignored ? 0.f : dloss[row] * (softmax[k] - hit);
+  rows(s, "cross_entropy_grad", num_rows, cols, [=] DEV(const Team& team, size_t row) {
+    int64_t label = labels[row];
+    float slope = label == ignored ? 0.f : dloss[row];
+    const float* from = softmax + row * cols;
+    float* to = dx + row * cols;
+    team.each(cols, [=](size_t k) { to[k] = label == ignored ? 0.f : slope * (from[k] - (static_cast<int64_t>(k) == label ? 1.f : 0.f)); });
   });
 }
 

@@ -70,6 +70,12 @@ struct Team {
     return all(top, [](float a, float b) { return fmaxf(a, b); });
   }
   __device__ bool first() const { return threadIdx.x == 0; }
+  __device__ float total(float mine) const {
+    return all(mine, [](float a, float b) { return a + b; });
+  }
+  __device__ float top(float mine) const {
+    return all(mine, [](float a, float b) { return fmaxf(a, b); });
+  }
 
  private:
   template <class Op>
@@ -96,18 +102,28 @@ __global__ void rows_kernel(size_t rows, F f) {
   for (size_t row = blockIdx.x; row < rows; row += gridDim.x) f(team, row);
 }
 
-// Sums of columns: a block has 32 columns, its 8 groups of threads take every eighth row.
+// Sums of columns: a block has 32 columns, its 32 groups of threads take every 32nd row, eight of them at once.
+constexpr int kGroups = 32;
 template <class F, class G>
 __global__ void columns_kernel(size_t num_rows, size_t num_cols, F f, G store) {
-  __shared__ float part[8][33];
+  __shared__ float part[kGroups][33];
   size_t col = blockIdx.x * size_t{32} + threadIdx.x;
   float total = 0;
-  if (col < num_cols)
-    for (size_t row = threadIdx.y; row < num_rows; row += 8) total += f(row, col);
+  if (col < num_cols) {
+    size_t row = threadIdx.y;
+    for (; row + 7 * kGroups < num_rows; row += 8 * kGroups) {
+      float some[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) some[k] = f(row + k * kGroups, col);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) total += some[k];
+    }
+    for (; row < num_rows; row += kGroups) total += f(row, col);
+  }
   part[threadIdx.y][threadIdx.x] = total;
   __syncthreads();
   if (threadIdx.y == 0 && col < num_cols) {
-    for (int k = 1; k < 8; ++k) total += part[k][threadIdx.x];
+    for (int k = 1; k < kGroups; ++k) total += part[k][threadIdx.x];
     store(col, total);
   }
 }
@@ -127,10 +143,10 @@ void each(Stream stream, const char* name, size_t n, F f) {
 }
 
 template <class F>
-void rows(Stream stream, const char* name, size_t num_rows, size_t num_cols, F f) {
+void rows(Stream stream, const char* name, size_t num_rows, size_t num_cols, F f, unsigned threads = 0) {
   if (!num_rows) return;
   Piece piece(stream, Work::compute, name);
-  unsigned threads = num_cols <= 64 ? 32 : num_cols <= 1024 ? 128 : num_cols <= 8192 ? 256 : 1024;
+  if (!threads) threads = num_cols <= 64 ? 32 : num_cols <= 1024 ? 128 : num_cols <= 8192 ? 256 : 1024;
   unsigned blocks = static_cast<unsigned>(num_rows < 65535 ? num_rows : 65535);
   rows_kernel<<<blocks, threads, 0, static_cast<cudaStream_t>(stream)>>>(num_rows, f);
   check_launch(name);
@@ -142,7 +158,7 @@ void columns(Stream stream, const char* name, size_t num_rows, size_t num_cols, 
   if (!num_cols) return;
   Piece piece(stream, Work::compute, name);
   unsigned blocks = static_cast<unsigned>((num_cols + 31) / 32);
-  columns_kernel<<<blocks, dim3(32, 8), 0, static_cast<cudaStream_t>(stream)>>>(num_rows, num_cols, f, store);
+  columns_kernel<<<blocks, dim3(32, kGroups), 0, static_cast<cudaStream_t>(stream)>>>(num_rows, num_cols, f, store);
   check_launch(name);
 }
 

@@ -35,7 +35,7 @@ void use_pool(const phi::CustomContext& context) {
 Op::Op(const phi::CustomContext& context, const char* name, const std::vector<const DenseTensor*>& reads)
     : name(name), stream(context.stream()), context_(context), touched_(reads) {
   use_pool(context);
-  note(name, stream_number(stream));
+  begin_op(name, stream_number(stream));
   for (const DenseTensor* each : reads)
     if (each && each->initialized() && phi::is_cpu_place(each->place())) refuse(name, "reads host memory, which no device function can");
 }
@@ -44,6 +44,7 @@ Op::Op(const phi::CustomContext& context, const char* name, std::initializer_lis
     : Op(context, name, std::vector<const DenseTensor*>(reads)) {}
 
 Op::~Op() {
+  end_op();
   for (const DenseTensor* each : touched_) {
     auto* block = each ? dynamic_cast<Block*>(each->Holder().get()) : nullptr;
     if (block) block->touched_by(stream);

@@ -75,8 +75,14 @@ void sum_marked(Stream s, Sum sum, Type type, const void* x, const Dims& at_x, c
     (reduced[k] ? gone_y : kept_y).push_back(at_y[k]);
   }
   size_t n = product(kept_dims, 0, kept_dims.size()), m = product(gone_dims, 0, gone_dims.size());
-  bool dense = at_x == strides_of(dims) && (sum != Sum::product || at_y == at_x);
-  bool tail = std::is_sorted(reduced.begin(), reduced.end()), head = std::is_sorted(reduced.rbegin(), reduced.rend());
+  bool dense = true;  // a dimension of one element may have any stride
+  Dims plain = strides_of(dims);
+  for (size_t k = 0; k < dims.size(); ++k)
+    if (dims[k] != 1) dense = dense && at_x[k] == plain[k] && (sum != Sum::product || at_y[k] == plain[k]);
+  std::vector<bool> marks;
+  for (size_t k = 0; k < dims.size(); ++k)
+    if (dims[k] != 1) marks.push_back(reduced[k]);
+  bool tail = std::is_sorted(marks.begin(), marks.end()), head = std::is_sorted(marks.rbegin(), marks.rend());
   if (dense && tail) k_sum_rows(s, sum, type, x, y, type, out, n, m, scale);
   else if (dense && head) k_sum_columns(s, sum, type, x, y, out, m, n, scale);
   else k_sum(s, sum, type, x, y, out, n, layout(kept_dims, kept_x, kept_y), m, layout(gone_dims, gone_x, gone_y), scale);

@@ -6,8 +6,12 @@
 namespace tb {
 namespace {
 
-const float* f32(const DenseTensor& tensor) { return static_cast<const float*>(tensor.data()); }
-float* f32(DenseTensor* tensor) { return static_cast<float*>(tensor->data()); }
+// A kernel's operands have the kernel's own type unless its registration says otherwise: read nothing as what it is not.
+const float* f32(const DenseTensor& tensor) {
+  if (tensor.dtype() != DataType::FLOAT32) refuse("an operand", "must be float32");
+  return static_cast<const float*>(tensor.data());
+}
+float* f32(DenseTensor* tensor) { return const_cast<float*>(f32(*tensor)); }
 const int64_t* ids_of(const char* name, const DenseTensor& tensor) {
   if (tensor.dtype() != DataType::INT64) refuse(name, "takes int64 indices");
   return static_cast<const int64_t*>(tensor.data());
@@ -209,7 +213,13 @@ void SgdKernel(const Context& c, const DenseTensor& parameter, const DenseTensor
   Op op(c, "sgd", {&parameter, &rate, &grad});
   if (out->data() != parameter.data()) refuse(op.name, "the parameter must be updated in place");
   float* kept = master_of(op.name, multi_precision, master, master_out);
-  k_sgd(op.stream, type_of(parameter), out->data(), kept, type_of(grad), grad.data(), f32(rate), parameter.numel());
+  const void* step = rate.data();
+  if (rate.dtype() != DataType::FLOAT32) {  // Paddle gives the rate in the parameter's type
+    void* wide = op.scratch(sizeof(float));
+    k_cast(op.stream, type_of(rate), step, Type::f32, wide, 1);
+    step = wide;
+  }
+  k_sgd(op.stream, type_of(parameter), out->data(), kept, type_of(grad), grad.data(), static_cast<const float*>(step), parameter.numel());
 }
 
 }  // namespace tb

@@ -205,11 +205,12 @@ bool is_pinned(const void* address) {
 void enqueue(Stream stream, Work work, const char* name, std::function<void()> run) {
   int number = of(stream)->number, us = delay_us(number, work, name);
   bool traced = tracing();
+  long op = current_op();
   of(stream)->push([=, run = std::move(run)] {
     if (us) pause_us(us);
     double begin = traced ? now_us() : 0;
     run();
-    if (traced) interval(name, number, begin, now_us());
+    if (traced) interval(name, number, begin, now_us(), op);
   });
 }
 

@@ -1,0 +1,127 @@
+"""Measure the steps of a training run, on each rank: times with the device idle before and after, memory, one traced step.
+
+`TESTBED_MEASURE=FOLDER` turns it on; the folder gets `rank<r>.json` and, for the last step, `trace<r>.pickle`. With
+`TESTBED_GATE=FOLDER:0,1` a run waits before it first uses its GPUs until no other run does, so that many runs can be
+prepared at once and are measured one after the other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pickle
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from testbed import device
+from testbed.trace import Planned, RankTrace, summary
+
+FOLDER_VARIABLE, GATE_VARIABLE, STEPS_VARIABLE, TRACE_VARIABLE = "TESTBED_MEASURE", "TESTBED_GATE", "TESTBED_STEPS", "TESTBED_TRACE"
+_POLL_S = 0.005
+
+
+@dataclass(slots=True)
+class Gate:
+    """Turns at the GPUs of a run: its first rank takes a lock for each, the others wait for its word."""
+
+    rank: int
+    folder: Path
+    gpus: list[int]
+    word: Path
+    locks: list[IO[str]] = field(default_factory=list)
+
+    def enter(self) -> None:
+        if self.rank == 0:
+            for gpu in self.gpus:  # in one order everywhere: no two runs wait for each other
+                lock = open(self.folder / f"gpu{gpu}.lock", "w")  # noqa: SIM115 - held until the end
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self.locks.append(lock)
+            self.word.write_text("go")
+        while not self.word.exists():
+            time.sleep(_POLL_S)
+
+    def leave(self) -> None:
+        for lock in self.locks:
+            lock.close()
+        self.locks.clear()
+
+
+@dataclass(slots=True)
+class Measurer:
+    """Stands around `Engine.run`."""
+
+    rank: int
+    folder: Path
+    num_steps: int
+    traced: bool
+    gate: Gate | None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    trace: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, engine: Any) -> Iterator[None]:
+        last = len(self.steps) + 1 == self.num_steps
+        tracing = device.Trace([], [], []) if last and self.traced else None
+        before = device.memory()
+        if tracing is not None:
+            device.start_trace()
+        device.synchronize()
+        device.reset_peaks()
+        start = time.perf_counter()
+        yield
+        issued = time.perf_counter()
+        device.synchronize()
+        end = time.perf_counter()
+        if tracing is not None:
+            device.end_trace(tracing)
+            self._keep(engine, tracing, before)
+        step = {"ms": (end - start) * 1e3, "host_ms": (issued - start) * 1e3, "traced": tracing is not None}
+        self.steps.append({**step, "memory": asdict(device.memory())})
+        if last:
+            if self.gate:
+                self.gate.leave()
+            self.write()
+
+    def write(self) -> None:
+        found = {"rank": self.rank, "steps": self.steps, "trace": self.trace}
+        (self.folder / f"rank{self.rank}.json").write_text(json.dumps(found) + "\n")
+
+    def _keep(self, engine: Any, tracing: device.Trace, before: device.Memory) -> None:
+        from testbed.programs import planned_ops
+
+        jobs, rows = planned_ops(engine._job_plan) if engine._job_plan is not None else ([], [])
+        kept = RankTrace(self.rank, tracing, jobs, [Planned(*row) for row in rows], before.allocated, before.pinned)
+        self.trace = summary(kept)
+        with open(self.folder / f"trace{self.rank}.pickle", "wb") as file:
+            pickle.dump(kept, file)
+
+
+def install(rank: int, run_dir: Path) -> None:
+    """Measure every step of this process, if that is asked for."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return
+    from paddle.distributed.auto_parallel.static.engine import Engine
+
+    where, _, gpus = os.environ.get(GATE_VARIABLE, "").partition(":")
+    gate = Gate(rank, Path(where), [int(gpu) for gpu in gpus.split(",")], run_dir / "go") if where else None
+    measurer = Measurer(rank, Path(folder), int(os.environ[STEPS_VARIABLE]), bool(os.environ.get(TRACE_VARIABLE)), gate)
+    run, initialize = Engine.run, Engine._initialize
+
+    def initialize_alone(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        if measurer.gate and not measurer.steps:
+            measurer.gate.enter()
+        return initialize(engine, *args, **kwargs)
+
+    Engine._initialize = initialize_alone
+
+    def run_measured(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        with measurer.step(engine):
+            return run(engine, *args, **kwargs)
+
+    Engine.run = run_measured

@@ -1,0 +1,202 @@
+"""A measured step as Chrome-trace JSON, in the form of the simulated one (`interlace timeline`): open both side by side.
+
+Ranks are processes and streams are threads; thread 0 is the host with its jobs, from a job's first operation to its last. Slices
+are what device events measured (CUDA) or what the host threads did. Counters are device and pinned memory as the allocator saw it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from testbed.device import Issue, Trace
+
+Event = dict[str, Any]
+HOST = 0
+AHEAD = 40  # operations of a program that the executor may have left out between two that it issued
+COMM = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"})
+COPIES = frozenset({"copy_d2h", "copy_h2d", "memcpy_d2h", "memcpy_h2d"})
+
+
+class Planned(NamedTuple):
+    """An operation of a job as the plan has it."""
+
+    job: int
+    name: str
+    stream: str
+    role: str
+    micro_batch: int | None
+
+
+@dataclass(slots=True)
+class RankTrace:
+    """What one rank's trace needs beside the trace itself."""
+
+    rank: int
+    trace: Trace
+    jobs: list[str]
+    planned: list[Planned]
+    allocated: int
+    pinned: int
+
+
+def align(planned: Sequence[Planned], issues: Sequence[Issue]) -> dict[int, Planned]:
+    """Number of an issued operation -> the planned one it is; both lists are in host order, and either may have extras.
+
+    >>> ops = [Planned(0, name, "", "forward", 0) for name in ("matmul", "scale", "add")]
+    >>> sorted(align(ops, [Issue(0.0, "matmul", 0, 5), Issue(1.0, "fetch", 0, 6), Issue(2.0, "add", 0, 7)]))
+    [5, 7]
+    """
+    found: dict[int, Planned] = {}
+    at = 0
+    for issue in issues:
+        window, name = range(at, min(at + AHEAD, len(planned))), _snake(issue.name)
+        hit = next((k for k in window if planned[k].name == name), None)
+        if hit is not None:
+            found[issue.number] = planned[hit]
+            at = hit + 1
+    return found
+
+
+def _snake(name: str) -> str:
+    """`ReshapeGrad` -> `reshape_grad`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def stream_names(ranked: RankTrace, known: dict[int, Planned]) -> dict[int, str]:
+    """Stream number -> the name that most of its operations have in the plan."""
+    votes: dict[int, Counter[str]] = {}
+    for issue in ranked.trace.issues:
+        if issue.number in known:
+            votes.setdefault(issue.stream, Counter())[known[issue.number].stream or "compute"] += 1
+    names = {stream: count.most_common(1)[0][0] for stream, count in votes.items()}
+    numbers = {each.stream for each in ranked.trace.intervals}
+    return {number: names.get(number, f"stream {number}") for number in sorted(numbers)}
+
+
+def chrome_trace(ranks: Sequence[RankTrace]) -> dict[str, Any]:
+    """The trace as plain data; times in microseconds from the first thing that any rank did."""
+    start = min((issue.at_us for each in ranks for issue in each.trace.issues[:1]), default=0.0)
+    events = [event for each in ranks for event in _rank_events(each, start)]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def write_trace(ranks: Sequence[RankTrace], path: Path) -> None:
+    """Write the trace."""
+    path.write_text(json.dumps(chrome_trace(ranks), separators=(",", ":")))
+
+
+def _rank_events(ranked: RankTrace, start: float) -> list[Event]:
+    known = align(ranked.planned, ranked.trace.issues)
+    names = stream_names(ranked, known)
+    threads = {stream: k + 1 for k, stream in enumerate(sorted(names, key=lambda each: (names[each] != "compute", each)))}
+    events = [_meta(ranked.rank, "process_name", name=f"rank {ranked.rank} (measured)"),
+              _meta(ranked.rank, "process_sort_index", sort_index=ranked.rank)]  # fmt: skip
+    for thread, name in enumerate(["host", *(names[stream] for stream in threads)]):
+        events += [_meta(ranked.rank, "thread_name", thread, name=name), _meta(ranked.rank, "thread_sort_index", thread, sort_index=thread)]
+    return [*events, *_jobs(ranked, known, start), *_slices(ranked, known, threads, start), *_memory(ranked, start)]
+
+
+def _meta(rank: int, key: str, thread: int = HOST, **args: object) -> Event:
+    return {"ph": "M", "pid": rank, "tid": thread, "name": key, "args": args}
+
+
+def _span(rank: int, thread: int, name: str, category: str, begin: float, end: float) -> Event:
+    return {"ph": "X", "pid": rank, "tid": thread, "name": name, "cat": category, "ts": round(begin, 3), "dur": round(end - begin, 3)}
+
+
+def _jobs(ranked: RankTrace, known: dict[int, Planned], start: float) -> Iterable[Event]:
+    spans: dict[int, list[float]] = {}
+    for issue in ranked.trace.issues:
+        if issue.number in known:
+            spans.setdefault(known[issue.number].job, []).append(issue.at_us)
+    for job, moments in spans.items():
+        event = _span(ranked.rank, HOST, ranked.jobs[job], "job", moments[0] - start, moments[-1] - start)
+        yield {**event, "args": {"items": len(moments)}}
+
+
+def _slices(ranked: RankTrace, known: dict[int, Planned], threads: dict[int, int], start: float) -> Iterable[Event]:
+    issued = {issue.number: issue for issue in ranked.trace.issues}
+    for each in ranked.trace.intervals:
+        planned, issue = known.get(each.op), issued.get(each.op)
+        kind = f"pd_op.{planned.name}" if planned else each.name
+        batch = f"@{planned.micro_batch}" if planned and planned.micro_batch is not None else ""
+        category = "comm" if each.name in COMM else "copy" if each.name in COPIES else planned.role if planned else "other"
+        event = _span(ranked.rank, threads[each.stream], " ".join(filter(None, [kind, batch])), category, each.begin_us - start, each.end_us - start)
+        yield {**event, "args": {"kernel": each.name, "op": each.op, **({"issued_us": round(issue.at_us - start, 3)} if issue else {})}}
+
+
+def _memory(ranked: RankTrace, start: float) -> Iterable[Event]:
+    held = {"device": ranked.allocated, "pinned": ranked.pinned}
+    steps = {"allocate": ("device", 1), "free": ("device", -1), "pinned_allocate": ("pinned", 1), "pinned_free": ("pinned", -1)}
+    for call in ranked.trace.calls:
+        if call.what in steps:
+            pool, sign = steps[call.what]
+            held[pool] += sign * call.size
+            yield {"ph": "C", "pid": ranked.rank, "name": f"{pool} memory", "ts": round(call.at_us - start, 3),
+                   "args": {"MiB": round(held[pool] / 2**20, 3)}}  # fmt: skip
+
+
+# -- what a trace says in numbers ------------------------------------------------------------------------------------
+
+
+def summary(ranked: RankTrace) -> dict[str, Any]:
+    """Where the step's time went: length, busy time by stream and kernel, gaps, host time an operation and a job."""
+    known = align(ranked.planned, ranked.trace.issues)
+    names = stream_names(ranked, known)
+    work = sorted(ranked.trace.intervals)
+    if not work:
+        return {}
+    length = max(each.end_us for each in work) - work[0].begin_us
+    busy: dict[str, float] = {}
+    kernels: dict[str, list[float]] = {}
+    for each in work:
+        busy[names[each.stream]] = busy.get(names[each.stream], 0.0) + each.end_us - each.begin_us
+        kernels.setdefault(each.name, []).append(each.end_us - each.begin_us)
+    compute = {stream for stream, name in names.items() if name == "compute"}
+    top = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:24]
+    return {
+        "device_us": round(length, 1),
+        "busy_us": {name: round(value, 1) for name, value in busy.items()},
+        "exposed_comm_us": round(_outside([each for each in work if each.name in COMM], [each for each in work if each.stream in compute and each.name not in COMM]), 1),
+        "idle_us": round(length - _covered(work), 1),
+        "kernels_us": {name: {"n": len(each), "total": round(sum(each), 1), "median": round(statistics.median(each), 2)} for name, each in top},
+        "ops_issued": len(ranked.trace.issues),
+        "ops_aligned": len(known),
+        "host_us": _host(ranked, known),
+    }  # fmt: skip
+
+
+def _covered(work: Sequence[Any]) -> float:
+    """Length of the union of some intervals, in order of their begin."""
+    total, until = 0.0, float("-inf")
+    for each in work:
+        total += max(0.0, each.end_us - max(each.begin_us, until))
+        until = max(until, each.end_us)
+    return total
+
+
+def _outside(some: Sequence[Any], cover: Sequence[Any]) -> float:
+    """Length of `some` that no interval of `cover` runs beside."""
+    return _covered(sorted([*some, *cover])) - _covered(cover)
+
+
+def _host(ranked: RankTrace, known: dict[int, Planned]) -> dict[str, float]:
+    """Host time from one operation to the next, inside a job and from the last of a job to the first of the next; medians."""
+    inside, between = [], []
+    issues = [issue for issue in ranked.trace.issues if issue.number in known]
+    for before, issue in zip(issues, issues[1:], strict=False):
+        same = known[before.number].job == known[issue.number].job
+        (inside if same else between).append(issue.at_us - before.at_us)
+    found = {"step": issues[-1].at_us - issues[0].at_us} if issues else {}
+    if inside:
+        found["an_op_median"] = statistics.median(inside)
+    if between:
+        found["between_jobs_median"] = statistics.median(between)
+    return {name: round(value, 2) for name, value in found.items()}
