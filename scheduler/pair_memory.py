@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from interlace.ir import Graph, Op
-from interlace.ir.kinds import NO_KERNEL
+from interlace.ir import Graph, Op, Value
+from interlace.ir.graph import cells
+from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT
 
 Placed = tuple[str, int]
 
@@ -26,16 +27,18 @@ class PairMemory:
 
     def __init__(self, graph: Graph, backward: Sequence[Op], forward: Sequence[Op]) -> None:
         self.graph = graph
+        self.cells = cells(graph)
         self.size: dict[int, int] = {}
         for value in graph.values.values():
-            self.size[value.storage] = max(self.size.get(value.storage, 0), self._bytes(value.id))
+            for place, size_bytes in self._bytes(value):
+                self.size[place] = max(self.size.get(place, 0), size_bytes)
         self.gives: dict[Placed, list[int]] = {}
         self.reads: dict[Placed, list[int]] = {}
         self.stays = self._outliving(backward, forward)
         for side, ops in (("B", backward), ("F", forward)):
             for op in ops:
-                self.gives[side, op.id] = self._storages(op.results)
-                self.reads[side, op.id] = self._storages([*graph.reads(op), *op.results])
+                self.gives[side, op.id] = self._storages(_made(op))
+                self.reads[side, op.id] = self._storages([*graph.reads(op), *_made(op)])
         self.start = self._held_at_start(backward)
 
     def peak(self, order: Sequence[Placed]) -> int:
@@ -59,16 +62,19 @@ class PairMemory:
             live -= frees.get(k, 0)
         return peak
 
-    def _bytes(self, value_id: int) -> int:
-        value = self.graph.values[value_id]
-        giver = self.graph.producer_op(value_id)
+    def _bytes(self, value: Value) -> Iterable[tuple[int, int]]:
+        """Bytes by storage: of a vector that a kernel gives, those of its tensors."""
+        giver = self.graph.producer_op(value.id)
         if value.persistable or value.memory != "device" or (giver is not None and giver.name in NO_KERNEL):
-            return 0
-        return max(value.size_bytes, 0)
+            return [(place, 0) for place in self.cells[value.id]]
+        places = self.cells[value.id]
+        if value.dtype == "vector" and len(places) == len(value.elements):
+            return [(place, max(part.size_bytes, 0)) for place, part in zip(places, value.elements, strict=True)]
+        return [(place, max(value.size_bytes, 0)) for place in places]
 
     def _storages(self, values: Sequence[int]) -> list[int]:
-        found = dict.fromkeys(self.graph.values[value].storage for value in values)
-        return [storage for storage in found if self.size[storage]]
+        found = dict.fromkeys(place for value in values for place in self.cells[value])
+        return [place for place in found if self.size[place]]
 
     def _outliving(self, backward: Sequence[Op], forward: Sequence[Op]) -> set[tuple[str, int]]:
         """Storages that a later part of the step reads."""
@@ -78,20 +84,19 @@ class PairMemory:
             for op in ops:
                 for value in (*op.operands, *op.results):
                     if value >= 0 and self._read_later(value, inside, side):
-                        stays.add((side, self.graph.values[value].storage))
+                        stays.update((side, place) for place in self.cells[value])
         return stays
 
     def _read_later(self, value: int, inside: set[int], side: str) -> bool:
         later = ("backward", "optimize") if side == "F" else ("optimize",)
         for alias in self.graph.aliases[self.graph.values[value].storage]:
-            for user in self.graph.user_ops(alias):
-                reads = user.role in later or (side == "B" and user.role == "backward")
-                if user.id not in inside and reads and alias in self.graph.reads(user):
+            for user in self.graph.readers(alias):
+                if user.id not in inside and (user.role in later or (side == "B" and user.role == "backward")):
                     return True
         return False
 
     def _held_at_start(self, backward: Sequence[Op]) -> int:
-        given = {storage for op in backward for storage in self._storages(op.results)}
+        given = {storage for op in backward for storage in self._storages(_made(op))}
         read = {storage for op in backward for storage in self._storages(self.graph.reads(op))}
         inside = {op.id for op in backward}
         self.early: set[tuple[str, int]] = set()
@@ -100,3 +105,8 @@ class PairMemory:
             if self.graph.program.ops[first].id not in inside:
                 self.early.add(("B", storage))
         return sum(self.size[storage] for _, storage in self.early)
+
+
+def _made(op: Op) -> tuple[int, ...]:
+    """Results that take memory; putting tensors together or apart takes none."""
+    return () if op.name in (COMBINE, SPLIT) else op.results

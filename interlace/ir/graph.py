@@ -94,7 +94,7 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     readers: dict[int, list[int]] = {}
     last_comm: dict[int, int] = {}
     last_random: int | None = None
-    cells = _cells(graph)
+    places = cells(graph)
     for op in ops:
         mine = after[op.id]
         for value_id in op.operands:
@@ -103,13 +103,13 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
             made_by = graph.producer.get(value_id)
             if made_by in after:
                 mine.add(made_by)
-            mine.update(writer[place] for place in cells[value_id] if place in writer)
+            mine.update(writer[place] for place in places[value_id] if place in writer)
         stacks = {v for v in op.operands if v != ABSENT and graph.values[v].dtype == "stack"}
-        for place in {place for v in written_operands(op) | stacks for place in cells[v]}:
+        for place in {place for v in written_operands(op) | stacks for place in places[v]}:
             mine.update(readers.pop(place, ()))
             writer[place] = op.id
         for value_id in graph.reads(op):
-            for place in cells[value_id]:
+            for place in places[value_id]:
                 readers.setdefault(place, []).append(op.id)
         if is_comm(op):
             if op.group in last_comm:
@@ -122,19 +122,19 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     return after
 
 
-def _cells(graph: Graph) -> dict[int, tuple[int, ...]]:
+def cells(graph: Graph) -> dict[int, tuple[int, ...]]:
     """Storages that a value's contents lie in: a vector's are those of its tensors, and a tensor taken from a vector is in it."""
-    cells: dict[int, tuple[int, ...]] = {value.id: (value.storage,) for value in graph.program.values}
+    found: dict[int, tuple[int, ...]] = {value.id: (value.storage,) for value in graph.program.values}
     for op in graph.program.ops:
         if op.name == COMBINE:
-            cells[op.results[0]] = tuple(place for v in op.operands if v != ABSENT for place in cells[v])
+            found[op.results[0]] = tuple(place for v in op.operands if v != ABSENT for place in found[v])
         elif op.name == SPLIT:
             vector = op.operands[0]
-            if cells[vector] == (graph.values[vector].storage,):
-                cells[vector] = tuple(place for value in op.results for place in cells[value])
-            elif len(cells[vector]) == len(op.results):
-                cells.update((value, (place,)) for value, place in zip(op.results, cells[vector], strict=True))
-    return cells
+            if found[vector] == (graph.values[vector].storage,):
+                found[vector] = tuple(place for value in op.results for place in found[value])
+            elif len(found[vector]) == len(op.results):
+                found.update((value, (place,)) for value, place in zip(op.results, found[vector], strict=True))
+    return found
 
 
 def is_topological(order: Iterable[int], after: dict[int, set[int]]) -> bool:

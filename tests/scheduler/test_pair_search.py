@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
+from interlace.ir import Graph, parse
 from interlace.scheduler.interleave import _Pair, plan_pairs
 from interlace.scheduler.pair_bytes import Walk
 from interlace.scheduler.pair_clock import duration
 from interlace.scheduler.pair_list import TRIES, ListScheduler
+from interlace.scheduler.pair_memory import PairMemory
 from interlace.scheduler.pair_search import Form, Rules, Search
 from tests.strategies import World, programs
 
@@ -68,3 +70,26 @@ def peak(pair: _Pair, order: list[int]) -> int:
     for node in order:
         walk.run(node)
     return walk.peak
+
+
+def test_tensors_of_a_vector_live_as_long_as_the_vector_is_read() -> None:
+    """Put together they stay until the join has run; a kernel's vector counts by its parts; a shape-only reader holds nothing."""
+    program = parse("""program rank=0 world=1 mode=train
+#0 %0:float32[64] = pd_op.matmul() forward
+#1 %1:float32[64] = pd_op.gelu(%0) forward
+#2 %2:vector<float32[64];float32[64]> = builtin.combine(%0,%1) forward
+#3 %3:float32[8] = pd_op.relu(%1) forward
+#4 %4:float32[128] = pd_op.concat(%2) forward
+#5 %5:vector<float32[32];float32[96]> = pd_op.split_with_num(%4) forward
+#6 %6:float32[32], %7:float32[96] = builtin.split(%5) forward
+#7 %8:float32[96] = pd_op.gelu(%7) forward
+#8 %9:vector<float32[64];float32[64]> = builtin.combine(%0,%1) backward
+#9 %10:vector<float32[64];float32[64]> = pd_op.concat_grad(%9,%8) backward no_buffer=0
+""")
+    forward = [op for op in program.ops if op.role == "forward"]
+    memory = PairMemory(Graph(program), [op for op in program.ops if op.role == "backward"], forward)
+    assert memory.start == 96 * 4
+    assert {program.ops[k].name: memory.gives["F", k] for k in (2, 5, 6)} == {"builtin.combine": [], "pd_op.split_with_num": [6, 7],
+                                                                             "builtin.split": []}  # fmt: skip
+    whole = memory.peak([("F", op.id) for op in forward])
+    assert whole == memory.start + 4 * (64 + 64 + 128)
