@@ -93,7 +93,7 @@ def moved_bytes(op: Op, values: Values) -> int:
 
 def is_weight_gradient(op: Op) -> bool:
     """Whether a matrix product is dW = x^T dy (its operands are both activations, contracted over tokens)."""
-    if op.kind == "fused_linear_param_grad_add":
+    if op.kind == "fused_linear_param_grad_add" or op.attrs.get("left_out") == 0:  # one-sided: only the second operand's gradient
         return True
     return op.kind in GEMMS and op.role == "backward" and bool(op.attrs.get("transpose_x"))
 

@@ -126,6 +126,8 @@ def test_copies_know_their_direction_and_how_many_devices_copy(h200):
 def test_categories(h200):
     assert h200.category(*matmul("2048,1024", "1024,4096", "2048,4096")) == "gemm:proj"
     assert h200.category(*matmul("64,32", "64,48", "32,48", attrs='{"transpose_x":true}', role="backward")) == "gemm:dw"
+    one_sided = matmul("64,32", "32,48", "64,32", attrs='{"left_out":0}', role="backward")
+    assert h200.category(*one_sided) == "gemm:dw"
     assert h200.category(*unary("pd_op.gelu", "4")) == "memory:gelu"
     assert h200.category(*collective("pd_op.all_gather", "4", "8", "0,1,2,3")) == "comm:all_gather@4"
     assert h200.category(*unary("pd_op.fft_c2c", "4")) == "unknown"
