@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from paddle.distributed.auto_parallel.static import engine as engine_module
 
 from interlace.bridge.agree import peers_of, require_agreement
 from interlace.bridge.capture import Captured, capture
+from interlace.bridge.feeds import matching_feed
 from interlace.bridge.flags import Flags, final_config
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
@@ -148,7 +149,7 @@ def install() -> None:
             return stock_run(self, *args, **kwargs)
         if kwargs.get("mode") is not None:
             self.to_mode(kwargs["mode"])
-        with _ready(self, state):
+        with _ready(self, state), _fed(self, state, args, kwargs):
             return stock_run(self, *args, **kwargs)
 
     engine_module.pipeline_pass = pipeline_pass
@@ -296,6 +297,14 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
         yield
     finally:
         engine._pir_fetch_values = asked
+
+
+def _fed(engine: Any, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Let the step start with a batch of its plan only."""
+    mode = state.modes.get(engine._mode)
+    given = [*args[:2], kwargs.get("data"), kwargs.get("feed")]
+    feeds = [each for item in given for each in (item if isinstance(item, (list, tuple)) else [item])]
+    return matching_feed(mode.lowered, feeds) if mode is not None else nullcontext()
 
 
 def _translate(engine: Any, mode: Mode, asked: list[Any]) -> list[Any]:

@@ -60,4 +60,10 @@ assert interlace.plan_of(model).jobs
 assert interlace.plan_of(model).explain()
 with pytest.raises(PlanError, match=r"model\.predict\(\)"):
     interlace.plan_of(model, "predict")
+
+fed = model._engine._interlace.modes["train"].lowered.fed
+ragged = {name: np.zeros([shape[0] + 1, *shape[1:]], "int64") for name, shape in fed.items()}
+if fed:
+    with pytest.raises(PlanError, match=r"feed '(input|label)0': found shape .*, expected .*drop the last, smaller one"):
+        model._engine.run(ragged)
 print("ENGINE OK", dist.get_rank())
