@@ -7,11 +7,13 @@ job of its own at the start of the step, losses and the user's fetches are stack
 
 from __future__ import annotations
 
+import sys
+import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from types import FrameType
 from typing import Any
 
 import paddle
@@ -104,16 +106,27 @@ def lower(captured: Captured, program: Program, place: Place, fetches: Sequence[
         return _Lowering(captured, program, place, fetches).run()
 
 
+_ONE_AT_A_TIME = threading.RLock()
+"""Paddle's insertion point and the function below are one a process."""
+
+
 @contextmanager
 def _short_stacks() -> Iterator[None]:
     """Paddle notes the Python stack on every operation that its API makes, which is half of the lowering's time; the last frame
-    says all there is to say here."""  # fmt: skip
-    whole = traceback.extract_stack
-    traceback.extract_stack = partial(whole, limit=1)
-    try:
-        yield
-    finally:
-        traceback.extract_stack = whole
+    says all there is to say here. No flag of Paddle leaves it out, so its source of stacks is shortened: for this thread only,
+    others see whole ones."""  # fmt: skip
+    with _ONE_AT_A_TIME:
+        whole, lowering = traceback.extract_stack, threading.get_ident()
+
+        def last_frame(frame: FrameType | None = None, limit: int | None = None) -> traceback.StackSummary:
+            frame = sys._getframe(1) if frame is None else frame
+            return whole(frame, 1 if threading.get_ident() == lowering else limit)
+
+        traceback.extract_stack = last_frame
+        try:
+            yield
+        finally:
+            traceback.extract_stack = whole
 
 
 class _Lowering:
