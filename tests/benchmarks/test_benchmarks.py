@@ -27,6 +27,11 @@ def test_dumps(tmp_path: Path) -> None:
     assert all(row["ops"] >= 200 and row["decode_s"]["median"] < 0.5 for row in result["rows"])
 
 
+def test_check(tmp_path: Path) -> None:
+    result = quick("check", tmp_path / "check.json")
+    assert all(row["findings"] == 0 and row["items_a_rank"] >= 500 for row in result["rows"])
+
+
 def test_oracle(tmp_path: Path) -> None:
     """Predictions of measured orders stay within 10 % but for one (no communication, from other files), their order is kept, and
     our orders are no worse than the best known ones by more than 2 %."""  # fmt: skip
