@@ -127,7 +127,7 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
     path = Path(path)
     record = read_record(path)
     if name not in record.order:
-        raise PlanError(f"{path}: pass {name!r} did not run; those that did: {list(record.order)}")
+        raise PlanError(f"{path}: pass {name!r} did not run; those that did: {', '.join(record.order)}")
     passes = [msgspec.convert(record.options[each], find_pass(each)) for each in record.order[: record.order.index(name) + 1]]
     cost = CostModel(load_profile(record.profile))
 
@@ -152,6 +152,8 @@ def read_record(path: str | Path) -> Record:
     try:
         return msgspec.json.decode((path.parent / "captured" / f"{_stem(path)}.json").read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError) as error:
+        if path.is_file() and not load(path).jobs:
+            raise PlanError(f"{path}: a captured program, not a plan; `interlace plan` makes one; of a plan it lies a folder up") from error
         raise PlanError(
             f"{path}: no plan with its record in {path.parent / 'captured'} ({error}); expected a file that a plan wrote"
         ) from error

@@ -1,0 +1,117 @@
+"""`docs/options.md`: every option of every pass, written from the records themselves."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from interlace.config import DEFAULT_ON, PLAIN_FIELDS, Config
+from interlace.passes import REGISTRY, Pass
+from interlace.passes.pipeline import DEFAULT_ORDER
+
+HEAD = """\
+# Options
+
+Written by `python -m interlace.report.options` from the passes' own records; a test holds it to them. An option is set in YAML
+(`schedule_1f1b: {interleave: mixed}`), as a keyword (`interlace.enable(strategy, schedule_1f1b={"interleave": "mixed"})`) or as a flag
+(`strategy.interlace.schedule_1f1b.interleave = "mixed"`). A pass is `on`, `off` or a table of its options; sizes are bytes, or text such
+as `64MiB` and `1.5GB`.
+"""
+_ENTRY = re.compile(r"^ {8}(\w+): (.*)$")
+_SECTION = re.compile(r"^ {4}(Options|Attributes):$")
+_WORDS = {"bool": "on/off", "str": "text", "int": "number", "float": "number", "NoneType": "none", "tuple": "list"}
+
+
+def reference() -> str:
+    """The whole text."""
+    parts = [HEAD, "## Interlace itself\n", _table(Config, PLAIN_FIELDS)]
+    for name in DEFAULT_ORDER:
+        kind = REGISTRY[name]
+        switch = "on by default" if name in DEFAULT_ON else "off by default"
+        first = (inspect.getdoc(kind) or "").partition("\n")[0]
+        parts += [f"## `{name.replace('-', '_')}` ({switch})\n", first + "\n", _table(kind, kind.__struct_fields__)]
+    return "\n".join([*parts, "## Presets\n", _presets()])
+
+
+def _table(kind: type[msgspec.Struct], names: typing.Iterable[str]) -> str:
+    told, hints = meanings(kind), typing.get_type_hints(kind)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    rows = [f"| `{name}` | {_type(hints[name], name)} | {_default(defaults[name])} | {_cell(told.get(name, ''))} |" for name in names]
+    return "\n".join(["| option | type | default | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """What the docstrings of a record and of its bases say of each field, on one line.
+
+    >>> meanings(REGISTRY["assign-streams"])["priority"]
+    'Stream priority of communication; 0 is normal, lower runs first.'
+    """
+    found: dict[str, str] = {}
+    for each in reversed([base for base in kind.__mro__ if base not in (Pass, msgspec.Struct, object)]):
+        inside, name = False, ""
+        for line in (each.__doc__ or "").splitlines():
+            entry = _ENTRY.match(line)
+            if _SECTION.match(line):
+                inside, name = True, ""
+            elif inside and entry:
+                name, found[entry[1]] = entry[1], entry[2]
+            elif inside and name and line.startswith(" " * 12):
+                found[name] += " " + line.strip()
+            elif line.strip():
+                inside = False
+    return found
+
+
+def _type(hint: typing.Any, name: str) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
+    kinds = [kind for kind in typing.get_args(hint) if kind is not Ellipsis]
+    if typing.get_origin(hint) is tuple:
+        return "list of " + _type(kinds[0], name) + ("s" if kinds[0] is int else "")
+    if kinds:
+        return " or ".join(_type(kind, name) for kind in kinds)
+    if hint is int and name.endswith(("_bytes", "_budget")):
+        return "size"
+    return _WORDS.get(getattr(hint, "__name__", ""), str(hint))
+
+
+def _default(value: object) -> str:
+    if value is None or value in ("", ()):
+        return "none"
+    if isinstance(value, bool):
+        return "`on`" if value else "`off`"
+    if isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0:
+        return f"`{value >> 20}MiB`"
+    return f"`{value}`"
+
+
+def _presets() -> str:
+    import importlib.resources
+
+    folder = Path(str(importlib.resources.files("interlace.configs"))) / "presets"
+    lines = ["A preset is named where a file could stand: `--config overlap`, `interlace.enable(strategy, \"overlap\")`.\n"]
+    for path in sorted(folder.glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        told = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+        options = ", ".join(f"`{key}: {_flow(value)}`" for key, value in yaml.load(text, yaml.BaseLoader).items())
+        lines.append(f"- `{path.stem}`: {told} {options}")
+    return "\n".join([*lines, ""])
+
+
+def _flow(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False).strip().replace("'", "")
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
