@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,19 @@ from interlace import registration
 from interlace.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from interlace import passes as passes
     from interlace.plan import Plan
 
 __all__ = ["__version__", "enable", "plan_of"]
 
 registration.register()
+
+
+def __getattr__(name: str) -> Any:
+    """`interlace.passes` behind `import interlace` alone; it is imported when it is asked for, and Paddle is not."""
+    if name == "passes":
+        return importlib.import_module("interlace.passes")
+    raise AttributeError(f"module 'interlace' has no attribute {name!r}")
 
 
 def enable(strategy: Any, config: str | PathLike[str] | Mapping[str, Any] | None = None, /, **options: Any) -> None:
