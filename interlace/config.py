@@ -80,7 +80,12 @@ PLAIN_FIELDS = tuple(PLAIN_KINDS)
 
 
 def make_config(
-    options: Mapping[str, Any], source: str = "keywords", marks: Mapping[str, str] | None = None, *, whole: bool = True
+    options: Mapping[str, Any],
+    source: str = "keywords",
+    marks: Mapping[str, str] | None = None,
+    *,
+    whole: bool = True,
+    strange: list[str] | None = None,
 ) -> Config:
     """Check options and build the record.
 
@@ -88,6 +93,7 @@ def make_config(
         options: Field or pass name (snake case) -> value.
         source: Names the origin in messages.
         marks: Dotted path -> `file:line:column` of the value, with `KEY` behind it of the name, where a file gave the options.
+        strange: Gets names that nobody knows and that resemble none, in the place of an error: a script may still register them.
         whole: Nothing more will be set; false while flags are set one by one, when a pass may wait for the option it needs.
 
     Raises:
@@ -104,7 +110,11 @@ def make_config(
         if key in PLAIN_FIELDS:
             continue
         if key not in names:
-            raise ConfigError(f"{where.key(key)}: unknown option {key!r}; {_suggest(key, [*PLAIN_FIELDS, *names])}")
+            if strange is not None and not difflib.get_close_matches(key, [*PLAIN_FIELDS, *names], 1):
+                strange.append(key)
+                continue
+            raise ConfigError(f"{where.key(key)}: unknown option {key!r}; {_suggest(key, [*PLAIN_FIELDS, *names])}; "
+                              "a pass of your own must be registered first (--import MODULE on the command line)")  # fmt: skip
         made = _pass(names[key], value, where, key)
         chosen.pop(names[key], None)
         if made is not None:
@@ -129,14 +139,14 @@ def require_jobs(config: Config) -> None:
                           "on, with {interleave: off} for Paddle's own order, or write enable: off")  # fmt: skip
 
 
-def load_config(path: str | Path) -> Config:
-    """Read a YAML file; a name without a folder may be one of our presets.
+def load_config(path: str | Path, *, strange: list[str] | None = None) -> Config:
+    """Read a YAML file; a name without a folder may be one of our presets. `strange` as in `make_config`.
 
     Raises:
         ConfigError: The file is missing, is no YAML, or holds something `make_config` refuses; with file, line and column.
     """
     options, marks = read_yaml(find_config(path))
-    return make_config(options, str(path), marks)
+    return make_config(options, str(path), marks, strange=strange)
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

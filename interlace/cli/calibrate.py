@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interlace.cost_model.profile import DeviceProfile
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -18,7 +23,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="", help="default: the GPU where Paddle has one")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter runs, for a first look")
     parser.add_argument("--date", default="", metavar="YYYY-MM-DD", help="date to store (default: today)")
-    parser.add_argument("--json", action="store_true", help="print the profile as JSON instead of a summary")
+    parser.add_argument("--json", metavar="FILE", help="write the summary there; the profile itself is the file of -o")
     return parser
 
 
@@ -26,14 +31,14 @@ def main(args: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
     os.environ.setdefault("GLOG_minloglevel", "1")  # Paddle's executor tells of itself on stderr
     from interlace.bridge.calibrate import calibrate
-    from interlace.cost_model.profile import encode_profile, save_profile
+    from interlace.cost_model.profile import save_profile
 
+    _check(args)
     command = "interlace calibrate" + (" --quick" if args.quick else "")
     profile = calibrate(args.device, args.quick, args.date, command)
     path = save_profile(profile, args.output)
     if args.json:
-        print(encode_profile(profile).decode(), end="")
-        return 0
+        _write_summary(args.json, str(path), profile)
     rates = ", ".join(f"{dtype} {peak.per_s / 1e9:.0f} GFLOP/s" for dtype, peak in sorted(profile.matrix_flops.items()))
     counts = f"{len(profile.ops)} operations, {len(profile.collectives)} collectives, {len(profile.copies)} copies"
     print(f"{profile.device}: {counts}")
@@ -41,3 +46,31 @@ def main(args: argparse.Namespace) -> int:
     print(f"  host {profile.host.op_ns / 1e3:.1f} us an operation, {profile.host.job_ns / 1e3:.1f} us a job")
     print(f"  written to {path}")
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Find the user's errors before anything is measured."""
+    from interlace.cli.outputs import check_file
+    from interlace.errors import ConfigError
+
+    check_file("-o", args.output)
+    check_file("--json", args.json)
+    try:
+        day = args.date and date.fromisoformat(args.date).isoformat()
+    except ValueError:
+        day = None
+    if day != args.date:
+        raise ConfigError(f"--date {args.date!r}: expected a day as YYYY-MM-DD, such as 2026-01-31")
+
+
+def _write_summary(target: str, path: str, profile: DeviceProfile) -> None:
+    import msgspec
+
+    from interlace.ir.dump import write_whole
+
+    counts = {name: len(getattr(profile, name)) for name in ("ops", "collectives", "copies")}
+    rates = {dtype: peak.per_s for dtype, peak in sorted(profile.matrix_flops.items())}
+    document = {"profile": path, "device": profile.device, "provenance": profile.provenance, "samples": counts,
+                "matrix_flops": rates, "memory_bytes_per_s": profile.memory_rate.per_s, "host_op_ns": profile.host.op_ns,
+                "host_job_ns": profile.host.job_ns}  # fmt: skip
+    write_whole(Path(target), msgspec.json.format(msgspec.json.encode(document)) + b"\n")

@@ -41,15 +41,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0 where the plan is safe, 1 where it is not."""
+    from interlace.cli.outputs import check_file
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
     from interlace.scheduler.hazards import PLACES, check
 
-    _check_target(args.json)
+    check_file("--json", args.json)
     cost = CostModel(load_profile(args.device))
     programs = sorted((load(path) for path in find_dumps(args.files)), key=lambda program: program.rank)
     place = PLACES[args.place or ("cpu" if Path(args.device).stem == "cpu" else "gpu")]
+    _require_alike(programs)
     findings = check(programs, place)
     scheduled = all(program.jobs for program in programs)
     times, stall = (
@@ -66,11 +68,13 @@ STALLS = frozenset({"deadlock", "collective-order", "p2p-mismatch", "event-order
 """Classes with which a step has no times."""
 
 
-def _check_target(target: str | None) -> None:
-    from interlace.errors import ConfigError
+def _require_alike(programs: Sequence[Program]) -> None:
+    from interlace.errors import PlanError
 
-    if target is not None and not Path(target).absolute().parent.is_dir():
-        raise ConfigError(f"--json {target!r}: its folder does not exist; make it first")
+    bare = [str(program.rank) for program in programs if not program.jobs]
+    if 0 < len(bare) < len(programs):
+        planned = [str(program.rank) for program in programs if program.jobs]
+        raise PlanError(f"rank(s) {', '.join(planned)} have a schedule, rank(s) {', '.join(bare)} have none; give plans or dumps, not both")
 
 
 def _times(programs: Sequence[Program], cost: Any, place: str) -> tuple[list[dict[str, int]], str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from interlace.cli.own import add_import, import_own
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `plan` to the command line."""
@@ -12,6 +14,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("dumps", nargs="+", metavar="DUMP", help="dump files, or folders of them")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset")
     parser.add_argument("--device", metavar="NAME", help="device profile, by name or path; on top of the configuration's")
+    add_import(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="where the plans go (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank there")
     return parser
@@ -21,17 +24,27 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
     import msgspec
 
+    from interlace.cli.outputs import check_file, check_folder
     from interlace.config import Config, load_config, make_config
     from interlace.cost_model import CostModel, load_profile
+    from interlace.errors import ProgramError
     from interlace.ir import load
     from interlace.ir.dump import find_dumps, write_whole
     from interlace.plan import make_plans
 
+    check_folder("-o", args.output)
+    check_file("--json", args.json)
+    import_own(args.imports)
     config: Config = load_config(args.config) if args.config else make_config({})
     profile = args.device or config.device or "h200"
     cost = CostModel(load_profile(profile))
     summaries = []
-    for plan in make_plans([load(path) for path in find_dumps(args.dumps)], config, cost, profile):
+    programs = [load(path) for path in find_dumps(args.dumps)]
+    ranks = [program.rank for program in programs]
+    twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
+    if twice is not None:
+        raise ProgramError(f"rank {twice} is given twice; give one dump a rank, and one world at a time")
+    for plan in make_plans(programs, config, cost, profile):
         plan.dump(args.output)
         print(plan.explain(4), end="\n\n")
         summaries.append(plan.summary())

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterator
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from interlace.cli.own import add_import, import_own
 
 if TYPE_CHECKING:
     from interlace.ir import Program
+
+DEFAULT_DEVICE = "h200"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -17,68 +21,132 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("show", help="print a dump, a plan, one job, or what a pass changed",
                                    description="Print a dump or plan file; FILE may be a folder with one file.")  # fmt: skip
     parser.add_argument("file", metavar="FILE", help="a dump or plan file")
-    parser.add_argument("--job", metavar="J", help="only this job's operations, in issue order")
-    parser.add_argument("--before-after", metavar="PASS", help="what this pass changed (of a plan), as a diff of program text")
-    parser.add_argument("--why", action="store_true", help="what each pass of a plan did and declined, with the reasons")
-    parser.add_argument("--costs", action="store_true", help="each operation's estimated time and how it was found")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--job", metavar="J", help="only this job's operations, in issue order: its name or slot, such as 0B+2F")
+    one.add_argument("--before-after", metavar="PASS", help="what this pass changed (of a plan), as a diff of program text")
+    one.add_argument("--why", action="store_true", help="what each pass of a plan did and declined, with the reasons")
+    one.add_argument("--costs", action="store_true", help="each operation's estimated time and how it was found")
     parser.add_argument("--device", metavar="NAME", default="", help="device profile for --costs (default: the plan's, else h200)")
+    add_import(parser)
+    parser.add_argument("--json", metavar="FILE", help="write the same for machines there")
     return parser
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
-    from interlace.ir import load, show
+    from interlace.cli.outputs import check_file
+    from interlace.errors import ConfigError
     from interlace.ir.dump import find_dumps
 
+    if args.device and not args.costs:
+        raise ConfigError(f"--device {args.device}: only --costs asks a device profile; add --costs or leave it out")
+    check_file("--json", args.json)
+    import_own(args.imports)
     path = find_dumps([args.file], one=True)[0]
-    if args.before_after:
-        lines = _diff(path, args.before_after)
-    elif args.why:
-        lines = iter(_why(path))
-    elif args.costs:
-        lines = iter(_costs(load(path), args.device or "h200"))
-    elif args.job:
-        lines = _job(load(path), args.job)
-    else:
-        lines = iter(show(load(path)).splitlines())
-    for line in lines:
+    shown = _shown(path, args)
+    for line in shown.lines:
         print(line)
+    if args.json:
+        import msgspec
+
+        from interlace.ir.dump import write_whole
+
+        write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"file": str(path), **shown.data})) + b"\n")
     return 0
 
 
-def _job(program: Program, name: str) -> Iterator[str]:
+class Shown(NamedTuple):
+    """What is printed, and the same for machines."""
+
+    lines: list[str]
+    data: dict[str, Any]
+
+
+def _shown(path: Path, args: argparse.Namespace) -> Shown:
+    from interlace.ir import load, show
+
+    if args.before_after:
+        return _diff(path, args.before_after)
+    if args.why:
+        return _why(path)
+    if args.costs:
+        return _costs(load(path), args.device or _profile_of(path))
+    program = load(path)
+    return _job(program, args.job) if args.job else Shown(show(program).splitlines(), {"program": program})
+
+
+def _job(program: Program, name: str) -> Shown:
     from interlace.errors import PlanError
     from interlace.ir.text import show_op
 
     jobs = {job.name: job for job in program.jobs}
+    name = next((job.name for job in program.jobs if slot_text(job.name) == name), name)
     if name not in jobs:
-        raise PlanError(f"no job {name!r}; there are {list(jobs) or 'none: this is an unscheduled program'}")
+        known = ", ".join(f"{known} ({slot_text(known)})" for known in jobs)
+        raise PlanError(f"no job {name!r}; there are {known or 'none: this is an unscheduled program'}")
     ops = {op.id: op for op in program.ops}
     values = {value.id: value for value in program.values}
-    yield f"job {name} {jobs[name].kind}"
-    for op_id, micro_batch in jobs[name].items:
-        yield f"  mb{micro_batch} {show_op(ops[op_id], values)}"
+    items = [(micro_batch, show_op(ops[op_id], values)) for op_id, micro_batch in jobs[name].items]
+    lines = [f"job {name} {jobs[name].kind}", *(f"  mb{micro_batch} {text}" for micro_batch, text in items)]
+    return Shown(lines, {"job": jobs[name], "ops": [ops[op_id] for op_id, _ in jobs[name].items]})
 
 
-def _diff(path: Path, name: str) -> Iterator[str]:
+def slot_text(name: str) -> str:
+    """A job's name as schedules and reasons write it.
+
+    >>> [slot_text(name) for name in ("forward_3", "forward1_3", "pair_0_2", "pair1_0_0_2", "optimizer")]
+    ['3F', '3F.1', '0B+2F', '0B.1+2F', 'O']
+    """
+    from interlace.passes.schedule_1f1b import KIND_NAMES
+
+    chunk = r"(?P<{}>\d*)"
+    pair = re.fullmatch(rf"pair(?:_|{chunk.format('c')}_)(?P<b>\d+)_(?:(?P<o>\d+)_)?(?P<f>\d+)", name)
+    if pair:
+        return f"{_token(pair['b'], 'B', pair['c'])}+{_token(pair['f'], 'F', pair['o'])}"
+    single = re.fullmatch(rf"(?P<kind>[a-z_]+?){chunk.format('c')}_(?P<m>\d+)", name)
+    kinds = {long: short for short, long in KIND_NAMES.items()}
+    if single and single["kind"] in kinds:
+        return _token(single["m"], kinds[single["kind"]], single["c"])
+    return kinds.get(name, name)
+
+
+def _token(micro_batch: str, kind: str, chunk: str | None) -> str:
+    return f"{micro_batch}{kind}" + (f".{chunk}" if chunk and int(chunk) else "")
+
+
+def _diff(path: Path, name: str) -> Shown:
     from interlace.ir import show
     from interlace.plan import replay
 
+    name = name.replace("_", "-")
     before, after = replay(path, name)
     texts = show(before).splitlines(), show(after).splitlines()
-    yield from difflib.unified_diff(*texts, f"before {name}", f"after {name}", n=2, lineterm="")
+    lines = list(difflib.unified_diff(*texts, f"before {name}", f"after {name}", n=2, lineterm=""))
+    return Shown(lines or [f"{name} changed nothing"], {"pass": name, "before": before, "after": after})
 
 
-def _why(path: Path) -> list[str]:
+def _why(path: Path) -> Shown:
     from interlace.plan import read_record
 
-    return [line for report in read_record(path).reports for line in report.text(limit=12).splitlines()]
+    record = read_record(path)
+    return Shown([line for report in record.reports for line in report.text(limit=12).splitlines()], {"record": record})
 
 
-def _costs(program: Program, device: str) -> list[str]:
+def _profile_of(path: Path) -> str:
+    """The profile that a plan was made with; of a dump, which has none, `h200`."""
+    from interlace.errors import PlanError
+    from interlace.plan import read_record
+
+    try:
+        return read_record(path).profile or DEFAULT_DEVICE
+    except PlanError:
+        return DEFAULT_DEVICE
+
+
+def _costs(program: Program, device: str) -> Shown:
     from interlace.cost_model import CostModel, load_profile
 
     cost = CostModel(load_profile(device))
-    rows = [f"#{row.op:<6} {row.kind:28} {row.layer:32} {row.category:24} {row.dur_ns / 1e3:10.1f} us  {row.how}"
-            for row in cost.table(program)]  # fmt: skip
-    return [*rows, *cost.explain(program).splitlines()]
+    rows = list(cost.table(program))
+    lines = [f"#{row.op:<6} {row.kind:28} {row.layer:32} {row.category:24} {row.dur_ns / 1e3:10.1f} us  {row.how}" for row in rows]
+    return Shown([f"device profile {device}", *lines, *cost.explain(program).splitlines()], {"device": device, "ops": rows})

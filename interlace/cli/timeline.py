@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,16 +46,21 @@ def main(args: argparse.Namespace) -> int:
 
     import msgspec
 
+    from interlace.cli.outputs import check_file
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir.dump import write_whole
     from interlace.report.split import rows, split_text
     from interlace.report.timeline import write_trace
     from interlace.scheduler.simulator import Stall
 
+    check_file("-o", args.output)
+    check_file("--json", args.json)
     cost = CostModel(load_profile(args.device))
     try:
         results = {"beside": _simulated(args.beside, cost, args)} if args.beside else {}
         results["plan"] = _simulated(args.dumps, cost, args)
+        if args.beside:
+            _require_same_model(results["plan"].input.programs, results["beside"].input.programs)
     except Stall as stall:
         print(f"interlace timeline: {stall}", file=sys.stderr)
         return 1
@@ -85,6 +91,41 @@ def _simulated(paths: list[str], cost: Costs, args: argparse.Namespace) -> Resul
         )
     options = Options(p2p=args.p2p, peers_ready=bool(missing))
     return simulate(programs, cost, options, place=GPU if args.place == "gpu" else IDEAL)
+
+
+def _require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> None:
+    """Times can be compared where the same model runs on the same world with the same micro-batches.
+
+    Raises:
+        PlanError: They differ; it says in what.
+    """
+    from interlace.errors import PlanError
+
+    for name, find in (("world", _world), ("number of micro-batches", _micro_batches), ("list of forward operations", _forward)):
+        mine, other = {p.rank: find(p) for p in plan}, {p.rank: find(p) for p in beside}
+        rank = next((rank for rank in mine if rank in other and mine[rank] != other[rank]), None)
+        if rank is not None:
+            found = "" if isinstance(mine[rank], dict) else f" ({mine[rank]} and {other[rank]})"
+            raise PlanError(f"--beside: rank {rank} has another {name}{found}; expected plans of the same model, layout and batch")
+
+
+def _world(program: Program) -> object:
+    return program.world
+
+
+def _micro_batches(program: Program) -> object:
+    return program.pipeline.num_micro_batches
+
+
+def _forward(program: Program) -> object:
+    """What no pass changes: names and shapes of the model's own forward operations, and how many of each."""
+    from collections import Counter
+
+    from interlace.ir.kinds import is_copy
+
+    shapes = {value.id: value.shape for value in program.values}
+    return Counter((op.name, tuple(shapes.get(value) for value in op.results))
+                   for op in program.ops if op.role == "forward" and not is_copy(op))  # fmt: skip
 
 
 def _scheduled(program: Program, cost: Costs) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 import pytest
 
@@ -27,7 +28,11 @@ def test_a_measured_profile_answers_for_this_machine(tmp_path, monkeypatch, caps
         calibrate, "cases", lambda device, quick: [c for c in every(device, quick) if c.part.kind in wanted | {"add"}]
     )
     target = tmp_path / "here.json"
-    assert command.main(parse("-o", str(target), "--quick", "--device", "cpu", "--date", "2026-01-02")) == 0
+    words = ("-o", str(target), "--quick", "--device", "cpu", "--date", "2026-01-02", "--json", str(tmp_path / "summary.json"))
+    assert command.main(parse(*words)) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["profile"], summary["provenance"]["date"]) == (str(target), "2026-01-02")
+    assert summary["samples"]["ops"] > 0 < summary["matrix_flops"]["float32"]
     assert f"written to {target}" in capsys.readouterr().out
     profile = load_profile(target)
     assert profile.provenance.date == "2026-01-02"
@@ -48,6 +53,22 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="--device gpu: this build of Paddle sees no GPU; use --device cpu"):
         command.main(parse("-o", str(tmp_path / "x.json"), "--device", "gpu"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--date", "banana"), "--date 'banana': expected a day as YYYY-MM-DD"),
+        (("--date", "2026-02-30"), "--date '2026-02-30': expected a day as YYYY-MM-DD"),
+        (("--date", "20260102"), "--date '20260102': expected a day as YYYY-MM-DD"),
+        (("--json", "/dev/null/x.json"), "--json '/dev/null/x.json': /dev/null is a file; expected a folder there"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_found_before_anything_is_measured(tmp_path, words, told):
+    with pytest.raises(ConfigError, match=told):
+        command.main(parse("-o", str(tmp_path / "x.json"), *words))
+    with pytest.raises(ConfigError, match=r"-o .*: is a folder; expected the name of a file"):
+        command.main(parse("-o", str(tmp_path)))
 
 
 def test_the_command_needs_a_file(capsys):

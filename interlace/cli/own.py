@@ -1,0 +1,48 @@
+"""`--import MODULE`: modules of a user that register passes of their own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from interlace.errors import ConfigError, InterlaceError
+
+VARIABLE = "INTERLACE_IMPORT"
+"""Tells ranks which modules to import; names are apart as in a search path."""
+
+
+def add_import(parser: argparse.ArgumentParser) -> None:
+    """Add the option to a command."""
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE",
+                        help="import this first, by name or as a .py file: it registers passes of your own")  # fmt: skip
+
+
+def import_own(names: Iterable[str]) -> None:
+    """Import modules, found as `python` in this folder would find them.
+
+    Raises:
+        ConfigError: There is no such module, or it fails.
+    """
+    for name in names:
+        path = Path(name).absolute()
+        is_file = name.endswith(".py")
+        if is_file and not path.is_file():
+            raise ConfigError(f"--import {name}: no such file")
+        folder = str(path.parent) if is_file else os.getcwd()
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        try:
+            importlib.import_module(path.stem if is_file else name)
+        except InterlaceError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"--import {name}: {type(error).__name__}: {error}; expected a module that registers passes") from error
+
+
+def import_from_environment() -> None:
+    """What a rank imports before it reads its configuration. Raises ConfigError."""
+    import_own(filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))

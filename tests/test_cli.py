@@ -1,0 +1,215 @@
+"""The offline commands: `plan`, `show`, and the rules that all commands share."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlace.cli import main
+from interlace.ir import load, save, show
+from interlace.passes import REGISTRY
+from tests.strategies import World, programs
+
+OWN = '''
+import interlace
+
+@interlace.passes.register
+class Noisy(interlace.passes.Pass, frozen=True, kw_only=True):
+    """Puts its word on every layer."""
+
+    name = "noisy"
+    after = ("split-backward",)
+    word: str = "psst"
+
+    def run(self, program, context):
+        import msgspec
+
+        context.changed.append(f"said {self.word}")
+        return program.with_ops([msgspec.structs.replace(op, layer=f"{op.layer}{self.word}") for op in program.ops])
+'''
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Unscheduled programs of two stages; read only."""
+    folder = tmp_path_factory.mktemp("world") / "dumps"
+    for program in programs(World(pp=2, mp=1, micro_batches=4)):
+        save(program, folder / f"rank{program.rank}.ilp")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plans(dumps: Path) -> Path:
+    """Their plans, made with the profile of a CPU; read only."""
+    assert main(["plan", str(dumps), "--device", "cpu", "-o", str(dumps.parent / "plan")]) == 0
+    return dumps.parent / "plan"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Path]:
+    """A file with a pass of a user's own; what it registers goes again."""
+    before, path, modules = dict(REGISTRY), list(sys.path), set(sys.modules)
+    (tmp_path / "own_pass.py").write_text(OWN)
+    yield tmp_path / "own_pass.py"
+    REGISTRY.clear()
+    REGISTRY.update(before)
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def refusal(capsys: Any, *words: Any) -> str:
+    """What a command that ends with the user's error says."""
+    assert main([str(word) for word in words]) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return str(said.err)
+
+
+def shown(capsys: Any, *words: Any) -> tuple[list[str], dict[str, Any]]:
+    """What `show` prints, and what it writes for machines."""
+    capsys.readouterr()
+    target = Path(words[0]).parent.parent / "shown" / "out.json"
+    assert main(["show", *(str(word) for word in words), "--json", str(target)]) == 0
+    return capsys.readouterr().out.splitlines(), json.loads(target.read_text())
+
+
+def test_plan_writes_what_check_accepts(dumps: Path, tmp_path: Path, capsys: Any) -> None:
+    """acceptance: U5. A plan, its program as captured, and a record for each rank; the same files again from a single call."""
+    out, summary = tmp_path / "deep" / "plan", tmp_path / "new" / "plan.json"
+    assert main(["plan", str(dumps), "--config", "overlap", "-o", str(out), "--json", str(summary)]) == 0
+    said = capsys.readouterr().out
+    assert f"2 plans in {out}; look at them with `interlace show`" in said
+    assert "rank 1 of 2, stage 1 of 2, 4 micro-batches, schedule 1F1B, profile h200" in said
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()) == [
+        f"{folder}rank{rank}{suffix}" for folder, suffixes in (("captured/", (".ilp", ".json")), ("", (".ilp",)))
+        for rank in (0, 1) for suffix in sorted(suffixes, reverse=False)
+    ]  # fmt: skip
+    ranks = json.loads(summary.read_text())["ranks"]
+    assert [each["rank"] for each in ranks] == [0, 1]
+    assert [each["name"] for each in ranks[0]["passes"]] == ["split-backward", "overlap-column-backward", "schedule-1f1b", "assign-streams"]
+    assert all(load(out / f"rank{rank}.ilp").jobs for rank in (0, 1))
+    assert [load(out / "captured" / f"rank{rank}.ilp") for rank in (0, 1)] == [load(dumps / f"rank{rank}.ilp") for rank in (0, 1)]
+    assert main(["check", str(out)]) == 0
+    before = {path: path.read_bytes() for path in out.glob("*.ilp")}
+    assert main(["plan", str(dumps), "--config", "overlap", "-o", str(out)]) == 0
+    assert before == {path: path.read_bytes() for path in out.glob("*.ilp")}
+
+
+def test_plan_refuses_before_it_plans(dumps: Path, tmp_path: Path, capsys: Any) -> None:
+    """acceptance: U3, P4. Outputs, ranks, profiles, configurations; nothing is left."""
+    (tmp_path / "file").write_text("")
+    for words, told in {
+        (dumps, "-o", "/dev/null/x"): "-o '/dev/null/x': /dev/null is a file; expected a folder there",
+        (dumps, "-o", tmp_path / "file"): "is a file; expected a folder there",
+        (dumps, "--json", tmp_path / "file" / "x.json"): f"{tmp_path / 'file'} is a file; expected a folder there",
+        (dumps, "--json", tmp_path): "is a folder; expected the name of a file",
+        (dumps, dumps / "rank1.ilp"): "rank 1 is given twice; give one dump a rank",
+        (dumps, "--device", "abacus"): "no device profile 'abacus'",
+        (dumps, "--config", "abacus"): "no such file, and no preset of that name",
+        (tmp_path / "nothing",): "no dump file and no folder",
+        (dumps, "--import", "no_such_module"): "--import no_such_module: ModuleNotFoundError: No module named 'no_such_module'",
+        (dumps, "--import", "absent.py"): "--import absent.py: no such file",
+    }.items():
+        output = () if "-o" in words else ("-o", tmp_path / "plan")
+        assert told in refusal(capsys, "plan", *words, *output)
+    assert not (tmp_path / "plan").exists()
+
+
+def test_show_prints_a_program_or_a_job(plans: Path, dumps: Path, capsys: Any) -> None:
+    """acceptance: U5."""
+    program = load(plans / "rank0.ilp")
+    lines, data = shown(capsys, plans / "rank0.ilp")
+    assert lines == show(program).splitlines()
+    assert data["program"]["jobs"]
+    assert data["file"] == str(plans / "rank0.ilp")
+    job = program.jobs[2]
+    lines, data = shown(capsys, plans / "rank0.ilp", "--job", job.name)
+    assert lines[0] == f"job {job.name} {job.kind}"
+    assert [line.split()[1] for line in lines[1:]] == [f"#{op_id}" for op_id, _ in job.items]
+    assert lines[1].startswith(f"  mb{job.items[0][1]} #")
+    assert len(data["ops"]) == len(job.items)
+    assert f"no job 'nowhere'; there are {program.jobs[0].name}" in refusal(capsys, "show", plans / "rank0.ilp", "--job", "nowhere")
+    assert "none: this is an unscheduled program" in refusal(capsys, "show", dumps / "rank0.ilp", "--job", "forward_0")
+
+
+def test_show_tells_why_and_what_a_pass_changed(plans: Path, dumps: Path, capsys: Any) -> None:
+    """acceptance: U5, S6. The record of the plan, and the program before and after one pass."""
+    lines, data = shown(capsys, plans / "rank1.ilp", "--why")
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert [head.partition(":")[0] for head in heads] == list(data["record"]["order"])
+    assert any(line.startswith("  + ") for line in lines)
+    lines, data = shown(capsys, plans / "rank1.ilp", "--before-after", "split-backward")
+    assert lines[:2] == ["--- before split-backward", "+++ after split-backward"]
+    assert len(data["after"]["ops"]) > len(data["before"]["ops"])
+    assert [line for line in lines if line.startswith("+#")]
+    assert "pass 'offload-activations' did not run; those that did: ['split-backward'" in refusal(
+        capsys, "show", plans / "rank1.ilp", "--before-after", "offload-activations")  # fmt: skip
+    for words in (("--why",), ("--before-after", "split-backward")):
+        assert "no plan with its record" in refusal(capsys, "show", dumps / "rank0.ilp", *words)
+
+
+def test_show_asks_the_profile_of_the_plan(plans: Path, dumps: Path, capsys: Any) -> None:
+    """acceptance: C1. Times of a plan by its own profile, of a dump by h200's, and by any other where asked for."""
+    lines, data = shown(capsys, plans / "rank0.ilp", "--costs")
+    assert (lines[0], data["device"]) == ("device profile cpu", "cpu")
+    assert len(data["ops"]) == sum(line.startswith("#") for line in lines) > 0
+    assert shown(capsys, plans / "rank0.ilp", "--costs", "--device", "h200")[0][0] == "device profile h200"
+    assert shown(capsys, dumps / "rank0.ilp", "--costs")[0][0] == "device profile h200"
+    assert "only --costs asks a device profile" in refusal(capsys, "show", plans / "rank0.ilp", "--device", "h200")
+
+
+@pytest.mark.parametrize("words", [("--why", "--costs"), ("--job", "x", "--why"), ("--before-after", "x", "--costs")])
+def test_show_does_one_thing(plans: Path, capsys: Any, words: tuple[str, ...]) -> None:
+    """acceptance: U3. None of two options is dropped in silence."""
+    with pytest.raises(SystemExit) as caught:
+        main(["show", str(plans / "rank0.ilp"), *words])
+    assert caught.value.code == 2
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_show_wants_one_file(plans: Path, capsys: Any) -> None:
+    assert "holds 2 dumps, expected one" in refusal(capsys, "show", plans)
+
+
+def test_a_users_own_pass_plans_offline(dumps: Path, own: Path, capsys: Any) -> None:
+    """acceptance: U4, U5. With --import; without it the message says so."""
+    config, out = own.with_name("own.yaml"), own.parent / "plan"
+    config.write_text("noisy: {word: hush}\n")
+    told = refusal(capsys, "plan", dumps, "--config", config, "-o", out)
+    assert f"{config}:1:1: unknown option 'noisy'" in told
+    assert "a pass of your own must be registered first (--import MODULE" in told
+    assert main(["plan", str(dumps), "--config", str(config), "--import", str(own), "-o", str(out)]) == 0
+    assert "said hush" in capsys.readouterr().out
+    lines, _ = shown(capsys, out / "rank0.ilp", "--before-after", "noisy", "--import", str(own))
+    assert any("hush" in line for line in lines if line.startswith("+#"))
+
+
+@pytest.mark.parametrize("command", ["check", "timeline"])
+def test_outputs_follow_one_rule(plans: Path, tmp_path: Path, capsys: Any, command: str) -> None:
+    """acceptance: P4. Folders are made; what cannot be is refused before the work."""
+    (tmp_path / "file").write_text("")
+    more = ["-o", str(tmp_path / "a" / "b" / "trace.json")] if command == "timeline" else []
+    assert main([command, str(plans), *more, "--json", str(tmp_path / "c" / "d" / "out.json")]) == 0
+    assert json.loads((tmp_path / "c" / "d" / "out.json").read_text())["ranks"]
+    assert not more or Path(more[1]).is_file()
+    capsys.readouterr()
+    told = f"{tmp_path / 'file'} is a file; expected a folder there"
+    assert told in refusal(capsys, command, plans, "--json", tmp_path / "file" / "x.json", *more)
+    if more:
+        assert f"-o '{tmp_path}/file/x.json': {told}" in refusal(capsys, command, plans, "-o", tmp_path / "file" / "x.json")
+
+
+def test_passes_are_there_behind_import_interlace_alone() -> None:
+    """acceptance: U4. And Paddle is not imported for them."""
+    code = "import sys, interlace; interlace.passes.register, interlace.passes.Pass; assert 'paddle' not in sys.modules; interlace.nothing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "AttributeError: module 'interlace' has no attribute 'nothing'" in done.stderr.splitlines()[-1]
+
+
