@@ -25,7 +25,7 @@ from interlace.config import Config, find_config, load_config, read_yaml
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
 from interlace.plan import Plan, make_plan
-from interlace.scheduler.hazards import PLACES, require_safe
+from interlace.scheduler.hazards import PLACES, require_safe, require_straight
 
 DISABLE_VARIABLE, CONFIG_VARIABLE = "INTERLACE_DISABLE", "INTERLACE_CONFIG"
 SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
@@ -211,6 +211,8 @@ def _plan_pipeline(dense: Any, strategy: Any) -> Lowered:
         num_chunks=strategy.vpp_degree if strategy.schedule_mode == "VPP" else 1,
         schedule=strategy.schedule_mode,
     )
+    if state.config.check and not getattr(state.config.passes.get("schedule-1f1b"), "rows", ""):
+        require_straight(pipeline)
     return _plan_mode(engine, mode, state, dense, pipeline)
 
 

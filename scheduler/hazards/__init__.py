@@ -21,7 +21,7 @@ them.
 """
 
 from interlace.scheduler.hazards.check import check, require_safe
-from interlace.scheduler.hazards.comm import compare_digests, digest
+from interlace.scheduler.hazards.comm import compare_digests, digest, require_straight
 from interlace.scheduler.hazards.finding import Finding, Where
 from interlace.scheduler.hazards.place import CPU, CUSTOM, GPU, PLACES, Place
 
@@ -37,4 +37,5 @@ __all__ = [
     "compare_digests",
     "digest",
     "require_safe",
+    "require_straight",
 ]

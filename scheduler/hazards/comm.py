@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from interlace.errors import PlanError
-from interlace.ir import Op, Program, Value
+from interlace.ir import Op, Pipeline, Program, Value
 from interlace.ir.kinds import is_collective, is_p2p, is_send
 from interlace.scheduler.hazards.finding import Finding, Where, where
 from interlace.scheduler.hazards.steps import Item, item_lists
+from interlace.scheduler.schedule import interleaved
 
 ROOTS = ("root", "root_id", "reduce_type")
 """Attributes in which partners must agree."""
@@ -25,6 +26,11 @@ SHARES_NO_CONTEXT = frozenset({"send_v2", "recv_v2", "c_allreduce_sum"})
 """Kinds that look their ring up by id at every call, so that rings may share a stream."""
 USES_COMPUTE_CONTEXT = frozenset({"p_send", "p_recv", "reduce"})
 """Kinds that, without a stream of their own, take the communicator that the compute stream's context holds."""
+VPP_CROSSES = (
+    "Paddle's own VPP order receives in another order than it sends where a value skips a stage, and on 2 stages where the "
+    "micro-batches are no multiple of them; stock training then swaps messages of equal size and says nothing. Hand such a value "
+    "on through every stage, set accumulate_steps to a multiple of the stages, or use schedule_mode 1F1B"
+)
 Signature = tuple[str, int, str, str]
 
 
@@ -118,7 +124,8 @@ def digest(program: Program) -> str:
     body = {key: {"members": channel.members, "title": channel.title, "calls": [place[c] for c in channel.calls],
                   "ops": [f"#{op} {calls.ops[op].name} {calls.ops[op].layer}@{m}" for op, m in _named(channel.items)]}
             for key, channel in sorted(calls.channels.items())}  # fmt: skip
-    text = msgspec.json.encode({"rank": program.rank, "table": [table[k] for k in order], "channels": body}).decode()
+    schedule = program.pipeline.schedule
+    text = msgspec.json.encode({"rank": program.rank, "schedule": schedule, "table": [table[k] for k in order], "channels": body}).decode()
     return f"{hashlib.sha256(text.encode()).hexdigest()[:16]} {text}"
 
 
@@ -138,6 +145,7 @@ class _Digest(msgspec.Struct, frozen=True):
     rank: int
     table: list[str]
     channels: dict[str, _ChannelDigest]
+    schedule: str = ""
 
 
 def compare_digests(digests: Sequence[str]) -> list[Finding]:
@@ -156,13 +164,13 @@ def compare_digests(digests: Sequence[str]) -> list[Finding]:
     lists = {
         d.rank: {key: ([d.table[c] for c in channel.calls], channel) for key, channel in d.channels.items()} for d in read
     }
-    return _compare(lists)
+    return _compare(lists, read[0].schedule if read else "")
 
 
 _Log = tuple[list[str], _ChannelDigest | None]
 
 
-def _compare(lists: dict[int, dict[str, tuple[list[str], _ChannelDigest]]]) -> list[Finding]:
+def _compare(lists: dict[int, dict[str, tuple[list[str], _ChannelDigest]]], schedule: str) -> list[Finding]:
     findings = []
     for key in sorted({key for channels in lists.values() for key in channels}):
         members = next(channels[key][1].members for channels in lists.values() if key in channels)
@@ -177,7 +185,7 @@ def _compare(lists: dict[int, dict[str, tuple[list[str], _ChannelDigest]]]) -> l
             if place is not None:
                 title = next(lists[r][key][1].title for r in (first, rank) if key in lists[r])
                 texts = [_call_text(first, *mine, place), _call_text(rank, *other, place)]
-                findings.append(_disagreement(":" in key, title, (first, rank), (), place, texts))
+                findings.append(_disagreement(":" in key, schedule, title, (first, rank), (), place, texts))
                 break
     return findings
 
@@ -198,11 +206,12 @@ def agree(left: str, right: str) -> bool:
 
 
 def _disagreement(
-    p2p: bool, title: str, ranks: tuple[int, ...], items: tuple[Where, ...], place: int, texts: list[str]
+    p2p: bool, schedule: str, title: str, ranks: tuple[int, ...], items: tuple[Where, ...], place: int, texts: list[str]
 ) -> Finding:
     what = "message" if p2p else "collective"
     mend = ("send and receive in one order, with equal sizes and dtypes" if p2p
             else "issue the group's collectives in one order on all its ranks")  # fmt: skip
+    mend += f". {VPP_CROSSES}" if p2p and schedule == "VPP" else ""
     return Finding("p2p-mismatch" if p2p else "collective-order", tuple(sorted(ranks)), items,
                    f"{title}: {what} {place} differs: {', '.join(texts)}", mend)  # fmt: skip
 
@@ -249,7 +258,47 @@ def _difference(left: Calls, right: Calls, key: str, place: int) -> Finding:
         kind, size, dtype, more = calls.signatures[channel.calls[place]]
         texts.append(f"{items[-1]} ({kind} {size} B {dtype}{' ' + more if more else ''})")
     title = next(calls.channels[key].title for calls in (left, right) if key in calls.channels)
-    return _disagreement(":" in key, title, (left.program.rank, right.program.rank), tuple(items), place, texts)
+    schedule, ranks = left.program.pipeline.schedule, (left.program.rank, right.program.rank)
+    return _disagreement(":" in key, schedule, title, ranks, tuple(items), place, texts)
+
+
+def require_straight(pipeline: Pipeline) -> None:
+    """Refuse a pipeline in which Paddle's own order sends messages in one order and receives them in another.
+
+    >>> require_straight(Pipeline(num_stages=2, num_micro_batches=6, num_chunks=2, schedule="VPP"))
+    >>> require_straight(Pipeline(num_stages=2, num_micro_batches=5, num_chunks=2, schedule="VPP"))
+    Traceback (most recent call last):
+    interlace.errors.PlanError: pipeline of 2 stages, 2 chunks and 5 micro-batches: ...
+
+    Raises:
+        PlanError: With the cause, and what to do.
+    """
+    stages, count, chunks = pipeline.num_stages, pipeline.num_micro_batches, pipeline.num_chunks
+    if pipeline.schedule != "VPP" or _sent_and_received(stages, count, chunks):
+        return
+    raise PlanError(
+        f"pipeline of {stages} stages, {chunks} chunks and {count} micro-batches: Paddle's own VPP order sends messages between the "
+        "stages in one order and receives them in another; stock training swaps those of equal size and says nothing; expected "
+        f"accumulate_steps to be a multiple of the stages: set it to {count // stages * stages or stages} or "
+        f"{-(-count // stages) * stages}, or use schedule_mode 1F1B"
+    )
+
+
+def _sent_and_received(stages: int, count: int, chunks: int) -> bool:
+    """Whether Paddle's VPP order receives on each channel in the order in which it sends."""
+    sent: dict[tuple[int, int], list[tuple[str, int, int]]] = defaultdict(list)
+    received: dict[tuple[int, int], list[tuple[str, int, int]]] = defaultdict(list)
+    last = stages * chunks - 1
+    for stage in range(stages):
+        for slot in interleaved(stage, stages, count, chunks):
+            part = slot.chunk * stages + stage
+            to = {"F": part + 1, "S": part - 1}.get(slot.kind, -1)
+            came = {"R": part - 1, "B": part + 1}.get(slot.kind, -1)
+            if 0 <= to <= last:
+                sent[stage, to % stages].append(("F" if to > part else "B", slot.micro_batch, to))
+            if 0 <= came <= last:
+                received[came % stages, stage].append(("F" if came < part else "B", slot.micro_batch, part))
+    return sent == received
 
 
 def shared_streams(calls: Calls) -> list[Finding]:
