@@ -31,20 +31,29 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
     Raises:
         PassError: As `Pipeline.run`.
     """
-    asked = (pipeline, *pipeline.run(program, cost, peers))
-    judged = next((each for each in pipeline.passes if each.fallbacks()), None)
-    if judged is None:
-        return asked
+    pipeline.check(program)
+    at = next((k for k, each in enumerate(pipeline.passes) if each.fallbacks()), None)
+    if at is None:
+        return (pipeline, *pipeline.run(program, cost, peers))
+    before, first = Pipeline(pipeline.passes[:at]).run(program, cost, peers)
+
+    def run(form: Pass) -> Run:
+        behind = (form, *pipeline.passes[at + 1 :])
+        made, reports = Pipeline(behind).run(before, cost, peers)
+        return Pipeline((*pipeline.passes[:at], *behind)), made, [*first, *reports]
+
+    judged = pipeline.passes[at]
+    asked = run(judged)
     if peers is None and program.pipeline.num_stages > 1:
         return _noted(asked, judged, [], ["the whole step was not judged: the other stages' plans are not known here"])
     *milder, plainest = judged.fallbacks()
-    plain = _with(pipeline, judged, plainest, program, cost, peers)
+    plain = run(plainest)
     if not any(Context(cost, peers=peers).gather("forms that differ", plain[1].jobs != asked[1].jobs)):
         return asked
     limit_ns = _step_ns(plain[1], cost, peers)
     declined: list[str] = []
     for form in (judged, *milder):
-        found = asked if form is judged else _with(pipeline, judged, form, program, cost, peers)
+        found = asked if form is judged else run(form)
         step_ns = _step_ns(found[1], cost, peers)
         if step_ns is None or limit_ns is None:
             return _noted(found, judged, [], ["the whole step was not judged: its simulation stands still; `interlace check` says where"])
@@ -53,11 +62,6 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
             return _noted(found, judged, [against], declined)
         declined.append(f"{against}; it would be slower (only_gains: false keeps it)")
     return _noted(plain, judged, [], declined)
-
-
-def _with(pipeline: Pipeline, old: Pass, new: Pass, program: Program, cost: Costs, peers: Peers | None) -> Run:
-    changed = Pipeline(tuple(new if each is old else each for each in pipeline.passes))
-    return (changed, *changed.run(program, cost, peers))
 
 
 def _noted(run: Run, judged: Pass, changed: list[str], declined: list[str]) -> Run:
