@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     times, stall = (
         _times(programs, cost, place.name) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "")
     )
-    for line in [*_head(programs, place.name), *_finding_lines(findings), *([stall] if stall else []), *_time_lines(times)]:
+    for line in [*_head(programs, place.name), *_finding_lines(findings), *([stall] if stall else []), *_time_lines(times, args.device)]:
         print(line)
     if args.json:
         _write_json(args.json, args.device, place.name, findings, times, stall)
@@ -111,18 +111,21 @@ def _finding_lines(findings: Sequence[Finding]) -> list[str]:
     return [f"{len(findings)} finding(s):", *(f"- {finding}" for finding in findings[:SHOWN]), *more]
 
 
-def _time_lines(times: Sequence[dict[str, int]]) -> list[str]:
-    """One line a rank, milliseconds and mebibytes."""
+def _time_lines(times: Sequence[dict[str, int]], device: str) -> list[str]:
+    """One line for ranks that are alike, milliseconds and mebibytes."""
+    from interlace.report.split import merged
+
     if not times:
         return []
     heads = [name.removesuffix("_ns").replace("_", " ") + " ms" for name in COLUMNS] + ["peak MiB", "pinned MiB"]
-    lines = ["rank " + " ".join(f"{head:>16}" for head in heads)]
+    bodies: dict[int, str] = {}
     for row in times:
         cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [
             f"{row[name] / 2**20:16.1f}" for name in ("peak_bytes", "pinned_bytes")
         ]
-        lines.append(f"{row['rank']:>4} " + " ".join(cells))
-    return lines
+        bodies[row["rank"]] = " ".join(cells)
+    title = f"simulated with the profile {Path(device).stem}, a step of each rank:"
+    return [title, "ranks " + " ".join(f"{head:>16}" for head in heads), *(f"{label:>5} {bodies[rank]}" for label, rank in merged(bodies))]
 
 
 def _write_json(

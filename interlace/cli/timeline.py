@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
-    from pathlib import Path
-
     import msgspec
 
     from interlace.cli.outputs import check_file
@@ -57,19 +56,34 @@ def main(args: argparse.Namespace) -> int:
     check_file("--json", args.json)
     cost = CostModel(load_profile(args.device))
     try:
-        results = {"beside": _simulated(args.beside, cost, args)} if args.beside else {}
-        results["plan"] = _simulated(args.dumps, cost, args)
+        mine, other = _labels(args.dumps, args.beside)
+        results = {other: _simulated(args.beside, cost, args)} if args.beside else {}
+        results[mine] = _simulated(args.dumps, cost, args)
         if args.beside:
-            _require_same_model(results["plan"].input.programs, results["beside"].input.programs)
+            _require_same_model(results[mine].input.programs, results[other].input.programs)
     except Stall as stall:
         print(f"interlace timeline: {stall}", file=sys.stderr)
         return 1
-    write_trace(results["plan"], args.output)
+    write_trace(results[mine], args.output)
+    print(f"simulated with the profile {Path(args.device).stem}, a step of each rank:")
     print(split_text(results))
-    print(f"\ntrace of {len(results['plan'].ranks)} rank(s) in {args.output}; open it at https://ui.perfetto.dev")
+    print(f"\ntrace of {len(results[mine].ranks)} rank(s) in {args.output}; open it at https://ui.perfetto.dev")
     if args.json:
-        write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"ranks": rows(results["plan"])})) + b"\n")
+        write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"ranks": rows(results[mine])})) + b"\n")
     return 0
+
+
+def _labels(dumps: list[str], beside: list[str]) -> tuple[str, str]:
+    """What the table calls the plans and those beside them: the folders they lie in, where these tell them apart."""
+    mine, other = (_folder(paths) for paths in (dumps, beside))
+    return (mine or "plan", other or "beside") if mine != other else ("plan", "beside")
+
+
+def _folder(paths: list[str]) -> str:
+    if not paths:
+        return ""
+    path = Path(paths[0]).resolve()
+    return path.name if path.is_dir() else path.parent.name
 
 
 def _simulated(paths: list[str], cost: Costs, args: argparse.Namespace) -> Result:

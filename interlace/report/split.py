@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 from interlace.scheduler.simulator import RankTime, Result
 
@@ -22,15 +22,47 @@ def rows(result: Result) -> list[dict[str, int]]:
     return [{name: getattr(rank, name) for name in RankTime.__slots__} for rank in result.ranks]
 
 
+def merged(lines: Mapping[int, Hashable]) -> list[tuple[str, int]]:
+    """Ranks that have the same to show, as one row: how to call them, and the first of them.
+
+    >>> merged({0: "a", 1: "a", 2: "b", 3: "a"})
+    [('0-1, 3', 0), ('2', 2)]
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for rank, line in lines.items():
+        groups.setdefault(line, []).append(rank)
+    return [(span(ranks), ranks[0]) for ranks in groups.values()]
+
+
+def span(ranks: Sequence[int]) -> str:
+    """Rising numbers, runs of them joined.
+
+    >>> span([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
 def split_text(results: Mapping[str, Result]) -> str:
-    """The splits of one or more plans side by side, rank by rank, then the mean and what the last gains over the first."""
+    """The splits of one or more plans side by side, equal ranks on one row, then the mean and what the last gains over the first."""
     names = list(results)
-    width = max((len(name) for name in names), default=0)
-    head = f"{'rank':>5}  {'plan':<{width}}  {'step':>9}" + "".join(f"  {label:>8}" for label, _ in COLUMNS)
+    width = max((len(name) for name in ("plan", *names)), default=0)
+    head = f"{'ranks':>5}  {'plan':<{width}}  {'step':>9}" + "".join(f"  {label:>8}" for label, _ in COLUMNS)
     lines = [head + f"  {'peak GiB':>8}  {'pinned':>8}"]
     found = {name: {rank.rank: rank for rank in result.ranks} for name, result in results.items()}
-    for rank in sorted({rank for table in found.values() for rank in table}):
-        lines += [_line(str(rank), name, width, [found[name][rank]]) for name in names if rank in found[name]]
+
+    def shown(label: str, rank: int) -> list[str]:
+        return [_line(label, name, width, [found[name][rank]]) for name in names if rank in found[name]]
+
+    every = sorted({rank for table in found.values() for rank in table})
+    for label, rank in merged({rank: tuple(shown("", rank)) for rank in every}):
+        lines += shown(label, rank)
     if any(len(table) > 1 for table in found.values()):
         lines += [_line("mean", name, width, list(found[name].values())) for name in names]
     return "\n".join([*lines, "", *_gain(results), _LEGEND])
