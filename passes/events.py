@@ -6,15 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from interlace.ir import ABSENT, Event, Graph, Op, Program
-from interlace.ir.kinds import COMBINE, SPLIT, is_copy
-from interlace.passes.streams import COMPUTE_STREAMS
+from interlace.ir.kinds import COMBINE, SPLIT, is_copy, stream_of
 
 Item = tuple[int, int]
-
-
-def stream_of(op: Op) -> str:
-    """An operation's stream; the compute stream's two names are one."""
-    return "" if op.stream in COMPUTE_STREAMS else op.stream
 
 
 @dataclass(slots=True)

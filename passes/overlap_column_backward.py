@@ -11,10 +11,10 @@ from interlace.cost_model.base import Costs, Groups, tables_of
 from interlace.cost_model.work import Values
 from interlace.ir import Graph, Op, Program, dependencies, describe
 from interlace.ir.graph import is_topological, written_operands
-from interlace.ir.kinds import is_boundary, is_comm
+from interlace.ir.kinds import is_boundary, is_comm, stream_of
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.sites import ACCUMULATING, GEMM_GRADS, Backward, check_modules, check_unscheduled, in_modules
-from interlace.passes.streams import COMPUTE_STREAMS, mp_stream
+from interlace.passes.streams import mp_stream
 
 PRODUCTS = frozenset({"matmul", ACCUMULATING, *GEMM_GRADS})
 REACH = 2
@@ -167,7 +167,7 @@ class _Work:
         rings = {op.group for op in self.done.values()}
         assert is_topological(self.order, self.after)
         for comm in self.done.values():
-            stream = mp_stream(comm.group, rings) if comm.stream in COMPUTE_STREAMS else comm.stream
+            stream = stream_of(comm) or mp_stream(comm.group, rings)
             self.graph.ops[comm.id] = msgspec.structs.replace(comm, stream=stream)
         return self.graph.program.with_ops([self.graph.ops[op_id] for op_id in self.order])
 

@@ -22,10 +22,6 @@ class AutoParallelStreamType(str, Enum):
     H2D = "auto_parallel_h2d"
 
 
-COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
-"""Names under which an operation runs on the compute stream."""
-
-
 def mp_stream(ring: int, rings: Iterable[int]) -> str:
     """The stream of one tensor-parallel ring: two rings on one name would share the first one's communicator.
 

@@ -24,12 +24,11 @@ import numpy.typing as npt
 from interlace.cost_model import Costs
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Op, Program, Value, describe
-from interlace.ir.kinds import is_boundary
+from interlace.ir.kinds import is_boundary, stream_of
 from interlace.ir.program import FLOAT_DTYPES
 from interlace.scheduler.memory import in_order
 from interlace.scheduler.saved import REASONS, Reason, Saved, Skipped, census
 
-COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
 Item = tuple[int, int]
 """Operation id and micro-batch."""
 Ints = npt.NDArray[np.int64]
@@ -376,7 +375,7 @@ class Timeline:
     @classmethod
     def of(cls, program: Program, op_ns: Mapping[int, int]) -> Timeline:
         """From a scheduled program and the duration of its operations."""
-        beside = {op.id for op in program.ops if op.stream not in COMPUTE_STREAMS}
+        beside = {op.id for op in program.ops if stream_of(op)}
         items = [item for job in program.jobs for item in job.items]
         job = [k for k, each in enumerate(program.jobs) for _ in each.items]
         starts = [0, *accumulate(len(each.items) for each in program.jobs)]

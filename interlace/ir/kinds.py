@@ -37,6 +37,18 @@ RANDOM = frozenset({"dropout", "uniform", "gaussian", "randint", "randperm", "be
 """Kinds that draw from the device's one generator: their order decides the numbers."""
 NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, "pd_op.full_int_array"}
 """Names of operations that launch nothing on the device."""
+COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
+"""Names under which an operation runs on the compute stream: none, and the executor's own word for it."""
+
+
+def stream_of(op: Op) -> str:
+    """An operation's stream; the compute stream, under whatever name, is the empty one."""
+    return "" if op.stream in COMPUTE_STREAMS else op.stream
+
+
+def views_of(op: Op) -> tuple[tuple[int, int], ...]:
+    """`(result, operand)` positions where the result is the operand's memory and nothing is written: views, `share_data_`."""
+    return (*op.views, *op.inplace) if op.kind == "share_data" else op.views
 
 
 def is_boundary(op: Op) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from interlace.errors import PlanError
 from interlace.ir import Op, Pipeline, Program, Value
-from interlace.ir.kinds import is_collective, is_p2p, is_send
+from interlace.ir.kinds import is_collective, is_p2p, is_send, stream_of
 from interlace.scheduler.hazards.finding import Finding, Where, where
 from interlace.scheduler.hazards.steps import Item, item_lists
 from interlace.scheduler.schedule import interleaved
@@ -306,13 +306,14 @@ def shared_streams(calls: Calls) -> list[Finding]:
     first: dict[str, Op] = {}
     found: dict[str, Finding] = {}
     for op in calls.ops.values():
-        if op.kind in SHARES_NO_CONTEXT or (not op.stream and op.kind not in USES_COMPUTE_CONTEXT):
+        stream = stream_of(op)
+        if op.kind in SHARES_NO_CONTEXT or (not stream and op.kind not in USES_COMPUTE_CONTEXT):
             continue
-        old = first.setdefault(op.stream, op)
-        if old.group != op.group and op.stream not in found:
+        old = first.setdefault(stream, op)
+        if old.group != op.group and stream not in found:
             rank = calls.program.rank
             items = (where(rank, old, 0), where(rank, op, 0))
             message = f"groups {old.group} and {op.group} share a stream, which keeps the first one's communicator"
-            found[op.stream] = Finding("shared-stream", (rank,), items, f"rank {rank}: {message}: {items[0]}, {items[1]}",
+            found[stream] = Finding("shared-stream", (rank,), items, f"rank {rank}: {message}: {items[0]}, {items[1]}",
                                        f"give group {op.group} a stream of its own")  # fmt: skip
     return list(found.values())

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from interlace.ir import Op, describe
+from interlace.ir.kinds import COMPUTE_STREAMS
 
 Kind = Literal[
     "read-before-write",  # the read's producer comes later in host order, or in no job
@@ -71,7 +72,7 @@ def where(rank: int, op: Op, micro_batch: int) -> Where:
 
 def stream_text(stream: str) -> str:
     """A stream as messages name it."""
-    return f"stream '{stream}'" if stream else "the compute stream"
+    return "the compute stream" if stream in COMPUTE_STREAMS else f"stream '{stream}'"
 
 
 def item_text(op: Op, micro_batch: int) -> str:

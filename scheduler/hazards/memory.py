@@ -15,7 +15,7 @@ def freed_in_use(trace: Trace, place: Place) -> list[Fault]:
 
     A storage is free after its last reader in host order. A use on another stream is covered if it is over, or on the same
     stream, where the collector notes the end of a last reader, or if it is over when the stream that owns the block issues
-    its next operation (only that stream gets the block again).
+    its next operation: each stream has a pool of its own, whatever the collector, and only that stream gets the block again.
     """
     if place.serial:
         return []
@@ -42,13 +42,13 @@ def _uncovered(
 ) -> list[Fault]:
     streams = trace.steps.stream
     freed, owner = max(users.values()), next(iter(users))
-    marks, wraps = lasts, False
+    marks = list(lasts)
     if place.collector == "issue":
         noted = [items_of[streams[last]] for last in lasts] if place.records_streams else []
         marks = [items[bisect_right(items, freed) - 1] for items in noted]
-        after = bisect_right(items_of[owner], freed)
-        marks += items_of[owner][after : after + 1]
-        wraps = after == len(items_of[owner])
+    after = bisect_right(items_of[owner], freed)
+    marks += items_of[owner][after : after + 1]
+    wraps = after == len(items_of[owner])
     return [Fault("freed-in-use", use, freed, key) for use in users.values()
             if not any(use == mark or (use < mark and trace.before(use, mark)) for mark in marks)
             and not (wraps and _reaches_next_step(trace, use, items_of[owner][0]))]  # fmt: skip

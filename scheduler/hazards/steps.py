@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from interlace.ir import ABSENT, Op, Program, Value
-from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT, is_boundary, is_copy
+from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT, is_boundary, is_copy, stream_of, views_of
 
 SAME, PREVIOUS, LAST, ONCE, INITIAL, ANY = range(6)
 """Whose write an access expects: of its own micro-batch, of the one before, of the last one, of an operation that runs once,
@@ -161,13 +161,13 @@ class _Tables:
         """Results that are more than a view; none for inputs of the step."""
         if is_boundary(op) or op.name in (COMBINE, SPLIT):
             return ()
-        viewed = {result for result, _ in op.views}
+        viewed = {result for result, _ in views_of(op)}
         return [value for k, value in enumerate(op.results) if k not in viewed and self.values[value].dtype != "null"]
 
     def views_read(self, op: Op) -> tuple[int, ...]:
         """Operations that give the views this one reads."""
         made = {self.producer[v] for v in op.operands if v in self.producer}
-        return tuple(sorted(k for k in made if self.program.ops[k].views)) if made else ()
+        return tuple(sorted(k for k in made if views_of(self.program.ops[k]))) if made else ()
 
     def touches(self, position: int, values: Iterable[int], writes: bool = False) -> list[Touch]:
         """Touches of an operation, each with the write it expects."""
@@ -211,18 +211,17 @@ def _lay_items(steps: Steps, serial: bool) -> None:
     program = steps.program
     positions = {op.id: k for k, op in enumerate(program.ops)}
     names = {"": 0}
-    stream_of = []
+    number = []
     for op in program.ops:
-        if not serial and op.stream not in names and op.name not in NO_KERNEL:
-            names[op.stream] = len(names)
-        stream_of.append(HOST if op.name in NO_KERNEL else 0 if serial else names[op.stream])
+        name = "" if serial else stream_of(op)
+        number.append(HOST if op.name in NO_KERNEL else names.setdefault(name, len(names)))
     steps.streams = list(names)
     for job, items in enumerate(item_lists(program)):
         here = [positions[op_id] for op_id, _ in items]
         steps.op += here
         steps.micro_batch += [micro_batch for _, micro_batch in items]
         steps.job += [job] * len(here)
-        steps.stream += [stream_of[position] for position in here]
+        steps.stream += [number[position] for position in here]
         steps.index.update(zip(items, range(len(steps.index), len(steps.index) + len(items)), strict=True))
 
 
