@@ -1,14 +1,14 @@
 """Speed of the simulator: the compiled twin and the plain one, on plans of eight ranks. Results: `results/simulator.json`.
 
 An *event* is the start or the end of an op. Times are CPU seconds of one thread, the best of several runs, so that other
-load on the machine counts less. Usage: python benchmarks/simulator.py [--micro-batches N]
+load on the machine counts less.
+
+    python benchmarks/simulator.py [--quick] [--micro-batches N] [-o FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "scheduler"))
 
+from measuring import meta, store  # noqa: E402
 from plans import Shape, world  # noqa: E402
 
 from interlace.cost_model import CostModel  # noqa: E402
@@ -63,26 +64,23 @@ def main() -> None:
     """Measure, print and store."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--micro-batches", type=int, default=1024, help="of the large plans")
-    many = parser.parse_args().micro_batches
+    parser.add_argument("--quick", action="store_true", help="32 micro-batches, one run, compiled twin only")
+    parser.add_argument("-o", "--out", type=Path)
+    args = parser.parse_args()
+    many, runs = (32, 1) if args.quick else (args.micro_batches, 5)
     own, stock = ("mp", "send", "receive", "copies"), ("", "send", "receive", "")
     measure("warm-up", Shape(2, 2, 2, 2, own), 1, True)
     rows = [
-        measure("own streams, offload", Shape(4, 2, 16, 24, own, frozenset(range(0, 16, 2))), 5, True),
-        measure("own streams, offload", Shape(4, 2, many, 24, own, frozenset(range(0, many, 2))), 5, False),
-        measure("one stream", Shape(4, 2, 16, 24, stock), 5, True),
-        measure("one stream", Shape(4, 2, many, 24, stock), 5, False),
+        measure("own streams, offload", Shape(4, 2, 16, 24, own, frozenset(range(0, 16, 2))), runs, not args.quick),
+        measure("own streams, offload", Shape(4, 2, many, 24, own, frozenset(range(0, many, 2))), runs, False),
+        measure("one stream", Shape(4, 2, 16, 24, stock), runs, not args.quick),
+        measure("one stream", Shape(4, 2, many, 24, stock), runs, False),
     ]
     import numba
 
-    found = {
-        "machine": f"{platform.machine()}, one thread",
-        "python": platform.python_version(),
-        "numba": numba.__version__,
-        "rows": rows,
-    }
     for row in rows:
         print(row)
-    (HERE / "results" / "simulator.json").write_text(json.dumps(found, indent=1) + "\n")
+    store("simulator", {**meta(numba=numba.__version__), "rows": rows}, args.out)
 
 
 if __name__ == "__main__":

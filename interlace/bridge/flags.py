@@ -71,6 +71,12 @@ class Flags:
         make_config(options, *self._origin, whole=False)
         object.__setattr__(self, "_options", options)
 
+    def __repr__(self) -> str:
+        config = self.config()
+        passes = {each.name.replace("-", "_"): each for each in (*config.passes.values(), *config.own)}
+        plain = [f"{name}={getattr(config, name)!r}" for name in PLAIN_FIELDS]
+        return f"Flags({', '.join([*plain, *(f'{name}={each!r}' for name, each in passes.items())])})"
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Flags:
         return Flags(dict(self._options), *self._origin)
 
@@ -91,6 +97,11 @@ class _PassFlags:
         if name not in kind.__struct_fields__:
             raise AttributeError(f"{self._key} has no option {name!r}; there are {sorted(kind.__struct_fields__)}")
         return getattr(found if found is not None else kind(), name)
+
+    def __repr__(self) -> str:
+        config = self._flags.config()
+        found = next((p for p in (*config.passes.values(), *config.own) if p.name.replace("-", "_") == self._key), None)
+        return repr(found) if found is not None else f"{self._key}: off"
 
     def __setattr__(self, name: str, value: Any) -> None:
         options = self._flags._options

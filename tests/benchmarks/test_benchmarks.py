@@ -32,6 +32,11 @@ def test_check(tmp_path: Path) -> None:
     assert all(row["findings"] == 0 and row["items_a_rank"] >= 500 for row in result["rows"])
 
 
+def test_simulator(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    assert all(row["fast_s"] > 0 for row in quick("simulator", tmp_path / "simulator.json")["rows"])
+
+
 def test_oracle(tmp_path: Path) -> None:
     """Predictions of measured orders stay within 10 % but for one (no communication, from other files), their order is kept, and
     our orders are no worse than the best known ones by more than 2 %."""  # fmt: skip
