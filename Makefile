@@ -1,4 +1,4 @@
-# Two commands do everything on a machine with Python 3.11 and make: `make demo`, `make test`.
+# `make demo` and `make test` do everything on a machine with Python 3.11, make and a C++ compiler; `make help` lists the rest.
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,14 @@ TRAIN := examples/gpt.py --world 4
 BIG := --preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8
 SHAPE := --pp 2 --mp 2 --micro-batches 8 --steps 5
 
-.PHONY: demo test testbed lint setup clean
+.PHONY: help demo test testbed lint setup clean
+
+help:
+	@echo "make demo     train a small GPT on 4 CPU ranks, stock against Interlace; plan a large one (about 2 minutes)"
+	@echo "make test     the whole test suite"
+	@echo "make lint     ruff and mypy"
+	@echo "make testbed  build the custom device that stands for a GPU in tests"
+	@echo "make clean    remove .venv and all outputs"
 
 setup: $(STAMP)
 
@@ -21,23 +28,31 @@ $(STAMP): setup.py pyproject.toml
 demo: setup
 	rm -rf $(OUT)
 	mkdir -p $(OUT)
+	@echo
+	@echo "== 1. Equal bits: a small GPT trains on 4 CPU ranks, with stock Paddle and with Interlace"
 	$(BIN)/interlace run $(TRAIN) --config demo --verify --json $(OUT)/run.json --log-dir $(OUT)/logs -- $(SHAPE)
 	@echo
-	@echo "What was moved, and why (rank 0):"
+	@echo "What Interlace moved, and why (rank 0):"
 	@$(BIN)/interlace show $(OUT)/plan/rank0.ilp --why
 	@echo
+	@echo "Its plan, proved and simulated:"
 	$(BIN)/interlace check $(OUT)/plan
 	@$(BIN)/interlace plan $(OUT)/plan/captured --config stock --device h200 -o $(OUT)/stock > $(OUT)/stock.txt
-	@$(BIN)/interlace timeline $(OUT)/plan --beside $(OUT)/stock --device h200 -o $(OUT)/trace.json
+	@$(BIN)/interlace timeline $(OUT)/plan --beside $(OUT)/stock --device h200 -o $(OUT)/trace.json > $(OUT)/timeline.txt
+	@echo "Layers 32 wide are too small for overlap to gain anything, and every extra operation costs host time: this part shows equal bits."
 	@echo
-	@echo "The same at real size, planned without a GPU: 8 layers of GPT-3 6.7B, pp 2 x mp 2 (times are simulated for an H200)"
+	@echo "== 2. Time: 8 layers of GPT-3 6.7B, pp 2 x mp 2, planned without a GPU; times are simulated for an H200"
 	$(BIN)/interlace dump examples/gpt.py --world 4 -o $(OUT)/big/captured -- $(BIG)
 	@$(BIN)/interlace plan $(OUT)/big/captured --config stock --device h200 -o $(OUT)/big/stock > $(OUT)/big/stock.txt
-	@$(BIN)/interlace plan $(OUT)/big/captured --config overlap -o $(OUT)/big/plan > $(OUT)/big/plan.txt
-	$(BIN)/interlace check $(OUT)/big/plan
-	@$(BIN)/interlace timeline $(OUT)/big/plan --beside $(OUT)/big/stock --device h200 -o $(OUT)/big/trace.json
+	@$(BIN)/interlace plan $(OUT)/big/captured --config overlap -o $(OUT)/big/interlace > $(OUT)/big/interlace.txt
 	@echo
-	@echo "dumps of all ranks: $(OUT)/plan and $(OUT)/big; timelines: $(OUT)/trace.json and $(OUT)/big/trace.json (open in ui.perfetto.dev)"
+	@echo "What Interlace moves, and why (rank 0, shortened; more: interlace show $(OUT)/big/interlace/rank0.ilp --why):"
+	@sed '/^$$/q' $(OUT)/big/interlace.txt
+	@echo "Its plan, proved:"
+	$(BIN)/interlace check $(OUT)/big/interlace
+	@echo
+	@echo "Dumps of all ranks: $(OUT)/plan, $(OUT)/big. Timelines: $(OUT)/trace.json, $(OUT)/big/trace.json. Stock beside Interlace:"
+	$(BIN)/interlace timeline $(OUT)/big/interlace --beside $(OUT)/big/stock --device h200 -o $(OUT)/big/trace.json
 
 test: setup
 	$(BIN)/python -m pytest

@@ -65,9 +65,9 @@ def main(args: argparse.Namespace) -> int:
         print(f"interlace timeline: {stall}", file=sys.stderr)
         return 1
     write_trace(results[mine], args.output)
+    print(f"trace of {len(results[mine].ranks)} rank(s) in {args.output}; open it at https://ui.perfetto.dev\n")
     print(f"simulated with the profile {Path(args.device).stem}, a step of each rank:")
     print(split_text(results))
-    print(f"\ntrace of {len(results[mine].ranks)} rank(s) in {args.output}; open it at https://ui.perfetto.dev")
     if args.json:
         write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"ranks": rows(results[mine])})) + b"\n")
     return 0

@@ -65,7 +65,7 @@ def split_text(results: Mapping[str, Result]) -> str:
         lines += shown(label, rank)
     if any(len(table) > 1 for table in found.values()):
         lines += [_line("mean", name, width, list(found[name].values())) for name in names]
-    return "\n".join([*lines, "", *_gain(results), _LEGEND])
+    return "\n".join([*lines, "", _LEGEND, *_gain(results)])
 
 
 def _line(label: str, name: str, width: int, ranks: list[RankTime]) -> str:
@@ -82,7 +82,4 @@ def _gain(results: Mapping[str, Result]) -> list[str]:
         return []
     first, last = results[names[0]].step_ns, results[names[-1]].step_ns
     change = 100 * (first / last - 1) if last else 0.0
-    return [
-        f"{names[-1]} against {names[0]}: {first / 1e6:.3f} -> {last / 1e6:.3f} ms a step, {change:+.1f} % throughput",
-        "",
-    ]
+    return ["", f"{names[-1]} against {names[0]}: {first / 1e6:.3f} -> {last / 1e6:.3f} ms a step, {change:+.1f} % throughput"]
