@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +20,7 @@ from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
 from interlace.bridge.places import choose_place
 from interlace.bridge.profiles import costs_for
+from interlace.bridge.say import say
 from interlace.config import Config, find_config, load_config, read_yaml
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
@@ -52,7 +52,6 @@ class State:
     modes: dict[str, Mode] = field(default_factory=dict)
 
 
-LOG = logging.getLogger("interlace")
 _building: list[tuple[Any, str, State]] = []
 _last_plan: list[Plan] = []
 _capture_only: list[Callable[[Program], None]] = []
@@ -177,8 +176,8 @@ def _state(engine: Any) -> State | None:
 def _override(path: str, strategy: Any, flags: Any) -> Config:
     """The configuration that `interlace run --config` gave, in the place of what the script asked for."""
     options, marks = read_yaml(find_config(path))
-    if flags is not None:
-        LOG.warning("%s decides; what the script asked for with interlace.enable() is left aside", path)
+    if flags is not None and paddle.distributed.ParallelEnv().rank == 0:
+        say(f"--config {path} decides; what the script asked for with interlace.enable() is left aside")
     return final_config(options, path, marks, strategy)
 
 

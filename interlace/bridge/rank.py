@@ -26,6 +26,7 @@ from interlace.bridge.cpu.transport import DEFAULT_TIMEOUT_S, PeerLostError, Tra
 from interlace.bridge.rank_report import STATE_KINDS, Failure, Progress, RankReport, StepLoss, output_path, progress_path, write_report
 from interlace.errors import ConfigError, InterlaceError
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
+from interlace.own import import_from_environment
 
 PLACE_VARIABLE = "INTERLACE_PLACE"
 PARENT_PIPE_VARIABLE = "INTERLACE_PARENT_FD"
@@ -135,6 +136,7 @@ def _start(rank: int, world: int, run_dir: str) -> Transport | None:
 
 def _use_configuration() -> None:
     """With a configuration from outside, Interlace stands in the engine even if the script does not ask for it."""
+    import_from_environment()
     if os.environ.get("INTERLACE_CONFIG") and os.environ.get("INTERLACE_DISABLE") != "1":
         from interlace.bridge import hook
 

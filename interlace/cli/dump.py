@@ -34,19 +34,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 where a script fails, 2 for its user's errors."""
+    from interlace.cli.outputs import check_file, check_folder
     from interlace.errors import ConfigError, LaunchError
+    from interlace.ir.dump import write_whole
 
     if args.world < 1 or (args.rank is not None and not 0 <= args.rank < args.world):
         raise ConfigError(f"--world {args.world} --rank {args.rank}: expected a world of at least 1 and a rank inside it")
     if not Path(args.script).is_file():
         raise ConfigError(f"{args.script}: no such script")
+    if args.jobs < 1:
+        raise ConfigError(f"--jobs {args.jobs}: expected a number of ranks, 1 or more")
+    check_file("--json", args.json)
+    if _is_file(args):
+        check_file("-o", args.output)
+    else:
+        check_folder("-o", args.output)
     try:
         done = list(_build_all(args))
     except LaunchError as error:
         print(f"interlace dump: {error}", file=sys.stderr)
         return 1
     if args.json:
-        Path(args.json).write_text(json.dumps({"ranks": done}, indent=1) + "\n", encoding="utf-8")
+        write_whole(Path(args.json), (json.dumps({"ranks": done}, indent=1) + "\n").encode())
     return 0
 
 
@@ -60,13 +69,19 @@ def _build_all(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield result
 
 
+def _is_file(args: argparse.Namespace) -> bool:
+    """Whether the output is one rank's file rather than a folder."""
+    from interlace.ir.dump import SUFFIX
+
+    return args.rank is not None and args.output.suffix in (SUFFIX, ".gz")
+
+
 def _build(args: argparse.Namespace, rank: int) -> dict[str, Any]:
     from interlace.bridge.say import VARIABLE, heard
     from interlace.errors import LaunchError, ScriptError
     from interlace.ir.dump import SUFFIX
 
-    single = args.rank is not None and (args.output.suffix or not args.output.is_dir()) and args.output.suffix in (SUFFIX, ".gz")
-    path = args.output if single else args.output / f"rank{rank}{SUFFIX}"
+    path = args.output if _is_file(args) else args.output / f"rank{rank}{SUFFIX}"
     command = [sys.executable, "-m", "interlace.bridge.dump", "--rank", str(rank), "--world", str(args.world), "--out", str(path)]
     command += ["--materialize"] if args.materialize else []
     with heard() as said_fd:

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from interlace.own import VARIABLE as IMPORT_VARIABLE
+from interlace.own import add_import, import_own
+
 if TYPE_CHECKING:
     from interlace.bridge.rank_report import Progress, RankReport, StepLoss
     from interlace.launch import LaunchResult
@@ -34,6 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("script", metavar="SCRIPT", help="a training script; runs as if started directly")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; takes the place of the script's own")
+    add_import(parser)
     parser.add_argument("--place", choices=PLACES, help="where it runs (default: GPUs where they are, else CPU processes)")
     parser.add_argument("--verify", action="store_true", help="also run stock Paddle and compare every bit")
     parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times there")
@@ -85,6 +89,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Find the user's errors before anything starts."""
+    from interlace.cli.outputs import check_file, check_folder
     from interlace.errors import ConfigError
 
     if not Path(args.script).is_file():
@@ -98,13 +103,16 @@ def _check(args: argparse.Namespace) -> None:
         from interlace.launch import require_place
 
         require_place(place)
+    import_own(args.imports)
     if args.config is not None:
-        from interlace.config import load_config
+        from interlace.config import load_config, require_jobs
 
-        load_config(args.config)
-    for target in filter(None, (args.json,)):
-        if not Path(target).absolute().parent.is_dir():
-            raise ConfigError(f"--json {target!r}: its folder does not exist; make it first")
+        strange: list[str] = []  # the script may register passes of these names; each rank checks again when it has
+        config = load_config(args.config, strange=strange)
+        if not strange:
+            require_jobs(config)
+    check_file("--json", args.json)
+    check_folder("--log-dir", args.log_dir or ".")
 
 
 def _run_once(args: argparse.Namespace) -> int:
@@ -131,10 +139,24 @@ def _verify(args: argparse.Namespace) -> int:
     each = f"{compared} losses, {counted(stock.reports)} of {args.world} ranks"
     args.failed = difference is not None
     logs = f"logs in {stock.log_dir} and {planned.log_dir}"
-    print(f"DIFFERENT: {difference}; {logs}" if difference else f"SAME: {each} are equal bit by bit")
+    idle = "" if difference else _why_idle(args, planned)
+    if idle:
+        print(f"interlace run: nothing was verified: {idle}", file=sys.stderr)
+    else:
+        print(f"DIFFERENT: {difference}; {logs}" if difference else f"SAME: {each} are equal bit by bit")
     runs = {"stock": _as_dict(stock), "interlace": _as_dict(planned)}
-    _write_json(args, {"verdict": "different" if difference else "same", "difference": difference, "runs": runs})
-    return _DIFFERENT if difference else _SAME
+    verdict = "different" if difference else "no plan" if idle else "same"
+    _write_json(args, {"verdict": verdict, "difference": difference, "runs": runs})
+    return _DIFFERENT if difference else _USER_ERROR if idle else _SAME
+
+
+def _why_idle(args: argparse.Namespace, planned: LaunchResult) -> str:
+    """Why both runs were stock Paddle; empty where Interlace made a plan."""
+    if any(report.plan is not None for report in planned.reports):
+        return ""
+    asked = (f"{args.config} turns everything off, or the script trains nothing through dist.to_static" if args.config is not None else
+             "the script never called interlace.enable(strategy), or turned everything off; call it, or give a --config")  # fmt: skip
+    return f"Interlace made no plan on any rank, so stock Paddle ran twice; {asked}"
 
 
 def first_difference(stock: tuple[RankReport, ...], planned: tuple[RankReport, ...]) -> str | None:
@@ -183,6 +205,8 @@ def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
         from interlace.config import find_config
 
         told["INTERLACE_CONFIG"] = os.path.abspath(find_config(args.config))
+    if args.imports:
+        told[IMPORT_VARIABLE] = os.pathsep.join(os.path.abspath(name) if name.endswith(".py") else name for name in args.imports)
     return told
 
 
@@ -309,6 +333,8 @@ def _as_dict(result: LaunchResult) -> dict[str, Any]:
 def _write_json(args: argparse.Namespace, content: dict[str, Any]) -> None:
     import msgspec
 
+    from interlace.ir.dump import write_whole
+
     if args.json is not None:
         head = {"script": args.script, "world": args.world, "config": args.config}
-        Path(args.json).write_bytes(msgspec.json.format(msgspec.json.encode({**head, **content})) + b"\n")
+        write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({**head, **content})) + b"\n")

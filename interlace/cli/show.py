@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlace.cli.own import add_import, import_own
+from interlace.own import add_import, import_own
 
 if TYPE_CHECKING:
     from interlace.ir import Program

@@ -200,7 +200,9 @@ USER_ERRORS: dict[str, tuple[list[object], str]] = {
     "world": ([TINY, "--world", "0"], "--world 0: expected a number of ranks"),
     "config": ([TINY, "--world", "1", "--config", "absent.yaml"], "absent.yaml: no such file"),
     "timeout": ([TINY, "--world", "1", "--timeout", "0"], "expected seconds above 0"),
-    "json": ([TINY, "--world", "1", "--json", "absent/x.json"], "its folder does not exist"),
+    "json": ([TINY, "--world", "1", "--json", "/dev/null/x.json"], "--json '/dev/null/x.json': /dev/null is a file; expected a folder"),
+    "logs": ([TINY, "--world", "1", "--log-dir", "/dev/null/logs"], "--log-dir '/dev/null/logs': /dev/null is a file"),
+    "import": ([TINY, "--world", "1", "--import", "no_such_module"], "--import no_such_module: ModuleNotFoundError"),
 }
 
 

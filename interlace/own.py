@@ -22,7 +22,7 @@ def add_import(parser: argparse.ArgumentParser) -> None:
 
 
 def import_own(names: Iterable[str]) -> None:
-    """Import modules, found as `python` in this folder would find them.
+    """Import modules, found as a script in this folder, or beside the named file, would find them.
 
     Raises:
         ConfigError: There is no such module, or it fails.

@@ -1,0 +1,146 @@
+"""What `interlace run` makes of a configuration: whose it is, whose passes it names, and whether it did anything at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlace.bridge.rank_report import RankReport, StepLoss
+from interlace.cli import main
+from interlace.cli import run as run_command
+from interlace.launch import LaunchResult
+
+TINY = Path(__file__).with_name("tiny_gpt.py")
+SCRIPT = '''
+import runpy
+import interlace
+
+@interlace.passes.register
+class Noisy(interlace.passes.Pass, frozen=True, kw_only=True):
+    """Says its word."""
+
+    name = "noisy"
+    word: str = "psst"
+
+    def run(self, program, context):
+        context.changed.append(f"said {{self.word}}")
+        return program
+
+import paddle.distributed as dist
+
+to_static = dist.to_static
+
+def enabled(*args, strategy, **more):
+    interlace.enable(strategy, split_backward="off", overlap_column_backward="off")
+    return to_static(*args, strategy=strategy, **more)
+
+dist.to_static = enabled
+runpy.run_path({tiny!r}, run_name="__main__")
+'''
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs go into the test's own folder."""
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A script that registers a pass of its own, and asks for other things than the configuration from outside."""
+    (tmp_path / "script.py").write_text(SCRIPT.format(tiny=os.fspath(TINY)))
+    return tmp_path / "script.py"
+
+
+def config(tmp_path: Path, text: str) -> str:
+    (tmp_path / "own.yaml").write_text(text)
+    return str(tmp_path / "own.yaml")
+
+
+@pytest.mark.paddle
+def test_a_scripts_own_pass_may_stand_in_the_configuration(script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """acceptance: U4. The script registers it, the configuration asks for it, in the place of what the script asks for: said in a line."""
+    asked, out = config(tmp_path, "noisy: {word: hush}\n"), tmp_path / "new" / "out.json"
+    assert main(["run", str(script), "--world", "1", "--config", asked, "--json", str(out), "--", "--steps", "1"]) == 0
+    passes = {each["name"]: each["changed"] for each in json.loads(out.read_text())["runs"]["run"]["ranks"][0]["plan"]["passes"]}
+    assert passes["noisy"] == ["said hush"]
+    assert "split-backward" in passes
+    told = f"interlace: --config {asked} decides; what the script asked for with interlace.enable() is left aside"
+    assert capfd.readouterr().err.count(told) == 1
+
+
+@pytest.mark.paddle
+def test_a_pass_that_nobody_registers_is_found_by_the_rank(script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """acceptance: U3, U4. Where the name resembles none of ours the launcher waits for the script; file, line and column all the same."""
+    asked = config(tmp_path, "zzz: on\n")
+    assert main(["run", str(script), "--world", "1", "--config", asked, "--", "--steps", "1"]) == 2
+    assert f"{asked}:1:1: unknown option 'zzz'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("split_backwards: on", "own.yaml:1:1: unknown option 'split_backwards'; did you mean 'split_backward'?"),
+        ("schedule_1f1b: off\nassign_streams: off", "own.yaml: schedule_1f1b is off and split_backward, overlap_column_backward on"),
+        ("device: abacus", "own.yaml:1:9: no device profile 'abacus'"),
+        ("schedule_1f1b: {rows: nowhere}", "own.yaml:1:23: rows file 'nowhere' in "),
+    ],
+)  # fmt: skip
+def test_wrong_configurations_start_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any, text: str, told: str) -> None:
+    """acceptance: U3. Exit code 2 before any rank."""
+    monkeypatch.setattr(run_command, "_launch", lambda *args: pytest.fail("a rank was started"))
+    assert main(["run", str(TINY), "--world", "1", "--config", config(tmp_path, text)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_imports_reach_the_ranks(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """acceptance: U4. Files by their whole path; what the modules register is known to the launcher too."""
+    (tmp_path / "own_words.py").write_text("import sys; sys.own_words = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    seen: list[dict[str, str]] = []
+
+    def launch(args: Any, env: dict[str, str], name: str) -> LaunchResult:
+        seen.append(env)
+        return result(None)
+
+    monkeypatch.setattr(run_command, "_launch", launch)
+    assert main(["run", str(TINY), "--world", "1", "--import", "own_words.py", "--import", "json"]) == 0
+    assert seen[0]["INTERLACE_IMPORT"] == f"{tmp_path / 'own_words.py'}{os.pathsep}json"
+
+
+def result(plan: dict[str, Any] | None, bits: str = "00") -> LaunchResult:
+    """A run of one rank with one step."""
+    report = RankReport(0, 1, (StepLoss("train", 1, "float32", (), bits, (1.0,), 5),), {"w": "aa"}, plan)
+    return LaunchResult((report,), 1.0, "logs")
+
+
+PLAN = {"rank": 0, "passes": []}
+
+
+@pytest.mark.parametrize(
+    ("plan", "bits", "words", "code", "verdict", "told"),
+    [
+        (PLAN, "00", (), 0, "same", "SAME: 1 losses"),
+        (PLAN, "01", (), 1, "different", "DIFFERENT: rank 0, train step 1"),
+        (None, "01", (), 1, "different", "DIFFERENT: rank 0, train step 1"),
+        (None, "00", (), 2, "no plan", "nothing was verified: Interlace made no plan on any rank, so stock Paddle ran twice; the script"),
+        (None, "00", ("--config",), 2, "no plan", "own.yaml turns everything off, or the script trains nothing through dist.to_static"),
+    ],
+)  # fmt: skip
+def test_stock_against_stock_verifies_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any, plan: Any, bits: str, words: tuple[str, ...],
+                                              code: int, verdict: str, told: str) -> None:  # fmt: skip
+    """A check that cannot fail is none: without a plan the verdict is the user's error."""
+    more = [*words, config(tmp_path, "enable: off")] if words else []
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(run_command, "_launch", lambda args, env, name: result(None) if name == "stock" else result(plan, bits))
+    assert main(["run", str(TINY), "--world", "1", "--verify", "--json", str(out), *more]) == code
+    said = capsys.readouterr()
+    assert told in said.out + said.err
+    assert ("SAME" in said.out) == (verdict == "same")
+    assert json.loads(out.read_text())["verdict"] == verdict
