@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from interlace.ir import Edit, Graph, Job, Op, Program, TensorType
-from interlace.ir.kinds import is_collective, is_copy, is_receive, is_send
+from interlace.ir.kinds import is_collective, is_copy, is_receive, is_send, stream_of
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.events import events_of, stream_of
+from interlace.passes.events import events_of
 from interlace.passes.streams import AutoParallelStreamType, mp_stream
-from interlace.scheduler.hold import candidates, held, plan_holds
+from interlace.scheduler.hold import at_ends, candidates, held, plan_holds
 
 
 @register
@@ -22,17 +22,20 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     handed out again under a side stream's read, one `share_data` that holds it.
 
     Steps: 1 tensor-parallel collectives go on one stream a ring, receives and sends on one a ring and direction; collectives
-    of the optimizer part, and those that name a stream already, stay. 2 A value given in one job on one stream and read in
+    and p2p of the optimizer part, and those that name a stream already, stay. 2 A value given in one job on one stream and read in
     another job on another gets an event, once for each reading stream: inside a job the executor orders streams itself. 3 A
-    value that a side stream reads and a compute operation reads later is held until compute has waited for the side stream.
-    4 The host waits behind jobs whose blocks side streams hold, where running ahead of the device would hold too many at once
-    (scheduler/hold.py).
+    value that a side stream reads and a compute operation reads later is held until compute has waited for the side stream,
+    or, where compute has nothing to wait for (a send), on that stream. A send of an earlier job, and the last read of a
+    parameter on a side stream before its update, get an event.
+    4 The host waits for the device now and then in jobs with work on side streams, where running ahead would hold too much of
+    the memory that these touch (scheduler/hold.py).
 
     Options:
+        rename: False leaves every stream as Paddle named it; what a plan needs to be safe is added all the same.
         priority: Stream priority of communication; 0 is normal, lower runs first.
-        hold_host: Behind which jobs the host waits for their computation on places where it runs ahead and memory is taken at
-            issue: `auto` behind as few as keep memory, `on` behind all with work on side streams, `off` nowhere.
-        run_ahead_bytes: By how much run-ahead may raise the peak of device memory before `auto` holds the host.
+        hold_host: Where the host waits, on places where it runs ahead and memory is taken at issue: `auto` as seldom as keeps
+            memory, `on` at the end of every job with work on side streams, `off` nowhere.
+        run_ahead_bytes: By how much run-ahead may raise the peak of device memory before `auto` lets the host wait.
 
     Source: paddle-gpu rules 1 to 5 in docs/gpu-place.md.
     """
@@ -42,12 +45,13 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     gives = frozenset({"streams"})
     after = ("split-backward", "overlap-column-backward", "schedule-1f1b", "offload-activations")
 
+    rename: bool = True
     priority: int = -1
     hold_host: Literal["auto", "on", "off"] = "auto"
     run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
 
     def run(self, program: Program, context: Context) -> Program:
-        program = self._named(program, context)
+        program = self._named(program, context) if self.rename else program
         program = _with_holds(program, context)
         events = tuple(events_of(program))
         context.changed.append(f"{len(events)} events between jobs")
@@ -57,20 +61,20 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
         if self.hold_host == "off":
             return program
         if self.hold_host == "on":
-            names = candidates(program)
-            if names:
-                context.changed.append(f"the host waits behind {len(names)} of {len(program.jobs)} jobs, as asked")
+            waits = at_ends(program, candidates(program))
+            if waits:
+                context.changed.append(f"the host waits at the end of {len(waits)} of {len(program.jobs)} jobs, as asked")
             else:
                 context.declined.append("hold_host: no job has work beside computation that holds memory")
-            return held(program, names)
+            return held(program, waits)
         plan = plan_holds(program, context.cost, self.run_ahead_bytes)
         numbers = plan.text() if plan.free_bytes else ""
         why = ": ".join(part for part in (plan.reason, numbers) if part)
-        if plan.jobs:
-            context.changed.append(f"the host waits behind {len(plan.jobs)} of {len(program.jobs)} jobs: {why}")
+        if plan.count:
+            context.changed.append(f"the host waits {plan.count} times a step: {why}")
         else:
             context.declined.append(f"hold_host: the host waits nowhere, {why}")
-        return held(program, plan.jobs)
+        return held(program, plan.waits)
 
     def _named(self, program: Program, context: Context) -> Program:
         names = _names(program)
@@ -102,22 +106,25 @@ def _names(program: Program) -> dict[int, str]:
 
 
 def _with_holds(program: Program, context: Context) -> Program:
-    """Add a last reader on compute for values that a side stream reads in front of their last compute reader.
+    """Add a last reader for values that a side stream reads in front of their last compute reader.
 
-    Collection at issue time records only last readers, so such a block would be handed out while the side stream reads it.
+    Collection at issue time records only last readers, so such a block would be handed out while the side stream reads it. The
+    new reader stands behind what waits for the side stream; behind a send nothing does, and the send's own stream reads once more.
     """
     graph = Graph(program)
     edit = Edit(program)
     holds: dict[int, list[Op]] = {}
     for op in program.ops:
-        if stream_of(op) and op.results:
+        if stream_of(op):
             for value in dict.fromkeys(graph.reads(op)):
                 waiter = _needs_hold(graph, op, value)
                 if waiter is not None:
                     result = edit.value(_type_of(graph, value), storage=graph.values[value].storage)
-                    held = edit.op("pd_op.share_data", (value,), [result], like=waiter, views=((0, 0),))
+                    where = {} if op.results else {"stream": op.stream, "priority": op.priority}
+                    held = edit.op("pd_op.share_data", (value,), [result], like=waiter, views=((0, 0),), **where)
                     holds.setdefault(waiter.id, []).append(held)
-                    context.change(op, f"%{value} is held until {waiter.kind} #{waiter.id} has waited for it")
+                    how = f"until {waiter.kind} #{waiter.id} has waited for it" if op.results else f"behind {waiter.kind} #{waiter.id}"
+                    context.change(op, f"%{value} is held {how}")
     if not holds:
         return program
     for waiter_id, waiting in holds.items():
@@ -127,7 +134,8 @@ def _with_holds(program: Program, context: Context) -> Program:
 
 
 def _needs_hold(graph: Graph, side: Op, value: int) -> Op | None:
-    """The first compute reader of the side operation's result, where the value's last reader stands in front of it."""
+    """The first compute reader of the side operation's result, where the value's last reader stands in front of it; without
+    results, that last reader."""
     kept = graph.values[value]
     if kept.persistable or kept.memory != "device" or kept.dtype in ("vector", "null"):
         return None
@@ -136,10 +144,10 @@ def _needs_hold(graph: Graph, side: Op, value: int) -> Op | None:
     later = [user for user in readers if graph.position[user.id] > graph.position[side.id]]
     waiters = [user for result in side.results for user in graph.readers(result) if not stream_of(user) and user.role == side.role]
     first = min(waiters, key=lambda user: graph.position[user.id], default=None)
-    if first is None or not later:
-        return None
-    last = max(later, key=lambda user: graph.position[user.id])
-    return first if graph.position[last.id] < graph.position[first.id] else None
+    last = max(later, key=lambda user: graph.position[user.id], default=None)
+    if last is None or not side.results:
+        return last
+    return first if first is not None and graph.position[last.id] < graph.position[first.id] else None
 
 
 def _type_of(graph: Graph, value: int) -> TensorType:

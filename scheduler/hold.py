@@ -1,15 +1,16 @@
-"""Behind which jobs the host waits for the device, so that memory is not taken for work that the device is far from.
+"""Where the host waits for the device, so that memory is not taken for work that the device is far from.
 
 On the GPU place memory is taken when an op is issued and goes back when its last reader is; a block whose last reader runs on
 another stream than its giver stays until that reader is over (docs/gpu-place.md, rules 4 and 7). A host that runs ahead hence
-holds such blocks of all micro-batches at once. Behind a held job it waits for the job's last computation, and one job's blocks
-are there at most; the price is the gap between two jobs in which nothing is issued.
+holds such blocks of all micro-batches at once. It is therefore stopped now and then until the device has come close. What it
+waits for lies a little back, so that the device still has work when the host goes on, and the waits cost no time; in jobs that
+are too short for that it waits for the job's last computation at its end, at the price of a gap in which nothing is issued.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,15 +19,23 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Graph, Op, Program
-from interlace.ir.waits import COMPUTE_STREAMS, awaited
-from interlace.scheduler.lower_to_sim import lower
+from interlace.ir.waits import COMPUTE_STREAMS, computes, last_computation
+from interlace.scheduler.lower_to_sim import lower, wait_ns
 from interlace.scheduler.memory import GPU, in_order, storages
 from interlace.scheduler.sim_input import Options, SimInput
 from interlace.scheduler.simulator import run
 
-PATTERNS = (4, 2, 1)
-"""The host is held behind every n-th job that asks for it; the sparsest pattern that keeps memory is taken."""
+LOOK_BACK = 50
+"""A wait looks back this many times the host's own time for a wait (on an H200 about 1 ms): enough to issue what follows."""
+SPACING = (16, 8, 4, 2, 1)
+"""Waits stand apart by a multiple of what they look back; the widest spacing that keeps memory is taken."""
+NEAR = 4
+"""Where no spacing keeps the peak, one is as good as the best within this part of `run_ahead_bytes`."""
 GIB = 1 << 30
+
+
+Wait = tuple[tuple[int, int], tuple[int, int]]
+"""Behind the first item the host waits for the second; both stand in one job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,7 @@ class Holds:
     """A decision and its numbers, all of this rank alone, its peers always ready.
 
     Attributes:
-        jobs: Names of jobs behind which the host waits.
+        waits: Waits of each job, by name.
         serial_bytes: Peak if every op were over before the next is issued.
         free_bytes, held_bytes: Peak on the GPU place where the host is nowhere held, and where it is held as decided; the host
             is taken to issue in no time, which is the most it can run ahead.
@@ -42,13 +51,18 @@ class Holds:
         reason: Why it was decided so.
     """
 
-    jobs: frozenset[str] = frozenset()
+    waits: dict[str, tuple[Wait, ...]] = field(default_factory=dict)
     serial_bytes: int = 0
     free_bytes: int = 0
     held_bytes: int = 0
     free_ns: int = 0
     held_ns: int = 0
     reason: str = ""
+
+    @property
+    def count(self) -> int:
+        """Number of waits in a step."""
+        return sum(map(len, self.waits.values()))
 
     def text(self) -> str:
         """The numbers in one line."""
@@ -61,7 +75,15 @@ def candidates(program: Program) -> list[str]:
     graph = Graph(program)
     beside = {op.id for op in program.ops if _holds_memory(graph, op)}
     return [job.name for job in program.jobs[:-1]
-            if any(op_id in beside for op_id, _ in job.items) and awaited(job, graph.ops, graph.values) >= 0]  # fmt: skip
+            if any(op_id in beside for op_id, _ in job.items) and last_computation(job, graph.ops, graph.values)]  # fmt: skip
+
+
+def at_ends(program: Program, names: Iterable[str]) -> dict[str, tuple[Wait, ...]]:
+    """Behind each of these jobs the host waits for its last computation."""
+    graph, names = Graph(program), frozenset(names)
+    found = {job.name: last_computation(job, graph.ops, graph.values) for job in program.jobs if job.name in names}
+    ends = {job.name: job.items[-1] for job in program.jobs if job.items}
+    return {name: ((ends[name], item),) for name, item in found.items() if item is not None}
 
 
 def _holds_memory(graph: Graph, op: Op) -> bool:
@@ -69,19 +91,17 @@ def _holds_memory(graph: Graph, op: Op) -> bool:
     return op.stream not in COMPUTE_STREAMS and any(value.memory == "device" and not value.persistable for value in touched)
 
 
-def held(program: Program, names: Iterable[str]) -> Program:
-    """The program with the host held behind these jobs and no others."""
-    names = frozenset(names)
-    jobs = tuple(job if job.host_waits == (job.name in names) else msgspec.structs.replace(job, host_waits=job.name in names)
-                 for job in program.jobs)  # fmt: skip
+def held(program: Program, waits: Mapping[str, tuple[Wait, ...]]) -> Program:
+    """The program with these waits and no others."""
+    jobs = tuple(msgspec.structs.replace(job, host_waits=waits.get(job.name, ())) for job in program.jobs)
     return msgspec.structs.replace(program, jobs=jobs)
 
 
 def plan_holds(program: Program, cost: Costs, run_ahead_bytes: int) -> Holds:
-    """The sparsest pattern of held jobs under which run-ahead raises the peak by no more than `run_ahead_bytes`.
+    """The widest spacing of waits under which run-ahead raises the peak by no more than `run_ahead_bytes`.
 
-    Where none does, the one with the lowest peak. Cost: one pass over the storages where these are small, else a simulation of
-    the rank for each pattern tried.
+    Where none does, the widest that comes near the lowest peak. Cost: one pass over the storages where these are small, else a simulation of the
+    rank for each spacing tried.
     """
     names = candidates(program)
     if not names:
@@ -89,9 +109,10 @@ def plan_holds(program: Program, cost: Costs, run_ahead_bytes: int) -> Holds:
     if (most := _most_held(program)) <= run_ahead_bytes:
         return Holds(reason=f"side streams hold {most / GIB:.3f} GiB at most, run_ahead_bytes allows {run_ahead_bytes / GIB:.3f}")
     try:
-        return _Search(program, cost, names).run(run_ahead_bytes)
+        return _Search(program, cost, frozenset(names)).run(run_ahead_bytes)
     except PlanError as error:
-        return Holds(frozenset(names), reason=f"held behind every job that asks for it: the rank cannot be simulated ({error})")
+        why = f"at the end of every job with work on side streams: the rank cannot be simulated ({error})"
+        return Holds(at_ends(program, names), reason=why)
 
 
 def place_peak(program: Program, cost: Costs) -> int:
@@ -112,42 +133,53 @@ def _most_held(program: Program) -> int:
 class _Search:
     program: Program
     cost: Costs
-    names: Sequence[str]
-    free: SimInput = field(init=False)
-    all: SimInput = field(init=False)
+    names: frozenset[str]
 
     def run(self, run_ahead_bytes: int) -> Holds:
-        self.free = self._lowered([])
-        serial, free = in_order(self.program).peak(), _peak(_fast_host(self.free))
-        free_ns = run(self.free, with_memory=False).step_ns
+        free_sim = self._lowered({})
+        serial, free = in_order(self.program).peak(), _peak(_fast_host(free_sim))
+        free_ns = run(free_sim, with_memory=False).step_ns
         if free <= serial + run_ahead_bytes:
-            return Holds(frozenset(), serial, free, free, free_ns, free_ns, f"run_ahead_bytes allows {run_ahead_bytes / GIB:.3f} GiB")
-        self.all = self._lowered(self.names)
-        best = (free, frozenset[str]())
-        for every in PATTERNS:
-            chosen = frozenset(self.names[every - 1 :: every])
-            peak = _peak(self._with(chosen))
-            if peak < best[0]:
-                best = (peak, chosen)
-            if peak <= serial + run_ahead_bytes:
+            return Holds({}, serial, free, free, free_ns, free_ns, f"run_ahead_bytes allows {run_ahead_bytes / GIB:.3f} GiB")
+        tried: list[tuple[int, dict[str, tuple[Wait, ...]]]] = [(free, {})]
+        for form in self._forms(free_sim):
+            tried.append((_peak(_fast_host(self._lowered(form))), form))
+            if tried[-1][0] <= serial + run_ahead_bytes:
                 break
-        peak, chosen = best
-        held_ns = run(self._lowered(chosen), with_memory=False).step_ns if chosen else free_ns
-        reason = "" if chosen else "no wait lowers the peak"
-        return Holds(chosen, serial, free, peak, free_ns, held_ns, reason)
+        least = min(peak for peak, _ in tried)
+        best, waits = next((peak, form) for peak, form in tried if peak <= max(least + run_ahead_bytes // NEAR, serial))
+        held_ns = run(self._lowered(waits), with_memory=False).step_ns if waits else free_ns
+        return Holds(waits, serial, free, best, free_ns, held_ns, "" if waits else "no wait lowers the peak")
 
-    def _lowered(self, names: Iterable[str]) -> SimInput:
-        return lower([held(self.program, names)], self.cost, Options(peers_ready=True))
+    def _forms(self, sim: SimInput) -> Iterator[dict[str, tuple[Wait, ...]]]:
+        back_ns = LOOK_BACK * max(1, wait_ns(self.program, self.cost))
+        for spacing in SPACING:
+            yield self._looking_back(sim, back_ns, spacing * back_ns)
+        yield at_ends(self.program, self.names)
 
-    def _with(self, chosen: frozenset[str]) -> SimInput:
-        """Held behind the chosen jobs, the host being fast."""
-        starts = self.all.job_first[0]
-        stops = [*(first for _, first in starts[1:]), self.all.num_items]
-        awaits = self.free.awaits.copy()
-        for (name, first), stop in zip(starts, stops, strict=True):
-            if name in chosen:
-                awaits[first:stop] = self.all.awaits[first:stop]
-        return dataclasses.replace(_fast_host(self.all), awaits=awaits)
+    def _looking_back(self, sim: SimInput, back_ns: int, apart_ns: int) -> dict[str, tuple[Wait, ...]]:
+        """Waits for what was computed `back_ns` before in the same job, by the time that computation takes alone."""
+        graph = Graph(self.program)
+        can = {op.id for op in self.program.ops if computes(op, graph.values)}
+        clock = np.cumsum(np.where(sim.side, 0, sim.dur)).tolist()
+        found: dict[str, tuple[Wait, ...]] = {}
+        at, last_ns = 0, 0
+        for job in self.program.jobs:
+            waits: list[Wait] = []
+            first, target = at, -1
+            for k, item in enumerate(job.items if job.name in self.names else (), at):
+                while first <= k and clock[first] <= clock[k] - back_ns:
+                    target = first if job.items[first - at][0] in can else target
+                    first += 1
+                if target >= 0 and clock[k] - last_ns >= apart_ns:
+                    waits.append((item, job.items[target - at]))
+                    last_ns = clock[k]
+            found[job.name] = tuple(waits)
+            at += len(job.items)
+        return found
+
+    def _lowered(self, waits: Mapping[str, tuple[Wait, ...]]) -> SimInput:
+        return lower([held(self.program, waits)], self.cost, Options(peers_ready=True))
 
 
 def _fast_host(sim: SimInput) -> SimInput:

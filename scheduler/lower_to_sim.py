@@ -5,10 +5,11 @@ An *item* is one `(op, micro-batch)` of one rank. Items are numbered rank by ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from interlace.cost_model import Costs
@@ -16,7 +17,7 @@ from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
 from interlace.ir.kinds import NO_KERNEL, is_boundary, is_comm, is_copy
-from interlace.ir.waits import COMPUTE_STREAMS, awaited
+from interlace.ir.waits import COMPUTE_STREAMS
 from interlace.scheduler.item_order import item_order, reduced
 from interlace.scheduler.rendezvous import meetings
 from interlace.scheduler.sim_input import (
@@ -68,6 +69,9 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
 
 
 def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Classes) -> RankItems:
+    if not options.host_waits and any(job.host_waits for job in program.jobs):
+        jobs = tuple(msgspec.structs.replace(job, host_waits=()) for job in program.jobs)
+        program = msgspec.structs.replace(program, jobs=jobs)
     if not program.jobs:
         raise PlanError(
             f"rank {program.rank}: the program has no jobs, so nothing to simulate; run a schedule pass on it first"
@@ -80,10 +84,10 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
     row = table.row[np.minimum(items[:, 0], len(table.row) - 1)]
     if (row < 0).any() or (items[:, 0] >= len(table.row)).any():
         raise PlanError(f"rank {program.rank}: a job holds an op that is no op of the program; `verify` says which")
-    issue, host_end, job_first = _host(program, cost, table.host[row], _hold_ns(program, cost))
+    issue, host_end, job_first = _host(program, cost, table.host[row])
     columns = {
         "op": items[:, 0], "micro_batch": items[:, 1], "stream": table.stream[row], "issue": issue, "dur": table.dur[row],
-        "side": table.side[row], "awaits": _awaits(program, ops, table.blocking[row]), "kind": table.kind[row],
+        "side": table.side[row], "awaits": _awaits(program, table.blocking[row]), "kind": table.kind[row],
     }  # fmt: skip
     deps = reduced(item_order(program, items), columns["stream"], program, items)
     return RankItems(program, items, ops, names, columns, deps, host_end, job_first)
@@ -129,45 +133,55 @@ def _checked(program: Program, op: Op, dur_ns: int) -> int:
     return int(dur_ns)
 
 
-def _awaits(program: Program, ops: Mapping[int, Op], blocking: Flags) -> Ints:
+def _awaits(program: Program, blocking: Flags) -> Ints:
     """What the host waits for behind each item, as places among the rank's items."""
     found = np.where(blocking, np.arange(len(blocking)), -1)
-    values = {value.id: value for value in program.values}
-    first = 0
-    for job in program.jobs:
-        if job.host_waits and (last := awaited(job, ops, values)) >= 0:
-            place, behind = first + last, first + len(job.items) - 1
-            while found[behind] >= 0:  # blocking copies at the very end: the host waits in front of them for what it waits for behind
-                behind -= 1
-            if behind >= place:
-                found[behind] = place
-        first += len(job.items)
+    for behind, place in _host_waits(program):
+        while found[behind] >= 0:  # a blocking copy: the host waits in front of it for what it waits for behind it
+            behind -= 1
+        if behind >= place:
+            found[behind] = place
     return found
 
 
-def _hold_ns(program: Program, cost: Costs) -> int:
-    """Host time of holding it: one element is cut out of a result and copied to plain memory (nothing where no job is held)."""
-    if not any(job.host_waits for job in program.jobs):
-        return 0
+def _host_waits(program: Program) -> Iterator[tuple[int, int]]:
+    """The waits of the host as places among the rank's items."""
+    first = 0
+    for job in program.jobs:
+        place = {item: first + k for k, item in enumerate(job.items)} if job.host_waits else {}
+        yield from ((place[behind], place[awaited]) for behind, awaited in job.host_waits)
+        first += len(job.items)
+
+
+def wait_ns(program: Program, cost: Costs) -> int:
+    """Host time of one wait, beside the waiting: one element is cut out of a result and copied to plain memory.
+
+    The copy runs on another host thread; going there and back costs what a job does (Paddle's work queue, in both cases).
+    """
     values = {0: Value(0, (1,), "float32", 0), 1: Value(1, (1,), "float32", 1, memory="host")}
     copy = Op(-1, "pd_op.memcpy_d2h", (0,), (1,), "forward", attrs={"dst_place_type": 0})
     cut = Op(-1, "pd_op.slice", (0,), (0,), "forward")
-    return cost.host_ns(cut) + cost.host_ns(copy) + _checked(program, copy, cost.op_time(copy, values, {}).dur_ns)
+    return cost.host_ns(cut) + cost.host_ns(copy) + cost.job_ns() + _checked(program, copy, cost.op_time(copy, values, {}).dur_ns)
 
 
-def _host(program: Program, cost: Costs, op_ns: Ints, hold_ns: int) -> tuple[Ints, int, list[tuple[str, int]]]:
+def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[tuple[str, int]]]:
     """Issue time of every item, end of the host's work, and where jobs begin."""
     charge = op_ns.copy()
-    job_first, at, trailing, before = [], 0, 0, 0
+    job_first, at, trailing = [], 0, 0
+    behind = [item + 1 for item, _ in _host_waits(program)]
+    each_ns = wait_ns(program, cost) if behind else 0
+    for item in behind:
+        if item < len(charge):
+            charge[item] += each_ns
+        else:
+            trailing += each_ns
     for job in program.jobs:
         job_first.append((job.name, at))
         if at < len(charge):
-            charge[at] += before + cost.job_ns()
+            charge[at] += cost.job_ns()
         else:
-            trailing += before + cost.job_ns()
-        before = hold_ns if job.host_waits else 0
+            trailing += cost.job_ns()
         at += len(job.items)
-    trailing += before
     issue = np.cumsum(charge)
     return issue, (int(issue[-1]) if len(issue) else 0) + trailing, job_first
 

@@ -41,6 +41,7 @@ class Options:
         peers_ready: Ranks without a program are taken to be ready whenever they are needed; off: they are an error.
         stands_for: Rank without a program -> rank whose program stands for it.
         blocks: Which ops the host waits for.
+        host_waits: Whether the host waits where the plan says so; off for places on which it never runs ahead.
     """
 
     p2p: Literal["rendezvous", "buffered"] = "rendezvous"
@@ -48,6 +49,7 @@ class Options:
     peers_ready: bool = False
     stands_for: Mapping[int, int] = field(default_factory=dict)
     blocks: Callable[[Op], bool] = blocks_host
+    host_waits: bool = True
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class SimInput:
         dur: Time alone, in nanoseconds.
         side: Communication or copy; everything else counts as compute.
         awaits: The item whose end the host waits for before it issues the next one: the item itself (a blocking copy), an
-            earlier one (the last computation of a job behind which the host is held), or -1.
+            earlier one (`Job.host_waits`), or -1.
         kind: Interference class.
         excess: `[classes, classes]`: by how much class a is stretched beside class b, over 1, in units of 1 / ONE.
         dep_first, dep: What the item waits for on its rank, beside its stream's earlier items. `[items + 1]`, `[deps]`

@@ -1,8 +1,8 @@
 """What a plan does in time: every rank, stream and host, by the nanosecond. This file is the specification.
 
 The host of a rank issues its items in order, each at its host cost; an item it must wait for holds it until that item
-is done, and behind a job with `host_waits` it waits until the job's last computation is. A stream runs its items one at
-a time, in issue order. An item is *ready* once it is issued, its stream's earlier items are done, and what it waits for
+is done, and where the plan says so (`Job.host_waits`) it waits until an earlier one is. A stream runs its items one at a
+time, in issue order. An item is *ready* once it is issued, its stream's earlier items are done, and what it waits for
 is done. It starts when it is ready and, for a rendezvous (a collective, a send with its receive), when all its mates are.
 Mates run as one: for the longest of their times, at the pace of the slowest of them, and end together.
 

@@ -282,7 +282,9 @@ class _JobBuilder:
         self.shared: dict[str, list[Any]] = {}
         self.read = {value for op_id, _ in job.items for value in lowering.graph.reads(lowering.graph.ops[op_id])}
         self.last_giver = self._last_givers()
-        self.last_computed: tuple[Op, Any] | None = None
+        self.awaited = {item for _, item in job.host_waits}
+        self.waits = dict(job.host_waits)
+        self.watched: dict[Item, Any] = {}
 
     def add(self, op: Op, micro_batch: int) -> None:
         """Put one operation at the end."""
@@ -296,8 +298,10 @@ class _JobBuilder:
         for value, result in zip(op.results, results, strict=True):
             self.values[value, micro_batch] = result
             self._leave(value, micro_batch, result)
-            if is_computed(op, self.low.graph.values[value]):
-                self.last_computed = (op, result)
+            if (op.id, micro_batch) in self.awaited and is_computed(op, self.low.graph.values[value]):
+                self._hold_back(op, (op.id, micro_batch), result)
+        if (op.id, micro_batch) in self.waits:
+            self._hold_back(op, self.waits[op.id, micro_batch])
 
     def _operand(self, value: int, micro_batch: int, contents: bool) -> Any:
         value = self.low.resolve(value, micro_batch)
@@ -383,15 +387,16 @@ class _JobBuilder:
         for results in self.shared.values():
             for result in results:
                 paddle._C_ops.share_data(result)
-        self._hold_back()
         return self.made
 
-    def _hold_back(self) -> None:
-        if self.last_computed is None or not self.job.host_waits:
-            return
-        op, value = self.last_computed
+    def _hold_back(self, op: Op, awaited: Item, result: Any = None) -> None:
+        """Watch a result that the host waits for later on, or wait for what was watched."""
+        paddle.pir.set_insertion_point_to_block_end(self.block)
         first = len(self.block.ops)
-        self.low.place.hold_back(value)
+        if result is None:
+            self.low.place.wait_for(self.watched[awaited])
+        elif awaited not in self.watched:
+            self.watched[awaited] = self.low.place.watch(result)
         for built in self.block.ops[first:]:
             built.op_role = ROLE_NUMBER[op.role]
 

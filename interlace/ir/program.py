@@ -137,15 +137,15 @@ class Job(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
         kind: `forward`, `backward`, `pair`, `optimizer`, ..., with the chunk behind it under VPP (`forward1`).
         micro_batch: The micro-batch that names it (a pair: the one of its backward).
         items: In issue order.
-        host_waits: Behind the job the host waits for the job's last computation, where it would run ahead of the device and
-            take the memory of later jobs too early (the GPU place; docs/gpu-place.md, rule 4).
+        host_waits: Pairs of items (behind, awaited): behind the first the host waits for the second, an earlier computation or
+            the same, on places where it would run ahead of the device and take memory too early (docs/gpu-place.md, rule 4).
     """
 
     name: str
     kind: str
     micro_batch: int
     items: tuple[tuple[int, int], ...]
-    host_waits: bool = False
+    host_waits: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

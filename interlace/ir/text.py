@@ -8,11 +8,11 @@
     #2 %2:float32[2,4] = pd_op.matmul(%1, %0) forward layer="fc1" {"transpose_x":false}
     #3 %3:float32[2,4]~2 = pd_op.all_reduce_(%2) forward group=17 inplace=0:0
     job forward_0 forward 0: 2-3@0
-    job forward_1 forward 1 host_waits: 2-3@1
+    job forward_1 forward 1: 2-3@1 | 3@1<2@1
 
 A value is `%id:dtype[shape]`, then `~storage` where it shares another's memory, `!` where it is persistable, `^memory` where
-it is not on the device, and its name. `_` is an absent operand. An operation's line ends with its attributes as JSON. A job
-is `name kind micro-batch`, then `host_waits` where the host waits behind it for its last computation.
+it is not on the device, and its name. `_` is an absent operand. An operation's line ends with its attributes as JSON. Behind
+a job's items stand the waits of the host: behind item `3@1` for item `2@1`.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def show_job(job: Job) -> str:
         parts += [_run(run)] if run else []
         run = [op_id, op_id, micro_batch]
     parts += [_run(run)] if run else []
-    head = f"job {job.name} {job.kind} {job.micro_batch}" + (" host_waits" if job.host_waits else "")
-    return f"{head}: {' '.join(parts)}".rstrip()
+    parts += ["|", *(f"{_item(behind)}<{_item(awaited)}" for behind, awaited in job.host_waits)] if job.host_waits else []
+    return f"job {job.name} {job.kind} {job.micro_batch}: {' '.join(parts)}".rstrip()
 
 
 def parse(text: str, where: str = "program text") -> Program:
@@ -155,11 +155,10 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
         number, _, ranks = rest.partition("=")
         fields["groups"].append(Group(int(number), tuple(int(r) for r in ranks.split(",") if r.strip())))
     elif word == "job":
-        head, _, items = rest.partition(":")
-        name, kind, micro_batch, *more = head.split()
-        if more not in ([], ["host_waits"]):
-            raise ValueError(f"job fields {more}, expected none or host_waits")
-        fields["jobs"].append(Job(name, kind, int(micro_batch), tuple(_items(items)), bool(more)))
+        head, _, body = rest.partition(":")
+        items, _, waits = body.partition("|")
+        name, kind, micro_batch = head.split()
+        fields["jobs"].append(Job(name, kind, int(micro_batch), tuple(_items(items)), tuple(map(_wait, waits.split()))))
     elif word == "event":
         name, record, _, *waits = rest.split()
         fields["events"].append(Event(name, next(_items(record)), tuple(_items(" ".join(waits)))))
@@ -245,6 +244,13 @@ def _item(item: tuple[int, int]) -> str:
 
 def _run(run: list[int]) -> str:
     return f"{run[0]}-{run[1]}@{run[2]}" if run[1] > run[0] else f"{run[0]}@{run[2]}"
+
+
+def _wait(text: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    found = tuple(_items(text.replace("<", " ")))
+    if "<" not in text or len(found) != 2:
+        raise ValueError(f"wait {text!r}, expected 7@0<3@0")
+    return found[0], found[1]
 
 
 def _items(text: str) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ import re
 from interlace.errors import ProgramError
 from interlace.ir.kinds import is_boundary, is_collective, is_copy, is_p2p
 from interlace.ir.program import ABSENT, Op, Program
-from interlace.ir.waits import awaited
+from interlace.ir.waits import computes
 
 JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 EVENT_NAME = re.compile(r"\S+")
@@ -135,8 +135,19 @@ def _jobs(program: Program) -> list[str]:
 
 def _waits(program: Program, ops: dict[int, Op]) -> list[str]:
     values = {value.id: value for value in program.values}
-    return [f"job {job.name}: the host waits behind it for its last computation, but it computes nothing"
-            for job in program.jobs if job.host_waits and awaited(job, ops, values) < 0]  # fmt: skip
+    faults = []
+    for job in program.jobs:
+        place = {item: k for k, item in enumerate(job.items)} if job.host_waits else {}
+        for behind, awaited in job.host_waits:
+            if behind not in place or awaited not in place:
+                faults.append(f"job {job.name}: the host waits behind {behind} for {awaited}, which are not both in the job")
+            elif place[awaited] > place[behind]:
+                faults.append(f"job {job.name}: the host waits behind {behind} for {awaited}, which it issues only later")
+            elif not computes(ops[awaited[0]], values):
+                faults.append(f"job {job.name}: the host waits for {describe(ops[awaited[0]])}, which computes nothing on the device")
+        if len({behind for behind, _ in job.host_waits}) < len(job.host_waits):
+            faults.append(f"job {job.name}: the host waits twice behind one item")
+    return faults
 
 
 # A copy that no job runs for a micro-batch is the identity there: its readers read what it would have copied.

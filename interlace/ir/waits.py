@@ -1,4 +1,4 @@
-"""What the host waits for at the end of a job that holds it back (`Job.host_waits`): the job's last computation."""
+"""What the host can wait for inside a job (`Job.host_waits`): computation that it has issued there."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def computes(op: Op, values: Mapping[int, Value]) -> bool:
     return any(is_computed(op, values[value]) for value in op.results)
 
 
-def awaited(job: Job, ops: Mapping[int, Op], values: Mapping[int, Value]) -> int:
-    """Place in a job's items of its last computation; -1 where it has none."""
-    return next((k for k in range(len(job.items) - 1, -1, -1) if computes(ops[job.items[k][0]], values)), -1)
+def last_computation(job: Job, ops: Mapping[int, Op], values: Mapping[int, Value]) -> tuple[int, int] | None:
+    """The last item of a job that computes."""
+    return next((item for item in reversed(job.items) if computes(ops[item[0]], values)), None)

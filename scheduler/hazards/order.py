@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from interlace.ir import Op
-from interlace.ir.kinds import is_copy
-from interlace.ir.waits import awaited
+from interlace.ir.kinds import is_copy, views_of
 from interlace.scheduler.hazards.place import Place
 from interlace.scheduler.hazards.steps import ANY, HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, Steps, Touch
 
@@ -80,7 +79,7 @@ class Tracer:
         self.on_host = {value.id for value in steps.program.values if value.memory == "host"}
         self.blocks = [self._blocks(op) for op in steps.program.ops]
         self.waits = self._waits()
-        self.awaited, self.held = self._awaited(), NEVER
+        self.awaited = self._awaited()
         self.views: dict[tuple[int, int], int] = {}
         self.rows = [self._rows(k) for k in range(len(steps.program.ops))]
 
@@ -106,13 +105,9 @@ class Tracer:
         return not self.place.serial and is_copy(op) and ((op.origin >= 0 and op.kind in self.place.blocking) or to_host)
 
     def _awaited(self) -> dict[int, int]:
-        """The item for which the host waits behind a job, where it does."""
-        program = self.steps.program
-        if not self.place.holds_host or not any(job.host_waits for job in program.jobs):
-            return {}
-        ops, values = {op.id: op for op in program.ops}, {value.id: value for value in program.values}
-        last = {k: awaited(job, ops, values) for k, job in enumerate(program.jobs) if job.host_waits}
-        return {k: self.steps.index[program.jobs[k].items[at]] for k, at in last.items() if at >= 0}
+        """The item for which the host waits behind an item, where it does."""
+        jobs, index = self.steps.program.jobs, self.steps.index
+        return {index[behind]: index[item] for job in jobs for behind, item in job.host_waits} if self.place.holds_host else {}
 
     def _waits(self) -> dict[int, list[tuple[int, str]]]:
         """Events by waiting item; those that cannot work are faults."""
@@ -134,22 +129,21 @@ class Tracer:
         for item, (position, stream) in enumerate(zip(steps.op, steps.stream, strict=True)):
             if steps.job[item] != job:
                 job = steps.job[item]
-                self._start_job(job)
+                self._start_job()
             if stream == HOST:
                 clocks.append(self.trace.host)
                 for touch in steps.writes[position]:
                     self.trace.writer[touch.base + touch.stride * steps.micro_batch[item]] = item
             else:
                 self._step(item, position, stream)
+            if item in self.awaited:
+                self.trace.host = self._joined(self.trace.host, self.awaited[item])
         return self.trace
 
-    def _start_job(self, job: int) -> None:
+    def _start_job(self) -> None:
         trace = self.trace
         if self.place.job_end_waits and trace.last[0] != NEVER:
             trace.host = self._joined(trace.host, trace.last[0])
-        if self.held != NEVER:
-            trace.host = self._joined(trace.host, self.held)
-        self.held = self.awaited.get(job, NEVER)
 
     def _joined(self, clock: Clock, item: int) -> Clock:
         """A clock that also knows an item and all that it knew."""
@@ -187,7 +181,7 @@ class Tracer:
         trace.last[stream] = item
         if late:
             trace.faults += [Fault(kind, first, item, key) for kind, first, key in late if clock[stream_of[first]] < first]
-        if steps.program.ops[position].views:
+        if views_of(steps.program.ops[position]):
             self.views[position, micro_batch] = item
         if self.blocks[position]:
             trace.host = self._joined(trace.host, item)

@@ -22,7 +22,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         loses_waits: Kinds whose waits for events of other jobs are lost where no operand is made in their own job.
         host_memory_edges: Whether the executor orders streams by host and pinned values inside a job.
         job_end_waits: Whether the host waits for the compute stream at the end of every job.
-        holds_host: Whether the host waits for a job's last computation where the plan says so (`Job.host_waits`).
+        holds_host: Whether the host waits for computation where the plan says so (`Job.host_waits`).
         ring_is_serial: Whether one ring's operations run one after the other in launch order, whatever their streams.
         one_ring_a_stream: Whether a stream keeps the communicator of the first ring used on it.
         p2p_buffer_bytes: Sends up to this size are over without their receiver.

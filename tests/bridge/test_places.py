@@ -120,6 +120,20 @@ def test_the_host_is_held_back_behind_jobs_that_say_so(place: str) -> None:
         assert giver.name() == ("pd_op.mean" if name == "forward_0" else "pd_op.add_")
 
 
+def test_what_the_host_waits_for_is_cut_out_where_it_is_computed() -> None:
+    """acceptance: R2. Nothing issued between a computation and the wait for it keeps the host longer: only the copy stands there."""
+    captured = captured_small(rows=600)
+    program = planned(captured, hold="off")
+    first, rest = program.jobs[0], program.jobs[1:]
+    wait = (first.items[-1], first.items[0])
+    program = msgspec.structs.replace(program, jobs=(msgspec.structs.replace(first, host_waits=(wait,)), *rest))
+    names = [op.name() for op in ops_of(job(lower(captured, program, PLACES["gpu"]()), "forward_0")) if "shadow" not in op.name()]
+    assert names[:3] == ["pd_op.matmul", "pd_op.full_int_array", "pd_op.full_int_array"] or names[:2] == ["pd_op.matmul", "pd_op.slice"]
+    assert names.index("pd_op.slice") < names.index("pd_op.all_reduce")
+    assert names[-1] == "pd_op.memcpy_d2h"
+    assert "pd_op.slice" not in [op.name() for op in ops_of(job(lower(captured, program, PLACES["cpu"]()), "forward_0"))]
+
+
 def test_only_jobs_that_say_so_hold_the_host() -> None:
     """acceptance: R2, P1. Without the plan's word there is no blocking copy; the CPU and other devices wait by themselves."""
     for place in ("gpu", "testbed"):
@@ -137,7 +151,7 @@ def test_the_blocking_copy_is_small() -> None:
         program = paddle.static.Program()
         with paddle.static.program_guard(program):
             x = paddle._C_ops.data("x", shape, paddle.float32, paddle.base.core.Place())
-            PLACES["gpu"]().hold_back(x)
+            PLACES["gpu"]().wait_for(PLACES["gpu"]().watch(x))
         cut, copy = program.global_block().ops[-2:]
         assert (cut.name(), copy.name()) == ("pd_op.slice", "pd_op.memcpy_d2h")
         assert copy.operand_source(0).is_same(cut.result(0))

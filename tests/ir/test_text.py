@@ -52,7 +52,8 @@ def odd_programs(draw: st.DrawFn) -> Program:
     groups = tuple(Group(k, tuple(draw(st.lists(st.integers(0, 9), max_size=3, unique=True)))) for k in range(draw(st.integers(0, 2))))
     count = draw(st.integers(1, 3))
     items = tuple((op.id, m) for m in range(count) for op in ops)
-    jobs = (Job("all", "forward", 0, items[::2]), Job("rest", "x1", 2, items[1::2])) if draw(st.booleans()) else ()
+    waits = tuple((item, items[0]) for item in items[::4])
+    jobs = (Job("all", "forward", 0, items[::2]), Job("rest", "x1", 2, items[1::2], waits)) if draw(st.booleans()) else ()
     return Program(
         tuple(ops), tuple(values), groups, Pipeline(0, 2, count, 3, "1F1B"), draw(st.integers(0, 9)), 10, "eval",
         ("a-pass", "b") if draw(st.booleans()) else (), jobs, (Event("e-1", (0, 0), ((1, 0), (2, 1))), Event("e2", (1, 1), ())),

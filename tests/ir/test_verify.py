@@ -49,12 +49,21 @@ def with_items(*items: tuple[int, int], name: str = "more", kind: str = "forward
     return msgspec.structs.replace(GOOD, jobs=(*GOOD.jobs, Job(name, kind, 0, items)))
 
 
+def with_waits(*waits: tuple[tuple[int, int], tuple[int, int]]) -> Program:
+    """The good program with waits of the host in its first job."""
+    return msgspec.structs.replace(GOOD, jobs=(msgspec.structs.replace(GOOD.jobs[0], host_waits=waits), *GOOD.jobs[1:]))
+
+
 def with_event(*events: Event) -> Program:
     """The good program with events more."""
     return msgspec.structs.replace(GOOD, events=(*GOOD.events, *events))
 
 
 PLANTED: dict[str, tuple[Callable[[], Program], str]] = {
+    "host wait elsewhere": (lambda: with_waits(((5, 0), (2, 1))), "host waits behind (5, 0) for (2, 1), which are not both in"),
+    "host wait too early": (lambda: with_waits(((2, 0), (3, 0))), "host waits behind (2, 0) for (3, 0), which it issues only later"),
+    "host wait for a name": (lambda: with_waits(((5, 0), (4, 0))), "waits for #4 builtin.combine, which computes nothing on the device"),
+    "two host waits": (lambda: with_waits(((5, 0), (2, 0)), ((5, 0), (3, 0))), "job forward_0: the host waits twice behind one item"),
     "value twice": (lambda: GOOD.with_ops(GOOD.ops, [*GOOD.values, GOOD.values[2]]), "value %2 is declared twice"),
     "value of nobody": (lambda: GOOD.with_ops(GOOD.ops, [*GOOD.values, Value(9, (), "int32", 9)]), "%9 is declared, but no op gives it"),
     "vector of nothing": (lambda: with_values(4, elements=()), "value %4 is a vector without element types"),

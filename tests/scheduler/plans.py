@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from interlace.ir import Group, Job, Op, Pipeline, Program, Value
+from interlace.ir.waits import computes
 
 MP, PP, DP_NORM = "mp", "pp", "norm"
 
@@ -17,7 +18,7 @@ MP, PP, DP_NORM = "mp", "pp", "norm"
 class Shape:
     """What a plan looks like; `streams` names those of collectives, sends, receives and copies (empty: compute).
 
-    Behind the jobs of the `held` micro-batches the host waits.
+    In the jobs of the `held` micro-batches the host waits in the middle and at the end.
     """
 
     stages: int = 2
@@ -131,10 +132,19 @@ def program(shape: Shape, stage: int, place: int) -> Program:
         build.op("pd_op.sgd_", (weight, total), like=weight, inplace=((0, 0),))
     pipe = Pipeline(stage, shape.stages, shape.micro_batches, 1, "1F1B")
     made = Program(tuple(build.ops), tuple(build.values), tuple(groups), pipe, rank, count)
-    return Program(made.ops, made.values, made.groups, pipe, rank, count, jobs=_jobs(shape, made.ops, stage))
+    return Program(made.ops, made.values, made.groups, pipe, rank, count, jobs=_jobs(shape, made.ops, made.values, stage))
 
 
-def _jobs(shape: Shape, ops: tuple[Op, ...], stage: int) -> tuple[Job, ...]:
+def waits_of(items: list[tuple[int, int]], ops: tuple[Op, ...], values: tuple[Value, ...]) -> tuple[Any, ...]:
+    """In the middle for the first computation, at the end for the last."""
+    computed = [item for item in items if computes(ops[item[0]], {value.id: value for value in values})]
+    if not computed:
+        return ()
+    first, last, middle = computed[0], computed[-1], max(items.index(computed[0]), len(items) // 2)
+    return ((items[middle], first), (items[-1], last)) if middle < len(items) - 1 else ((items[-1], last),)
+
+
+def _jobs(shape: Shape, ops: tuple[Op, ...], values: tuple[Value, ...], stage: int) -> tuple[Job, ...]:
     mine: dict[str, list[Op]] = {role: [] for role in ("forward", "backward", "optimize")}
     for op in ops:
         if op.name not in ("builtin.parameter", "pd_op.data"):
@@ -144,7 +154,8 @@ def _jobs(shape: Shape, ops: tuple[Op, ...], stage: int) -> tuple[Job, ...]:
         items = [(op.id, micro_batch) for op in mine[role]
                  if op.kind != "memcpy_h2d" or micro_batch in shape.offloaded
                  if op.attrs.get("dst_place_type") != 2 or micro_batch in shape.offloaded]  # fmt: skip
-        return Job(f"{role}_{micro_batch}", role, micro_batch, tuple(items), role != "optimize" and micro_batch in shape.held)
+        waits = waits_of(items, ops, values) if role != "optimize" and micro_batch in shape.held else ()
+        return Job(f"{role}_{micro_batch}", role, micro_batch, tuple(items), waits)
 
     ahead = min(shape.stages - stage - 1, shape.micro_batches)
     jobs = [job("forward", m) for m in range(ahead)]

@@ -107,12 +107,16 @@ def test_over_time_equals_looking_at_every_moment(shape: Shape) -> None:
 @settings(max_examples=40, deadline=None)
 @given(shapes())
 def test_one_stream_gpu_is_the_serial_order(shape: Shape) -> None:
-    """On one stream, memory taken and returned at issue is what a serial executor holds, however far the host runs ahead."""
+    """On one stream, memory taken and returned at issue is what a serial executor holds, however far the host runs ahead.
+
+    Pinned buffers are never collected there: each copied value of each micro-batch has its own.
+    """
     shape = Shape(1, 1, shape.micro_batches, shape.layers, ("", "", "", ""), shape.offloaded)
     program = world(shape)[0]
     found = simulate([program], COST, place=GPU)
     assert found.ranks[0].peak_bytes == in_order(program).peak()
-    assert found.ranks[0].pinned_bytes == in_order(program).peak("pinned")
+    pinned = in_order(program).lives.pool("pinned")
+    assert found.ranks[0].pinned_bytes == pinned.size.sum() >= in_order(program).peak("pinned")
 
 
 def test_run_ahead_defeats_offload() -> None:

@@ -55,8 +55,12 @@ class Place:
         """Whether the executor must never collect a variable (pinned buffers, where the device has no events on them)."""
         return self.keeps_pinned and name.startswith(PINNED_PREFIX)
 
-    def hold_back(self, value: Any) -> None:
-        """Put at the end of a job with `host_waits` what makes the host wait for a value of the job's last computation."""
+    def watch(self, value: Any) -> Any:
+        """Put behind a computation what the host can wait for cheaply; None where the host needs no holding back."""
+        return None
+
+    def wait_for(self, watched: Any) -> None:
+        """Make the host wait for what is watched before it issues more."""
 
     def label(self, built: Any, text: str) -> None:
         """Say on a communication operation which one it is, where errors can show it."""
@@ -68,13 +72,13 @@ class Place:
         """Last rewrite of a job program."""
 
 
-def wait_for(value: Any) -> None:
-    """A blocking copy of a few bytes, on Paddle's own copy stream and so not behind copies out."""
+def small_part(value: Any) -> Any:
+    """A value of a few bytes that is there when a value is: itself, or one element of it."""
     shape = [int(dim) for dim in value.shape]
     if shape and (min(shape) < 0 or 8 * math.prod(shape) > SMALL_BYTES):
         axes = list(range(len(shape)))
-        value = paddle._C_ops.slice(value, axes, [0] * len(shape), [1] * len(shape), [1] * len(shape), [])
-    paddle._C_ops.memcpy_d2h(value, HOST)
+        return paddle._C_ops.slice(value, axes, [0] * len(shape), [1] * len(shape), [1] * len(shape), [])
+    return value
 
 
 PINNED_PREFIX = "interlace_pinned_"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import paddle
 
-from interlace.bridge.places.base import Place, wait_for
+from interlace.bridge.places.base import HOST, Place, small_part
 from interlace.scheduler.hazards import GPU, PLACES
 
 PINNED = 1
@@ -39,9 +39,13 @@ class TestbedPlace(CustomPlace):
     def label(self, built: Any, text: str) -> None:
         built.set_str_attr("interlace_at", text)
 
-    def hold_back(self, value: Any) -> None:
+    def watch(self, value: Any) -> Any:
         """The host does not wait at the end of a job here (switch `nosync`), so it is held as on the GPU place."""
-        wait_for(value)
+        return small_part(value)
+
+    def wait_for(self, watched: Any) -> None:
+        """A blocking copy."""
+        paddle._C_ops.memcpy_d2h(watched, HOST)
 
     def prepare(self) -> None:
         """As on the GPU place."""

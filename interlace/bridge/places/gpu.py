@@ -12,7 +12,7 @@ from typing import Any
 
 import paddle
 
-from interlace.bridge.places.base import Place, wait_for
+from interlace.bridge.places.base import HOST, Place, small_part
 
 PINNED = 2
 """`memcpy`'s destination number of pinned host memory."""
@@ -25,8 +25,13 @@ class GpuPlace(Place):
     def copy_out(self, value: Any) -> Any:
         return paddle._C_ops.memcpy(value, PINNED)
 
-    def hold_back(self, value: Any) -> None:
-        wait_for(value)
+    def watch(self, value: Any) -> Any:
+        """One element, cut out right behind the computation, so that nothing issued later stands in front of it."""
+        return small_part(value)
+
+    def wait_for(self, watched: Any) -> None:
+        """A blocking copy, on Paddle's own copy stream and so not behind copies out."""
+        paddle._C_ops.memcpy_d2h(watched, HOST)
 
     def prepare(self) -> None:
         """The in-place pass would add write-after-read edges between streams that end an overlap."""
