@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -120,7 +120,7 @@ def _with_holds(program: Program, context: Context) -> Program:
                 waiter = _needs_hold(graph, op, value)
                 if waiter is not None:
                     result = edit.value(_type_of(graph, value), storage=graph.values[value].storage)
-                    where = {} if op.results else {"stream": op.stream, "priority": op.priority}
+                    where: dict[str, Any] = {} if op.results else {"stream": op.stream, "priority": op.priority}
                     held = edit.op("pd_op.share_data", (value,), [result], like=waiter, views=((0, 0),), **where)
                     holds.setdefault(waiter.id, []).append(held)
                     how = f"until {waiter.kind} #{waiter.id} has waited for it" if op.results else f"behind {waiter.kind} #{waiter.id}"

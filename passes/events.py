@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from interlace.ir import ABSENT, Event, Graph, Op, Program
-from interlace.ir.kinds import COMBINE, SPLIT, is_copy, stream_of
+from interlace.ir.kinds import COMBINE, SPLIT, is_copy, stream_of, views_of
 
 Item = tuple[int, int]
 
@@ -19,8 +19,10 @@ class _Places:
     graph: Graph
     job: dict[Item, int] = field(default_factory=dict)
     order: dict[Item, int] = field(default_factory=dict)
+    lasting: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
+        self.lasting = frozenset(value.storage for value in self.program.values if value.persistable)
         for k, job in enumerate(self.program.jobs):
             for item in job.items:
                 self.job[item] = k
@@ -58,7 +60,7 @@ def events_of(program: Program) -> Iterator[Event]:
     graph = Graph(program)
     places = _Places(program, graph)
     waits: dict[Item, dict[str, Item]] = {}
-    for before, item in (*_across_jobs(places), *_in_front_of_last_readers(places)):
+    for before, item in (*_across_jobs(places), *_in_front_of_last_readers(places), *_in_front_of_overwrites(places)):
         first = waits.setdefault(before, {}).setdefault(stream_of(graph.ops[item[0]]), item)
         if places.order[item] < places.order[first]:
             waits[before][stream_of(graph.ops[item[0]])] = item
@@ -79,21 +81,45 @@ def _in_front_of_last_readers(places: _Places) -> Iterator[tuple[Item, Item]]:
     """Readers that the last reader of a block must wait for.
 
     Memory given on one stream serves that stream again once the last reader's stream is through with it. A reader on a third
-    stream is then known to nobody; where the last reader runs on a side stream it waits for that reader. (Where the last
-    reader is computation, `_with_holds` keeps the block instead, so that computation waits for nothing.)
+    stream is then known to nobody; where the last reader runs on a side stream it waits for that reader. Where the last
+    reader is computation, that has waited for a result of the reader, or `_with_holds` keeps the block so that it need not; it
+    waits for a send of an earlier job.
     """
     graph = places.graph
     for readers in _readers(places).values():
         last = max(readers, key=places.order.__getitem__)
         stream = stream_of(graph.ops[last[0]])
-        home = readers[last]
-        if stream:
-            yield from ((item, last) for item in readers if stream_of(graph.ops[item[0]]) not in (stream, home))
+        for item in readers:
+            op = graph.ops[item[0]]
+            sent = not op.results and places.job[item] != places.job[last]
+            if (stream or sent) and stream_of(op) not in (stream, readers[last]):
+                yield item, last
+
+
+def _in_front_of_overwrites(places: _Places) -> Iterator[tuple[Item, Item]]:
+    """The last read of a lasting value on each side stream, and the item of a later job that overwrites it."""
+    graph = places.graph
+    reads: dict[int, dict[str, Item]] = {}
+    for item, op in places.launched():
+        stream = stream_of(op)
+        written = [op.operands[operand] for result, operand in op.inplace if (result, operand) not in views_of(op)]
+        for storage in {storage for value in written for storage in _lasting(value, places)}:
+            before = reads.pop(storage, {})
+            yield from ((read, item) for side, read in before.items() if side != stream and places.job[read] != places.job[item])
+        for storage in {storage for value in graph.reads(op) for storage in _lasting(value, places)} if stream else ():
+            reads.setdefault(storage, {})[stream] = item
+
+
+def _lasting(value: int, places: _Places) -> list[int]:
+    """Storages of a value, or of a vector's tensors, that live across steps."""
+    kept = (places.graph.values[tensor] for tensor in places.tensors(value))
+    return [tensor.storage for tensor in kept if tensor.storage in places.lasting]
 
 
 def _readers(places: _Places) -> dict[tuple[int, int], dict[Item, str]]:
     """Block of a micro-batch -> items that read it -> stream it was given on."""
     graph = places.graph
+    sent = {graph.values[v].storage for op in graph.program.ops if stream_of(op) and not op.results for v in graph.reads(op)}
     found: dict[tuple[int, int], dict[Item, str]] = {}
     for item, op in places.launched():
         for value in (tensor for given in graph.reads(op) for tensor in places.tensors(given)):
@@ -102,7 +128,7 @@ def _readers(places: _Places) -> dict[tuple[int, int], dict[Item, str]]:
             if not givers or kept.persistable or kept.memory != "device":
                 continue
             home = stream_of(_allocates(graph, graph.ops[givers[0][0]], kept.storage))
-            if home or stream_of(op):
+            if home or stream_of(op) or kept.storage in sent:
                 found.setdefault((kept.storage, item[1]), {})[item] = home
     return found
 

@@ -19,7 +19,8 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Graph, Op, Program
-from interlace.ir.waits import COMPUTE_STREAMS, computes, last_computation
+from interlace.ir.kinds import stream_of
+from interlace.ir.waits import computes, last_computation
 from interlace.scheduler.lower_to_sim import lower, wait_ns
 from interlace.scheduler.memory import GPU, in_order, storages
 from interlace.scheduler.sim_input import Options, SimInput
@@ -88,7 +89,7 @@ def at_ends(program: Program, names: Iterable[str]) -> dict[str, tuple[Wait, ...
 
 def _holds_memory(graph: Graph, op: Op) -> bool:
     touched = (graph.values[v] for v in (*graph.reads(op), *op.results))
-    return op.stream not in COMPUTE_STREAMS and any(value.memory == "device" and not value.persistable for value in touched)
+    return bool(stream_of(op)) and any(value.memory == "device" and not value.persistable for value in touched)
 
 
 def held(program: Program, waits: Mapping[str, tuple[Wait, ...]]) -> Program:
@@ -123,7 +124,7 @@ def place_peak(program: Program, cost: Costs) -> int:
 def _most_held(program: Program) -> int:
     """Bytes of all blocks that a side stream reads or gives, whenever."""
     table, count = storages(program), max(1, program.pipeline.num_micro_batches)
-    stream = {op.id: "" if op.stream in COMPUTE_STREAMS else op.stream for op in program.ops}
+    stream = {op.id: stream_of(op) for op in program.ops}
     away = np.array([stream[op_id] != "" for op_id in table.reader.tolist()], np.bool_)
     rows = np.logical_or.reduceat(away, table.reader_first[:-1]) if len(table.size) else np.empty(0, np.bool_)
     return int(count * table.size[rows & ~table.pinned].sum())

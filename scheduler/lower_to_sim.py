@@ -16,8 +16,7 @@ from interlace.cost_model import Costs
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
-from interlace.ir.kinds import NO_KERNEL, is_boundary, is_comm, is_copy
-from interlace.ir.waits import COMPUTE_STREAMS
+from interlace.ir.kinds import COMPUTE_STREAMS, NO_KERNEL, is_boundary, is_comm, is_copy
 from interlace.scheduler.item_order import item_order, reduced
 from interlace.scheduler.rendezvous import meetings
 from interlace.scheduler.sim_input import (

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from interlace.ir.kinds import NO_KERNEL
+from interlace.ir.kinds import NO_KERNEL, stream_of
 from interlace.ir.program import Job, Op, Value
-
-COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
-"""Names under which an operation runs on the compute stream."""
 
 
 def is_computed(op: Op, value: Value) -> bool:
     """Whether a result is surely there only when computation has come so far (constants and shapes may be made on the host)."""
     on_device = value.memory == "device" and value.dtype not in ("vector", "null", "stack")
-    launched = op.stream in COMPUTE_STREAMS and op.name not in NO_KERNEL and not op.kind.startswith("shape")
+    launched = not stream_of(op) and op.name not in NO_KERNEL and not op.kind.startswith("shape")
     return on_device and launched and bool(op.operands)
 
 
