@@ -84,7 +84,8 @@ def _times(programs: Sequence[Program], cost: Any, place: str) -> tuple[list[dic
     from interlace.scheduler.lower_to_sim import Options
     from interlace.scheduler.simulator import simulate
 
-    options = Options(p2p="buffered" if place == "cpu" else "rendezvous", peers_ready=len(programs) < programs[0].world)
+    options = Options(p2p="buffered" if place == "cpu" else "rendezvous", peers_ready=len(programs) < programs[0].world,
+                      host_waits=place == "gpu")  # fmt: skip
     try:
         result = simulate(programs, cost, options, place=memory.GPU if place == "gpu" else memory.IDEAL)
     except PlanError as error:
@@ -112,16 +113,16 @@ def _finding_lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def _time_lines(times: Sequence[dict[str, int]], device: str) -> list[str]:
-    """One line for ranks that are alike, milliseconds and mebibytes."""
+    """One line for ranks that are alike, milliseconds and GiB."""
     from interlace.report.split import merged
 
     if not times:
         return []
-    heads = [name.removesuffix("_ns").replace("_", " ") + " ms" for name in COLUMNS] + ["peak MiB", "pinned MiB"]
+    heads = [name.removesuffix("_ns").replace("_", " ") + " ms" for name in COLUMNS] + ["peak GiB", "pinned GiB"]
     bodies: dict[int, str] = {}
     for row in times:
         cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [
-            f"{row[name] / 2**20:16.1f}" for name in ("peak_bytes", "pinned_bytes")
+            f"{row[name] / 2**30:16.3f}" for name in ("peak_bytes", "pinned_bytes")
         ]
         bodies[row["rank"]] = " ".join(cells)
     title = f"simulated with the profile {Path(device).stem}, a step of each rank:"

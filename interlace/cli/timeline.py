@@ -30,9 +30,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
                         help="whether a send waits for its receive (default: rendezvous)")  # fmt: skip
     parser.add_argument(
         "--place",
-        choices=("ideal", "gpu"),
-        default="ideal",
-        help="memory held while ops run, or from issue on as Paddle's GPU place does (default: ideal)",
+        choices=("gpu", "cpu", "custom", "ideal"),
+        help="whose rules hold for memory and the host, as in `interlace check` (default: cpu for the profile cpu, else gpu); "
+        "ideal: memory is held while ops run, wherever they were issued",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", default="trace.json", help="where the trace goes (default: trace.json)"
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
         return 1
     write_trace(results[mine], args.output)
     print(f"trace of {len(results[mine].ranks)} rank(s) in {args.output}; open it at https://ui.perfetto.dev\n")
-    print(f"simulated with the profile {Path(args.device).stem}, a step of each rank:")
+    print(f"simulated with the profile {Path(args.device).stem}, rules of the {_place(args)} place, a step of each rank:")
     print(split_text(results))
     if args.json:
         write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"ranks": rows(results[mine])})) + b"\n")
@@ -103,8 +103,13 @@ def _simulated(paths: list[str], cost: Costs, args: argparse.Namespace) -> Resul
         print(
             f"no dump of rank(s) {', '.join(map(str, missing))}: taken to be ready whenever they are needed", file=sys.stderr
         )
-    options = Options(p2p=args.p2p, peers_ready=bool(missing))
-    return simulate(programs, cost, options, place=GPU if args.place == "gpu" else IDEAL)
+    place = _place(args)
+    options = Options(p2p=args.p2p, peers_ready=bool(missing), host_waits=place in ("gpu", "ideal"))
+    return simulate(programs, cost, options, place=GPU if place == "gpu" else IDEAL)
+
+
+def _place(args: argparse.Namespace) -> str:
+    return str(args.place or ("cpu" if Path(args.device).stem == "cpu" else "gpu"))
 
 
 def _require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> None:
