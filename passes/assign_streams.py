@@ -63,7 +63,7 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
         if self.hold_host == "on":
             waits = at_ends(program, candidates(program))
             if waits:
-                context.changed.append(f"the host waits at the end of {len(waits)} of {len(program.jobs)} jobs, as asked")
+                context.changed.insert(0, f"the host waits at the end of {len(waits)} of {len(program.jobs)} jobs, as asked")
             else:
                 context.declined.append("hold_host: no job has work beside computation that holds memory")
             return held(program, waits)
@@ -71,7 +71,7 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
         numbers = plan.text() if plan.free_bytes else ""
         why = ": ".join(part for part in (plan.reason, numbers) if part)
         if plan.count:
-            context.changed.append(f"the host waits {plan.count} times a step: {why}")
+            context.changed.insert(0, f"the host waits {plan.count} times a step: {why}")
         else:
             context.declined.append(f"hold_host: the host waits nowhere, {why}")
         return held(program, plan.waits)

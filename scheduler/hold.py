@@ -101,8 +101,8 @@ def held(program: Program, waits: Mapping[str, tuple[Wait, ...]]) -> Program:
 def plan_holds(program: Program, cost: Costs, run_ahead_bytes: int) -> Holds:
     """The widest spacing of waits under which run-ahead raises the peak by no more than `run_ahead_bytes`.
 
-    Where none does, the widest that comes near the lowest peak. Cost: one pass over the storages where these are small, else a simulation of the
-    rank for each spacing tried.
+    Where none does, the widest that comes near the lowest peak. Cost: one pass over the storages where these are small, else a
+    simulation of the rank for each spacing tried.
     """
     names = candidates(program)
     if not names:
