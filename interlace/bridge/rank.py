@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
     transport, recorder, failure = None, None, None
     try:
         if rank == 0:
-            sys.stdout = _Copied(sys.stdout, output_path(run_dir))  # type: ignore[assignment]
+            sys.stdout = _Copied(sys.stdout, output_path(run_dir))
         transport = _start(rank, world, run_dir)
         _use_configuration()
         recorder = _recorder(rank, run_dir)
@@ -209,7 +209,8 @@ def _trainable_names(engine: Any) -> list[str]:
 def _lasting_names(engine: Any) -> dict[str, str]:
     """Name -> kind of everything persistable in the engine's programs, trainable parameters left out."""
     trainable = set(_trainable_names(engine))
-    buffers = {buffer.name for buffer in engine._model.buffers()} if engine._model is not None else set()
+    model = engine._model
+    buffers = {each.name for each in (*model.parameters(), *model.buffers())} - trainable if model is not None else set()
     found = {}
     for program in engine._pir_dense_main_progs.values():
         block = program.global_block()
@@ -221,7 +222,7 @@ def _lasting_names(engine: Any) -> dict[str, str]:
 
 
 def _kind_of(name: str, maker: str, buffers: set[str]) -> str:
-    if maker == PARAMETER or name in buffers:
+    if name in buffers:
         return "buffer"
     if maker == KEYWORD:
         return "gradient buffer"
