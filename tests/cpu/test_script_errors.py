@@ -74,7 +74,7 @@ def test_outputs_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
     script.write_text("")
     blocked.write_text("")
     assert main(["run", str(script), "--world", "1", "--log-dir", str(blocked / "logs")]) == 2
-    assert "Not a directory; expected a path that can be read or written" in capsys.readouterr().err
+    assert f"{blocked} is a file; expected a folder there" in capsys.readouterr().err
 
 
 @pytest.mark.paddle

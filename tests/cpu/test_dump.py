@@ -1,0 +1,53 @@
+"""`interlace dump`: one rank's program from a script, built alone; outputs and options checked before anything is built."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlace.cli import main
+from interlace.ir import load
+
+TINY = Path(__file__).with_name("tiny_gpt.py")
+
+
+@pytest.mark.paddle
+def test_one_rank_is_dumped_planned_and_shown(tmp_path: Path, capsys: Any) -> None:
+    """acceptance: U5. The last stage of two, into a file, with its figures for machines; then offline as any dump."""
+    dump, figures = tmp_path / "new" / "last.ilp", tmp_path / "figures" / "out.json"
+    words = ["--world", "2", "--rank", "1", "-o", str(dump), "--json", str(figures)]
+    assert main(["dump", str(TINY), *words, "--", "--pp", "2", "--micro-batches", "4", "--schedule", "1F1B"]) == 0
+    program = load(dump)
+    assert (program.rank, program.world, program.jobs) == (1, 2, ())
+    assert (program.pipeline.stage, program.pipeline.num_stages, program.pipeline.num_micro_batches) == (1, 2, 4)
+    found = json.loads(figures.read_text())["ranks"]
+    assert [(each["rank"], each["ops"], each["path"]) for each in found] == [(1, len(program.ops), str(dump))]
+    assert found[0]["seconds"] > 0 < found[0]["peak_rss_bytes"]
+    assert f"[1/1] rank 1: {len(program.ops)} ops" in capsys.readouterr().out
+    assert main(["plan", str(dump), "-o", str(tmp_path / "plan")]) == 0
+    assert "rank 1 of 2, stage 1 of 2, 4 micro-batches" in capsys.readouterr().out
+    assert main(["show", str(tmp_path / "plan" / "rank1.ilp"), "--before-after", "split-backward"]) == 0
+    assert "+++ after split-backward" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["absent.py", "--world", "2"], "absent.py: no such script"),
+        ([TINY, "--world", "0"], "expected a world of at least 1 and a rank inside it"),
+        ([TINY, "--world", "2", "--rank", "2"], "--world 2 --rank 2: expected a world of at least 1 and a rank inside it"),
+        ([TINY, "--world", "2", "--jobs", "0"], "--jobs 0: expected a number of ranks, 1 or more"),
+        ([TINY, "--world", "2", "--json", "/dev/null/x.json"], "--json '/dev/null/x.json': /dev/null is a file; expected a folder there"),
+        ([TINY, "--world", "2", "-o", "/dev/null/dumps"], "-o '/dev/null/dumps': /dev/null is a file; expected a folder there"),
+        ([TINY, "--world", "2", "--rank", "0", "-o", "/dev/null/x.ilp"], "/dev/null is a file; expected a folder there"),
+    ],
+)  # fmt: skip
+def test_wrong_options_build_nothing(monkeypatch: Any, capsys: Any, words: list[Any], told: str) -> None:
+    """acceptance: U3, P4."""
+    monkeypatch.setattr(subprocess, "run", lambda *args, **more: pytest.fail("a rank was built"))
+    assert main(["dump", *map(str, words)]) == 2
+    assert told in capsys.readouterr().err
