@@ -115,7 +115,8 @@ def _why_off(model: Any, engine: Any) -> str:
         raise PlanError("this model never asked for Interlace; call interlace.enable(strategy) before dist.to_static")
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return f"{DISABLE_VARIABLE}=1"
-    if not (load_config(override) if override else flags.config()).active:
+    config = load_config(override) if override else flags.config() if flags is not None else None
+    if config is None or not config.active:
         return f"{override}: nothing is on" if override else "enable: false, or every pass is off"
     raise PlanError("the model is not built yet: call model.train() first")
 

@@ -1,6 +1,6 @@
 """The command line. Each command is a module with `add_parser(subparsers)` and `main(args) -> exit code`.
 
-Exit codes everywhere: 0 done, 1 the plan or the run fails, 2 the user's error.
+Exit codes everywhere: 0 done, 1 the plan or the run fails, 2 the user's error, 130 interrupted.
 """
 
 from __future__ import annotations

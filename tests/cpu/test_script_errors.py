@@ -12,7 +12,7 @@ from interlace import launch as launch_module
 from interlace.bridge.rank import failure_of
 from interlace.cli import main
 from interlace.errors import ConfigError
-from interlace.ir import Group, Program
+from interlace.ir import Group, Program, save
 
 SCRIPTS = {
     "argparse": ("import argparse; argparse.ArgumentParser(prog='mine').parse_args()", 2, "mine: error: unrecognized arguments: --bogus"),
@@ -74,7 +74,14 @@ def test_outputs_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
     script.write_text("")
     blocked.write_text("")
     assert main(["run", str(script), "--world", "1", "--log-dir", str(blocked / "logs")]) == 2
-    assert f"{blocked} is a file; expected a folder there" in capsys.readouterr().err
+    assert "is a file; expected a folder there" in capsys.readouterr().err
+
+
+def test_paths_that_fail_late_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Folders of /proc take no files, whatever their permissions say."""
+    dump = save(Program((), ()), tmp_path / "rank0.ilp")
+    assert main(["plan", str(dump), "-o", "/proc/plans"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.paddle
