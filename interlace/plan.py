@@ -15,6 +15,7 @@ from interlace.errors import PlanError
 from interlace.ir import Job, Program, load, save
 from interlace.ir.dump import SUFFIX, write_whole
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
+from interlace.passes.budget import say_budget
 from interlace.passes.judge import run_judged
 from interlace.passes.peers import Peers, plan_together
 
@@ -99,6 +100,7 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
         InterlaceError: A pass cannot do what is asked; the program stays as it is.
     """
     pipeline, planned, reports = run_judged(config.pipeline(), program, cost, peers)
+    reports = say_budget(planned, pipeline.passes, reports, cost)
     return Plan(program, planned, tuple(reports), profile, pipeline.passes)
 
 
