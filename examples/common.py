@@ -352,6 +352,6 @@ def main(args: argparse.Namespace, build: Build) -> None:
     """Train, and print the loss of each step where it is known."""
     if args.lazy:
         raise SystemExit("--lazy allocates no parameters, so there is nothing to train; it is for dumps")
-    for step, loss in enumerate(losses(*build(args))):
+    for step, loss in enumerate(losses(*build(args)), 1):
         if loss is not None:
             print(f"step {step} loss {loss:.6f}", flush=True)

@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "run",
         help="train a script on several local ranks, on CPU processes where no GPU is",
-        usage="interlace run SCRIPT --world N [options] [-- arguments of SCRIPT]",
+        usage="interlace run [-h] SCRIPT --world N [options] [-- arguments of SCRIPT]",
         description="Train SCRIPT on N local ranks.",
     )
     parser.add_argument("script", metavar="SCRIPT", help="a training script; runs as if started directly")
