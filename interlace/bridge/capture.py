@@ -18,7 +18,7 @@ from interlace.ir.program import Role
 ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
 ORDER = {"forward": 0, "backward": 1, "optimize": 2}
 DROPPED_ATTRS = frozenset({"op_callstack", "op_role", "chunk_id", "struct_name", "stop_gradient", "persistable", "is_persistable",
-                           "execution_stream", "scheduling_priority", "sym_shape_str"})  # fmt: skip
+                           "execution_stream", "stream_priority", "scheduling_priority", "sym_shape_str"})  # fmt: skip
 """Attributes that a field of `Op` carries, or that say nothing about the work."""
 SHARING = frozenset({"pd_op.share_data"})
 """Operations whose result is a view in the static executor; reshape and its like copy there unless made in-place."""
@@ -107,7 +107,7 @@ class _Capture:
                           if operands[k] != ABSENT and (k in unread or source.is_no_need_buffer(v)))  # fmt: skip
         raw = source.attrs()
         return Op(op_id, name, operands, results, role, chunk, attrs, "", _group_of(name, attrs), raw.get("execution_stream", ""),
-                  raw.get("scheduling_priority", 0), op_id, no_buffer, inplace, views, len(list(source.blocks())))  # fmt: skip
+                  raw.get("stream_priority", 0), op_id, no_buffer, inplace, views, len(list(source.blocks())))  # fmt: skip
 
     def _known(self, source: Any, op_id: int, name: str) -> int:
         key = source.id
