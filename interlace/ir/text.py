@@ -156,9 +156,9 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
         fields["groups"].append(Group(int(number), tuple(int(r) for r in ranks.split(",") if r.strip())))
     elif word == "job":
         head, _, body = rest.partition(":")
-        items, _, waits = body.partition("|")
+        items, _, held = body.partition("|")
         name, kind, micro_batch = head.split()
-        fields["jobs"].append(Job(name, kind, int(micro_batch), tuple(_items(items)), tuple(map(_wait, waits.split()))))
+        fields["jobs"].append(Job(name, kind, int(micro_batch), tuple(_items(items)), tuple(map(_wait, held.split()))))
     elif word == "event":
         name, record, _, *waits = rest.split()
         fields["events"].append(Event(name, next(_items(record)), tuple(_items(" ".join(waits)))))
