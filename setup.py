@@ -3,7 +3,7 @@
 from setuptools import setup
 
 INSIDE = ("bridge", "bridge.cpu", "bridge.cpu.kernels", "bridge.places", "cli", "ir", "report")
-OUTSIDE = ("passes", "cost_model", "scheduler", "scheduler.hazards", "configs", "configs.devices", "configs.presets")
+OUTSIDE = ("passes", "cost_model", "scheduler", "scheduler.hazards", "scheduler.offload", "configs", "configs.devices", "configs.presets")
 
 setup(
     packages=["interlace", *(f"interlace.{name}" for name in INSIDE), *(f"interlace.{name}" for name in OUTSIDE)],

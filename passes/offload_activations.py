@@ -45,7 +45,7 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         job forward_0: 3-4@0                            job forward_0: 3-4@0 20@0
         job backward_0: 9@0                             job backward_0: 21@0 9@0
 
-    Steps: 1 ask the planner what moves, when it goes and when it comes back (`scheduler/offload.py`, where the options are
+    Steps: 1 ask the planner what moves, when it goes and when it comes back (`scheduler/offload`, where the options are
     described: modules, exclude_ops, min_bytes, fraction, keep_bytes, max_in_flight, include_integers, memory_budget); 2 add
     both copies for each chosen value, let what reads its contents in backward read what comes back, remake saved views of
     it; 3 put the copies into the jobs.
@@ -86,8 +86,8 @@ class _Told(msgspec.Struct, frozen=True):
 
 def _times_the_same(one: _Told, other: _Told) -> bool:
     """Whether two ranks run the same operations, so that they must decide alike."""
-    tables = (lambda told: told.measured.op_ns, lambda told: told.measured.out_ns or {}, lambda told: told.measured.back_ns or {})
-    return all(table(one).keys() == table(other).keys() for table in tables)
+    ours, theirs = ((each.measured.op_ns, each.measured.out_ns or {}, each.measured.back_ns or {}) for each in (one, other))
+    return all(a.keys() == b.keys() for a, b in zip(ours, theirs, strict=True))
 
 
 def apply(program: Program, plan: OffloadPlan) -> Program:

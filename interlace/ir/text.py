@@ -160,8 +160,8 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
         name, kind, micro_batch = head.split()
         fields["jobs"].append(Job(name, kind, int(micro_batch), tuple(_items(items)), tuple(map(_wait, held.split()))))
     elif word == "event":
-        name, record, _, *waits = rest.split()
-        fields["events"].append(Event(name, next(_items(record)), tuple(_items(" ".join(waits)))))
+        name, record, _, *waiting = rest.split()
+        fields["events"].append(Event(name, next(_items(record)), tuple(_items(" ".join(waiting)))))
     else:
         raise ValueError("expected program, pipeline, passes, note, group, #op, job or event")
 

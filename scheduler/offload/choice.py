@@ -1,0 +1,115 @@
+"""What the user asks for, by the names of layers and operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from interlace.errors import ConfigError
+from interlace.ir import Op, Program
+from interlace.ir.kinds import is_boundary
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the user asks for. Without modules, fraction or budget nothing is moved.
+
+    Attributes:
+        modules: Names or globs over layer names (`mlp`, `layers.*.attn`): each matches a run of components of the dotted
+            path of the operation that gives a value. Empty: all layers, where a fraction or a budget asks for copies.
+        exclude_ops: What stays: patterns of operation names (`pd_op.softmax`) or of layers (`layers.0`).
+        min_bytes: Smaller values stay.
+        fraction: Share of the eligible bytes of a micro-batch to move; None: all of them, or what the budget needs.
+        keep_bytes: Eligible bytes of a micro-batch that stay at least; one figure, or one for each stage.
+        max_in_flight: Copies under way at once in each direction; 0: none at all, None: no limit.
+        include_integers: Move integer and bool values too.
+        memory_budget: Device bytes of this rank that the step may hold at any moment; moves the least that does it.
+    """
+
+    modules: tuple[str, ...] = ()
+    exclude_ops: tuple[str, ...] = ()
+    min_bytes: int = 1 << 20
+    fraction: float | None = None
+    keep_bytes: int | tuple[int, ...] = 0
+    max_in_flight: int | None = None
+    include_integers: bool = False
+    memory_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fraction is not None and self.memory_budget is not None:
+            raise ConfigError(f"offload: fraction={self.fraction} and memory_budget={self.memory_budget} contradict each "
+                              "other; give the share to move, or the bytes to stay under")  # fmt: skip
+        if self.fraction is not None and not 0 <= self.fraction <= 1:
+            raise ConfigError(f"offload: fraction={self.fraction}, expected a number from 0 to 1")
+        keep = (self.keep_bytes,) if isinstance(self.keep_bytes, int) else self.keep_bytes
+        for name, given in (("min_bytes", self.min_bytes), ("keep_bytes", min(keep, default=0)),
+                            ("max_in_flight", self.max_in_flight), ("memory_budget", self.memory_budget)):  # fmt: skip
+            if given is not None and given < 0:
+                raise ConfigError(f"offload: {name}={given}, expected 0 or more")
+
+    @property
+    def asks_for_nothing(self) -> str:
+        """Why no copy is wanted at all; empty where some is."""
+        if self.max_in_flight == 0:
+            return "max_in_flight=0 allows no copies"
+        if not self.modules and not self.fraction and not self.memory_budget:
+            return "neither modules nor a fraction nor a memory_budget above 0 asks for copies"
+        return "fraction=0 asks for no copies" if self.fraction == 0 else ""
+
+    def keep_on(self, stage: int, num_stages: int) -> int:
+        """Bytes that stay on a stage. Raises ConfigError where there is not one figure for each stage."""
+        if isinstance(self.keep_bytes, int):
+            return self.keep_bytes
+        if len(self.keep_bytes) != num_stages:
+            raise ConfigError(f"offload: keep_bytes has {len(self.keep_bytes)} figures {list(self.keep_bytes)}, "
+                              f"expected one for each of the {num_stages} stages, or a single number")  # fmt: skip
+        return self.keep_bytes[stage]
+
+
+def names_layer(pattern: str, layer: str) -> bool:
+    """Whether a name or glob fits a run of components of a dotted layer path.
+
+    >>> names_layer("mlp", "gpt.layers.0.mlp.fc1"), names_layer("layers.*.attn", "gpt.layers.3.attn")
+    (True, True)
+    >>> names_layer("ml", "mlp")
+    False
+    """
+    wanted, parts = pattern.split("."), layer.split(".") if layer else []
+    starts = range(len(parts) - len(wanted) + 1)
+    return any(all(fnmatchcase(parts[k + n], want) for n, want in enumerate(wanted)) for k in starts)
+
+
+def names_op(pattern: str, op: Op) -> bool:
+    """Whether a pattern fits an operation: its name, its kind, or its layer."""
+    return fnmatchcase(op.name, pattern) or fnmatchcase(op.kind, pattern) or names_layer(pattern, op.layer)
+
+
+class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the operations of a rank's forward are called."""
+
+    layers: tuple[str, ...]
+    ops: tuple[str, ...]
+
+    @classmethod
+    def of(cls, program: Program) -> Names:
+        """Of a program."""
+        ops = [op for op in program.ops if op.role == "forward" and not is_boundary(op)]
+        return cls(tuple(sorted({op.layer for op in ops})), tuple(sorted({op.name for op in ops})))
+
+
+def unknown_names(choice: Choice, there: Sequence[Names]) -> list[str]:
+    """Every name of the choice that fits nothing on any of the ranks, with the names there are, one message each."""
+    layers = sorted({layer for names in there for layer in names.layers})
+    ops = sorted({op for names in there for op in names.ops})
+    short = sorted({".".join("*" if part.isdigit() else part for part in layer.split(".")) for layer in layers if layer})
+    modules = [f"offload: modules: {p!r} fits no layer; there are {_list(short)}"
+               for p in choice.modules if not any(names_layer(p, layer) for layer in layers)]  # fmt: skip
+    every = [*(Op(-1, op, (), (), "forward") for op in ops), *(Op(-1, "", (), (), "forward", layer=layer) for layer in layers)]
+    excluded = [f"offload: exclude_ops: {p!r} fits no operation and no layer; there are {_list(ops)}; layers: {_list(short)}"
+                for p in choice.exclude_ops if not any(names_op(p, op) for op in every)]  # fmt: skip
+    return modules + excluded
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:40]) + (f", ... ({len(names) - 40} more)" if len(names) > 40 else "") if names else "none"

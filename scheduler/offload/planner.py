@@ -1,0 +1,236 @@
+"""The decision for one rank's scheduled program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from interlace.errors import ConfigError, PlanError
+from interlace.ir import Op, Program
+from interlace.ir.program import FLOAT_DTYPES
+from interlace.scheduler.memory import in_order
+from interlace.scheduler.offload.choice import Choice, Names, names_layer, names_op, unknown_names
+from interlace.scheduler.offload.fit import Fit, Ints, curve
+from interlace.scheduler.offload.measured import Measured
+from interlace.scheduler.offload.placement import OpenTrip, Placement, Span, Timeline, place_trips
+from interlace.scheduler.offload.plan import Move, OffloadPlan, Stay, Trip, mib
+from interlace.scheduler.saved import Reason, Saved, Skipped, census
+
+
+def plan_offload(program: Program, measured: Measured, choice: Choice, everyone: Sequence[Names] | None = None) -> OffloadPlan:
+    """Decide for one rank's scheduled program; equal inputs give equal plans.
+
+    Args:
+        program, measured, choice: What is decided on.
+        everyone: The names of all ranks; without them a name that fits nothing on one stage of several is only noted.
+
+    Raises:
+        ConfigError: A name fits nothing; the message lists the names there are.
+        PlanError: The budget cannot hold; the message gives the least that can.
+    """
+    planner = Planner(program, measured, choice)
+    planner.check_names(everyone)
+    return planner.run()
+
+
+class Planner:
+    def __init__(self, program: Program, measured: Measured, choice: Choice) -> None:
+        self.program, self.choice = program, choice
+        self.times = measured
+        self.measured = measured.out_ns is not None and measured.back_ns is not None
+        self.ops = {op.id: op for op in program.ops}
+        self.values = {value.id: value for value in program.values}
+        self.line = Timeline.of(program, measured.op_ns)
+        self.makers: dict[int, list[Op]] = {}
+        for op in program.ops:
+            for value in op.results:
+                self.makers.setdefault(self.values[value].storage, []).append(op)
+        self.change, self.base_bytes = order_memory(program, len(self.line.items))
+        self.budget = min((b for b in (choice.memory_budget, measured.memory_budget) if b), default=None)
+        self.notes: list[str] = []
+        self.skipped: list[Skipped] = []
+        self.stayed: list[Stay] = []
+
+    def run(self) -> OffloadPlan:
+        found = census(self.program)
+        self.skipped += found.skipped
+        keep = self.choice.keep_on(self.program.pipeline.stage, self.program.pipeline.num_stages)
+        if self.choice.asks_for_nothing:
+            self.notes.append(self.choice.asks_for_nothing)
+            self._keep(found.saved)
+            return self._plan(Placement())
+        trips = self._trips([saved for saved in found.saved if self._is_chosen(saved)])
+        trips = self._within(trips, keep)
+        if self.choice.memory_budget:
+            return self._plan(self._under_budget(trips))
+        return self._plan(self.place(trips))
+
+    def check_names(self, everyone: Sequence[Names] | None) -> None:
+        pipe = self.program.pipeline
+        nowhere = unknown_names(self.choice, everyone or [Names.of(self.program)])
+        if nowhere and (everyone is not None or pipe.num_stages == 1):
+            raise ConfigError("\n".join(nowhere))
+        self.notes += [f"{line}; this is stage {pipe.stage} of {pipe.num_stages}, it may be another's" for line in nowhere]
+
+    def _is_chosen(self, saved: Saved) -> bool:
+        reason = self._not_chosen(saved)
+        if reason:
+            self.skipped.append(Skipped(saved.value, saved.size_bytes, reason))
+        return reason is None
+
+    def _not_chosen(self, saved: Saved) -> Reason | None:
+        layer = self.ops[saved.producer].layer
+        makers = self.makers[saved.storage]
+        if not self.choice.include_integers and self.values[saved.value].dtype not in FLOAT_DTYPES:
+            return "integer"
+        if saved.size_bytes < max(1, self.choice.min_bytes):
+            return "below-floor"
+        if self.choice.modules and not any(names_layer(p, layer) for p in self.choice.modules):
+            return "other-module"
+        if any(names_op(p, op) for p in self.choice.exclude_ops for op in makers):
+            return "opted-out"
+        return None
+
+    def _trips(self, chosen: Iterable[Saved]) -> list[OpenTrip]:
+        trips = []
+        for saved in chosen:
+            for micro_batch in range(self.program.pipeline.num_micro_batches):
+                trip = self._trip(saved, micro_batch)
+                reason = self._why_not(trip)
+                if reason is None and not self.place([trip]).trips:
+                    reason = "at-once"
+                if reason:
+                    self._stay([trip], reason)
+                else:
+                    trips.append(trip)
+        return trips
+
+    def _trip(self, saved: Saved, micro_batch: int) -> OpenTrip:
+        place = self.line.place
+        source = max(place[op, micro_batch] for op in saved.before)
+        reader = min(place[op, micro_batch] for op in saved.readers)
+        return OpenTrip(saved, micro_batch, source, reader, self._copy_ns(self.times.out_ns, saved.size_bytes),
+                     self._copy_ns(self.times.back_ns, saved.size_bytes))  # fmt: skip
+
+    def _copy_ns(self, table: Mapping[int, int] | None, size_bytes: int) -> int:
+        if not self.measured or table is None:
+            return 0
+        if size_bytes not in table:
+            raise PlanError(f"offload: no copy time for {size_bytes} bytes; times are given for {sorted(table)[:8]}")
+        return table[size_bytes]
+
+    # Without copy times: work of another micro-batch must lie between, or the return would follow at once.
+    def _why_not(self, trip: OpenTrip) -> Reason | None:
+        line = self.line
+        if trip.source >= trip.reader or line.job[trip.source] == line.job[trip.reader]:
+            return "one-job"
+        if self.measured:
+            return None if line.returns(trip.source, line.at_ns[trip.source + 1] + trip.out_ns, trip) else "at-once"
+        between = line.items[trip.source + 1 : trip.reader]
+        return None if any(m != trip.micro_batch for _, m in between) else "at-once"
+
+    def _within(self, trips: list[OpenTrip], keep_bytes: int) -> list[OpenTrip]:
+        """Drop what the fraction and the bytes to keep leave on the device: values of least bytes x idle time first."""
+        by_value: dict[int, list[OpenTrip]] = {}
+        for trip in trips:
+            by_value.setdefault(trip.saved.value, []).append(trip)
+        eligible = sum(group[0].saved.size_bytes for group in by_value.values())
+        share = eligible if self.choice.fraction is None else int(eligible * self.choice.fraction)
+        room = min(share, eligible - keep_bytes)
+        taken: list[OpenTrip] = []
+        for group in sorted(by_value.values(), key=self._rank):
+            size = group[0].saved.size_bytes
+            if size <= room:
+                room -= size
+                taken += group
+            else:
+                self._stay(group, "kept")
+        return taken
+
+    def _rank(self, trips: Sequence[OpenTrip]) -> tuple[int, int, int]:
+        idle = sum(self.line.at_ns[t.reader] - self.line.at_ns[t.source + 1] for t in trips)
+        return -idle * trips[0].saved.freed_bytes, trips[0].saved.producer, trips[0].saved.value
+
+    def place(self, trips: Sequence[OpenTrip]) -> Placement:
+        """Items for trips, as bandwidth and cap allow."""
+        return place_trips(self.line, trips, self.choice.max_in_flight, self.measured)
+
+    def _under_budget(self, trips: list[OpenTrip]) -> Placement:
+        assert self.budget is not None
+        if self.curve().max(initial=0) <= self.budget:
+            self.notes.append(f"the peak is under the budget of {mib(self.budget)} as it is")
+            self._stay(trips, "kept")
+            return Placement()
+        found = Fit(self, trips).run(self.budget)
+        if found is None:
+            least = Fit(self, trips).least(self.budget)
+            where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
+            raise PlanError(f"{where}: offload cannot hold a budget of {self.budget} bytes ({mib(self.budget)}); the least "
+                            f"feasible one is {least} bytes ({mib(least)}). {self._advice()}")  # fmt: skip
+        tried = {id(trip) for trip in found.trips} | {id(trip) for trip, _ in found.refused}
+        self._stay([trip for trip in trips if id(trip) not in tried], "kept")
+        return found
+
+    def _advice(self) -> str:
+        chosen = ("below-floor", "other-module", "opted-out", "integer")
+        counts = Counter([*(s.reason for s in self.skipped if s.reason in chosen), *(s.reason for s in self.stayed)])
+        held = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+        return "Raise the budget, or let more move" + (f" (staying by choice or place: {held})" if held else "")
+
+    def peak(self, placed: Placement) -> int:
+        """Most bytes held under a placement."""
+        return int(self.curve(placed.freed()).max(initial=0))
+
+    def curve(self, extra: Iterable[Span] = ()) -> Ints:
+        """Device bytes held at each item."""
+        return self.base_bytes + curve(self.change, extra)
+
+    def _stay(self, trips: Iterable[OpenTrip], reason: Reason) -> None:
+        self.stayed += [Stay(t.saved.value, t.micro_batch, t.saved.size_bytes, reason) for t in trips]
+
+    def _keep(self, saved: Iterable[Saved]) -> None:
+        self.skipped += [Skipped(each.value, each.size_bytes, "kept") for each in saved]
+
+    def _plan(self, placed: Placement) -> OffloadPlan:
+        for trip, reason in placed.refused:
+            self._stay([trip], reason)
+        by_value: dict[int, list[OpenTrip]] = {}
+        for trip in placed.trips:
+            by_value.setdefault(trip.saved.value, []).append(trip)
+        moves = [Move(group[0].saved, tuple(self._frozen(t) for t in sorted(group, key=lambda t: t.micro_batch)))
+                 for group in by_value.values()]  # fmt: skip
+        place = {op.id: k for k, op in enumerate(self.program.ops)}
+        return OffloadPlan(
+            moves=tuple(sorted(moves, key=lambda m: (place[m.saved.producer], m.saved.value))),
+            skipped=tuple(self.skipped),
+            stayed=tuple(sorted(self.stayed, key=lambda s: (s.value, s.micro_batch))),
+            measured=self.measured,
+            before_peak_bytes=int(self.curve().max(initial=0)),
+            order_peak_bytes=int(self.curve(placed.freed(timed=False)).max(initial=0)),
+            peak_bytes=self.peak(placed),
+            pinned_peak_bytes=self._pinned_peak(placed),
+            out_bytes=sum(t.saved.size_bytes for t in placed.trips),
+            stall_ns=placed.stall_ns if self.measured else 0,
+            notes=tuple(self.notes),
+        )
+
+    def _frozen(self, trip: OpenTrip) -> Trip:
+        ahead = self.line.at_ns[trip.reader] - self.line.at_ns[trip.back]
+        return Trip(trip.micro_batch, self.line.items[trip.out], self.line.items[trip.back], ahead,
+                    trip.late_ns if self.measured else 0, not self.measured)  # fmt: skip
+
+    def _pinned_peak(self, placed: Placement) -> int:
+        held = ((t.out, t.reader + 1, t.saved.size_bytes) for t in placed.trips)
+        return int(curve(np.zeros_like(self.change), held).max(initial=0))
+
+
+def order_memory(program: Program, num_items: int) -> tuple[Ints, int]:
+    """By how much the device bytes held change at each item, `[num_items + 1]`, and what is held throughout."""
+    profile = in_order(program)
+    lives, change = profile.lives, np.zeros(num_items + 1, np.int64)
+    mine = ~lives.pinned
+    np.add.at(change, np.minimum(lives.taken[mine], num_items), lives.size[mine])
+    np.add.at(change, np.minimum(lives.given[mine], num_items), -lives.size[mine])
+    return change, profile.base["device"]
