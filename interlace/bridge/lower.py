@@ -122,7 +122,7 @@ def _short_stacks() -> Iterator[None]:
             frame = sys._getframe(1) if frame is None else frame
             return whole(frame, 1 if threading.get_ident() == lowering else limit)
 
-        traceback.extract_stack = last_frame
+        traceback.extract_stack = last_frame  # type: ignore[assignment]
         try:
             yield
         finally:
