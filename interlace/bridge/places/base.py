@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,13 +73,13 @@ class Place:
         """Last rewrite of a job program."""
 
 
-def small_part(value: Any) -> Any:
-    """A value of a few bytes that is there when a value is: itself, or one element of it."""
+def small_part(value: Any, axes: Sequence[int] | None = None) -> Any:
+    """A value of a few bytes that is there when a value is: itself, or its first element along some axes (default: all)."""
     shape = [int(dim) for dim in value.shape]
-    if shape and (min(shape) < 0 or 8 * math.prod(shape) > SMALL_BYTES):
-        axes = list(range(len(shape)))
-        return paddle._C_ops.slice(value, axes, [0] * len(shape), [1] * len(shape), [1] * len(shape), [])
-    return value
+    if not shape or (min(shape) >= 0 and 8 * math.prod(shape) <= SMALL_BYTES):
+        return value
+    axes = range(len(shape)) if axes is None else axes
+    return paddle._C_ops.slice(value, list(axes), [0] * len(axes), [1] * len(axes), [1] * len(axes), [])
 
 
 PINNED_PREFIX = "interlace_pinned_"

@@ -40,8 +40,14 @@ class TestbedPlace(CustomPlace):
         built.set_str_attr("interlace_at", text)
 
     def watch(self, value: Any) -> Any:
-        """The host does not wait at the end of a job here (switch `nosync`), so it is held as on the GPU place."""
-        return small_part(value)
+        """The host does not wait at the end of a job here (switch `nosync`), so it is held as on the GPU place.
+
+        The testbed's `slice` cuts one axis at a time.
+        """
+        shape = [int(dim) for dim in value.shape]
+        for axis in sorted(range(len(shape)), key=lambda axis: -shape[axis]):
+            value = small_part(value, [axis])
+        return value
 
     def wait_for(self, watched: Any) -> None:
         """A blocking copy."""
