@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from interlace.ir import Op
 from interlace.ir.kinds import is_copy, views_of
 from interlace.scheduler.hazards.place import Place
-from interlace.scheduler.hazards.steps import ANY, HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, Steps, Touch
+from interlace.scheduler.hazards.steps import ANY, HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, STOCK, Steps, Touch
 
 Clock = tuple[int, ...]
 NEVER = -1
@@ -222,7 +222,11 @@ class Tracer:
         if self.steps.alias:
             touch, key, expected, rule = self._resolved(touch, key, item)
         writer = trace.writer.get(key, NEVER)
-        if not self._right_version(item, writer, expected, rule):
+        if rule == STOCK:
+            wanted = self._stock_writer(item, touch)
+            if writer != wanted:
+                trace.faults.append(Fault("wrong-version", writer, item, key, wanted))
+        elif not self._right_version(item, writer, expected, rule):
             trace.faults.append(self._version_fault(item, writer, key, expected, rule))
         others: Iterable[int] = (writer, *trace.readers.get(key, ())) if writes else (writer,)
         for other in others:
@@ -248,6 +252,12 @@ class Tracer:
             if expected == copy:
                 expected, rule = touch.writer, touch.rule
         return touch, key, expected, rule
+
+    def _stock_writer(self, item: int, touch: Touch) -> int:
+        """The item whose write an access finds in Paddle's own schedule."""
+        steps = self.steps
+        found = steps.stock.get((steps.op[item], touch.base, steps.micro_batch[item]))
+        return NEVER if found is None else steps.index.get((steps.program.ops[found[0]].id, found[1]), NEVER)
 
     def _right_version(self, item: int, writer: int, expected: int, rule: int) -> bool:
         steps = self.steps

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 from interlace.ir import ABSENT, Op, Program, Value
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT, is_boundary, is_copy, stream_of, views_of
+from interlace.scheduler.schedule import SCHEDULES
 
-SAME, PREVIOUS, LAST, ONCE, INITIAL, ANY = range(6)
+SAME, PREVIOUS, LAST, ONCE, INITIAL, ANY, STOCK = range(7)
 """Whose write an access expects: of its own micro-batch, of the one before, of the last one, of an operation that runs once,
-what the step starts with, or none in particular (it makes new contents)."""
+what the step starts with, none in particular (it makes new contents), or the one that Paddle's own schedule gives it."""
+PIPELINES = frozenset({"1F1B", "FThenB", "VPP"})
+"""Schedules that run forward of a later micro-batch before backward of an earlier one."""
 HOST = -1
 """Stream of what launches nothing: it is over when it is issued."""
 Item = tuple[int, int]
@@ -61,6 +64,8 @@ class Steps:
         places: Every storage; the one of a key is `places[key // num_micro_batches]`.
         alias: `(value, micro-batch)` of an omitted copy's result -> the copy, and the touch of its operand.
         index: Item -> place in host order.
+        stock: `(operation, key base, micro-batch)` of an access under `STOCK` -> position and micro-batch of the operation whose
+            write it finds in Paddle's own schedule; without an entry, what the step starts with.
     """
 
     program: Program
@@ -75,6 +80,7 @@ class Steps:
     places: list[Storage] = field(default_factory=list)
     alias: dict[Item, tuple[int, Touch]] = field(default_factory=dict)
     index: dict[Item, int] = field(default_factory=dict)
+    stock: dict[tuple[int, int, int], Item] = field(default_factory=dict)
 
     @property
     def num_micro_batches(self) -> int:
@@ -93,6 +99,7 @@ def flatten(program: Program, serial: bool = False) -> Steps:
         steps.through.append(tables.views_read(op))
         tables.passed(position, steps.writes[-1])
     tables.close()
+    _take_stock_order(steps)
     _lay_items(steps, serial)
     _find_aliases(steps)
     return steps
@@ -205,6 +212,48 @@ class _Tables:
         for touch, name in self.last_in_body:
             touch.writer = self.body.get(name, -1)
             touch.rule = touch.rule if touch.writer >= 0 else INITIAL
+
+
+def _take_stock_order(steps: Steps) -> None:
+    """What lasts and is written in one half of the step and touched in the other, as a buffer that forward updates and backward
+    reads: each access finds what it finds in Paddle's own schedule, for those are the bits to keep."""
+    program, pipe = steps.program, steps.program.pipeline
+    if pipe.schedule not in PIPELINES:
+        return
+    shared = _shared_by_halves(steps)
+    if not shared:
+        return
+    parts: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for position in sorted({position for positions in shared.values() for position in positions}):
+        op = program.ops[position]
+        parts["F" if op.role == "forward" else "B", op.chunk].append(position)
+    writer: dict[int, Item] = {}
+    for slot in SCHEDULES[pipe.schedule](pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks):
+        for position in parts[slot.kind, slot.chunk]:
+            for touch in (*steps.reads[position], *steps.writes[position]):
+                if touch.base in shared and touch.rule != ANY:
+                    touch.rule = STOCK
+                    if touch.base in writer:
+                        steps.stock[position, touch.base, slot.micro_batch] = writer[touch.base]
+            writer.update((touch.base, (position, slot.micro_batch)) for touch in steps.writes[position] if touch.base in shared)
+
+
+def _shared_by_halves(steps: Steps) -> dict[int, list[int]]:
+    """Base of a storage that lasts -> operations of forward and backward that touch it, where both do and one writes it; not
+    where several values use the memory in turn."""
+    touched: dict[int, list[int]] = defaultdict(list)
+    written: set[int] = set()
+    roots: dict[int, set[int]] = defaultdict(set)
+    for position, op in enumerate(steps.program.ops):
+        for touch in (*steps.reads[position], *steps.writes[position]) if op.role != "optimize" else ():
+            place = steps.places[touch.base // steps.num_micro_batches]
+            if place.persistable and place.memory == "device":
+                touched[touch.base].append(position)
+                roots[touch.base].add(touch.root)
+        written.update(touch.base for touch in steps.writes[position] if op.role != "optimize")
+    roles = {base: {steps.program.ops[position].role for position in positions} for base, positions in touched.items()}
+    found = {base for base in written & touched.keys() if len(roles[base]) > 1 and len(roots[base]) == 1}
+    return {base: touched[base] for base in sorted(found)}
 
 
 def _lay_items(steps: Steps, serial: bool) -> None:
