@@ -21,7 +21,7 @@ from interlace.errors import PlanError
 from interlace.ir import Graph, Op, Program
 from interlace.ir.kinds import stream_of
 from interlace.ir.waits import computes, last_computation
-from interlace.scheduler.lower_to_sim import lower, wait_ns
+from interlace.scheduler.lower_to_sim import awaits, lower, wait_ns
 from interlace.scheduler.memory import GPU, in_order, storages
 from interlace.scheduler.sim_input import Options, SimInput
 from interlace.scheduler.simulator import run
@@ -138,19 +138,21 @@ class _Search:
 
     def run(self, run_ahead_bytes: int) -> Holds:
         free_sim = self._lowered({})
-        serial, free = in_order(self.program).peak(), _peak(_fast_host(free_sim))
+        fast = _fast_host(free_sim)
+        serial, free = in_order(self.program).peak(), _peak(fast)
         free_ns = run(free_sim, with_memory=False).step_ns
         if free <= serial + run_ahead_bytes:
             return Holds({}, serial, free, free, free_ns, free_ns, f"run_ahead_bytes allows {run_ahead_bytes / GIB:.3f} GiB")
         tried: list[tuple[int, dict[str, tuple[Wait, ...]]]] = [(free, {})]
         for form in self._forms(free_sim):
-            tried.append((_peak(_fast_host(self._lowered(form))), form))
+            waits = awaits(held(self.program, form), free_sim.awaits >= 0)
+            tried.append((_peak(dataclasses.replace(fast, awaits=waits)), form))
             if tried[-1][0] <= serial + run_ahead_bytes:
                 break
         least = min(peak for peak, _ in tried)
-        best, waits = next((peak, form) for peak, form in tried if peak <= max(least + run_ahead_bytes // NEAR, serial))
-        held_ns = run(self._lowered(waits), with_memory=False).step_ns if waits else free_ns
-        return Holds(waits, serial, free, best, free_ns, held_ns, "" if waits else "no wait lowers the peak")
+        best, found = next((peak, form) for peak, form in tried if peak <= max(least + run_ahead_bytes // NEAR, serial))
+        held_ns = run(self._lowered(found), with_memory=False).step_ns if found else free_ns
+        return Holds(found, serial, free, best, free_ns, held_ns, "" if found else "no wait lowers the peak")
 
     def _forms(self, sim: SimInput) -> Iterator[dict[str, tuple[Wait, ...]]]:
         back_ns = LOOK_BACK * max(1, wait_ns(self.program, self.cost))

@@ -86,7 +86,7 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
     issue, host_end, job_first = _host(program, cost, table.host[row])
     columns = {
         "op": items[:, 0], "micro_batch": items[:, 1], "stream": table.stream[row], "issue": issue, "dur": table.dur[row],
-        "side": table.side[row], "awaits": _awaits(program, table.blocking[row]), "kind": table.kind[row],
+        "side": table.side[row], "awaits": awaits(program, table.blocking[row]), "kind": table.kind[row],
     }  # fmt: skip
     deps = reduced(item_order(program, items), columns["stream"], program, items)
     return RankItems(program, items, ops, names, columns, deps, host_end, job_first)
@@ -132,7 +132,7 @@ def _checked(program: Program, op: Op, dur_ns: int) -> int:
     return int(dur_ns)
 
 
-def _awaits(program: Program, blocking: Flags) -> Ints:
+def awaits(program: Program, blocking: Flags) -> Ints:
     """What the host waits for behind each item, as places among the rank's items."""
     found = np.where(blocking, np.arange(len(blocking)), -1)
     for behind, place in _host_waits(program):
