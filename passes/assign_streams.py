@@ -22,13 +22,13 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     handed out again under a side stream's read, one `share_data` that holds it.
 
     Steps: 1 tensor-parallel collectives go on one stream a ring, receives and sends on one a ring and direction; collectives
-    and p2p of the optimizer part, and those that name a stream already, stay. 2 A value given in one job on one stream and read in
-    another job on another gets an event, once for each reading stream: inside a job the executor orders streams itself. 3 A
-    value that a side stream reads and a compute operation reads later is held until compute has waited for the side stream,
-    or, where compute has nothing to wait for (a send), on that stream. A send of an earlier job, and the last read of a
-    parameter on a side stream before its update, get an event.
-    4 The host waits for the device now and then in jobs with work on side streams, where running ahead would hold too much of
-    the memory that these touch (scheduler/hold.py).
+    and p2p of the optimizer part, those that read a parameter, and those that name a stream already, stay. 2 A value given in
+    one job on one stream and read in another job on another gets an event, once for each reading stream: inside a job the
+    executor orders streams itself. 3 A value that a side stream reads and a compute operation reads later is held until compute
+    has waited for the side stream, or, where compute has nothing to wait for (a send), on that stream. A send of an earlier
+    job, and the last read of a parameter on a side stream before its update, get an event. 4 The host waits for the device now
+    and then in jobs with work on side streams, where running ahead would hold too much of the memory that these touch
+    (scheduler/hold.py).
 
     Options:
         rename: False leaves every stream as Paddle named it; what a plan needs to be safe is added all the same.
@@ -49,6 +49,10 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     priority: int = -1
     hold_host: Literal["auto", "on", "off"] = "auto"
     run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
+
+    def draft(self) -> Pass:
+        """Without waits of the host."""
+        return msgspec.structs.replace(self, hold_host="off")
 
     def run(self, program: Program, context: Context) -> Program:
         program = self._named(program, context) if self.rename else program
@@ -95,7 +99,9 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
 def _names(program: Program) -> dict[int, str]:
     """Stream names of operations that get one."""
     inner = [op for op in program.ops if op.role != "optimize" and op.group >= 0]
-    collectives = [op for op in inner if is_collective(op) and (not op.stream or op.stream.startswith(AutoParallelStreamType.MP.value))]
+    parameters = _parameters(program)
+    collectives = [op for op in inner if is_collective(op) and not parameters & set(op.operands)
+                   and (not op.stream or op.stream.startswith(AutoParallelStreamType.MP.value))]  # fmt: skip
     rings = {op.group for op in collectives}
     names = {op.id: mp_stream(op.group, rings) for op in collectives}
     for kind, stream in ((is_send, AutoParallelStreamType.PP_SEND), (is_receive, AutoParallelStreamType.PP_RECV)):
@@ -103,6 +109,14 @@ def _names(program: Program) -> dict[int, str]:
         single = len({op.group for op in found}) <= 1
         names.update({op.id: stream.value if single else f"{stream.value}_{op.group}" for op in found})
     return names
+
+
+def _parameters(program: Program) -> set[int]:
+    """Values that last, and that only the optimizer part writes: no event says to the next step's first reader that it has."""
+    lasting = {value.storage for value in program.values if value.persistable}
+    storage = {value.id: value.storage for value in program.values}
+    written = {storage[op.operands[operand]] for op in program.ops if op.role != "optimize" for _, operand in op.inplace}
+    return {value for value, place in storage.items() if place in lasting - written}
 
 
 def _with_holds(program: Program, context: Context) -> Program:

@@ -74,6 +74,10 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Milder forms of this pass, the plainest last, to take where the step would be slower than with the plainest."""
         return ()
 
+    def draft(self) -> Pass:
+        """This pass without what takes time and hardly changes the step's, where a plan is only made to be judged."""
+        return self
+
     def label(self) -> str:
         """This form in a few words, where reports compare it with another."""
         return self.name

@@ -9,7 +9,6 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.ir.dump import decode, encode
 from interlace.passes.base import Context, Pass
 from interlace.passes.peers import Peers
 from interlace.passes.pipeline import PassReport, Pipeline
@@ -37,18 +36,17 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
         return (pipeline, *pipeline.run(program, cost, peers))
     before, first = Pipeline(pipeline.passes[:at]).run(program, cost, peers)
 
-    def run(form: Pass) -> Run:
-        behind = (form, *pipeline.passes[at + 1 :])
+    def run(form: Pass, draft: bool = False) -> Run:
+        behind = (form, *(each.draft() if draft else each for each in pipeline.passes[at + 1 :]))
         made, reports = Pipeline(behind).run(before, cost, peers)
         return Pipeline((*pipeline.passes[:at], *behind)), made, [*first, *reports]
 
     judged = pipeline.passes[at]
-    asked = run(judged)
     if peers is None and program.pipeline.num_stages > 1:
-        return _noted(asked, judged, [], ["the whole step was not judged: the other stages' plans are not known here"])
+        return _noted(run(judged), judged, [], ["the whole step was not judged: the other stages' plans are not known here"])
     *milder, plainest = judged.fallbacks()
-    plain = run(plainest)
-    if not any(Context(cost, peers=peers).gather("forms that differ", plain[1].jobs != asked[1].jobs)):
+    asked, plain = run(judged), run(plainest, draft=True)
+    if not any(Context(cost, peers=peers).gather("forms that differ", _orders(plain) != _orders(asked))):
         return asked
     limit_ns = _step_ns(plain[1], cost, peers)
     declined: list[str] = []
@@ -56,12 +54,16 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
         found = asked if form is judged else run(form)
         step_ns = _step_ns(found[1], cost, peers)
         if step_ns is None or limit_ns is None:
-            return _noted(found, judged, [], ["the whole step was not judged: its simulation stands still; `interlace check` says where"])
+            return _noted(asked, judged, [], ["the whole step was not judged: its simulation stands still; `interlace check` says where"])
         against = f"{form.label()}: whole step simulated {step_ns / 1e6:.3f} ms, with {plainest.label()} {limit_ns / 1e6:.3f} ms"
         if step_ns <= limit_ns:
             return _noted(found, judged, [against], declined)
         declined.append(f"{against}; it would be slower (only_gains: false keeps it)")
-    return _noted(plain, judged, [], declined)
+    return _noted(run(plainest), judged, [], declined)
+
+
+def _orders(run: Run) -> list[tuple[tuple[int, int], ...]]:
+    return [job.items for job in run[1].jobs]
 
 
 def _noted(run: Run, judged: Pass, changed: list[str], declined: list[str]) -> Run:
@@ -72,24 +74,28 @@ def _noted(run: Run, judged: Pass, changed: list[str], declined: list[str]) -> R
     return pipeline, program, noted
 
 
-class _Shown(msgspec.Struct, frozen=True):
-    """What a rank shows of its plan: the first rank of each stage all, the others where they stand."""
+class Shown(msgspec.Struct, frozen=True):
+    """What a rank shows of its plan: the first rank of each stage all of it (packed), the others where they stand."""
 
     rank: int
     stage: int
-    dump: bytes = b""
+    plan: bytes = b""
+
+    def program(self) -> Program:
+        """The planned program."""
+        return msgspec.msgpack.decode(zlib.decompress(self.plan), type=Program)
 
 
 def _step_ns(program: Program, cost: Costs, peers: Peers | None) -> int | None:
     """The simulated step of the whole pipeline, one rank standing for each stage; None where it would never end."""
     context, stage = Context(cost, peers=peers), program.pipeline.stage
-    there = context.gather("stages", _Shown(program.rank, stage))
+    there = context.gather("stages", Shown(program.rank, stage))
     first = {each.stage: each.rank for each in reversed(there)}
-    dump = zlib.compress(encode(program), 1) if first[stage] == program.rank else b""
-    shown = context.gather("plans of stages", _Shown(program.rank, stage, dump))
+    plan = zlib.compress(msgspec.msgpack.encode(program), 1) if first[stage] == program.rank else b""
+    shown = context.gather("plans of stages", Shown(program.rank, stage, plan))
     if peers is None:
         return _simulated([program], cost, {})
-    programs = [decode(zlib.decompress(each.dump)) for each in shown if each.dump]
+    programs = [each.program() for each in shown if each.plan]
     return _simulated(programs, cost, {each.rank: first[each.stage] for each in there})
 
 
