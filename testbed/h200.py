@@ -35,7 +35,7 @@ BIG = ("--hidden", "4096", "--heads", "32", "--vocab", "8192", "--steps", str(ST
 SMALL = ("--layers", "2", "--steps", str(STEPS), "--micro-batches", "4", "--schedule", "1F1B")
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
 OPS_STEPS, OPS_WARM = 30, 5
-CASE_TIMEOUT_S, ALONE_TIMEOUT_S = 240.0, 90.0
+CASE_TIMEOUT_S, ALONE_TIMEOUT_S, PREPARED_TIMEOUT_S = 240.0, 90.0, 60.0
 WARM_STEPS = 2  # and the last step, which is traced, does not count
 
 
@@ -62,11 +62,29 @@ OFFLOADS = tuple((f"offload-{share:g}", _pairs("dx-first", share)) for share in 
 ALL = (STOCK, COLUMN, DX, MIXED, *OFFLOADS)
 
 
-def _layers(script: str, seq: int, mp: int, pp: int = 1, vpp: int = 1, plans: tuple[tuple[str, str | None], ...] = ALL) -> Case:
-    """Layers of the 6.7B size: two a stage and chunk, eight micro-batches of one sequence."""
+def _layers(
+    script: str, seq: int, mp: int, pp: int = 1, vpp: int = 1, plans: tuple[tuple[str, str | None], ...] = ALL, batch: int = 1
+) -> Case:
+    """Layers of the 6.7B size: two a stage and chunk, eight micro-batches of `batch` sequences."""
     layers = 2 * pp * vpp
-    name = f"{script}-s{seq}-mp{mp}" + (f"-pp{pp}" if pp > 1 else "") + (f"-vpp{vpp}" if vpp > 1 else "")
-    args = (*BIG, "--layers", str(layers), "--seq-len", str(seq), "--batch-size", "8", "--micro-batches", "8", "--mp", str(mp), "--pp", str(pp))
+    name = (
+        f"{script}-s{seq}-mp{mp}" + (f"-pp{pp}" if pp > 1 else "") + (f"-vpp{vpp}" if vpp > 1 else "") + (f"-b{batch}" if batch > 1 else "")
+    )
+    args = (
+        *BIG,
+        "--layers",
+        str(layers),
+        "--seq-len",
+        str(seq),
+        "--batch-size",
+        str(8 * batch),
+        "--micro-batches",
+        "8",
+        "--mp",
+        str(mp),
+        "--pp",
+        str(pp),
+    )
     if script == "llama":
         args += ("--intermediate", "11008")
     if vpp > 1:  # Paddle 3.3.1 cannot build VPP with master gradients
@@ -78,13 +96,15 @@ def cases(gpus: int) -> list[Case]:
     """What is run on so many GPUs, what matters most first."""
     some = (STOCK, DX, MIXED, OFFLOADS[1])
     models = ("gpt", "llama")
-    found = [_layers(model, 2048, mp) for mp in (2, 4) if mp <= gpus for model in models]
+    found = [_layers(model, 2048, mp, batch=4) for mp in (2, 4) if mp <= gpus for model in models]
+    found += [_layers("gpt", 4096, mp, batch=2, plans=some) for mp in (2, 4) if mp <= gpus]
+    found += [_layers(model, 2048, mp, plans=ALL if model == "gpt" else some) for mp in (2, 4) if mp <= gpus for model in models]
     found += [_layers(model, 2048, 1, plans=(STOCK, DX, *OFFLOADS)) for model in models]
     if gpus > 1:
         found += [_layers("gpt", 2048, 1, 2), _layers("llama", 2048, 1, 2, plans=some), _layers("gpt", 2048, 1, 2, 2, plans=some)]
     if gpus > 3:
-        found += [_layers(model, 2048, 2, 2, plans=some) for model in models]
-    found += [_layers(model, 4096, mp, plans=some) for mp in (2, 4) if mp <= gpus for model in models]
+        found += [_layers(model, 2048, 2, 2, plans=some, batch=2) for model in models]
+    found += [_layers(model, 4096, mp, plans=(STOCK, DX, MIXED)) for mp in (2, 4) if mp <= gpus for model in models]
     found += [_layers(model, 4096, 1, plans=(STOCK, DX, OFFLOADS[1])) for model in models]
     return [*found, *_small(gpus), *_puzzle(gpus)]
 
@@ -97,7 +117,7 @@ def _small(gpus: int) -> list[Case]:
         found += [Case("small-gpt-fp32-pp2", "gpt", 2, (*SMALL, "--pp", "2"), (STOCK, DX, tiny)),
                   Case("small-llama-fp32-mp2", "llama", 2, (*SMALL, "--mp", "2", "--sequence-parallel"), (STOCK, DX))]  # fmt: skip
     if gpus > 3:
-        vpp = (*SMALL, "--pp", "2", "--mp", "2", "--vpp", "2", "--layers", "4")
+        vpp = (*SMALL, "--pp", "2", "--mp", "2", "--vpp", "2", "--layers", "4", "--schedule", "VPP")
         found.append(Case("small-gpt-fp32-pp2-mp2-vpp2", "gpt", 4, vpp, (STOCK, DX, tiny)))
     return found
 
@@ -107,9 +127,11 @@ def _puzzle(gpus: int) -> list[Case]:
     args = ("--hidden", "4096", "--heads", "32", "--vocab", "8192", "--layers", "2", "--steps", "6", "--optimizer", "sgd",
             "--learning-rate", "1e-3", "--seq-len", "2048", "--batch-size", "8", "--micro-batches", "8", "--schedule", "1F1B",
             "--amp", "O2", "--master-grad")  # fmt: skip
-    found = [Case(f"inplace-{name}", "gpt", 1, args, (STOCK, DX), (("TESTBED_INPLACE", value),)) for name, value in (("off", "0"), ("on", "1"))]
+    found = [
+        Case(f"inplace-{name}", "gpt", 1, args, (STOCK, DX), (("TESTBED_INPLACE", value),)) for name, value in (("off", "0"), ("on", "1"))
+    ]
     if gpus > 1:
-        wide = tuple({"O2": "O1", "--master-grad": "--mp"}.get(word, word) for word in args) + ("2",)
+        wide = (*({"O2": "O1", "--master-grad": "--mp"}.get(word, word) for word in args), "2")
         found += [Case(f"gpt-mp2-O1-{name}", "gpt", 2, wide, (STOCK, DX), (("TESTBED_TRACE_RUN", value),))
                   for name, value in (("threads", "0"), ("one-thread", "1"))]  # fmt: skip
     return found
@@ -158,34 +180,45 @@ class Bench:
     gate: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        self.gate = Path(tempfile.mkdtemp(prefix="gate"))
         (self.out / "traces").mkdir(parents=True, exist_ok=True)
 
     def run(self, wanted: Sequence[Case]) -> None:
+        """In waves: the runs of one are prepared together, and measured when the machine is quiet again."""
         jobs = [(case, name, config) for case in wanted for name, config in case.plans]
-        turns = {world: 0 for world in (1, 2, 4)}
-        room = _Room(self.ranks_at_once)
-        with ThreadPoolExecutor(len(jobs) or 1) as pool:
-            for case, name, config in jobs:
-                room.take(case.world)
-                if time.monotonic() > self.until:
+        while jobs:
+            wave: list[tuple[Case, str, str | None]] = []
+            while jobs and sum(case.world for case, _, _ in wave) + jobs[0][0].world <= self.ranks_at_once:
+                wave.append(jobs.pop(0))
+            if time.monotonic() > self.until:
+                for case, name, _ in wave:
                     self._keep(case, name, {"failed": "not started: no time was left"})
-                    room.give(case.world)
-                    continue
-                turn = turns[case.world]
+                continue
+            self._wave(wave)
+
+    def _wave(self, wave: list[tuple[Case, str, str | None]]) -> None:
+        self.gate = Path(tempfile.mkdtemp(prefix="gate"))
+        turns = dict.fromkeys((1, 2, 4), 0)
+        with ThreadPoolExecutor(len(wave)) as pool:
+            done = []
+            for case, name, config in wave:
+                first = turns[case.world] * case.world % self.gpus // case.world * case.world
                 turns[case.world] += 1
-                first = turn * case.world % self.gpus // case.world * case.world
-                gpus = list(range(first, first + case.world))
-                pool.submit(self._one, case, name, config, gpus, room)
+                done.append(pool.submit(self._one, case, name, config, list(range(first, first + case.world))))
+            ranks = sum(case.world for case, _, _ in wave)
+            deadline = time.monotonic() + PREPARED_TIMEOUT_S
+            while len(list(self.gate.glob("*.ready"))) < ranks and time.monotonic() < deadline:
+                ranks = sum(case.world for (case, _, _), each in zip(wave, done, strict=True) if not each.done())
+                time.sleep(0.05)
+            time.sleep(1.0)
+            (self.gate / "open").touch()
         shutil.rmtree(self.gate, ignore_errors=True)
 
-    def _one(self, case: Case, name: str, config: str | None, gpus: list[int], room: _Room) -> None:
+    def _one(self, case: Case, name: str, config: str | None, gpus: list[int]) -> None:
         try:
-            self._keep(case, name, self._run_plan(case, name, config, gpus))
+            found = self._run_plan(case, name, config, gpus)
         except Exception as error:  # one run's failure is a result
-            self._keep(case, name, {"failed": f"{type(error).__name__}: {error}"})
-        finally:
-            room.give(case.world)
+            found = {"failed": f"{type(error).__name__}: {error}"}
+        self._keep(case, name, found)
 
     def _keep(self, case: Case, plan: str, found: dict[str, Any]) -> None:
         with self.lock:
@@ -199,7 +232,8 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             room = Path(folder)
             words = [sys.executable, "-m", "interlace.cli", "run", str(ROOT / "examples" / f"{case.script}.py"), "--place", "testbed",
-                     "--world", str(case.world), "--json", str(room / "run.json"), "--log-dir", str(room / "log"), "--timeout", "300"]  # fmt: skip
+                     "--world", str(case.world), "--json", str(room / "run.json"),
+                     "--log-dir", str(room / "log"), "--timeout", "300"]  # fmt: skip
             env = {"NCCL_NVLS_ENABLE": "0", **os.environ, **find_libraries(), "TESTBED_VARIANT": self.variant, **dict(case.env),
                    "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "PYTHONPATH": _python_path(),
                    measure.FOLDER_VARIABLE: folder, measure.STEPS_VARIABLE: case.args[case.args.index("--steps") + 1],
@@ -211,7 +245,9 @@ class Bench:
                 words += ["--config", str(room / "plan.yaml")]
             start = time.monotonic()
             try:
-                done = subprocess.run([*words, "--", *case.args], env=env, capture_output=True, text=True, timeout=CASE_TIMEOUT_S, check=False)
+                done = subprocess.run(
+                    [*words, "--", *case.args], env=env, capture_output=True, text=True, timeout=CASE_TIMEOUT_S, check=False
+                )
             except subprocess.TimeoutExpired as error:
                 done = subprocess.CompletedProcess(words, 124, "", f"no end within {CASE_TIMEOUT_S:g} s: {error.stderr!r}")
             if done.returncode:
@@ -220,23 +256,6 @@ class Bench:
             for path in sorted(room.glob("trace*.pickle")):
                 shutil.copy(path, self.out / "traces" / f"{case.name}_{plan}_{path.name}")
             return {"wall_s": round(time.monotonic() - start, 1), "gpus": gpus, **_found(room)}
-
-
-class _Room:
-    """So many ranks may be alive at once; runs come in in order."""
-
-    def __init__(self, size: int) -> None:
-        self._free, self._changed = size, threading.Condition()
-
-    def take(self, ranks: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= ranks)
-            self._free -= ranks
-
-    def give(self, ranks: int) -> None:
-        with self._changed:
-            self._free += ranks
-            self._changed.notify_all()
 
 
 def _python_path() -> str:
@@ -276,7 +295,10 @@ def _digest(parameters: list[dict[str, str]]) -> str:
 def _headline(found: dict[str, Any]) -> str:
     if "failed" in found:
         return f"FAILED: {found['failed'][-500:]}"
-    peaks = [f"{each['allocated_peak'] / 1e9:.2f}/{each['reserved_peak'] / 1e9:.2f}+{each['outside_peak'] / 1e9:.2f}" for each in found["memory"][:1]]
+    peaks = [
+        f"{each['allocated_peak'] / 1e9:.2f}/{each['reserved_peak'] / 1e9:.2f}+{each['outside_peak'] / 1e9:.2f}"
+        for each in found["memory"][:1]
+    ]
     step, traced = found["step_ms"], found["traced_step"][0]
     where = {name: round(value / 1e3, 1) for name, value in traced.get("busy_us", {}).items()}
     return (f"{step['median']:.2f} ms ({step['min']:.2f}-{step['max']:.2f}), GB {peaks}, loss {found['losses'][-1]:.6f}, "
@@ -293,7 +315,7 @@ def write_traces(folder: Path, into: Path) -> None:
         ranks = []
         for path in sorted(folder.glob(f"{run}_trace*.pickle")):
             with open(path, "rb") as file:
-                ranks.append(pickle.load(file))  # noqa: S301 - we wrote it
+                ranks.append(pickle.load(file))
         trace.write_trace(ranks, into / f"{run}.json")
 
 
@@ -331,15 +353,23 @@ def _op_cases(paddle: Any) -> list[tuple[str, Any, float, float]]:
     return [
         ("matmul 2048x4096x16384", lambda: paddle.matmul(data("x", t, h), data("y", h, 4 * h)), 2.0 * t * h * 4 * h, 0),
         ("matmul 8192x4096x16384", lambda: paddle.matmul(data("x", 4 * t, h), data("y", h, 4 * h)), 8.0 * t * h * 4 * h, 0),
-        ("matmul heads 32x2048x128x2048", lambda: paddle.matmul(data("x", 32, t, 128), data("y", 32, t, 128), transpose_y=True),
-         64.0 * t * t * 128, 0),
+        (
+            "matmul heads 32x2048x128x2048",
+            lambda: paddle.matmul(data("x", 32, t, 128), data("y", 32, t, 128), transpose_y=True),
+            64.0 * t * t * 128,
+            0,
+        ),
         ("layer_norm 2048x4096", lambda: f.layer_norm(data("x", t, h), h), 0, 2 * row),
         ("softmax 32x2048x2048", lambda: f.softmax(data("x", 32, t, t)), 0, 2 * 32 * t * t * w),
         ("gelu 2048x16384", lambda: f.gelu(data("x", t, 4 * h), approximate=True), 0, 8 * row),
         ("add 2048x4096", lambda: data("x", t, h) + data("z", t, h), 0, 3 * row),
         ("add row 2048x4096", lambda: data("x", t, h) + data("b", h), 0, 2 * row),
-        ("cross_entropy 2048x8192 float32", lambda: f.cross_entropy(paddle.static.data("l", [t, 8192], "float32"), _labels(paddle, t), reduction="none"),
-         0, 8 * t * 8192),
+        (
+            "cross_entropy 2048x8192 float32",
+            lambda: f.cross_entropy(paddle.static.data("l", [t, 8192], "float32"), _labels(paddle, t), reduction="none"),
+            0,
+            8 * t * 8192,
+        ),
         ("silu 2048x11008", lambda: f.silu(data("x", t, 11008)), 0, 4 * t * 11008),
         ("multiply 2048x11008", lambda: data("x", t, 11008) * data("z", t, 11008), 0, 6 * t * 11008),
         ("cast 2048x16384 to float32", lambda: paddle.cast(data("x", t, 4 * h), "float32"), 0, 6 * t * 4 * h),
@@ -367,7 +397,10 @@ def _attention_cases(paddle: Any, data: Any) -> list[tuple[str, Any, float, floa
             out, _, lse, seed = paddle._C_ops.flash_attn(q, k, v, None, None, 0.0, True, False, False, "")
             return paddle._C_ops.flash_attn_grad(q, k, v, out, lse, seed, None, data("g", *shape), 0.0, True)[0]
 
-        found += [(f"attention {seq} heads {heads}", forward, products, 0), (f"attention_grad {seq} heads {heads}", both, 2.5 * products, 0)]
+        found += [
+            (f"attention {seq} heads {heads}", forward, products, 0),
+            (f"attention_grad {seq} heads {heads}", both, 2.5 * products, 0),
+        ]
     return found
 
 

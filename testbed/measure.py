@@ -27,7 +27,7 @@ _POLL_S = 0.005
 
 @dataclass(slots=True)
 class Gate:
-    """Turns at the GPUs of a run: its first rank takes a lock for each, the others wait for its word."""
+    """Turns at the GPUs of a run: when the gate is open, its first rank takes a lock for each, the others wait for its word."""
 
     rank: int
     folder: Path
@@ -36,6 +36,10 @@ class Gate:
     locks: list[IO[str]] = field(default_factory=list)
 
     def enter(self) -> None:
+        """Say that this rank is prepared, wait for the whole wave, then for the GPUs."""
+        (self.folder / f"{self.word.parent.name}.{self.rank}.ready").touch()
+        while not (self.folder / "open").exists():
+            time.sleep(10 * _POLL_S)
         if self.rank == 0:
             for gpu in self.gpus:  # in one order everywhere: no two runs wait for each other
                 lock = open(self.folder / f"gpu{gpu}.lock", "w")  # noqa: SIM115 - held until the end

@@ -51,6 +51,8 @@ def rewrite_p2p(program: Any) -> int:
             made = _receive(op, ring, peer)
             op.result(0).replace_all_uses_with(made)
         _take_over(made.get_defining_op(), op)
+        if op.name() == "pd_op.send_v2":
+            _take_holds_along(op)
         made.get_defining_op().set_execution_stream(_p2p_stream(op))
         op.erase()
     return len(found)
@@ -60,6 +62,14 @@ def _p2p_stream(op: Any) -> str:
     """A stream a ring: Paddle's own operators look their ring up by number and may share a stream, a broadcast may not."""
     named = op.attrs().get("execution_stream", "") if op.has_attr("execution_stream") else ""
     return f"{named or 'p2p'}.{op.int_attr('ring_id')}"
+
+
+def _take_holds_along(send: Any) -> None:
+    """A last reader on the send's stream, which holds what is sent, goes where the send goes."""
+    named = send.attrs().get("execution_stream", "")
+    for reader in send.operand_source(0).all_used_ops():
+        if named and reader.name() == "pd_op.share_data" and reader.attrs().get("execution_stream", "") == named:
+            reader.set_execution_stream(_p2p_stream(send))
 
 
 def _receive(op: Any, ring: int, peer: int) -> Any:

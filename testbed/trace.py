@@ -6,6 +6,7 @@ are what device events measured (CUDA) or what the host threads did. Counters ar
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import statistics
@@ -128,7 +129,9 @@ def _slices(ranked: RankTrace, known: dict[int, Planned], threads: dict[int, int
         kind = f"pd_op.{planned.name}" if planned else each.name
         batch = f"@{planned.micro_batch}" if planned and planned.micro_batch is not None else ""
         category = "comm" if each.name in COMM else "copy" if each.name in COPIES else planned.role if planned else "other"
-        event = _span(ranked.rank, threads[each.stream], " ".join(filter(None, [kind, batch])), category, each.begin_us - start, each.end_us - start)
+        event = _span(
+            ranked.rank, threads[each.stream], " ".join(filter(None, [kind, batch])), category, each.begin_us - start, each.end_us - start
+        )
         yield {**event, "args": {"kernel": each.name, "op": each.op, **({"issued_us": round(issue.at_us - start, 3)} if issue else {})}}
 
 
@@ -160,17 +163,23 @@ def summary(ranked: RankTrace) -> dict[str, Any]:
         busy[names[each.stream]] = busy.get(names[each.stream], 0.0) + each.end_us - each.begin_us
         kernels.setdefault(each.name, []).append(each.end_us - each.begin_us)
     compute = {stream for stream, name in names.items() if name == "compute"}
+    comm = [each for each in work if each.name in COMM]
+    beside = [each for each in work if each.stream in compute and each.name not in COMM]
     top = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:24]
     return {
         "device_us": round(length, 1),
         "busy_us": {name: round(value, 1) for name, value in busy.items()},
-        "exposed_comm_us": round(_outside([each for each in work if each.name in COMM], [each for each in work if each.stream in compute and each.name not in COMM]), 1),
+        "exposed_comm_us": round(_outside(comm, beside), 1),
         "idle_us": round(length - _covered(work), 1),
-        "kernels_us": {name: {"n": len(each), "total": round(sum(each), 1), "median": round(statistics.median(each), 2)} for name, each in top},
+        "kernels_us": {name: _times(each) for name, each in top},
         "ops_issued": len(ranked.trace.issues),
         "ops_aligned": len(known),
         "host_us": _host(ranked, known),
     }  # fmt: skip
+
+
+def _times(found: Sequence[float]) -> dict[str, float]:
+    return {"n": len(found), "total": round(sum(found), 1), "median": round(statistics.median(found), 2)}
 
 
 def _covered(work: Sequence[Any]) -> float:
@@ -191,7 +200,7 @@ def _host(ranked: RankTrace, known: dict[int, Planned]) -> dict[str, float]:
     """Host time from one operation to the next, inside a job and from the last of a job to the first of the next; medians."""
     inside, between = [], []
     issues = [issue for issue in ranked.trace.issues if issue.number in known]
-    for before, issue in zip(issues, issues[1:], strict=False):
+    for before, issue in itertools.pairwise(issues):
         same = known[before.number].job == known[issue.number].job
         (inside if same else between).append(issue.at_us - before.at_us)
     found = {"step": issues[-1].at_us - issues[0].at_us} if issues else {}

@@ -8,6 +8,7 @@ before the first step. Rings become the plugin's communicators.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import json
 import os
@@ -55,6 +56,7 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
     _patch_groups(rank, Path(run_dir))
     _patch_p2p()
     _patch_engine()
+    _patch_amp()
     measure.install(rank, Path(run_dir))
     paddle.set_device("cpu")
     if os.environ.get(REPORT_VARIABLE):
@@ -183,6 +185,22 @@ def _patch_engine() -> None:
     engine_class._prepare_feed = feed_device
     engine_class.__init__, engine_class._initialize = make_here, initialize_prepared
     engine_module.remove_unuseful_comm_op_pass = clean_up_and_prepare
+
+
+def _patch_amp() -> None:
+    """Mixed precision as on the GPU place: on a custom place Paddle warns and builds the program in float32."""
+    from paddle.distributed.auto_parallel.static.engine import Engine
+
+    from interlace.bridge.cpu import half
+
+    build = Engine._build
+
+    def build_cast(self: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+        amp = self._strategy.amp
+        with half.auto_cast(amp) if amp.enable else contextlib.nullcontext():
+            return build(self, mode, *args, **kwargs)
+
+    Engine._build = build_cast
 
 
 def _on_device(value: Any) -> Any:

@@ -6,24 +6,42 @@
 
 #include "ccl.h"
 #include "memory.h"
+#include "paddle/phi/backends/custom/custom_context.h"
 #include "paddle/phi/backends/device_ext.h"
 #include "paddle/phi/core/platform/device_event_defs.h"
 
-// Events between jobs carry the waiter type of CUDA whatever the device is, and the wheel has no function for (CUDA, custom device).
-// The registration template is a friend of DeviceEvent; this specialisation puts our own devices' function into that slot.
+// Paddle's own event functions for custom devices make a stream object for each record and each wait, and with it start and join
+// a host thread: 100 us and more. Ours take their place. Events between jobs carry the waiter type of CUDA whatever the device is.
+// The registration templates are friends of DeviceEvent; these specialisations reach its slots.
 namespace paddle {
 namespace platform {
+
+constexpr auto kOwn = DeviceType::CUSTOM_DEVICE;
+#define TB_SLOT(Kind, slot)                                                                    \
+  template <DeviceType type>                                                                   \
+  struct Event##Kind##FunctionRegisterer;                                                      \
+  template <>                                                                                  \
+  struct Event##Kind##FunctionRegisterer<kOwn> {                                               \
+    static void put(Event##Kind##Function call) { DeviceEvent::slot[DeviceTypeToId(kOwn)] = call; } \
+  };
+TB_SLOT(Create, event_creator_)
+TB_SLOT(Record, event_recorder_)
+TB_SLOT(Query, event_querier_)
+TB_SLOT(Finish, event_finisher_)
+TB_SLOT(SetFinished, event_finished_setter_)
+TB_SLOT(Reset, event_resetter_)
+#undef TB_SLOT
+
 template <DeviceType waiter, DeviceType event>
 struct EventWaitFunctionRegisterer;
-
 template <>
-struct EventWaitFunctionRegisterer<DeviceType::CUDA, DeviceType::CUSTOM_DEVICE> {
-  static void share() {
-    auto& waiters = DeviceEvent::event_waiter_;
-    int own = static_cast<int>(DeviceType::CUSTOM_DEVICE), cuda = static_cast<int>(DeviceType::CUDA);
-    if (!waiters[cuda][own]) waiters[cuda][own] = waiters[own][own];
+struct EventWaitFunctionRegisterer<kOwn, kOwn> {
+  static void put(EventWaitFunction stream, EventWaitFunction host) {
+    for (DeviceType waiter : {kOwn, DeviceType::CUDA}) DeviceEvent::event_waiter_[DeviceTypeToId(waiter)][DeviceTypeToId(kOwn)] = stream;
+    DeviceEvent::event_waiter_[DeviceTypeToId(DeviceType::CPU)][DeviceTypeToId(kOwn)] = host;
   }
 };
+
 }  // namespace platform
 }  // namespace paddle
 
@@ -96,6 +114,39 @@ C_Status wait_event(const C_Device, C_Stream stream, C_Event event) {
   note(switches.drop_waits ? "wait_event_dropped" : "wait_event", stream_number(of(stream)), event);
   if (!switches.drop_waits) stream_wait(of(stream), of(event));
   return C_SUCCESS;
+}
+
+// ---- events as the executor has them
+
+using paddle::platform::DeviceEvent;
+
+struct OwnEvent {
+  Event event = event_create();
+  ~OwnEvent() { event_destroy(event); }
+};
+Event of(const DeviceEvent* event) { return static_cast<OwnEvent*>(event->GetEvent().get())->event; }
+Stream of(const phi::DeviceContext* context) { return static_cast<const phi::CustomContext*>(context)->stream(); }
+
+void put_events() {
+  using namespace paddle::platform;
+  EventCreateFunctionRegisterer<kOwn>::put([](DeviceEvent* event, const phi::Place& place, unsigned int) {
+    device_use(place.GetDeviceId());
+    event->InitEvent(std::make_shared<OwnEvent>());
+  });
+  EventRecordFunctionRegisterer<kOwn>::put([](DeviceEvent* event, const phi::DeviceContext* context) {
+    note("record_event", stream_number(of(context)), of(event));
+    event_record(of(event), of(context));
+  });
+  EventQueryFunctionRegisterer<kOwn>::put([](const DeviceEvent* event) { return event_done(of(event)); });
+  EventFinishFunctionRegisterer<kOwn>::put([](const DeviceEvent* event) { event_sync(of(event)); });
+  EventSetFinishedFunctionRegisterer<kOwn>::put([](const DeviceEvent*) {});
+  EventResetFunctionRegisterer<kOwn>::put([](const DeviceEvent*) {});
+  EventWaitFunctionRegisterer<kOwn, kOwn>::put(
+      [](const DeviceEvent* event, const phi::DeviceContext* context) {
+        note(switches.drop_waits ? "wait_event_dropped" : "wait_event", stream_number(of(context)), of(event));
+        if (!switches.drop_waits) stream_wait(of(context), of(event));
+      },
+      [](const DeviceEvent* event, const phi::DeviceContext*) { event_sync(of(event)); });
 }
 
 C_Status allocate(const C_Device d, void** address, size_t size) {
@@ -229,7 +280,7 @@ TB_EXPORT void InitPlugin(CustomRuntimeParams* params) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);
   static char name[] = "testbed", kind[] = "1";
   params->device_type = name, params->sub_device_type = kind;
-  paddle::platform::EventWaitFunctionRegisterer<paddle::platform::DeviceType::CUDA, paddle::platform::DeviceType::CUSTOM_DEVICE>::share();
+  put_events();
   C_DeviceInterface* table = params->interface;
   size_t size = table->size;
   memset(reinterpret_cast<void*>(table), 0, sizeof *table);

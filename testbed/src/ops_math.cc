@@ -192,10 +192,31 @@ Window window_of(const char* name, const DenseTensor& x, const Dims& axes, const
   return {rows, dims[at] * inner, numel / rows * element, start * inner};
 }
 
+// A cut along several axes: a copy of what lies there by the strides of x.
+void slice_any(Op& op, const DenseTensor& x, const Dims& axes, const IntArray& starts, DenseTensor* out) {
+  Dims dims = dims_of(x), strides = strides_of(dims), to = dims;
+  size_t offset = 0;
+  int64_t inner = out->numel();
+  for (size_t k = 0; k < axes.size(); ++k) {
+    size_t at = axis_of(axes[k], dims.size());
+    int64_t start = starts.GetData()[k];
+    offset += (start < 0 ? start + dims[at] : start) * strides[at];
+  }
+  Dims left = dims_of(*out);
+  if (left.size() == dims.size()) to = left;
+  else
+    for (int64_t axis : axes) to[axis_of(axis, dims.size())] = 1;  // axes that were cut to one element and dropped
+  if (product(to, 0, to.size()) != inner) refuse(op.name, "drops axes that keep more than one element");
+  check_dims(op.name, dims.size(), x.numel());
+  size_t element = phi::SizeOf(x.dtype());
+  k_permute(op.stream, static_cast<const char*>(x.data()) + offset * element, out->data(), inner, layout(to, strides, strides), element);
+}
+
 void to_host(Op& op, const DenseTensor& x, bool pinned, DenseTensor* out) {
   size_t size = bytes_of(x);
-  if (pinned) {
-    out->ResetHolder(pinned_make(size));
+  if (pinned) {  // what the variable has from the step before serves again, as on the GPU place
+    bool kept = out->Holder() && out->Holder()->size() >= size && is_pinned(out->Holder()->ptr());
+    if (!kept) out->ResetHolder(pinned_make(size));
     out->set_type(x.dtype());
   }
   copy_async(op.stream, out->data(), x.data(), size, Copy::device_to_host);
@@ -526,6 +547,10 @@ void SliceKernel(const Context& c, const DenseTensor& x, const Dims& axes, const
                  DenseTensor* out) {
   Op op(c, "slice", {&x});
   op.out(out, x.dtype());
+  if (axes.size() != 1) {
+    slice_any(op, x, axes, starts, out);
+    return;
+  }
   Window w = window_of(op.name, x, axes, starts, out->numel());
   k_copy_2d(op.stream, static_cast<const char*>(x.data()) + w.offset, w.pitch, out->data(), w.width, w.width, w.rows);
 }

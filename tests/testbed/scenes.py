@@ -161,6 +161,7 @@ def _op_programs() -> dict[str, Callable[[], list[Any]]]:
         "embedding": lambda: [f.embedding(ids(), x(9, 8))],
         "cross_entropy": lambda: [f.cross_entropy(x(4, 6, 9), ids().unsqueeze(-1), reduction="none").mean()],
         "sums": lambda: [x(4, 6, 8).sum(1), x(4, 6, 8).mean([0, 2]), x(4, 6, 8).sum()],
+        "slices": lambda: [paddle.slice(data("z", 4, 6, 8), [0, 1, 2], [1, -4, 2], [3, 5, 6]) + x(2, 3, 4)],
         "triu": lambda: [paddle.triu(x(6, 6), diagonal=1) + 0.0 * x(6, 6)],
     }
 

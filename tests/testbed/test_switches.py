@@ -12,7 +12,7 @@ Scenes = dict[str, Any]
 
 def test_operations_and_gradients_equal_the_cpus(scenes: Scenes) -> None:
     found = scenes["ops_against_cpu"]
-    assert len(found) == 19
+    assert len(found) == 20
     assert {name: error for name, error in found.items() if error > 1e-5} == {}
 
 

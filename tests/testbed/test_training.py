@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from interlace.errors import LaunchError
 from interlace.launch import LaunchResult, launch
+from tests.road.test_training import CASES
 
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -73,3 +79,67 @@ def test_bfloat16_with_offload(plugin: Path, tmp_path: Path) -> None:
 def test_without_waits_the_poison_is_read(stock_pp2: LaunchResult, tmp_path: Path) -> None:
     broken = train(tmp_path, "gpt", 2, ("--pp", "2"), "mixed", TESTBED_SWITCHES="drop_waits=1")
     assert bits(broken) != bits(stock_pp2)
+
+
+# -- the road's training cases ---------------------------------------------------------------------------------------
+
+ALWAYS = ("pp2 vpp2, offload", "pp2 mp2, everything on")
+"""Run each time; `TESTBED_ALL=1` runs the whole list (about six minutes on two cores)."""
+
+
+def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **variables: str) -> LaunchResult:
+    """One of the road's cases with as few layers as it takes."""
+    world, model, words = CASES[name][:3]
+    args = words.split()
+    layers = 4 if "--vpp" in args or "4" in (args[args.index("--pp") + 1] if "--pp" in args else "") else 2
+    env = {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", **variables}
+    if options is None:
+        env["INTERLACE_DISABLE"] = "1"
+    else:
+        (tmp_path / "case.yaml").write_text(yaml.safe_dump({"device": "h200", **options}))
+        env["INTERLACE_CONFIG"] = os.fspath(tmp_path / "case.yaml")
+    return launch(EXAMPLES / f"{model}.py", [*args, "--layers", str(layers), "--steps", "2"], world, env, None, tmp_path / "logs", 60.0)
+
+
+@pytest.mark.parametrize("name", list(CASES) if os.environ.get("TESTBED_ALL") else ALWAYS)
+def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, name: str) -> None:
+    """acceptance: R1, R5, S4, M2."""
+    stock = of_the_road(tmp_path, name, None)
+    planned = of_the_road(tmp_path, name, CASES[name][3], TESTBED_DELAYS=f"seed={len(name)},permille=25,max_us=1500")
+    assert bits(planned) == bits(stock)
+    assert digests(planned) == digests(stock)
+
+
+# -- pinned memory and faults ----------------------------------------------------------------------------------------
+
+
+def test_no_new_pinned_memory_after_the_first_step(plugin: Path, tmp_path: Path) -> None:
+    """acceptance: R3."""
+    args = ("--pp", "2", "--steps", "4")
+    train(tmp_path, "gpt", 2, args, "dx-first", TESTBED_MEASURE=os.fspath(tmp_path), TESTBED_STEPS="4")
+    for rank in range(2):
+        steps = [step["memory"] for step in json.loads((tmp_path / f"rank{rank}.json").read_text())["steps"]]
+        assert len({step["pinned_buffers"] for step in steps}) == 1
+        if rank == 0:  # the last stage has nothing worth moving
+            assert steps[0]["pinned_buffers"] > 0
+
+
+def test_refused_pinned_memory_ends_all_ranks(plugin: Path, tmp_path: Path) -> None:
+    """acceptance: R6."""
+    with pytest.raises(LaunchError, match="bytes of pinned host memory were refused"):
+        train(tmp_path, "gpt", 2, ("--pp", "2"), "dx-first", TESTBED_SWITCHES="refuse_pinned_after=0")
+
+
+def test_a_rank_that_dies_ends_the_others(plugin: Path, tmp_path: Path) -> None:
+    """acceptance: R6: it is named, soon, and `launch` leaves no process."""
+    script = tmp_path / "dies.py"
+    script.write_text(
+        f"import os, sys\nsys.path.insert(0, {os.fspath(EXAMPLES)!r})\nimport common, gpt\n"
+        "for step, _ in enumerate(common.losses(*gpt.build(gpt.parse()))):\n"
+        "    if os.environ['PADDLE_TRAINER_ID'] == '1':\n        os._exit(9)\n"
+    )
+    env = {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", "INTERLACE_DISABLE": "1"}
+    start_s = time.monotonic()
+    with pytest.raises(LaunchError, match="rank 1"):
+        launch(script, [*SMALL, "--pp", "2", "--steps", "3"], 2, env, None, tmp_path / "logs", 60.0)
+    assert time.monotonic() - start_s < 50.0
