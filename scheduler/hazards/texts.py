@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from interlace.ir import Program, describe
 from interlace.scheduler.hazards.finding import Finding, Kind, item_text, where
 from interlace.scheduler.hazards.order import NEVER, Fault, Trace
 
@@ -39,11 +40,12 @@ class Words:
 
     @property
     def storage(self) -> str:
-        """One of the values in the storage."""
+        """One of the values in the storage, by its name or by what gives it."""
         steps, count = self.trace.steps, self.trace.steps.num_micro_batches
         ops = [steps.op[k] for k in (self.fault.second, self.fault.first) if k != NEVER]
         touches = [touch for op in ops for touch in (*steps.reads[op], *steps.writes[op])]
-        return next((f"%{t.value}" for t in touches if t.base // count == self.fault.key // count), "a storage")
+        value = next((t.value for t in touches if t.base // count == self.fault.key // count), None)
+        return "a storage" if value is None else _value_text(steps.program, value)
 
     @property
     def mend(self) -> str:
@@ -53,6 +55,14 @@ class Words:
             f"#{steps.program.ops[steps.op[k]].id}@{steps.micro_batch[k]}" for k in (self.fault.first, self.fault.second)
         )
         return f"record an event after {a} and wait for it before {b}"
+
+
+def _value_text(program: Program, value: int) -> str:
+    name = next(each.name for each in program.values if each.id == value)
+    giver = next((op for op in program.ops if value in op.results), None)
+    if name or giver is None:
+        return f"%{value} {name!r}" if name else f"%{value}"
+    return f"%{value} of {describe(giver)}"
 
 
 def finding_of(trace: Trace, fault: Fault, rank: int) -> Finding:
@@ -98,7 +108,8 @@ def _early_read(w: Words) -> Text:
 def _version(w: Words) -> Text:
     expected = f"the contents of {w.item(w.fault.expected)}" if w.fault.expected != NEVER else "what the step starts with"
     message = f"{w.second} must find {expected} in {w.storage}, and finds those of {w.first}"
-    return "wrong-version", message, "keep reads and writes of one storage in their order"
+    mend = "keep reads and writes of one storage in the order of Paddle's own schedule, as schedule_1f1b: {interleave: off} does"
+    return "wrong-version", message, mend
 
 
 def _freed(w: Words) -> Text:

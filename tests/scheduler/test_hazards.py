@@ -48,8 +48,8 @@ def test_a_job_does_not_wait_for_another_jobs_stream() -> None:
     (finding,) = check([program(ACROSS)])
     assert finding.kind == "race"
     assert finding.message == (
-        "rank 0: #2 pd_op.relu (b) of micro-batch 0 on stream 'side' may read %1 before #1 pd_op.exp (a) of micro-batch 0 "
-        "on the compute stream has written it"
+        "rank 0: #2 pd_op.relu (b) of micro-batch 0 on stream 'side' may read %1 of #1 pd_op.exp (a) before #1 pd_op.exp (a) of "
+        "micro-batch 0 on the compute stream has written it"
     )
     assert finding.remedy == "record an event after #1@0 and wait for it before #2@0"
     assert [(item.rank, item.op, item.micro_batch) for item in finding.items] == [(0, 1, 0), (0, 2, 0)]
@@ -101,7 +101,7 @@ def test_a_side_reader_that_is_not_the_last_one_is_overtaken_by_the_free() -> No
     (finding,) = check([program(HOLE)])
     assert finding.kind == "freed-in-use"
     assert finding.message == (
-        "rank 0: %1 is freed when #3 pd_op.relu (last) of micro-batch 0 on the compute stream is issued, while #2 "
+        "rank 0: %1 of #1 pd_op.exp is freed when #3 pd_op.relu (last) of micro-batch 0 on the compute stream is issued, while #2 "
         "pd_op.memcpy (copy) of micro-batch 0 on stream 'd2h' may still use it"
     )
 
