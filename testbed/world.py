@@ -86,7 +86,7 @@ def _patch_groups(rank: int, run_dir: Path) -> None:
         self._is_instantiate = True
         ranks = [int(each) for each in self.ranks]
         if len(ranks) > 1 and rank in ranks:
-            make_ring(int(self.id), ranks.index(rank), len(ranks), run_dir)
+            make_ring(int(self.id), ranks.index(rank), len(ranks), run_dir / f"ring{self.id}_{ranks[0]}")
 
     process_group.ProcessGroup.instantiate = instantiate
 
@@ -118,22 +118,24 @@ def _patch_p2p() -> None:
     paddle._C_ops.send_v2, paddle._C_ops.recv_v2 = send_any, receive_any
 
 
-def make_ring(ring: int, rank: int, size: int, run_dir: Path) -> None:
-    """Make this rank's end of a communicator; returns when all its ranks have come.
+def make_ring(ring: int, rank: int, size: int, path: Path) -> None:
+    """Make this rank's end of a communicator; returns when all its ranks have come, at a path that is theirs alone.
+
+    The ring's number is not enough: disjoint groups may share one, each on its own ranks.
 
     Raises:
         device.TestbedError: The others did not come, or the communicator could not be made.
     """
-    name = _ring_id(ring, rank, run_dir)
+    name = _ring_id(ring, rank, path)
     if device.plugin().tb_ring_make(str(ring).encode(), 0, rank, size, ctypes.c_char_p(name)):
         raise device.TestbedError(f"ring {ring}: no communicator of {size} ranks; the reason stands above")
 
 
-def _ring_id(ring: int, rank: int, run_dir: Path) -> bytes:
+def _ring_id(ring: int, rank: int, meeting: Path) -> bytes:
     """The ring's name: the file where threads meet, or what NCCL's first rank gave out."""
     if device.variant() == "threads":
-        return os.fsencode(run_dir / f"ring{ring}").ljust(ID_BYTES, b"\0")
-    path = run_dir / f"ring{ring}.id"
+        return os.fsencode(meeting).ljust(ID_BYTES, b"\0")
+    path = meeting.with_suffix(".id")
     if rank == 0:
         made = ctypes.create_string_buffer(ID_BYTES)
         device.plugin().tb_ccl_new_id(made)

@@ -83,7 +83,7 @@ def test_without_waits_the_poison_is_read(stock_pp2: LaunchResult, tmp_path: Pat
 
 # -- the road's training cases ---------------------------------------------------------------------------------------
 
-ALWAYS = ("pp2 vpp2, offload", "pp2 mp2, everything on")
+ALWAYS = ("pp2 vpp2, offload", "dp2 mp2 sharding 1, clip", "pp2 mp2, everything on")
 """Run each time; `TESTBED_ALL=1` runs the whole list (about six minutes on two cores)."""
 
 
