@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from interlace.ir import Edit, Graph, Job, Op, Program, TensorType
+from interlace.ir import Edit, Graph, Job, Op, Program, TensorType, Value
 from interlace.ir.kinds import is_collective, is_copy, is_receive, is_send, stream_of
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.events import events_of
+from interlace.passes.events import Item, events_of
 from interlace.passes.streams import AutoParallelStreamType, mp_stream
 from interlace.scheduler.hold import at_ends, candidates, held, plan_holds
 
@@ -128,10 +128,11 @@ def _with_holds(program: Program, context: Context) -> Program:
     graph = Graph(program)
     edit = Edit(program)
     holds: dict[int, list[Op]] = {}
+    items = {item: (k, job.name) for job in program.jobs for k, item in enumerate(job.items)}
     for op in program.ops:
         if stream_of(op):
             for value in dict.fromkeys(graph.reads(op)):
-                waiter = _needs_hold(graph, op, value)
+                waiter = _needs_hold(graph, op, value) if op.results else _reads_behind(graph, op, value, items)
                 if waiter is not None:
                     result = edit.value(_type_of(graph, value), storage=graph.values[value].storage)
                     where: dict[str, Any] = {} if op.results else {"stream": op.stream, "priority": op.priority}
@@ -148,20 +149,40 @@ def _with_holds(program: Program, context: Context) -> Program:
 
 
 def _needs_hold(graph: Graph, side: Op, value: int) -> Op | None:
-    """The first compute reader of the side operation's result, where the value's last reader stands in front of it; without
-    results, that last reader."""
+    """The first compute reader of the side operation's result, where the value's last reader stands in front of it."""
     kept = graph.values[value]
-    if kept.persistable or kept.memory != "device" or kept.dtype in ("vector", "null"):
+    if not _is_collected(kept):
         return None
-    readers = [user for alias in graph.aliases[kept.storage] for user in graph.readers(alias)
-               if user.id != side.id and not stream_of(user) and user.role == side.role]  # fmt: skip
-    later = [user for user in readers if graph.position[user.id] > graph.position[side.id]]
+    later = [user for user in _compute_readers(graph, side, value) if graph.position[user.id] > graph.position[side.id]]
     waiters = [user for result in side.results for user in graph.readers(result) if not stream_of(user) and user.role == side.role]
     first = min(waiters, key=lambda user: graph.position[user.id], default=None)
-    last = max(later, key=lambda user: graph.position[user.id], default=None)
-    if last is None or not side.results:
-        return last
-    return first if first is not None and graph.position[last.id] < graph.position[first.id] else None
+    if first is None or not later:
+        return None
+    return first if max(graph.position[user.id] for user in later) < graph.position[first.id] else None
+
+
+def _reads_behind(graph: Graph, side: Op, value: int, items: dict[Item, tuple[int, str]]) -> Op | None:
+    """The last compute reader behind a send in its job; jobs that mix micro-batches may have a send in front of one, others not."""
+    if not _is_collected(graph.values[value]):
+        return None
+    readers = _compute_readers(graph, side, value)
+    for (op_id, micro_batch), (place, job) in items.items() if readers else ():
+        if op_id == side.id:
+            there = [(items.get((user.id, micro_batch), (-1, "")), user.id) for user in readers]
+            behind = [(at, user) for (at, where), user in there if where == job and at > place]
+            if behind:
+                return graph.ops[max(behind)[1]]
+    return None
+
+
+def _is_collected(value: Value) -> bool:
+    return not value.persistable and value.memory == "device" and value.dtype not in ("vector", "null")
+
+
+def _compute_readers(graph: Graph, side: Op, value: int) -> list[Op]:
+    """Others of its part of the step that read what a side operation reads, on compute."""
+    readers = (user for alias in graph.aliases[graph.values[value].storage] for user in graph.readers(alias))
+    return [user for user in readers if user.id != side.id and not stream_of(user) and user.role == side.role]
 
 
 def _type_of(graph: Graph, value: int) -> TensorType:
