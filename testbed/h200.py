@@ -70,7 +70,7 @@ def _layers(
     name = (
         f"{script}-s{seq}-mp{mp}" + (f"-pp{pp}" if pp > 1 else "") + (f"-vpp{vpp}" if vpp > 1 else "") + (f"-b{batch}" if batch > 1 else "")
     )
-    args = (
+    args: tuple[str, ...] = (
         *BIG,
         "--layers",
         str(layers),
@@ -384,7 +384,7 @@ def _labels(paddle: Any, rows: int) -> Any:
 
 def _attention_cases(paddle: Any, data: Any) -> list[tuple[str, Any, float, float]]:
     """Causal attention forward, and forward with backward, of one sequence; a causal one counts half of the products."""
-    found = []
+    found: list[tuple[str, Any, float, float]] = []
     for seq, heads in ((2048, 32), (2048, 16), (4096, 32)):
         shape, products = (1, seq, heads, 128), 2.0 * heads * seq * seq * 128
 

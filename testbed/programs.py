@@ -31,6 +31,7 @@ def prepare_program(program: Any, job: str) -> None:
         TestbedError: An operation has no kernel here, or two rings share a stream name.
     """
     rewrite_p2p(program)
+    rewrite_assign(program)
     check_streams(program, job)
     check_kernels(program, job)
     let_events_exist(program)
@@ -54,6 +55,18 @@ def rewrite_p2p(program: Any) -> int:
         if op.name() == "pd_op.send_v2":
             _take_holds_along(op)
         made.get_defining_op().set_execution_stream(_p2p_stream(op))
+        op.erase()
+    return len(found)
+
+
+def rewrite_assign(program: Any) -> int:
+    """Copies become products with one: the wheel takes its own kernel of `assign`, which cannot write on this device."""
+    found = [op for op in _ops(program) if op.name() == "pd_op.assign" and _type_name(op.result(0)) in ("float32", "bfloat16")]
+    for op in found:
+        paddle.pir.set_insertion_point(op)
+        made = paddle._C_ops.scale(op.operand_source(0), 1.0, -0.0, True)
+        op.result(0).replace_all_uses_with(made)
+        _take_over(made.get_defining_op(), op)
         op.erase()
     return len(found)
 

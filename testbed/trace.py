@@ -198,7 +198,8 @@ def _outside(some: Sequence[Any], cover: Sequence[Any]) -> float:
 
 def _host(ranked: RankTrace, known: dict[int, Planned]) -> dict[str, float]:
     """Host time from one operation to the next, inside a job and from the last of a job to the first of the next; medians."""
-    inside, between = [], []
+    inside: list[float] = []
+    between: list[float] = []
     issues = [issue for issue in ranked.trace.issues if issue.number in known]
     for before, issue in itertools.pairwise(issues):
         same = known[before.number].job == known[issue.number].job
