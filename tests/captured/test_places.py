@@ -1,0 +1,84 @@
+"""Plans of real programs are safe under the rules of every place: what Paddle's own CPU ranks, where all is serial, cannot show.
+
+The programs are stored (`programs.tar.xz`); `python -m tests.captured.build` makes them anew.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from functools import cache
+
+import msgspec
+import pytest
+
+from interlace.bridge.places.custom import TESTBED_RULES
+from interlace.config import Config, load_config, make_config
+from interlace.cost_model import CostModel, load_profile
+from interlace.errors import InterlaceError
+from interlace.ir import Program, parse
+from interlace.plan import make_plans
+from interlace.scheduler import interleave
+from interlace.scheduler.hazards import CPU, CUSTOM, GPU, Place, check
+from tests.captured.build import ARCHIVE, CASES, MANIFEST, Case, member
+
+OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
+PLACES = (GPU, CPU, CUSTOM, TESTBED_RULES)
+CONFIGS: dict[str, Config] = {
+    **{name: load_config(name) for name in ("stock", "overlap", "offload-half", "demo")},
+    "mixed": make_config({"schedule_1f1b": {"interleave": "mixed", "allowance_bytes": "1GB"}, "offload_activations": OFFLOAD}),
+    "zb-h1": make_config({"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
+}
+REFUSED = {("zb-h1", "VPP"): "zb-h1 has no chunks; expected a 1F1B pipeline, found VPP"}
+"""Configuration and the program's schedule -> why there is no plan."""
+
+COVERED = ("overlap", "offload-half")
+"""Left out where many ranks are planned, for time: `demo` does the same with offload at these models' sizes."""
+STALLS = {("stock", "frozen batch norm, a skipped stage, 3 stages, 7 micro-batches of a row"): "deadlock"}
+"""Configuration and case -> what is found where sends wait for their receivers: Paddle's 1F1B puts all p2p on one stream, and
+with a connection that skips a stage the stages wait in a circle, unless the library buffers the messages."""
+
+
+@cache
+def stored() -> tuple[dict[str, Case], dict[str, Program]]:
+    """What the archive holds: its cases, and programs by their names in it."""
+    with tarfile.open(ARCHIVE) as archive:
+        files = {entry.name: archive.extractfile(entry) for entry in archive}
+        data = {name: file.read() for name, file in files.items() if file is not None}
+    cases = msgspec.json.decode(data.pop(MANIFEST), type=dict[str, Case])
+    return cases, {name: parse(each.decode(), name) for name, each in data.items()}
+
+
+@pytest.fixture(autouse=True)
+def _no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair's first order is as good for this as its best one, and takes a tenth of the time."""
+    monkeypatch.setattr(interleave, "SEARCH_WORK", 0)
+
+
+def test_the_archive_is_of_these_cases() -> None:
+    assert stored()[0] == CASES, "the stored programs are of other cases; run `python -m tests.captured.build`"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plans_of_captured_programs_are_safe_everywhere(name: str) -> None:
+    """acceptance: F5 - no correct plan is refused, on programs that Paddle built."""
+    programs = [stored()[1][member(name, rank)] for rank in range(CASES[name][0])]
+    schedule = programs[0].pipeline.schedule
+    cost = CostModel(load_profile("h200"))
+    for title, config in CONFIGS.items():
+        if title in COVERED and len(programs) > 2:
+            continue
+        refused = ""
+        try:
+            plans = [plan.program for plan in make_plans(programs, config, cost, "h200")]
+        except InterlaceError as error:
+            refused = str(error)
+        assert bool(refused) == ((title, schedule) in REFUSED), f"{title}: {refused}"
+        assert REFUSED.get((title, schedule), "") in refused, title
+        for place in PLACES if not refused else ():
+            _check(plans, place, STALLS.get((title, name), "") if place is not CPU else "")
+
+
+def _check(plans: list[Program], place: Place, known: str) -> None:
+    findings = check(plans, place)
+    assert {finding.kind for finding in findings} <= {known}, f"on {place.name}: {'; '.join(map(str, findings[:3]))}"
+    assert bool(findings) == bool(known)
