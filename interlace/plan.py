@@ -15,9 +15,13 @@ from interlace.errors import PlanError
 from interlace.ir import Job, Program, load, save
 from interlace.ir.dump import SUFFIX, write_whole
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
-from interlace.passes.budget import say_budget
+from interlace.passes.base import Context
+from interlace.passes.budget import bytes_over, say_budget
 from interlace.passes.judge import run_judged
 from interlace.passes.peers import Peers, plan_together
+
+BUDGET_ROUNDS = 4
+"""Plans made, each with what the one before held beyond the memory budget kept free."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,7 +103,13 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
     Raises:
         InterlaceError: A pass cannot do what is asked; the program stays as it is.
     """
-    pipeline, planned, reports = run_judged(config.pipeline(), program, cost, peers)
+    reserve_bytes = 0
+    for _ in range(BUDGET_ROUNDS):
+        pipeline, planned, reports = run_judged(config.pipeline(), program, cost, peers, reserve_bytes)
+        over = bytes_over(planned, pipeline.passes, cost)
+        if not any(Context(cost, peers=peers).gather("bytes over the budget", over)):
+            break
+        reserve_bytes += over
     reports = say_budget(planned, pipeline.passes, reports, cost)
     return Plan(program, planned, tuple(reports), profile, pipeline.passes)
 

@@ -26,6 +26,7 @@ class Context:
     Attributes:
         cost: Times of operations, collectives and copies.
         peers: The other ranks, where they plan at the same time.
+        reserve_bytes: Device bytes that passes with a memory budget leave free for what comes behind them.
         changed: What was moved or made, one line each.
         declined: What was left as it was, with the reason.
     """
@@ -34,6 +35,7 @@ class Context:
     changed: list[str] = field(default_factory=list)
     declined: list[str] = field(default_factory=list)
     peers: Peers | None = None
+    reserve_bytes: int = 0
 
     def gather(self, topic: str, mine: Told) -> list[Told]:
         """What every rank says on a topic, by rank; only this one's own where nobody else plans at the same time."""

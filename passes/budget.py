@@ -17,27 +17,47 @@ from interlace.scheduler.hold import place_peak
 GIB = 1 << 30
 
 
-def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], cost: Costs) -> list[PassReport]:
-    """The reports, that of `offload-activations` with what the whole plan holds on the GPU place against `memory_budget`.
+def bytes_over(planned: Program, passes: Sequence[Pass], cost: Costs) -> int:
+    """By how much the plan exceeds `memory_budget` on the GPU place; 0 without a budget, or where that is not known.
 
     The planner keeps a budget for the order of operations; streams and the host are decided behind it.
     """
-    offload = next((each for each in passes if isinstance(each, OffloadActivations) and each.memory_budget), None)
-    if offload is None or not planned.jobs:
+    budget = _budget(passes)
+    peak = _peak(planned, cost) if budget and planned.jobs else None
+    return max(0, peak - budget) if peak is not None else 0
+
+
+def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], cost: Costs) -> list[PassReport]:
+    """The reports, that of `offload-activations` with what the whole plan holds on the GPU place against `memory_budget`.
+
+    Raises:
+        PlanError: It is more; with the bytes, and what to do.
+    """
+    budget = _budget(passes)
+    if not budget or not planned.jobs:
         return reports
-    assert offload.memory_budget
-    budget = offload.memory_budget
-    asked = f"memory_budget {budget / GIB:.3f} GiB"
-    try:
-        peak = place_peak(planned, cost)
-    except PlanError as error:
-        lines, peak = f"{asked}: what the GPU place holds is not known, the rank cannot be simulated ({error})", budget + 1
+    asked, peak = f"memory_budget {budget / GIB:.3f} GiB", _peak(planned, cost)
+    if peak is None:
+        line = f"{asked}: what the GPU place holds is not known, the rank cannot be simulated; `interlace check` says where it stands"
+    elif peak > budget:
+        raise PlanError(f"rank {planned.rank}, stage {planned.pipeline.stage}: {asked} ({budget} bytes): on the GPU place the plan holds "
+                        f"{peak} bytes, {peak - budget} of which side streams hold, however much is moved; ask for {peak} bytes, or "
+                        "lower run_ahead_bytes of assign_streams")  # fmt: skip
     else:
-        lines = f"{asked}: on the GPU place the plan holds {peak / GIB:.3f} GiB at most, however fast its host"
-        if peak > budget:
-            lines += (f"; that is over it by {peak - budget} bytes, which side streams hold: ask for memory_budget "
-                      f"{2 * budget - peak}, or lower run_ahead_bytes of assign-streams")  # fmt: skip
-    return [_with(report, lines, peak <= budget) if report.name == offload.name else report for report in reports]
+        line = f"{asked}: on the GPU place the plan holds {peak / GIB:.3f} GiB at most, however fast its host"
+    return [_with(report, line, peak is not None) if report.name == OffloadActivations.name else report for report in reports]
+
+
+def _budget(passes: Sequence[Pass]) -> int:
+    offload = next((each for each in passes if isinstance(each, OffloadActivations)), None)
+    return (offload.memory_budget or 0) if offload else 0
+
+
+def _peak(planned: Program, cost: Costs) -> int | None:
+    try:
+        return place_peak(planned, cost)
+    except PlanError:
+        return None
 
 
 def _with(report: PassReport, line: str, holds: bool) -> PassReport:

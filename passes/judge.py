@@ -18,7 +18,7 @@ from interlace.scheduler.simulator import simulate
 Run = tuple[Pipeline, Program, list[PassReport]]
 
 
-def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None) -> Run:
+def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0) -> Run:
     """Run the passes; where one has fallbacks, the first form whose step is no slower than the plainest form's is kept.
 
     One rank of each stage shows its plan to the others and all simulate the whole step with these, so that they decide alike.
@@ -33,12 +33,12 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
     pipeline.check(program)
     at = next((k for k, each in enumerate(pipeline.passes) if each.fallbacks()), None)
     if at is None:
-        return (pipeline, *pipeline.run(program, cost, peers))
+        return (pipeline, *pipeline.run(program, cost, peers, reserve_bytes))
     before, first = Pipeline(pipeline.passes[:at]).run(program, cost, peers)
 
     def run(form: Pass, draft: bool = False) -> Run:
         behind = (form, *(each.draft() if draft else each for each in pipeline.passes[at + 1 :]))
-        made, reports = Pipeline(behind).run(before, cost, peers)
+        made, reports = Pipeline(behind).run(before, cost, peers, reserve_bytes)
         return Pipeline((*pipeline.passes[:at], *behind)), made, [*first, *reports]
 
     judged = pipeline.passes[at]

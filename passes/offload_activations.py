@@ -60,7 +60,8 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
     def run(self, program: Program, context: Context) -> Program:
         if not program.jobs:
             raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
-        mine = _Told(program.pipeline.stage, Names.of(program), measure(program, context.cost, self.memory_budget))
+        budget = None if self.memory_budget is None else max(1, self.memory_budget - context.reserve_bytes)
+        mine = _Told(program.pipeline.stage, Names.of(program), measure(program, context.cost, budget))
         everyone = context.gather(self.name, mine)
         alike = [each.measured for each in everyone if each.stage == mine.stage and _times_the_same(each, mine)]
         names = [each.names for each in everyone] if context.peers is not None else None

@@ -64,8 +64,10 @@ class Pipeline:
             have |= each.gives
             ran.append(each.name)
 
-    def run(self, program: Program, cost: Costs, peers: Peers | None = None) -> tuple[Program, list[PassReport]]:
-        """Run all passes; the given program is untouched whatever happens. `peers` are the ranks that plan at the same time.
+    def run(
+        self, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0
+    ) -> tuple[Program, list[PassReport]]:
+        """Run all passes; the given program is untouched whatever happens. For `peers` and `reserve_bytes` see `Context`.
 
         Raises:
             PassError: A contract is broken, or a pass fails or gives a program that does not verify; it names the pass.
@@ -73,7 +75,7 @@ class Pipeline:
         self.check(program)
         reports = []
         for each in self.passes:
-            program, report = self._run_one(each, program, Context(cost, peers=peers))
+            program, report = self._run_one(each, program, Context(cost, peers=peers, reserve_bytes=reserve_bytes))
             reports.append(report)
         return program, reports
 

@@ -165,9 +165,12 @@ class Planner:
             return Placement()
         found = Fit(self, trips).run(self.budget)
         if found is None:
-            least = Fit(self, trips).least(self.budget)
+            reserved = max(0, (self.choice.memory_budget or 0) - self.budget)
+            least = Fit(self, trips).least(self.budget) + reserved
             where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
-            raise PlanError(f"{where}: offload cannot hold a budget of {self.budget} bytes ({mib(self.budget)}); the least "
+            given = self.budget + reserved
+            free = f"; {mib(reserved)} of it stay free for what side streams hold on the GPU place" if reserved else ""
+            raise PlanError(f"{where}: offload cannot hold a budget of {given} bytes ({mib(given)}){free}; the least "
                             f"feasible one is {least} bytes ({mib(least)}). {self._advice()}")  # fmt: skip
         tried = {id(trip) for trip in found.trips} | {id(trip) for trip, _ in found.refused}
         self._stay([trip for trip in trips if id(trip) not in tried], "kept")

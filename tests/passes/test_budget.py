@@ -3,29 +3,70 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from interlace.passes import AssignStreams, OffloadActivations, Pipeline
-from interlace.passes.budget import say_budget
+from interlace.config import make_config
+from interlace.cost_model import GivenCosts
+from interlace.errors import PlanError
+from interlace.passes import AssignStreams, OffloadActivations, Pipeline, Schedule1F1B
+from interlace.passes.budget import bytes_over, say_budget
 from interlace.passes.pipeline import PassReport
+from interlace.plan import make_plans
 from interlace.scheduler.hold import place_peak
+from interlace.scheduler.memory import in_order
 from tests.scheduler.test_hold import BLOCK, COST, run_ahead_program
+from tests.strategies import World, programs, worlds
 
+COPIES = GivenCosts({"comm": 100, "gemm": 50, "copy": 5, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
 EMPTY = PassReport("offload-activations", (), (), 0, 0, 0)
 
 
 @pytest.mark.parametrize("hold", ["off", "auto"])
-def test_the_plan_says_whether_the_place_keeps_the_budget(hold: str) -> None:
+def test_the_plan_says_that_the_place_keeps_the_budget_or_is_refused(hold: str) -> None:
     streams = AssignStreams(hold_host=hold, run_ahead_bytes=BLOCK)  # type: ignore[arg-type]
     planned, reports = Pipeline((streams,)).run(run_ahead_program(), COST)
-    budget = 8 * BLOCK
-    offload = OffloadActivations(memory_budget=budget)
-    (told, _) = say_budget(planned, (offload, streams), [EMPTY, *reports], COST)
-    peak = place_peak(planned, COST)
-    assert (peak <= budget) is (hold == "auto")
-    (line,) = told.changed if hold == "auto" else told.declined
-    assert f"the plan holds {peak / 2**30:.3f} GiB at most" in line
-    assert (f"over it by {peak - budget} bytes" in line) is (hold == "off")
+    passes, peak = (OffloadActivations(memory_budget=8 * BLOCK), streams), place_peak(planned, COST)
+    assert bytes_over(planned, passes, COST) == max(0, peak - 8 * BLOCK)
+    if hold == "off":
+        with pytest.raises(PlanError, match=rf"holds {peak} bytes, {peak - 8 * BLOCK} of which side streams hold.*ask for {peak} bytes"):
+            say_budget(planned, passes, [EMPTY, *reports], COST)
+    else:
+        (told, _) = say_budget(planned, passes, [EMPTY, *reports], COST)
+        assert f"the plan holds {peak / 2**30:.3f} GiB at most" in told.changed[0]
 
 
 def test_without_a_budget_nothing_is_said() -> None:
     assert say_budget(run_ahead_program(), (OffloadActivations(fraction=0.5),), [EMPTY], COST) == [EMPTY]
+
+
+def test_a_plan_keeps_its_budget_on_the_place_or_is_refused() -> None:
+    """acceptance: O5. What side streams hold is kept free by moving more, on all ranks together."""
+    kept: list[bool] = []
+    refusals: list[bool] = []
+
+    @settings(max_examples=30, deadline=None, database=None)
+    @given(worlds(max_pp=2, max_micro_batches=5, schedule="1F1B"), st.sampled_from([0.7, 0.85, 1.0]))
+    def holds(world: World, share: float) -> None:
+        keeps_or_refuses(world, share, kept, refusals)
+
+    holds()
+    assert kept
+    assert refusals
+    assert all(refusals)
+
+
+def keeps_or_refuses(world: World, share: float, kept: list[bool], refusals: list[bool]) -> None:
+    plain = programs(world)
+    budget = int(share * max(in_order(Pipeline((Schedule1F1B(interleave="off"),)).run(each, COPIES)[0]).peak() for each in plain))
+    options = {"offload_activations": {"memory_budget": budget, "min_bytes": 0}, "assign_streams": {"run_ahead_bytes": 0}}
+    try:
+        plans = make_plans(plain, make_config(options), COPIES, "h200")
+    except PlanError as error:
+        plans, why = [], str(error)
+        refusals.append("least feasible" in why or "side streams hold" in why)
+    for plan in plans:
+        kept.append(True)
+        assert place_peak(plan.program, COPIES) <= budget
+        told = [line for report in plan.reports for line in report.changed]
+        assert any(f"memory_budget {budget / 2**30:.3f} GiB: on the GPU place" in line for line in told)
