@@ -9,6 +9,9 @@ import pytest
 pytestmark = pytest.mark.paddle
 Scenes = dict[str, Any]
 
+WRONG = {"nan", "stale"}
+"""What an early reader finds: poison, or what was there before, by who comes first."""
+
 
 def test_operations_and_gradients_equal_the_cpus(scenes: Scenes) -> None:
     found = scenes["ops_against_cpu"]
@@ -23,11 +26,15 @@ def test_an_operation_without_a_kernel_is_named(scenes: Scenes) -> None:
 
 
 def test_events_inside_a_program(scenes: Scenes) -> None:
-    assert scenes["events_inside_a_program"] == {"executor's events": "right", "dropped": "nan"}
+    found = scenes["events_inside_a_program"]
+    assert found["executor's events"] == "right"
+    assert found["dropped"] in WRONG
 
 
 def test_events_between_jobs(scenes: Scenes) -> None:
-    assert scenes["events_between_jobs"] == {"with event": "right", "without": "stale"}
+    found = scenes["events_between_jobs"]
+    assert found["with event"] == "right"
+    assert found["without"] in WRONG
 
 
 def test_the_host_waits_at_the_end_of_a_job_or_not(scenes: Scenes) -> None:
@@ -53,7 +60,7 @@ def test_memory_numbers(scenes: Scenes) -> None:
 def test_pinned_memory_without_events(scenes: Scenes) -> None:
     found = scenes["pinned_memory"]
     assert found.pop("both") == "right"
-    assert set(found.values()) <= {"nan", "stale"}
+    assert set(found.values()) <= WRONG
 
 
 def test_copies_out_block_the_host_or_not(scenes: Scenes) -> None:
