@@ -26,6 +26,7 @@ class Context:
     Attributes:
         cost: Times of operations, collectives and copies.
         peers: The other ranks, where they plan at the same time.
+        later: Names of the passes that run behind this one.
         reserve_bytes: Device bytes that passes with a memory budget leave free for what comes behind them.
         changed: What was moved or made, one line each.
         declined: What was left as it was, with the reason.
@@ -36,6 +37,7 @@ class Context:
     declined: list[str] = field(default_factory=list)
     peers: Peers | None = None
     reserve_bytes: int = 0
+    later: tuple[str, ...] = ()
 
     def gather(self, topic: str, mine: Told) -> list[Told]:
         """What every rank says on a topic, by rank; only this one's own where nobody else plans at the same time."""

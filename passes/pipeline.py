@@ -74,8 +74,10 @@ class Pipeline:
         """
         self.check(program)
         reports = []
-        for each in self.passes:
-            program, report = self._run_one(each, program, Context(cost, peers=peers, reserve_bytes=reserve_bytes))
+        for k, each in enumerate(self.passes):
+            later = tuple(other.name for other in self.passes[k + 1 :])
+            context = Context(cost, peers=peers, reserve_bytes=reserve_bytes, later=later)
+            program, report = self._run_one(each, program, context)
             reports.append(report)
         return program, reports
 

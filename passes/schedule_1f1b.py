@@ -10,6 +10,7 @@ import msgspec
 from interlace.errors import ConfigError
 from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.kinds import is_boundary, is_random, is_receive, is_send
+from interlace.passes.assign_streams import AssignStreams
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
 from interlace.scheduler.interleave import Form, PairPlan, chain_ops, plan_pairs
@@ -42,7 +43,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     Steps: 1 take the schedule of the program's strategy; 2 with interleaving join each steady backward with the forward behind
     it; 3 order every such pair with the cost model (`scheduler/interleave.py`), within the memory of the plain order plus the
     allowance; 4 keep receives ahead of sends where the neighbour's order asks for it; 5 events where
-    what one job gives on a stream (a receive, say) is read in another job on another.
+    what one job gives on a stream (a receive, say) is read in another job on another, unless `assign-streams` follows and makes
+    them.
 
     Options:
         interleave: `off` gives Paddle's own job list; `dx-first` runs backward's chain of input gradients first and keeps weight
@@ -86,6 +88,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             jobs = receive_early(jobs, program, rows[program.pipeline.stage - 1])
         context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
         program = msgspec.structs.replace(program, jobs=jobs)
+        if AssignStreams.name in context.later:
+            return program
         return msgspec.structs.replace(program, events=tuple(events_of(program)))
 
     def _rows(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
