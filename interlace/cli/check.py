@@ -77,9 +77,10 @@ def _require_alike(programs: Sequence[Program]) -> None:
         raise PlanError(f"rank(s) {', '.join(planned)} have a schedule, rank(s) {', '.join(bare)} have none; give plans or dumps, not both")
 
 
-def _times(programs: Sequence[Program], cost: Any, place: str) -> tuple[list[dict[str, int]], str]:
+def _times(programs: Sequence[Program], cost: Any, place: str) -> tuple[list[dict[str, Any]], str]:
     """Each rank's step as the simulator divides it, absent ranks being always ready; or why there is none."""
     from interlace.errors import PlanError
+    from interlace.report.causes import held, waits
     from interlace.scheduler import memory
     from interlace.scheduler.lower_to_sim import Options
     from interlace.scheduler.simulator import simulate
@@ -91,7 +92,9 @@ def _times(programs: Sequence[Program], cost: Any, place: str) -> tuple[list[dic
     except PlanError as error:
         return [], f"no times: {error}"
     names = (*COLUMNS, "peak_bytes", "pinned_bytes")
-    return [{"rank": rank.rank, **{name: int(getattr(rank, name)) for name in names}} for rank in result.ranks], ""
+    return [{"rank": rank.rank, **{name: int(getattr(rank, name)) for name in names},
+             "waits_for": waits(result, at), "holds": held(result.memory[at].at_peak())}
+            for at, rank in enumerate(result.ranks)], ""  # fmt: skip
 
 
 def _head(programs: Sequence[Program], place: str) -> list[str]:
@@ -112,25 +115,29 @@ def _finding_lines(findings: Sequence[Finding]) -> list[str]:
     return [f"{len(findings)} finding(s):", *(f"- {finding}" for finding in findings[:SHOWN]), *more]
 
 
-def _time_lines(times: Sequence[dict[str, int]], device: str) -> list[str]:
-    """One line for ranks that are alike, milliseconds and GiB."""
+def _time_lines(times: Sequence[dict[str, Any]], device: str) -> list[str]:
+    """One line for ranks that are alike, milliseconds and GiB; then what their compute waits for and what memory holds."""
+    from interlace.report.causes import held_text, waits_text
     from interlace.report.split import merged
 
     if not times:
         return []
     heads = [name.removesuffix("_ns").replace("_", " ") + " ms" for name in COLUMNS] + ["peak GiB", "pinned GiB"]
     bodies: dict[int, str] = {}
+    causes: dict[int, str] = {}
     for row in times:
         cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [
             f"{row[name] / 2**30:16.3f}" for name in ("peak_bytes", "pinned_bytes")
         ]
         bodies[row["rank"]] = " ".join(cells)
+        causes[row["rank"]] = f"compute waits for {waits_text(row['waits_for'])}\n      at the peak: {held_text(row['holds'])}"
     title = f"simulated with the profile {Path(device).stem}, a step of each rank:"
-    return [title, "ranks " + " ".join(f"{head:>16}" for head in heads), *(f"{label:>5} {bodies[rank]}" for label, rank in merged(bodies))]
+    table = ["ranks " + " ".join(f"{head:>16}" for head in heads), *(f"{label:>5} {bodies[rank]}" for label, rank in merged(bodies))]
+    return [title, *table, *(f"{label:>5} {causes[rank]}" for label, rank in merged(causes))]
 
 
 def _write_json(
-    path: str, device: str, place: str, findings: Sequence[Finding], times: list[dict[str, int]], stall: str
+    path: str, device: str, place: str, findings: Sequence[Finding], times: list[dict[str, Any]], stall: str
 ) -> None:
     import msgspec
 
