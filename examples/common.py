@@ -41,7 +41,7 @@ def _add_model_options(g: argparse._ArgumentGroup, presets: Presets) -> None:
     g.add_argument("--vocab", type=int, default=64)
     g.add_argument("--seq-len", type=int, default=16)
     g.add_argument("--attention", choices=("math", "flash"), default="math", help="flash has GPU kernels only")
-    g.add_argument("--lazy", action="store_true", help="allocate nothing: for dumps, cannot train")
+    g.add_argument("--lazy", action="store_true", help="allocate nothing: to build only (`interlace dump` does so by itself)")
 
 
 def _add_parallel_options(g: argparse._ArgumentGroup) -> None:
@@ -351,7 +351,7 @@ def losses(dist_model, loader) -> Iterator[float | None]:
 def main(args: argparse.Namespace, build: Build) -> None:
     """Train, and print the loss of each step where it is known."""
     if args.lazy:
-        raise SystemExit("--lazy allocates no parameters, so there is nothing to train; it is for dumps")
+        raise SystemExit("--lazy allocates no parameters, so there is nothing to train; leave it out: `interlace dump` allocates none by itself")
     for step, loss in enumerate(losses(*build(args)), 1):
         if loss is not None:
             print(f"step {step} loss {loss:.6f}", flush=True)
