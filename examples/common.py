@@ -351,7 +351,7 @@ def losses(dist_model, loader) -> Iterator[float | None]:
 def main(args: argparse.Namespace, build: Build) -> None:
     """Train, and print the loss of each step where it is known."""
     if args.lazy:
-        raise SystemExit("--lazy allocates no parameters, so there is nothing to train; leave it out: `interlace dump` allocates none by itself")
+        raise SystemExit("--lazy allocates no parameters, so there is nothing to train; `interlace dump` allocates none without it")
     for step, loss in enumerate(losses(*build(args)), 1):
         if loss is not None:
             print(f"step {step} loss {loss:.6f}", flush=True)
