@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from interlace.errors import LaunchError
 from interlace.launch import LaunchResult, launch
-from tests.road.test_training import CASES
+from tests.road.test_training import CASES, configured
 
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -84,7 +83,8 @@ def test_without_waits_the_poison_is_read(stock_pp2: LaunchResult, tmp_path: Pat
 # -- the road's training cases ---------------------------------------------------------------------------------------
 
 ALWAYS = ("pp2 vpp2, offload", "dp2 mp2 sharding 1, clip", "pp2 mp2, everything on")
-"""Run each time; `TESTBED_ALL=1` runs the whole list (about six minutes on two cores)."""
+"""Run each time; `TESTBED_ALL=1` runs the whole list (three minutes on two cores). Of that, `pp4 mixed, offload` and `pp4 zero
+bubble` are right in most runs only: now and then the last stage's second step reads poison, and it is not known why."""
 
 
 def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **variables: str) -> LaunchResult:
@@ -96,7 +96,7 @@ def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **var
     if options is None:
         env["INTERLACE_DISABLE"] = "1"
     else:
-        (tmp_path / "case.yaml").write_text(yaml.safe_dump({"device": "h200", **options}))
+        (tmp_path / "case.yaml").write_text(configured(options))
         env["INTERLACE_CONFIG"] = os.fspath(tmp_path / "case.yaml")
     return launch(EXAMPLES / f"{model}.py", [*args, "--layers", str(layers), "--steps", "2"], world, env, None, tmp_path / "logs", 60.0)
 
