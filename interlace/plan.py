@@ -16,7 +16,7 @@ from interlace.ir import Job, Program, load, save
 from interlace.ir.dump import SUFFIX, write_whole
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import Context
-from interlace.passes.budget import bytes_over, say_budget
+from interlace.passes.budget import bytes_over, memory_budget, say_budget
 from interlace.passes.judge import run_judged
 from interlace.passes.peers import Peers, plan_together
 
@@ -103,9 +103,11 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
     Raises:
         InterlaceError: A pass cannot do what is asked; the program stays as it is.
     """
-    reserve_bytes = 0
+    asked, reserve_bytes = config.pipeline(), 0
     for _ in range(BUDGET_ROUNDS):
-        pipeline, planned, reports = run_judged(config.pipeline(), program, cost, peers, reserve_bytes)
+        pipeline, planned, reports = run_judged(asked, program, cost, peers, reserve_bytes)
+        if not memory_budget(asked.passes):
+            break
         over = bytes_over(planned, pipeline.passes, cost)
         if not any(Context(cost, peers=peers).gather("bytes over the budget", over)):
             break

@@ -22,7 +22,7 @@ def bytes_over(planned: Program, passes: Sequence[Pass], cost: Costs) -> int:
 
     The planner keeps a budget for the order of operations; streams and the host are decided behind it.
     """
-    budget = _budget(passes)
+    budget = memory_budget(passes)
     peak = _peak(planned, cost) if budget and planned.jobs else None
     return max(0, peak - budget) if peak is not None else 0
 
@@ -33,7 +33,7 @@ def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassRepor
     Raises:
         PlanError: It is more; with the bytes, and what to do.
     """
-    budget = _budget(passes)
+    budget = memory_budget(passes)
     if not budget or not planned.jobs:
         return reports
     asked, peak = f"memory_budget {budget / GIB:.3f} GiB", _peak(planned, cost)
@@ -48,7 +48,8 @@ def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassRepor
     return [_with(report, line, peak is not None) if report.name == OffloadActivations.name else report for report in reports]
 
 
-def _budget(passes: Sequence[Pass]) -> int:
+def memory_budget(passes: Sequence[Pass]) -> int:
+    """Device bytes that `offload-activations` is to stay under; 0 without a budget."""
     offload = next((each for each in passes if isinstance(each, OffloadActivations)), None)
     return (offload.memory_budget or 0) if offload else 0
 
