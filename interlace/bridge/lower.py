@@ -279,7 +279,7 @@ class _JobBuilder:
         self.block = self.made.program.global_block()
         self.values: dict[Item, Any] = {}
         self.given: dict[str, Any] = {}
-        self.shared: dict[str, list[Any]] = {}
+        self.shared: list[Any] = []
         self.read = {value for op_id, _ in job.items for value in lowering.graph.reads(lowering.graph.ops[op_id])}
         self.last_giver = self._last_givers()
         self.awaited = {item for _, item in job.host_waits}
@@ -360,21 +360,22 @@ class _JobBuilder:
             built.set_execution_stream(op.stream)
         if op.priority:
             built.set_int_attr("stream_priority", op.priority)
-        if is_comm(op):
+        if low.place.labels_all or is_comm(op):
             low.place.label(built, f"micro-batch {micro_batch}, op {describe(op)}")
         low.events.mark((op.id, micro_batch), built)
 
     def _leave(self, value: int, micro_batch: int, result: Any) -> None:
         """Name a value that other jobs read; of several that share a variable, the last one given in this job.
 
-        The others are read once more behind it: the executor's in-place pass looks at each value alone and would let the last
-        reader of an earlier one overwrite the variable they share.
+        Where there are no streams, the others are read once more at the job's end: the executor's in-place pass, which is off
+        elsewhere, looks at each value alone and would let the last reader of an earlier one overwrite the variable they share.
+        With streams such a reader would be the last one that collection records, in place of the one that the plan has last.
         """
         name = self.low.names.of(value, micro_batch)
         if name not in self.low.crossing or name in self.given:
             return
         if self.last_giver[name] != (value, micro_batch):
-            self.shared.setdefault(name, []).append(result)
+            self.shared.append(result)
             return
         self.low.kinds.setdefault(value, result.type())
         paddle.pir.set_insertion_point_to_block_end(self.block)
@@ -384,9 +385,8 @@ class _JobBuilder:
     def done(self) -> JobProgram:
         """The finished program."""
         paddle.pir.set_insertion_point_to_block_end(self.block)
-        for results in self.shared.values():
-            for result in results:
-                paddle._C_ops.share_data(result)
+        for result in () if self.low.place.has_streams else self.shared:
+            paddle._C_ops.share_data(result)
         return self.made
 
     def _hold_back(self, op: Op, awaited: Item, result: Any = None) -> None:

@@ -39,8 +39,8 @@ class Build:
         return made
 
 
-def small_program(rows: int = 2, ring_ranks: tuple[int, ...] = (0, 1)) -> Any:
-    """x @ w, all_reduce, gelu, mean; gradients; `g += dW`; `w -= g`."""
+def small_program(rows: int = 2, ring_ranks: tuple[int, ...] = (0, 1), alias: bool = False) -> Any:
+    """x @ w, all_reduce, gelu, mean; gradients; `g += dW`; `w -= g`. With `alias`, gelu and its gradient read the sum by a second name."""
     build = Build()
     ring = new_process_group(list(ring_ranks)).id
     with paddle.static.program_guard(build.main):
@@ -48,7 +48,8 @@ def small_program(rows: int = 2, ring_ranks: tuple[int, ...] = (0, 1)) -> Any:
         x = build.data("x", [rows, 4])
         h = C.matmul(x, w, False, False)
         r = C.all_reduce(h, ring, 0)
-        a = C.gelu(r, False)
+        s = C.share_data_(r) if alias else r
+        a = C.gelu(s, False)
         y = C.add(a, r)
         loss = C.mean(y, [], False)
         C.set_persistable_value(loss, "loss")
@@ -56,7 +57,7 @@ def small_program(rows: int = 2, ring_ranks: tuple[int, ...] = (0, 1)) -> Any:
         one = C.full([], 1.0, paddle.float32, core.Place())
         dy = C.mean_grad(y, one, [], False, True)
         da, _ = C.add_grad(a, r, dy, -1)
-        dr = C.gelu_grad(r, da, False)
+        dr = C.gelu_grad(s, da, False)
         dh = C.all_reduce(dr, ring, 0)
         _, dw = C.matmul_grad(x, w, dh, False, False)
         C.add_(g, dw)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +10,6 @@ from paddle.base import core
 
 HOST = 0
 """`memcpy_d2h`'s destination number of plain host memory: the host waits for the copy."""
-SMALL_BYTES = 4096
-"""Values up to this size are copied whole; of larger ones one element is cut out first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +22,7 @@ class Place:
         has_events: Whether events between jobs exist and are needed (streams are real).
         has_streams: Whether streams are real.
         keeps_pinned: Whether pinned buffers must stay out of garbage collection (the device knows no event on them).
+        labels_all: Whether every operation says which one it is, not communication alone.
     """
 
     name: str
@@ -33,6 +30,7 @@ class Place:
     has_events: bool
     has_streams: bool
     keeps_pinned: bool
+    labels_all: bool = False
 
     def own(self) -> Any:
         """Paddle's attribute form of the executor's own place."""
@@ -64,7 +62,7 @@ class Place:
         """Make the host wait for what is watched before it issues more."""
 
     def label(self, built: Any, text: str) -> None:
-        """Say on a communication operation which one it is, where errors can show it."""
+        """Say on an operation which one it is, where errors can show it."""
 
     def prepare(self) -> None:
         """Set what the executor reads before it builds a plan of ours."""
@@ -73,13 +71,15 @@ class Place:
         """Last rewrite of a job program."""
 
 
-def small_part(value: Any, axes: Sequence[int] | None = None) -> Any:
-    """A value of a few bytes that is there when a value is: itself, or its first element along some axes (default: all)."""
-    shape = [int(dim) for dim in value.shape]
-    if not shape or (min(shape) >= 0 and 8 * math.prod(shape) <= SMALL_BYTES):
-        return value
-    axes = range(len(shape)) if axes is None else axes
-    return paddle._C_ops.slice(value, list(axes), [0] * len(axes), [1] * len(axes), [1] * len(axes), [])
+def first_element(value: Any) -> Any:
+    """A value of one element, in memory of its own, that is there when a value is.
+
+    The value itself would not do: a wait at the job's end would be its last reader, and collection at issue time records no other.
+    """
+    num_dims = len(value.shape)
+    if not num_dims:
+        return paddle._C_ops.assign(value)
+    return paddle._C_ops.slice(value, list(range(num_dims)), [0] * num_dims, [1] * num_dims, [1] * num_dims, [])
 
 
 PINNED_PREFIX = "interlace_pinned_"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import paddle
 
-from interlace.bridge.places.base import HOST, Place, small_part
+from interlace.bridge.places.base import HOST, Place, first_element
 from interlace.scheduler.hazards import GPU, PLACES
 
 PINNED = 1
@@ -26,8 +26,8 @@ class CustomPlace(Place):
         return paddle._C_ops.memcpy_d2h(value, PINNED)
 
     def prepare(self) -> None:
-        """Fast collection frees memory that a side stream still reads: collect by events."""
-        paddle.set_flags({"FLAGS_fast_eager_deletion_mode": False})
+        """Fast collection frees memory that a side stream still reads: collect by events. No in-place pass, as on the GPU place."""
+        paddle.set_flags({"FLAGS_fast_eager_deletion_mode": False, "FLAGS_pir_apply_inplace_pass": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,8 @@ class TestbedPlace(CustomPlace):
         built.set_str_attr("interlace_at", text)
 
     def watch(self, value: Any) -> Any:
-        """The host does not wait at the end of a job here (switch `nosync`), so it is held as on the GPU place.
-
-        The testbed's `slice` cuts one axis at a time.
-        """
-        shape = [int(dim) for dim in value.shape]
-        for axis in sorted(range(len(shape)), key=lambda axis: -shape[axis]):
-            value = small_part(value, [axis])
-        return value
+        """The host does not wait at the end of a job here (switch `nosync`), so it is held as on the GPU place."""
+        return first_element(value)
 
     def wait_for(self, watched: Any) -> None:
         """A blocking copy."""
@@ -68,4 +62,4 @@ def custom_place(device: Any) -> Place:
     if device.get_device_type() != TESTBED_RULES.name:
         return CustomPlace("custom", device, has_events=True, has_streams=True, keeps_pinned=True)
     PLACES.setdefault(TESTBED_RULES.name, TESTBED_RULES)
-    return TestbedPlace(TESTBED_RULES.name, device, has_events=True, has_streams=True, keeps_pinned=True)
+    return TestbedPlace(TESTBED_RULES.name, device, has_events=True, has_streams=True, keeps_pinned=True, labels_all=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import paddle
 
-from interlace.bridge.places.base import HOST, Place, small_part
+from interlace.bridge.places.base import HOST, Place, first_element
 
 PINNED = 2
 """`memcpy`'s destination number of pinned host memory."""
@@ -27,7 +27,7 @@ class GpuPlace(Place):
 
     def watch(self, value: Any) -> Any:
         """One element, cut out right behind the computation, so that nothing issued later stands in front of it."""
-        return small_part(value)
+        return first_element(value)
 
     def wait_for(self, watched: Any) -> None:
         """A blocking copy, on Paddle's own copy stream and so not behind copies out."""
