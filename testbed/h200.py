@@ -9,6 +9,7 @@ the traced step. The traces themselves, and every rank's program and plan, lie b
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import pickle
@@ -21,7 +22,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Case:
 
 
 def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
-    text = f"device: h200\nschedule_1f1b: {{interleave: {form}, allowance_bytes: 40GB}}\n{more}"
+    text = f"device: h200\nschedule_1f1b: {{interleave: {form}, allowance_bytes: 40GB, only_gains: off}}\n{more}"
     return text + (f"offload_activations: {{fraction: {offload}, min_bytes: 1MB}}\n" if offload else "")
 
 
@@ -513,8 +514,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m testbed.h200", description="Measure Paddle's plan and Interlace's on GPUs.")
     parser.add_argument("--gpus", type=int, default=1, metavar="N")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "h200", metavar="FOLDER")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds one of these words, comma-separated")
-    parser.add_argument("--plans", default="", metavar="NAMES", help="these plans only, comma-separated")
+    parser.add_argument("--only", default="", metavar="TEXT",
+                        help="these cases, comma-separated, with * and ? as in a shell; NAME:PLAN+PLAN takes these plans of a case")  # fmt: skip
     parser.add_argument("--no-ops", action="store_true", help="leave out the single operations and the host's costs")
     parser.add_argument("--ranks-at-once", type=int, default=0, metavar="N", help="ranks alive at once; 0: two thirds of the cores")
     parser.add_argument("--budget", type=float, default=3600.0, metavar="S", help="start no run after so many seconds")
@@ -524,19 +525,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     variant = "threads" if args.threads else "cuda"
     if not args.no_ops:
         _alone(args.out, variant)
-    wanted = [_narrowed(case, args.plans, args.threads) for case in cases(args.gpus) if _is_wanted(case, args.only)]
+    wanted = _chosen(cases(args.gpus), args.only)
+    if args.threads:
+        wanted = [replace(case, args=(*case.args, *DRY)) for case in wanted]
     ranks = max(args.ranks_at_once or (os.cpu_count() or 1) * 2 // 3, args.gpus)
     Bench(args.out, variant, args.gpus, ranks, time.monotonic() + args.budget).run(wanted)
     return 0
 
 
-def _is_wanted(case: Case, only: str) -> bool:
-    return not only or any(word in case.name for word in only.split(","))
-
-
-def _narrowed(case: Case, plans: str, dry: bool) -> Case:
-    kept = tuple(each for each in case.plans if not plans or each[0] in plans.split(","))
-    return Case(case.name, case.script, case.world, (*case.args, *DRY) if dry else case.args, kept, case.env)
+def _chosen(found: Sequence[Case], only: str) -> list[Case]:
+    """What `--only` names, in its order; everything where it names nothing."""
+    if not only:
+        return list(found)
+    chosen: list[Case] = []
+    for word in only.split(","):
+        name, _, plans = word.partition(":")
+        named = [case for case in found if fnmatch.fnmatchcase(case.name, name)]
+        if not named:
+            raise SystemExit(f"no case {name!r}; there are {[case.name for case in found]}")
+        for case in named:
+            kept = tuple(each for each in case.plans if not plans or each[0] in plans.split("+"))
+            chosen.append(replace(case, plans=kept))
+    return chosen
 
 
 def _alone(out: Path, variant: str) -> None:

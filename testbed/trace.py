@@ -33,6 +33,7 @@ class Planned(NamedTuple):
     stream: str
     role: str
     micro_batch: int | None
+    label: str = ""
 
 
 @dataclass(slots=True)
@@ -175,6 +176,7 @@ def summary(ranked: RankTrace) -> dict[str, Any]:
         "ops_issued": len(ranked.trace.issues),
         "ops_aligned": len(known),
         "host_us": _host(ranked, known),
+        "host_until_us": _until(ranked),
     }  # fmt: skip
 
 
@@ -194,6 +196,15 @@ def _covered(work: Sequence[Any]) -> float:
 def _outside(some: Sequence[Any], cover: Sequence[Any]) -> float:
     """Length of `some` that no interval of `cover` runs beside."""
     return _covered(sorted([*some, *cover])) - _covered(cover)
+
+
+def _until(ranked: RankTrace) -> dict[str, dict[str, float]]:
+    """Host time that ends with each kind of call: `op` is the executor's way to an operation's kernel, `op_end` the kernel's own."""
+    calls = sorted([(call.at_us, call.what) for call in ranked.trace.calls] + [(issue.at_us, "op") for issue in ranked.trace.issues])
+    found: dict[str, list[float]] = {}
+    for (before, _), (now, what) in itertools.pairwise(calls):
+        found.setdefault(what, []).append(now - before)
+    return {what: _times(each) for what, each in sorted(found.items(), key=lambda item: -sum(item[1]))}
 
 
 def _host(ranked: RankTrace, known: dict[int, Planned]) -> dict[str, float]:

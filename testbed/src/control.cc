@@ -152,7 +152,8 @@ void interval(const char* name, int stream, double begin_us, double end_us, long
   trace().intervals.push_back({name, stream, begin_us, end_us, op});
 }
 
-void settle_intervals();  // of the device: CUDA reads its events here
+void settle_intervals();   // of the device: CUDA reads its events here
+void prepare_intervals();  // before a traced stretch: CUDA makes its events here
 
 }  // namespace tb
 
@@ -202,6 +203,7 @@ TB_EXPORT int tb_delays_write(const char* path) {
 }
 
 TB_EXPORT void tb_trace(int on) {
+  if (on) prepare_intervals();
   std::lock_guard<std::mutex> guard(trace().mutex);
   trace().on = on;
   if (on) trace().notes.clear(), trace().intervals.clear();

@@ -19,6 +19,8 @@ void check(cudaError_t error, const char* what) {
 cudaStream_t of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t of_event(Event event) { return static_cast<cudaEvent_t>(event); }
 
+constexpr size_t kSpare = 16384;
+
 struct Measured {
   std::string name;
   int stream;
@@ -30,19 +32,30 @@ struct Device {
   std::mutex mutex;
   std::map<Stream, int> numbers;
   std::vector<Measured> measured;
+  std::vector<cudaEvent_t> spare;  // timed events, made before a traced stretch begins
   cudaEvent_t base = nullptr;
   double base_us = 0;
 };
 Device& device() { static auto* made = new Device; return *made; }
 
-// A timed event needs an origin: the moment of the first interval, by both clocks.
+// A timed event needs an origin, by both clocks: the moment when tracing began.
 void set_base(Device& d) {
-  if (d.base) return;
   TB_CHECK(cudaDeviceSynchronize());
-  TB_CHECK(cudaEventCreate(&d.base));
+  if (!d.base) TB_CHECK(cudaEventCreate(&d.base));
   TB_CHECK(cudaEventRecord(d.base, nullptr));
   TB_CHECK(cudaEventSynchronize(d.base));
   d.base_us = now_us();
+}
+
+cudaEvent_t timed_event(Device& d) {
+  cudaEvent_t made;
+  if (d.spare.empty()) {
+    TB_CHECK(cudaEventCreate(&made));
+    return made;
+  }
+  made = d.spare.back();
+  d.spare.pop_back();
+  return made;
 }
 
 __global__ void spin_kernel(long long ns) {
@@ -162,11 +175,9 @@ Piece::Piece(Stream stream, Work work, const char* name) : stream_(stream) {
   if (!tracing()) return;
   Device& d = device();
   Measured made{name, number, nullptr, nullptr, current_op()};
-  TB_CHECK(cudaEventCreate(&made.begin));
-  TB_CHECK(cudaEventCreate(&made.end));
   {
     std::lock_guard<std::mutex> guard(d.mutex);
-    set_base(d);
+    made.begin = timed_event(d), made.end = timed_event(d);
     d.measured.push_back(made);
   }
   cudaEventRecord(made.begin, of(stream));
@@ -186,9 +197,20 @@ void settle_intervals() {
     cudaEventElapsedTime(&begin, d.base, each.begin);
     cudaEventElapsedTime(&end, d.base, each.end);
     interval(each.name.c_str(), each.stream, d.base_us + begin * 1e3, d.base_us + end * 1e3, each.op);
-    cudaEventDestroy(each.begin), cudaEventDestroy(each.end);
+    d.spare.push_back(each.begin), d.spare.push_back(each.end);
   }
   d.measured.clear();
+}
+
+void prepare_intervals() {
+  Device& d = device();
+  std::lock_guard<std::mutex> guard(d.mutex);
+  while (d.spare.size() < kSpare) {
+    cudaEvent_t made;
+    TB_CHECK(cudaEventCreate(&made));
+    d.spare.push_back(made);
+  }
+  set_base(d);
 }
 
 }  // namespace tb

@@ -242,5 +242,6 @@ void spin(Stream stream, double us) {
 }
 
 void settle_intervals() { device_sync(); }
+void prepare_intervals() {}
 
 }  // namespace tb
