@@ -197,8 +197,8 @@ def _ops(program: Any) -> Iterator[Any]:
 _ROLES = {0: "forward", 1: "backward", 2: "optimize"}
 
 
-def planned_ops(plan: Any) -> tuple[list[str], list[tuple[int, str, str, str, int | None]]]:
-    """The jobs of a plan by name, and their operations in host order: job, kernel, stream, role, micro-batch."""
+def planned_ops(plan: Any) -> tuple[list[str], list[tuple[int, str, str, str, int | None, str]]]:
+    """The jobs of a plan by name, and their operations in host order: job, kernel, stream, role, micro-batch, what they say they are."""
     jobs, rows = list(plan.job_list()), []
     one_id = len({job.micro_batch_id() for job in jobs}) == 1  # then jobs mix micro-batches, or there is one
     for number, job in enumerate(jobs):
@@ -209,11 +209,11 @@ def planned_ops(plan: Any) -> tuple[list[str], list[tuple[int, str, str, str, in
     return [job.type() for job in jobs], rows
 
 
-def _row(op: Any, name: str, micro_batch: int | None) -> tuple[str, str, str, int | None]:
+def _row(op: Any, name: str, micro_batch: int | None) -> tuple[str, str, str, int | None, str]:
     attributes = op.attrs()
     label = attributes.get("interlace_at", "")
     if label.startswith("micro-batch "):
         micro_batch = int(label.removeprefix("micro-batch ").partition(",")[0])
     stream = attributes.get("execution_stream", "")
     stream = "" if stream in DEFAULT_STREAMS else stream
-    return KERNEL_NAMES.get(name, name), stream, _ROLES.get(op.op_role, "other"), micro_batch
+    return KERNEL_NAMES.get(name, name), stream, _ROLES.get(op.op_role, "other"), micro_batch, label
