@@ -4,12 +4,12 @@
 #include <utility>
 
 #include "paddle/phi/core/enforce.h"
+#include "trap.h"
 
 
 namespace tb {
 namespace {
 
-constexpr unsigned char kPoison = 0xff;  // NaN in every floating type, -1 in every integer
 constexpr size_t kAlign = 256;
 constexpr int kMostRead = 8;
 
@@ -178,6 +178,7 @@ phi::Allocator::AllocationPtr Pool::Allocate(size_t size) {
   void* address = take(rounded(size), &got);
   allocated.add(size);
   note("allocate", stream_number(stream_), address, size);
+  trap_made(address, stream_);
   phi::CustomPlace place("testbed", device_);
   return AllocationPtr(new Block(this, address, got, size, place), [](phi::Allocation* block) { delete block; });
 }
@@ -236,6 +237,7 @@ void Pool::give_back(Block* block) {
   note("free", stream_number(stream_), block->ptr_, block->asked);
   std::set<Stream> readers = std::move(block->readers_);
   if (switches.record == 1 && block->last_ && block->last_ != stream_) readers = {block->last_};
+  trap_freed(block->ptr_, readers.empty() ? nullptr : *readers.begin());
   std::lock_guard<std::mutex> guard(mutex_);
   if (readers.empty() || !switches.hold) {
     keep_free(block->ptr_, block->size_);

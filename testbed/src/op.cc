@@ -1,5 +1,9 @@
 #include "op.h"
 
+#include <cstring>
+
+#include "trap.h"
+
 namespace tb {
 
 void refuse(const std::string& op, const std::string& why) {
@@ -30,14 +34,27 @@ void use_pool(const phi::CustomContext& context) {
   const_cast<phi::CustomContext&>(context).SetAllocator(pool);  // the wheel's own kernels for any device take it too
 }
 
+#ifdef TESTBED_CUDA
+void look(const Op& op, long, const DenseTensor*, const char*) { refuse(op.name, "cannot look for poison here: the switch trap is for host threads"); }
+#else
+// Integers may well be -1, and what `empty` gives and a broadcast fills is poison until then.
+void look(const Op& op, long number, const DenseTensor* tensor, const char* what) {
+  bool floating = tensor && tensor->initialized() && (tensor->dtype() == DataType::FLOAT32 || tensor->dtype() == DataType::BFLOAT16);
+  if (floating && strcmp(op.name, "empty"))
+    trap_look(op.stream, op.name, number, what, tensor->data(), tensor->numel(), phi::SizeOf(tensor->dtype()));
+}
+#endif
+
 }  // namespace
 
 Op::Op(const phi::CustomContext& context, const char* name, const std::vector<const DenseTensor*>& reads)
     : name(name), stream(context.stream()), context_(context), touched_(reads) {
   use_pool(context);
-  begin_op(name, stream_number(stream));
+  number_ = begin_op(name, stream_number(stream));
   for (const DenseTensor* each : reads)
     if (each && each->initialized() && phi::is_cpu_place(each->place())) refuse(name, "reads host memory, which no device function can");
+  if (switches.trap && strcmp(name, "broadcast"))
+    for (const DenseTensor* each : reads) look(*this, number_, each, "reads poison in");
 }
 
 Op::Op(const phi::CustomContext& context, const char* name, std::initializer_list<const DenseTensor*> reads)
@@ -47,7 +64,11 @@ Op::~Op() {
   end_op();
   for (const DenseTensor* each : touched_) {
     auto* block = each ? dynamic_cast<Block*>(each->Holder().get()) : nullptr;
-    if (block) block->touched_by(stream);
+    if (block) {
+      block->touched_by(stream);
+      trap_touched(block->ptr(), stream, name, number_);
+    }
+    if (switches.trap) look(*this, number_, each, "is done, and poison are");
   }
 }
 

@@ -49,6 +49,7 @@ class Op {
   const Stream stream;
 
  private:
+  long number_ = 0;
   const phi::CustomContext& context_;
   std::vector<const DenseTensor*> touched_;
   std::vector<phi::Allocator::AllocationPtr> scratch_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import time
 from pathlib import Path
@@ -76,15 +77,19 @@ def test_bfloat16_with_offload(plugin: Path, tmp_path: Path) -> None:
 
 
 def test_without_waits_the_poison_is_read(stock_pp2: LaunchResult, tmp_path: Path) -> None:
-    broken = train(tmp_path, "gpt", 2, ("--pp", "2"), "mixed", TESTBED_SWITCHES="drop_waits=1")
+    broken = train(tmp_path, "gpt", 2, ("--pp", "2"), "mixed", TESTBED_SWITCHES="drop_waits=1,trap=1")
     assert bits(broken) != bits(stock_pp2)
+    logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("rank*.log"))
+    assert re.search(r"testbed: poison: op \d+ \w+ on stream \d+ .* their memory: made for stream \d+, op \d+ ", logs)
 
 
 # -- the road's training cases ---------------------------------------------------------------------------------------
 
-ALWAYS = ("pp2 vpp2, offload", "dp2 mp2 sharding 1, clip", "pp2 mp2, everything on")
-"""Run each time; `TESTBED_ALL=1` runs the whole list (three minutes on two cores). Of that, `pp4 mixed, offload` and `pp4 zero
-bubble` are right in most runs only: now and then the last stage's second step reads poison, and it is not known why."""
+DELAYED = {
+    "pp4 zero bubble": "seed=1,permille=300,max_us=60000,kinds=copy",
+    "pp4 mixed, offload": "seed=3,permille=300,max_us=60000,kinds=copy",
+}
+"""Delays under which a case once read poison; the others are delayed a little everywhere."""
 
 
 def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **variables: str) -> LaunchResult:
@@ -101,11 +106,12 @@ def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **var
     return launch(EXAMPLES / f"{model}.py", [*args, "--layers", str(layers), "--steps", "2"], world, env, None, tmp_path / "logs", 60.0)
 
 
-@pytest.mark.parametrize("name", list(CASES) if os.environ.get("TESTBED_ALL") else ALWAYS)
+@pytest.mark.parametrize("name", CASES)
 def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, name: str) -> None:
     """acceptance: R1, R5, S4, M2."""
     stock = of_the_road(tmp_path, name, None)
-    planned = of_the_road(tmp_path, name, CASES[name][3], TESTBED_DELAYS=f"seed={len(name)},permille=25,max_us=1500")
+    delays = DELAYED.get(name, f"seed={len(name)},permille=25,max_us=1500")
+    planned = of_the_road(tmp_path, name, CASES[name][3], TESTBED_DELAYS=delays)
     assert bits(planned) == bits(stock)
     assert digests(planned) == digests(stock)
 

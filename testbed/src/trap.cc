@@ -1,0 +1,86 @@
+#include "trap.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace tb {
+namespace {
+
+constexpr int kMostReports = 8;
+constexpr size_t kMostLives = 64;  // of one address
+
+struct Life {
+  long last_op = 0;
+  std::string text;
+};
+
+struct Lives {
+  std::mutex mutex;
+  std::map<const void*, std::vector<Life>> of;
+};
+Lives& lives() { static auto* made = new Lives; return *made; }
+
+void add(const void* address, const std::string& text, long op = 0) {
+  std::lock_guard<std::mutex> guard(lives().mutex);
+  auto& all = lives().of[address];
+  if (all.empty()) all.emplace_back();
+  all.back().text += text;
+  all.back().last_op = std::max(all.back().last_op, op);
+}
+
+// The life of the memory at the time of an operation: by the time it runs, the host may have given the memory to others.
+std::string life(const void* address, long op) {
+  std::lock_guard<std::mutex> guard(lives().mutex);
+  for (const Life& each : lives().of[address])
+    if (each.last_op >= op) return each.text;
+  return "not the testbed's";
+}
+
+size_t count_poison(const unsigned char* bytes, size_t n, size_t element) {
+  size_t found = 0;
+  for (size_t k = 0; k < n; ++k, bytes += element) {
+    size_t same = 0;
+    while (same < element && bytes[same] == kPoison) ++same;
+    found += same == element;
+  }
+  return found;
+}
+
+}  // namespace
+
+void trap_made(const void* address, Stream owner) {
+  if (!switches.trap) return;
+  std::lock_guard<std::mutex> guard(lives().mutex);
+  auto& all = lives().of[address];
+  if (all.size() == kMostLives) all.erase(all.begin());
+  all.push_back({0, "made for stream " + std::to_string(stream_number(owner))});
+}
+
+void trap_touched(const void* address, Stream stream, const char* op, long number) {
+  if (!switches.trap) return;
+  add(address, ", op " + std::to_string(number) + " " + op + " on " + std::to_string(stream_number(stream)), number);
+}
+
+void trap_freed(const void* address, Stream reader) {
+  if (!switches.trap) return;
+  add(address, reader ? ", freed and held for stream " + std::to_string(stream_number(reader)) : std::string(", freed"));
+}
+
+void trap_look(Stream stream, const char* op, long number, const char* what, const void* values, size_t n, size_t element) {
+  if (!switches.trap) return;
+  stream_callback(stream, [=] {
+    static std::atomic<int> reports{0};
+    size_t found = count_poison(static_cast<const unsigned char*>(values), n, element);
+    if (!found || reports++ >= kMostReports) return;
+    fprintf(stderr, "testbed: poison: op %ld %s on stream %d %s %zu of %zu values; their memory: %s\n", number, op, stream_number(stream),
+            what, found, n, life(values, number).c_str());
+  });
+}
+
+}  // namespace tb
