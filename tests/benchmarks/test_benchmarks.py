@@ -48,6 +48,12 @@ def test_oracle(tmp_path: Path) -> None:
         assert all(row["peak_over_plain"] <= 1 for row in found["planner"] if row["memory"] != "free")
 
 
+def test_splitting(tmp_path: Path) -> None:
+    """docs/decisions/007: parts of products gain less than they cost."""
+    rows = [row for found in quick("splitting", tmp_path / "splitting.json")["configurations"].values() for row in found]
+    assert all(row["gain"] < (0.01 if row["overhead"] == 0 else 0.0) for row in rows)
+
+
 @pytest.mark.paddle
 def test_executor(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
