@@ -107,10 +107,6 @@ class Costs(ABC):
             rows.append(Row(op.id, op.kind, op.layer, self.category(op, values, groups), *msgspec.structs.astuple(found)))
         return rows
 
-    def unknown_kinds(self, program: Program) -> dict[str, int]:
-        """Kinds whose time is not known -> number of operations."""
-        return dict(sorted(Counter(row.kind for row in self.table(program) if row.how == "unknown").items()))
-
     def explain(self, program: Program) -> str:
         """The table's totals by how they were found, and what is unknown."""
         return explain_rows(self.table(program))

@@ -142,9 +142,3 @@ class CopyTimes:
                 return Found(sample.dur_ns, True, sample.spread_ns / sample.dur_ns, note)
         curve = Curve((s.size_bytes, s.dur_ns) for s in samples)
         return Found(curve.at(size_bytes), False, SIZE_ERROR if curve.inside(size_bytes) else BEYOND_ERROR, note)
-
-    def bytes_per_s(self, direction: str) -> float:
-        """Rate of the largest measured copy; 0 where none was measured."""
-        samples = self._points.get(direction)
-        best = max(samples, key=lambda s: s.size_bytes) if samples else None
-        return best.size_bytes * 1e9 / best.dur_ns if best else 0.0

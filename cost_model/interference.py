@@ -37,11 +37,6 @@ def pair_time(op_ns: float, beside_ns: float, stretch_op: float, stretch_beside:
     return first + max(op_ns - first / stretch_op, beside_ns - first / stretch_beside)
 
 
-def hidden_share(op_ns: float, beside_ns: float, together_ns: float) -> float:
-    """Share of the shorter operation's time that running both at once saves."""
-    return (op_ns + beside_ns - together_ns) / min(op_ns, beside_ns)
-
-
 class InterferenceTable:
     """Look-ups over measured rows; O(rows) once, then O(1) a pair."""
 

@@ -96,10 +96,6 @@ class CostModel(Costs):
         """Time the host spends on one job beyond its operations."""
         return self.profile.host.job_ns
 
-    def copy_bytes_per_s(self, direction: str) -> float:
-        """Rate of large copies, `d2h` or `h2d`; 0 where none was measured."""
-        return self._copies.bytes_per_s(direction)
-
     # -- one operation ----------------------------------------------------------------------------------------------
 
     def _estimate(self, op: Op, values: Values, groups: Groups) -> Estimate:

@@ -132,10 +132,10 @@ class _Pair:
                 yield from ((op.id, other) for other, wrote in touched.get(storage, ()) if writes or wrote)
 
     def _state(self, op: Op) -> dict[int, bool]:
-        """Persistable storages that an operation touches, and whether it writes them."""
+        """Persistable storages whose contents an operation touches, and whether it writes them."""
         values = self.graph.values
         written = {values[op.operands[operand]].storage for _, operand in op.inplace}
-        touched = {values[v].storage for v in (*op.operands, *op.results) if v != ABSENT and values[v].persistable}
+        touched = {values[v].storage for v in (*self.graph.reads(op), *op.results) if values[v].persistable}
         return {storage: storage in written for storage in touched}
 
     def _node(self, side: str, op: Op, filler: bool) -> None:

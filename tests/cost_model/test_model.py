@@ -54,7 +54,6 @@ def test_an_unknown_kind_is_a_marked_lower_bound_and_listed(h200):
     assert (found.how, found.detail.startswith("lower bound")) == ("unknown", True)
     text = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
     program = parse(text + "#0 %0:float32[4] = pd_op.data() forward\n#1 %1:float32[4] = pd_op.fft_c2c(%0) forward\n")
-    assert h200.unknown_kinds(program) == {"fft_c2c": 1}
     assert "fft_c2c (1)" in h200.explain(program)
 
 
@@ -120,7 +119,6 @@ def test_copies_know_their_direction_and_how_many_devices_copy(h200):
     assert h200.category(*back) == "copy:h2d"
     assert 1_650_000 < h200.op_time(*down).dur_ns < 1_750_000
     assert CostModel(h200.profile, copy_ranks=1).op_time(*down).dur_ns == pytest.approx(1_212_000, rel=0.01)
-    assert 38e9 < h200.copy_bytes_per_s("d2h") < 41e9
 
 
 def test_categories(h200):

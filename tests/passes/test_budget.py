@@ -46,7 +46,7 @@ def test_a_plan_keeps_its_budget_on_the_place_or_is_refused() -> None:
     refusals: list[bool] = []
 
     @settings(max_examples=30, deadline=None, database=None)
-    @given(worlds(max_pp=2, max_micro_batches=5, schedule="1F1B"), st.sampled_from([0.7, 0.85, 1.0]))
+    @given(worlds(max_pp=2, max_micro_batches=5, schedule="1F1B"), st.sampled_from([0.7, 0.85, 1.0, 1.5, 2.0]))
     def holds(world: World, share: float) -> None:
         keeps_or_refuses(world, share, kept, refusals)
 
