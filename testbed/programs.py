@@ -19,7 +19,7 @@ from testbed.device import NAME, TestbedError
 
 SHARED_STREAM_VARIABLE = "TESTBED_SHARED_STREAM"  # "first": two rings of one stream name use the first's, as the GPU place does
 EVENT_STREAM = "testbed_events"
-HOST_OPS = frozenset({"data", "fetch", "feed", "full_int_array", "shadow_output", "nop", "print", "shape", "share_var"})
+HOST_OPS = frozenset({"data", "fetch", "feed", "full_int_array", "shadow_output", "if", "nop", "print", "shape", "share_var"})
 KERNEL_NAMES = {"assign_out": "assign", "flatten": "flatten", "send_v2": "broadcast", "recv_v2": "broadcast"}
 DEFAULT_STREAMS = frozenset({"", "DefaultStream"})
 
@@ -189,7 +189,15 @@ def _type_name(value: Any) -> str:
 
 
 def _ops(program: Any) -> Iterator[Any]:
-    return iter(list(program.global_block().ops))
+    """All operations, those of branches behind the operation that holds them."""
+    return iter(list(_ops_in(program.global_block())))
+
+
+def _ops_in(block: Any) -> Iterator[Any]:
+    for op in block.ops:
+        yield op
+        for inner in op.blocks():
+            yield from _ops_in(inner)
 
 
 # -- what a trace is named by ----------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def _patch_groups(rank: int, run_dir: Path) -> None:
             return
         self._is_instantiate = True
         ranks = [int(each) for each in self.ranks]
-        if len(ranks) > 1 and rank in ranks:
+        if rank in ranks:
             make_ring(int(self.id), ranks.index(rank), len(ranks), run_dir / f"ring{self.id}_{ranks[0]}")
 
     process_group.ProcessGroup.instantiate = instantiate
@@ -152,6 +152,7 @@ def _ring_id(ring: int, rank: int, meeting: Path) -> bytes:
 def _patch_engine() -> None:
     import paddle
     from paddle.distributed.auto_parallel.static import engine as engine_module
+    from paddle.distributed.auto_parallel.static import process_group
 
     engine_class = engine_module.Engine
     make, initialize, clean_up = engine_class.__init__, engine_class._initialize, engine_module.remove_unuseful_comm_op_pass
@@ -163,6 +164,9 @@ def _patch_engine() -> None:
 
     def initialize_prepared(self: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
         nonlocal starting
+        if self._nranks == 1:  # where Paddle makes no group; a collective of one rank inside a branch stays, and wants its ring
+            for group in process_group.get_all_process_groups():
+                group.instantiate()
         _prepare_mode(self, mode)
         starting = True
         try:

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "op.h"
+#include "zoo.h"
 
 namespace tb {
 namespace {
@@ -222,8 +223,47 @@ void SgdKernel(const Context& c, const DenseTensor& parameter, const DenseTensor
   k_sgd(op.stream, type_of(parameter), out->data(), kept, type_of(grad), grad.data(), static_cast<const float*>(step), parameter.numel());
 }
 
+template <typename T, typename Context>
+void MomentumKernel(const Context& c, const DenseTensor& parameter, const DenseTensor& grad, const DenseTensor& velocity, const DenseTensor& rate,
+                    const Optional& master, float mu, bool nesterov, const std::string& regularization, float decay, bool multi_precision,
+                    float rescale, DenseTensor* parameter_out, DenseTensor* velocity_out, DenseTensor* master_out) {
+  Op op(c, "momentum", {&parameter, &grad, &velocity, &rate});
+  if (parameter_out->data() != parameter.data() || velocity_out->data() != velocity.data())
+    refuse(op.name, "parameter and velocity must be updated in place");
+  if (!regularization.empty() && regularization != "l2_decay") refuse(op.name, "no regularization " + regularization);
+  float* kept = master_of(op.name, multi_precision, master, master_out);
+  k_momentum(op.stream, type_of(parameter), parameter_out->data(), kept, type_of(grad), grad.data(), f32(velocity_out), f32(rate), mu,
+             regularization.empty() ? 0.f : decay, rescale, nesterov, parameter.numel());
+}
+
+template <typename T, typename Context>
+void LambKernel(const Context& c, const DenseTensor& parameter, const DenseTensor& grad, const DenseTensor& rate, const DenseTensor& moment1,
+                const DenseTensor& moment2, const DenseTensor& power1, const DenseTensor& power2, const Optional& master, const Optional& skip,
+                float decay, float beta1, float beta2, float epsilon, bool adapt, bool multi_precision, DenseTensor* parameter_out,
+                DenseTensor* moment1_out, DenseTensor* moment2_out, DenseTensor* power1_out, DenseTensor* power2_out, DenseTensor* master_out) {
+  Op op(c, "lamb", {&parameter, &grad, &rate, &moment1, &moment2});
+  if (skip) refuse(op.name, "no skipped updates");
+  if (parameter_out->data() != parameter.data() || moment1_out->data() != moment1.data() || moment2_out->data() != moment2.data())
+    refuse(op.name, "parameter and moments must be updated in place");
+  float* kept = master_of(op.name, multi_precision, master, master_out);
+  Powers powers(op, power1, power2);
+  auto* step = static_cast<float*>(op.scratch(parameter.numel() * sizeof(float)));
+  k_lamb(op.stream, {beta1, beta2, epsilon, decay, adapt}, type_of(parameter), parameter_out->data(), kept, type_of(grad), grad.data(),
+         f32(moment1_out), f32(moment2_out), f32(rate), powers.first, powers.second, step, parameter.numel());
+  next_power(c, op, power1, beta1, power1_out);
+  next_power(c, op, power2, beta2, power2_out);
+}
+
 }  // namespace tb
 
+TB_KERNEL(momentum, MomentumKernel, TB_FLOATS) {
+  for (int k : {1, 2}) kernel->OutputAt(k).SetDataType(phi::DataType::FLOAT32);
+}
+TB_KERNEL(lamb, LambKernel, TB_FLOATS) {
+  for (int k : {5, 6}) kernel->InputAt(k).SetBackend(phi::Backend::ALL_BACKEND);
+  for (int k : {1, 2, 3, 4, 5}) kernel->OutputAt(k).SetDataType(phi::DataType::FLOAT32);
+  for (int k : {3, 4}) kernel->OutputAt(k).SetBackend(phi::Backend::UNDEFINED);
+}
 TB_KERNEL(matmul, MatmulKernel, TB_FLOATS) {}
 TB_KERNEL(matmul_grad, MatmulGradKernel, TB_FLOATS) {}
 TB_KERNEL(softmax, SoftmaxKernel, TB_FLOATS) {}

@@ -14,6 +14,7 @@ import pytest
 
 from interlace.errors import LaunchError
 from interlace.launch import LaunchResult, launch
+from tests.road import test_zoo
 from tests.road.test_training import CASES, configured
 
 pytestmark = pytest.mark.paddle
@@ -114,6 +115,23 @@ def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, name: str
     planned = of_the_road(tmp_path, name, CASES[name][3], TESTBED_DELAYS=delays)
     assert bits(planned) == bits(stock)
     assert digests(planned) == digests(stock)
+
+
+ZOO = [name for name, (_, _, options) in test_zoo.CASES.items() if "assign_streams" not in options]
+"""Without streams of ours the plan keeps Paddle's, and is refused: it sends gradients' norms that may be freed."""
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_models_unlike_a_transformer_under_delays(plugin: Path, tmp_path: Path, name: str) -> None:
+    """acceptance: R1, P3. Stock Paddle runs with every reader recorded: with the last one only, its second step reads poison in one case."""
+    world, words, options = test_zoo.CASES[name]
+    (tmp_path / "case.yaml").write_text(configured(options))
+    stock = {"INTERLACE_DISABLE": "1", "TESTBED_SWITCHES": "record=2"}
+    ours = {"INTERLACE_CONFIG": os.fspath(tmp_path / "case.yaml"), "TESTBED_DELAYS": DELAYS}
+    results = [launch(test_zoo.SCRIPT, words.split(), world, {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", **env}, None,
+                      tmp_path / "logs", 60.0) for env in (stock, ours)]  # fmt: skip
+    assert bits(results[0]) == bits(results[1])
+    assert digests(results[0]) == digests(results[1])
 
 
 # -- pinned memory and faults ----------------------------------------------------------------------------------------
