@@ -173,6 +173,16 @@ def synchronize() -> None:
     plugin().tb_sync()
 
 
+@contextmanager
+def fresh_memory() -> Iterator[None]:
+    """Copies to the device wait for nothing, on host threads: what they fill must be new, and stay until the device is idle."""
+    plugin().tb_fresh(1)
+    try:
+        yield
+    finally:
+        plugin().tb_fresh(0)
+
+
 def memory() -> Memory:
     """Bytes held now, and the most held since `reset_peaks`."""
     numbers = (ctypes.c_size_t * 10)()

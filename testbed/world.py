@@ -27,6 +27,7 @@ REPORT_VARIABLE = "TESTBED_REPORT"  # a folder that gets each rank's memory numb
 INPLACE_VARIABLE = "TESTBED_INPLACE"  # 0 or 1: Paddle's in-place pass
 TRACE_RUN_VARIABLE = "TESTBED_TRACE_RUN"  # 0 or 1: the executor issues all from one thread, with no hand-over to others
 ID_BYTES = 128
+KEPT_FEEDS = 8  # steps that the host may be ahead of the device
 _ID_TIMEOUT_S = 60.0
 _PREPARED = "interlace_prepared"
 
@@ -182,10 +183,20 @@ def _patch_engine() -> None:
         if starting:
             prepare_program(program, "startup")
 
+    fed: list[dict[str, Any]] = []
+
     def feed_device(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Jobs after the first read what was fed as it lies: on the device, as a loader on a GPU would give it."""
-        found = prepare_feed(self, *args, **kwargs)
-        return {name: _on_device(value) for name, value in found.items()}
+        """Jobs after the first read what was fed as it lies: on the device, as a loader on a GPU would give it.
+
+        The host goes on meanwhile, and so must not give back what steps before may still read.
+        """
+        if len(fed) == KEPT_FEEDS:
+            device.synchronize()
+            fed.clear()
+        given = prepare_feed(self, *args, **kwargs)
+        with device.fresh_memory():
+            fed.append({name: _on_device(value) for name, value in given.items()})
+        return fed[-1]
 
     prepare_feed = engine_class._prepare_feed
     engine_class._prepare_feed = feed_device

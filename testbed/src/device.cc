@@ -1,4 +1,5 @@
 // The plugin's face: Paddle's table of device functions, filled from runtime.h, memory.h and ccl.h.
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -164,9 +165,14 @@ C_Status allocate_host(const C_Device, void** address, size_t size) {
 }
 C_Status deallocate_host(const C_Device, void* address, size_t) { return pinned_free(address), C_SUCCESS; }
 
+std::atomic<bool> to_fresh_memory{false};
+
 template <Copy kind>
 C_Status copy(const C_Device, void* to, const void* from, size_t size) {
   note("copy_now", -1, to, size);
+#ifndef TESTBED_CUDA
+  if (kind == Copy::host_to_device && to_fresh_memory) return memcpy(to, from, size), C_SUCCESS;
+#endif
   return guarded("copy", [&] { copy_now(to, from, size, kind); });
 }
 template <Copy kind>
@@ -289,3 +295,5 @@ TB_EXPORT void InitPlugin(CustomRuntimeParams* params) {
 }
 
 TB_EXPORT void tb_sync() { device_sync(); }
+// What is copied in meanwhile goes to memory that no work uses: a host thread's copy waits for nothing then.
+TB_EXPORT void tb_fresh(int on) { to_fresh_memory = on; }

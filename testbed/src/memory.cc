@@ -171,6 +171,7 @@ void Pool::release() {
     reserved.drop(each.first);
   }
   free_.clear();
+  unpoisoned_.clear();
 }
 
 phi::Allocator::AllocationPtr Pool::Allocate(size_t size) {
@@ -186,6 +187,7 @@ phi::Allocator::AllocationPtr Pool::Allocate(size_t size) {
 void* Pool::take(size_t size, size_t* got) {
   std::unique_lock<std::mutex> lock(mutex_);
   collect_held();
+  poison_freed();
   auto found = free_.lower_bound(size);
   if (found != free_.end() && found->first <= size + size / 4) {
     void* address = found->second;
@@ -226,10 +228,37 @@ void Pool::collect_held() {
   held_.erase(kept, held_.end());
 }
 
-// The next op of this stream may write here: with poison it does so at once, after everything this stream was given.
 void Pool::keep_free(void* address, size_t size) {
-  if (switches.poison) fill_async(stream_, address, kPoison, size);
+  if (switches.poison) unpoisoned_.emplace_back(address, size);
   free_.emplace(size, address);
+}
+
+// The next op of this stream is the first that may write what was freed before: behind all that it waits for, and ahead of its work.
+void Pool::op_begins() {
+  if (!switches.poison) return;
+  std::lock_guard<std::mutex> guard(mutex_);
+  poison_freed();
+  for (Held& each : held_) {
+    each.op_behind = true;
+    if (each.readers == 0) poison(each);
+  }
+}
+
+void Pool::poison_freed() {
+  for (auto& each : unpoisoned_) fill_async(stream_, each.first, kPoison, each.second);
+  unpoisoned_.clear();
+}
+
+// The host may stand anywhere when the last reader is done, and may then hand the block to an op of this stream: it does so here.
+void Pool::reader_is_done(size_t number) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (Held& each : held_)
+    if (each.number == number && --each.readers == 0 && each.op_behind) poison(each);
+}
+
+void Pool::poison(Held& held) {
+  if (!held.poisoned) fill_async(stream_, held.address, kPoison, held.size);
+  held.poisoned = true;
 }
 
 void Pool::give_back(Block* block) {
@@ -243,12 +272,14 @@ void Pool::give_back(Block* block) {
     keep_free(block->ptr_, block->size_);
     return;
   }
-  Held held{block->ptr_, block->size_, {}};
+  held_.push_back({block->ptr_, block->size_, {}, ++num_held_, readers.size()});
   for (Stream each : readers) {
-    held.events.push_back(event_create());
-    event_record(held.events.back(), each);
+    held_.back().events.push_back(event_create());
+    event_record(held_.back().events.back(), each);
+#ifndef TESTBED_CUDA  // there a callback may ask for nothing on a stream
+    if (switches.poison) stream_callback(each, [this, number = num_held_] { reader_is_done(number); });
+#endif
   }
-  held_.push_back(std::move(held));
 }
 
 // ---- pinned, for copies

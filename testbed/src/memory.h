@@ -53,24 +53,34 @@ class Pool : public phi::Allocator {
   bool IsAllocThreadSafe() const override { return true; }
   Stream stream() const { return stream_; }
   void give_back(Block* block);
+  void op_begins();  // an op of this stream is about to be issued, behind what it waits for
 
  private:
   struct Held {
     void* address;
     size_t size;
     std::vector<Event> events;
+    size_t number;           // names it
+    size_t readers;          // that are not done
+    bool op_behind = false;  // whether an op of this stream was issued since
+    bool poisoned = false;
   };
   Pool(int device, Stream stream) : device_(device), stream_(stream) {}
   void* take(size_t size, size_t* got);
   void collect_held();
   void keep_free(void* address, size_t size);
   void release();
+  void poison_freed();
+  void reader_is_done(size_t number);
+  void poison(Held& held);
 
   const int device_;
   const Stream stream_;
   std::mutex mutex_;
   std::multimap<size_t, void*> free_;
   std::vector<Held> held_;
+  std::vector<std::pair<void*, size_t>> unpoisoned_;  // of the free ones
+  size_t num_held_ = 0;
 };
 
 // Pinned host memory; a copy says that it uses a buffer, and by which stream.

@@ -32,6 +32,7 @@ namespace {
 void use_pool(const phi::CustomContext& context) {
   auto* pool = Pool::of(context.GetPlace().GetDeviceId(), context.stream());
   const_cast<phi::CustomContext&>(context).SetAllocator(pool);  // the wheel's own kernels for any device take it too
+  pool->op_begins();
 }
 
 #ifdef TESTBED_CUDA
