@@ -161,6 +161,8 @@ def _patch_engine() -> None:
 
     def make_here(self: Any, *args: Any, **kwargs: Any) -> None:
         paddle.set_device(DEVICE)
+        generator = paddle.base.core.default_custom_device_generator(paddle.CustomPlace(device.NAME, 0))
+        generator.manual_seed(paddle.base.core.default_cpu_generator().initial_seed())  # paddle.seed met the CPU
         make(self, *args, **kwargs)
 
     def initialize_prepared(self: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
