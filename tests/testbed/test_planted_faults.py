@@ -1,0 +1,170 @@
+"""Missing orders, one of each class of the checker, planted into real plans: refused by the checker, and wrong when they run.
+
+Each fault comes as two worlds, one safe and one without a single order. What the checker says of the broken one names the work that
+may come too late; that work is delayed. The safe one must then give stock's bits and the broken one must not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from interlace.ir import Program, load
+from interlace.launch import LaunchResult, launch
+from interlace.scheduler.hazards import Finding, Place, check
+from tests.testbed.faults import FAULTS, Fault
+from tests.testbed.tasks import NUM_STEPS, VARIABLE, Done, Front, Task
+from tests.testbed.test_training import ALL, EXAMPLES
+
+pytestmark = pytest.mark.paddle
+ROOT = Path(__file__).resolve().parents[2]
+BASES = {"pp2": ("mixed", ("--pp", "2", "--clip-grad", "1")), "mp2": ("dx-first", ("--mp", "2", "--schedule", "1F1B"))}
+SIZE = ("--layers", "2", "--micro-batches", "4", "--steps", str(NUM_STEPS + 1))
+DELAY_US = 200_000
+TURNS = {"copy": (4, 6000), "collective": (4, 20000), "compute": (4, 2000)}
+"""Kind of work -> runs in which each piece of that kind is delayed once, and by how many microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A fault in a base's plans: the safe world, the broken one, what the checker says of both, and what came out of training."""
+
+    fault: Fault
+    safe: list[Program]
+    broken: list[Program]
+    safe_findings: list[Finding]
+    findings: list[Finding]
+
+    def fronts(self) -> tuple[Front, ...]:
+        """A delay in front of what the checker says may come too late."""
+        late = next(finding for finding in self.findings if finding.kind != "event-order").items[0]
+        return (Front(late.rank, (late.op, late.micro_batch), DELAY_US),) if self.fault.delayed else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Stock Paddle's run of a base, the planted faults, and by task what each rank found."""
+
+    stock: list[Done]
+    planted: dict[str, Planted]
+    done: dict[str, list[Done]]
+
+
+@pytest.fixture(scope="module")
+def pp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """All faults of a pipeline, in one run of its ranks."""
+    return _train("pp2", tmp_path_factory.mktemp("pp2"))
+
+
+@pytest.fixture(scope="module")
+def mp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The same of two tensor-parallel ranks."""
+    return _train("mp2", tmp_path_factory.mktemp("mp2"))
+
+
+def _train(base: str, folder: Path) -> Ran:
+    from interlace.bridge.places.custom import TESTBED_RULES
+
+    form, args = BASES[base]
+    config, stock = folder / "plan.yaml", folder / "stock"
+    config.write_text(ALL.format(form=form) + f"dump: {folder / 'plan'}\n")
+    stock.mkdir()
+    (stock / "tasks.json").write_bytes(msgspec.json.encode([Task("stock")]))
+    _launch(stock, args, INTERLACE_DISABLE="1", TESTBED_SWITCHES="record=2")  # clipping over stages is unsafe in stock's plan
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(_launch, folder, args, INTERLACE_CONFIG=os.fspath(config))
+        planted: dict[str, Planted] = {}
+        try:
+            planted = _plant(base, _plans(folder / "plan", running), TESTBED_RULES)
+        finally:
+            tasks = _tasks(folder, planted)
+            (folder / "part").write_bytes(msgspec.json.encode(tasks))
+            (folder / "part").rename(folder / "tasks.json")
+        running.result()
+    return Ran(_done(stock)["stock"], planted, _done(folder))
+
+
+def _launch(folder: Path, args: Sequence[str], **variables: str) -> LaunchResult:
+    path = os.pathsep.join([os.fspath(ROOT), os.fspath(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+    env = {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", VARIABLE: os.fspath(folder), "PYTHONPATH": path, **variables}
+    return launch(Path(__file__).with_name("planted.py"), [*SIZE, *args], 2, env, None, folder / "logs", 60.0)
+
+
+def _done(folder: Path) -> dict[str, list[Done]]:
+    ranks = [msgspec.json.decode((folder / f"done{rank}.json").read_bytes(), type=list[Done]) for rank in range(2)]
+    return {found[0].name: list(found) for found in zip(*ranks, strict=True)}
+
+
+def _plans(folder: Path, running: Future[LaunchResult]) -> list[Program]:
+    """What the ranks planned, as soon as both have."""
+    files = [folder / f"rank{rank}.ilp" for rank in range(2)]
+    while not all(file.exists() for file in files):
+        if running.done():
+            running.result()
+        time.sleep(0.02)
+    return [load(file) for file in files]
+
+
+def _plant(base: str, plans: list[Program], place: Place) -> dict[str, Planted]:
+    found = {}
+    for name, fault in FAULTS.items():
+        if fault.base == base:
+            safe, broken = fault.plant(plans, lambda world: check(world, place))
+            found[name] = Planted(fault, safe, broken, check(safe, place), check(broken, place))
+    return found
+
+
+def _tasks(folder: Path, planted: dict[str, Planted]) -> list[Task]:
+    """The plan itself first, under delays in turn, then each fault's two worlds."""
+    turns = [(kind, k, count, us) for kind, (count, us) in TURNS.items() for k in range(count)]
+    tasks = [Task(f"{turn[0]} {turn[1]}", turns=turn) for turn in turns] if planted else []
+    for name, each in planted.items():
+        for which, world in (("safe", each.safe), ("broken", each.broken)):
+            plans = folder / name.replace(" ", "_") / which
+            plans.mkdir(parents=True)
+            for program in world:
+                (plans / f"rank{program.rank}").write_bytes(msgspec.msgpack.encode(program))
+            tasks.append(Task(f"{name}, {which}", os.fspath(plans), each.fronts(), each.fault.switches, each.fault.fetch))
+    return tasks
+
+
+def is_same(done: Sequence[Done], stock: Sequence[Done]) -> bool:
+    """Whether losses, where they were fetched, and all that lasts are the same, bit by bit."""
+    return all(_is_rank_same(found, other) for found, other in zip(done, stock, strict=True))
+
+
+def _is_rank_same(found: Done, stock: Done) -> bool:
+    fetched = all(loss in ("", other) for loss, other in zip(found.losses, stock.losses, strict=False))
+    return fetched and not found.error and stock.lasting.items() <= found.lasting.items()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_missing_order_is_refused_and_gives_wrong_numbers(request: pytest.FixtureRequest, name: str) -> None:
+    """acceptance: R5, F5."""
+    ran: Ran = request.getfixturevalue(FAULTS[name].base)
+    planted, safe, broken = ran.planted[name], ran.done[f"{name}, safe"], ran.done[f"{name}, broken"]
+    assert planted.safe_findings == []
+    assert planted.fault.kind in {finding.kind for finding in planted.findings}
+    assert is_same(safe, ran.stock), "the safe plan under the same delay"
+    if planted.fault.kind == "read-before-write":
+        assert all("should exist" in each.error for each in broken), "Paddle's executor itself refuses"
+        return
+    assert not is_same(broken, ran.stock)
+    assert sum(len(each.taken) for each in broken) == len(planted.fronts())
+
+
+@pytest.mark.parametrize("kind", TURNS)
+@pytest.mark.parametrize("base", BASES)
+def test_every_piece_of_work_delayed_in_turn(request: pytest.FixtureRequest, base: str, kind: str) -> None:
+    """acceptance: R5."""
+    ran: Ran = request.getfixturevalue(base)
+    runs = [ran.done[f"{kind} {k}"] for k in range(TURNS[kind][0])]
+    assert all(len(found.taken) > 3 for done in runs for found in done)
+    assert all(is_same(done, ran.stock) for done in runs)
