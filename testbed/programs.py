@@ -8,7 +8,7 @@ device; an operation without a kernel, or two rings under one stream name, is an
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -78,11 +78,22 @@ def _p2p_stream(op: Any) -> str:
 
 
 def _take_holds_along(send: Any) -> None:
-    """A last reader on the send's stream, which holds what is sent, goes where the send goes."""
-    named = send.attrs().get("execution_stream", "")
-    for reader in send.operand_source(0).all_used_ops():
-        if named and reader.name() == "pd_op.share_data" and reader.attrs().get("execution_stream", "") == named:
-            reader.set_execution_stream(_p2p_stream(send))
+    """A last reader on the send's stream, which holds what is sent, goes where the send goes.
+
+    Of several sends of one value each has a reader: they stand on streams of their own here, and each waits for the one before.
+    """
+    named, stream = send.attrs().get("execution_stream", ""), _p2p_stream(send)
+    readers = [op for op in send.operand_source(0).all_used_ops() if op.name() == "pd_op.share_data"]
+    by_stream = [(op, op.attrs().get("execution_stream", "")) for op in sorted(readers, key=lambda op: op.id())]
+    waiting = [op for op, on in by_stream if named and on == named]
+    moved = [op for op, on in by_stream if named and on.startswith(f"{named}.")]
+    if waiting:
+        waiting[0].set_execution_stream(stream)
+        last = moved[0] if moved else None
+        while last is not None and last.result(0).all_used_ops():
+            last = last.result(0).all_used_ops()[0]
+        if last is not None:
+            waiting[0].operand(0).set_source(last.result(0))
 
 
 def _receive(op: Any, ring: int, peer: int) -> Any:
@@ -225,3 +236,14 @@ def _row(op: Any, name: str, micro_batch: int | None) -> tuple[str, str, str, in
     stream = attributes.get("execution_stream", "")
     stream = "" if stream in DEFAULT_STREAMS else stream
     return KERNEL_NAMES.get(name, name), stream, _ROLES.get(op.op_role, "other"), micro_batch, label
+
+
+def labels(plan: Any, issued: Sequence[str]) -> dict[int, str]:
+    """Place of an operation among those that a step issued, by name -> what the plan's operation there says it is."""
+    from testbed.device import Issue
+    from testbed.trace import Planned, align, snake
+
+    issues = [Issue(0.0, name, 0, number) for number, name in enumerate(issued)]
+    names = {snake(name) for name in issued}
+    planned = [Planned(*row) for row in planned_ops(plan)[1]]
+    return {number: row.label for number, row in align([row for row in planned if row.name in names], issues).items() if row.label}
