@@ -141,14 +141,19 @@ class Stage:
         """Exchange batch and sequence where this stage keeps the sequence first; its own inverse."""
         return x.transpose([1, 0, *range(2, x.ndim)]) if self.sequence_parallel else x
 
-    def split_heads(self, x: paddle.Tensor, num_heads: int) -> paddle.Tensor:
-        """[batch, heads, sequence, head size], whatever comes first here."""
+    def split_heads(self, x: paddle.Tensor, num_heads: int, heads_first: bool = True) -> paddle.Tensor:
+        """[batch, heads, sequence, head size], or [batch, sequence, heads, head size], whatever comes first here."""
         x = x.reshape([*x.shape[:2], num_heads, -1])
-        return x.transpose([1, 2, 0, 3] if self.sequence_parallel else [0, 2, 1, 3])
+        if heads_first:
+            return x.transpose([1, 2, 0, 3] if self.sequence_parallel else [0, 2, 1, 3])
+        return x.transpose([1, 0, 2, 3]) if self.sequence_parallel else x
 
-    def merge_heads(self, x: paddle.Tensor) -> paddle.Tensor:
+    def merge_heads(self, x: paddle.Tensor, heads_first: bool = True) -> paddle.Tensor:
         """The inverse of `split_heads`."""
-        x = x.transpose([2, 0, 1, 3] if self.sequence_parallel else [0, 2, 1, 3])
+        if heads_first:
+            x = x.transpose([2, 0, 1, 3] if self.sequence_parallel else [0, 2, 1, 3])
+        elif self.sequence_parallel:
+            x = x.transpose([1, 0, 2, 3])
         return x.reshape([*x.shape[:2], -1])
 
     def _place(self, x: paddle.Tensor, over_mp: dist.Placement) -> paddle.Tensor:

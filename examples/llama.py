@@ -12,6 +12,7 @@ import common
 import paddle
 import paddle.distributed as dist
 from paddle import nn
+from paddle.incubate.nn import functional as fused
 from paddle.nn import functional as F
 
 import interlace
@@ -30,13 +31,16 @@ class RMSNorm(nn.Layer):
 
     EPSILON = 1e-6
 
-    def __init__(self, stage: common.Stage, hidden: int) -> None:
+    def __init__(self, args: argparse.Namespace, stage: common.Stage) -> None:
         super().__init__()
-        self.weight = self.create_parameter([hidden], default_initializer=nn.initializer.Constant(1.0))
+        self.fused = args.fused
+        self.weight = self.create_parameter([args.hidden], default_initializer=nn.initializer.Constant(1.0))
         stage.replicated(self)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         with paddle.amp.auto_cast(False):
+            if self.fused:
+                return fused.fast_rms_norm(x.astype(self.weight.dtype), self.weight, self.EPSILON)[0]
             y = x.astype("float32")
             y = y * paddle.rsqrt(y.square().mean(-1, keepdim=True) + self.EPSILON)
             return y.astype(self.weight.dtype) * self.weight
@@ -69,7 +73,7 @@ class Attention(nn.Layer):
 
     def __init__(self, args: argparse.Namespace, stage: common.Stage) -> None:
         super().__init__()
-        self.stage, self.kind = stage, args.attention
+        self.stage, self.kind, self.fused = stage, args.attention, args.fused
         self.heads, self.kv_heads = args.heads, args.kv_heads
         size = args.hidden // args.heads
         self.q = common.ColumnLinear(stage, args.hidden, args.heads * size, bias=False)
@@ -80,6 +84,8 @@ class Attention(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.stage.whole(x)
+        if self.fused:
+            return self.out(self.stage.merge_heads(self._fused(x), heads_first=False))
         q = self.stage.split_heads(self.q(x), self.heads)
         k = self.stage.split_heads(self.k(x), self.kv_heads)
         v = self.stage.split_heads(self.v(x), self.kv_heads)
@@ -88,20 +94,30 @@ class Attention(nn.Layer):
         k, v = (repeat_heads(t, self.heads // self.kv_heads) for t in (k, v))
         return self.out(self.stage.merge_heads(common.causal_attention(q, k, v, self.kind)))
 
+    def _fused(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Heads stay behind the sequence, where the fused operators want them."""
+        q = self.stage.split_heads(self.q(x), self.heads, heads_first=False)
+        k = self.stage.split_heads(self.k(x), self.kv_heads, heads_first=False)
+        v = self.stage.split_heads(self.v(x), self.kv_heads, heads_first=False)
+        cos, sin = (t.astype(q.dtype).reshape([1, -1, 1, self.size]) for t in rotary_tables(q.shape[1], self.size, self.rope_base))
+        q, k, _ = fused.fused_rotary_position_embedding(q, k, sin=sin, cos=cos, use_neox_rotary_style=False)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
 
 class MLP(nn.Layer):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, args: argparse.Namespace, stage: common.Stage) -> None:
         super().__init__()
-        self.stage = stage
+        self.stage, self.fused = stage, args.fused
         self.gate = common.ColumnLinear(stage, args.hidden, args.intermediate, bias=False)
         self.up = common.ColumnLinear(stage, args.hidden, args.intermediate, bias=False)
         self.down = common.RowLinear(stage, args.intermediate, args.hidden, bias=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.stage.whole(x)
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        gate, up = self.gate(x), self.up(x)
+        return self.down(F.swiglu(gate, up) if self.fused else F.silu(gate) * up)
 
 
 class Block(nn.Layer):
@@ -110,9 +126,9 @@ class Block(nn.Layer):
     def __init__(self, args: argparse.Namespace, stage: common.Stage) -> None:
         super().__init__()
         self.stage, self.recompute = stage, args.recompute
-        self.attention_norm = RMSNorm(stage, args.hidden)
+        self.attention_norm = RMSNorm(args, stage)
         self.attention = Attention(args, stage)
-        self.mlp_norm = RMSNorm(stage, args.hidden)
+        self.mlp_norm = RMSNorm(args, stage)
         self.mlp = MLP(args, stage)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -130,7 +146,7 @@ class Llama(nn.Layer):
         self.embedding = nn.Embedding(args.vocab, args.hidden)
         self.embedding.weight = first.parameter(self.embedding.weight, dist.Shard(1))
         self.blocks = nn.LayerList([Block(args, self.stages[common.stage_of_layer(args, i)]) for i in range(args.layers)])
-        self.norm = RMSNorm(last, args.hidden)
+        self.norm = RMSNorm(args, last)
         self.head = common.ColumnLinear(last, args.hidden, args.vocab, bias=False)
 
     def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
@@ -145,11 +161,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = common.parser("Train a Llama.", PRESETS)
     parser.add_argument("--kv-heads", type=int, default=0, help="key and value heads; 0 is as many as --heads")
     parser.add_argument("--rope-base", type=float, default=10000.0)
+    parser.add_argument("--fused", action="store_true", help="RMSNorm, rotary, SwiGLU as one operator each; not on the CPU")
     args = common.parse(parser, PRESETS, argv)
     args.kv_heads = args.kv_heads or args.heads
     args.intermediate = args.intermediate or 8 * args.hidden // 3 // 16 * 16
     if args.heads % args.kv_heads or args.kv_heads % args.mp:
         parser.error(f"--kv-heads {args.kv_heads} must divide --heads and be a multiple of mp = {args.mp}")
+    if args.fused and (args.attention != "flash" or args.kv_heads != args.heads):
+        parser.error("--fused goes with --attention flash and as many key and value heads as heads")
     return args
 
 

@@ -15,7 +15,7 @@ struct Layout {
 // name, value of f(x, y): for one-operand functions y is the gradient, or unused; a and b are constants
 #define TB_MAPS(X)                                                                                             \
   X(scale, a * x + b) X(copy, x) X(sqrt, sqrtf(x)) X(rsqrt, 1.f / sqrtf(x)) X(square, x * x)                   \
-  X(sin, sinf(x)) X(cos, cosf(x)) X(tanh, tanhf(x)) X(exp, expf(x)) X(silu, x / (1.f + expf(-x)))              \
+  X(sin, sinf(x)) X(cos, cosf(x)) X(tanh, tanhf(x)) X(exp, expf(x)) X(silu, x * sigmoid(x))              \
   X(gelu, .5f * x * (1.f + erff(x * .70710678f))) X(gelu_tanh, gelu_by_tanh(x)) X(relu, fmaxf(x, 0.f))         \
   X(tanh_grad, (1.f - x * x) * y) X(rsqrt_grad, -.5f * y * x * x * x) X(square_grad, 2.f * x * y)              \
   X(sqrt_grad, .5f * y / x) X(silu_grad, silu_slope(x) * y) X(gelu_grad, gelu_slope(x) * y)                    \

@@ -189,14 +189,109 @@ def _with_gradients(build: Callable[[], list[Any]], place: Any) -> list[np.ndarr
     return [np.asarray(each) for each in paddle.static.Executor(place).run(main, feed=_feeds(main), fetch_list=[*outs, *grads])]
 
 
+def _wide_programs() -> dict[str, Callable[[], list[Any]]]:
+    """Rows and columns as long as those of large models."""
+    f = paddle.nn.functional
+
+    def leaf(name: str, *shape: int) -> Any:
+        made = data(name, *shape)
+        made.stop_gradient = False
+        return made
+
+    def norm(rows: int, cols: int) -> Any:
+        return f.layer_norm(leaf("x", rows, cols), cols, leaf("y", cols), leaf("z", cols))
+
+    labels = lambda: data("ids", 6, 1, dtype="int64")  # noqa: E731
+    found: dict[str, Callable[[], list[Any]]] = {}
+    for cols in (72, 512, 1048, 2048, 4096, 8192, 16384):
+        found[f"softmax {cols}"] = lambda cols=cols: [f.softmax(4.0 * leaf("x", 9, cols))]
+        found[f"layer_norm {cols}"] = lambda cols=cols: [norm(9, cols)]
+        found[f"cross_entropy {cols}"] = lambda cols=cols: [f.cross_entropy(4.0 * leaf("x", 6, cols), labels(), reduction="none").mean()]
+    found["columns"] = lambda: [leaf("x", 300, 264).sum(0), leaf("w", 300, 264) * leaf("y", 264), leaf("v", 1000, 40) + leaf("u", 40)]
+    found["gelu"] = lambda: [f.gelu(4.0 * leaf("x", 64, 64), approximate=True), f.silu(4.0 * leaf("y", 64, 64))]
+    return found
+
+
+@scene
+def wide_rows_against_cpu() -> dict[str, float]:
+    return _against_cpu(_wide_programs())
+
+
 @scene
 def ops_against_cpu() -> dict[str, float]:
+    return _against_cpu(_op_programs())
+
+
+def _against_cpu(built: dict[str, Callable[[], list[Any]]]) -> dict[str, float]:
     """Largest difference of results and gradients, relative to the largest value."""
     found = {}
-    for name, build in _op_programs().items():
+    for name, build in built.items():
         ours, theirs = _with_gradients(build, PLACE), _with_gradients(build, paddle.CPUPlace())
         found[name] = max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-6)) for a, b in zip(ours, theirs, strict=True))
     paddle.set_device(f"{device.NAME}:0")
+    return found
+
+
+def _fused_programs() -> dict[str, tuple[Callable[[], list[Any]], Callable[[], list[Any]]]]:
+    """Operators that the CPU has not (but swiglu), and the same in elementary ones."""
+    f = paddle.nn.functional
+    from paddle.incubate.nn import functional as fused
+
+    def leaf(name: str, *shape: int) -> Any:
+        made = data(name, *shape)
+        made.stop_gradient = False
+        return made
+
+    def norm(*shape: int) -> Any:
+        x = leaf("x", *shape)
+        return x * paddle.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * leaf("y", shape[-1])
+
+    def turned(name: str, seq_dim: int, adjacent: bool, *shape: int) -> Any:
+        x, dims = leaf(name, *shape), [1, 1, 1, shape[-1]]
+        dims[seq_dim] = shape[seq_dim]
+        sin, cos = data("sin", *dims), data("cos", *dims)
+        if adjacent:
+            halves = x.reshape([*shape[:-1], shape[-1] // 2, 2]).split(2, -1)
+            other = paddle.concat([-halves[1], halves[0]], axis=-1).reshape(list(shape))
+        else:
+            low, high = x.chunk(2, axis=-1)
+            other = paddle.concat([-high, low], axis=-1)
+        return x * cos + other * sin
+
+    def rotary(seq_dim: int, adjacent: bool, *shape: int) -> list[Any]:
+        dims = [1, shape[seq_dim], 1, shape[-1]]
+        q, k, _ = fused.fused_rotary_position_embedding(
+            leaf("q", *shape), leaf("k", *shape), sin=data("sin", *dims), cos=data("cos", *dims),
+            use_neox_rotary_style=adjacent, time_major=seq_dim == 0)  # fmt: skip
+        return [q, k]
+
+    def rotaries(seq_dim: int, adjacent: bool, *shape: int) -> tuple[Callable[[], list[Any]], Callable[[], list[Any]]]:
+        return (lambda: rotary(seq_dim, adjacent, *shape),
+                lambda: [turned("q", seq_dim, adjacent, *shape), turned("k", seq_dim, adjacent, *shape)])  # fmt: skip
+
+    gate = lambda *shape: (leaf("x", *shape), leaf("y", *shape))  # noqa: E731
+    halves = lambda *shape: leaf("x", *shape).chunk(2, axis=-1)  # noqa: E731
+    return {
+        "rms_norm": (lambda: [f.rms_norm(leaf("x", 4, 6, 8), [8], leaf("y", 8), 1e-6)[0]], lambda: [norm(4, 6, 8)]),
+        "fast_rms_norm": (lambda: [fused.fast_rms_norm(leaf("x", 4, 128), leaf("y", 128), 1e-6)[0]], lambda: [norm(4, 128)]),
+        "fast_rms_norm, wide": (lambda: [fused.fast_rms_norm(leaf("x", 9, 4096), leaf("y", 4096), 1e-6)[0]], lambda: [norm(9, 4096)]),
+        "swiglu": (lambda: [f.swiglu(*gate(4, 8))], lambda: [(lambda x, y: f.silu(x) * y)(*gate(4, 8))]),
+        "swiglu of halves": (lambda: [f.swiglu(leaf("x", 4, 10))], lambda: [(lambda x, y: f.silu(x) * y)(*halves(4, 10))]),
+        "rotary": rotaries(1, False, 2, 6, 3, 16),
+        "rotary, wide": rotaries(1, False, 2, 6, 3, 128),
+        "rotary, sequence first, size 4": rotaries(0, False, 6, 2, 3, 4),
+        "rotary, adjacent": rotaries(1, True, 2, 6, 3, 8),
+    }
+
+
+@scene
+def fused_ops() -> dict[str, float]:
+    """As `ops_against_cpu`, against elementary operations on the device."""
+    found = {}
+    for name, (fused, spelled) in _fused_programs().items():
+        ours, theirs = _with_gradients(fused, PLACE), _with_gradients(spelled, PLACE)
+        pairs = zip(ours, (b.reshape(a.shape) for a, b in zip(ours, theirs, strict=True)), strict=True)
+        found[name] = max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-6)) for a, b in pairs)
     return found
 
 
@@ -428,6 +523,21 @@ def copies_out_block_or_not() -> dict[str, bool]:
             found[name] = (time.perf_counter() - start) * 1e6 > SLOW_US
         device.synchronize()
     no_delays()
+    return found
+
+
+@scene
+def small_copies_by_a_kernel() -> dict[str, str]:
+    """What the host reads of a small value: by a copy, and by a kernel that writes into pinned memory."""
+    found = {}
+    for name, by_kernel in (("copy", 0), ("kernel", 1)):
+        made = Program()
+        made.job(lambda: keep(paddle._C_ops.memcpy_d2h(paddle.tanh(data("x", N, N)), 0), "host"), "job")
+        x = random(N, N)
+        made.feed(x=x)
+        with device.switched(d2h_by_kernel=by_kernel):
+            made.executor().run(["x"], False)
+        found[name] = wrong(np.array(made.scope.find_var("host").get_tensor()), np.tanh(x))
     return found
 
 

@@ -19,6 +19,16 @@ def test_operations_and_gradients_equal_the_cpus(scenes: Scenes) -> None:
     assert {name: error for name, error in found.items() if error > 1e-5} == {}
 
 
+def test_wide_rows_equal_the_cpus(scenes: Scenes) -> None:
+    assert {name: error for name, error in scenes["wide_rows_against_cpu"].items() if error > 1e-4} == {}
+
+
+def test_fused_operations_equal_elementary_ones(scenes: Scenes) -> None:
+    found = scenes["fused_ops"]
+    assert len(found) == 9
+    assert {name: error for name, error in found.items() if error > 1e-5} == {}
+
+
 def test_an_operation_without_a_kernel_is_named(scenes: Scenes) -> None:
     name, dtype = scenes["an_op_without_a_kernel"]
     assert name == "TestbedError: job forward: pd_op.erf has no kernel on the testbed, and would run on the CPU; write one in testbed/src"
@@ -65,6 +75,10 @@ def test_pinned_memory_without_events(scenes: Scenes) -> None:
 
 def test_copies_out_block_the_host_or_not(scenes: Scenes) -> None:
     assert scenes["copies_out_block_or_not"] == {"asynchronous": False, "blocking": True}
+
+
+def test_small_copies_out_by_a_kernel(scenes: Scenes) -> None:
+    assert scenes["small_copies_by_a_kernel"] == {"copy": "right", "kernel": "right"}
 
 
 def test_refused_pinned_memory_is_a_clear_error(scenes: Scenes) -> None:
