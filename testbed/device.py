@@ -37,6 +37,8 @@ class Memory:
 
     Attributes:
         allocated: What live tensors of programs hold; falls when a tensor is freed.
+        workspace: What kernels take for themselves, attention's backward above all; not in `allocated`.
+        in_use: Both, and freed blocks that another stream still read when their own stream last asked: nothing else could have them.
         reserved: What was taken from the device for them: free blocks, and blocks a stream still reads, included.
         outside: What Paddle's own allocators took: parameters and feeds.
         pinned: Pinned host memory in use; `pinned_buffers` counts all buffers ever made, `pinned_free` the bytes lying free.
@@ -44,6 +46,10 @@ class Memory:
 
     allocated: int
     allocated_peak: int
+    workspace: int
+    workspace_peak: int
+    in_use: int
+    in_use_peak: int
     reserved: int
     reserved_peak: int
     outside: int
@@ -185,7 +191,7 @@ def fresh_memory() -> Iterator[None]:
 
 def memory() -> Memory:
     """Bytes held now, and the most held since `reset_peaks`."""
-    numbers = (ctypes.c_size_t * 10)()
+    numbers = (ctypes.c_size_t * 14)()
     plugin().tb_memory(numbers)
     return Memory(*numbers)
 

@@ -30,13 +30,13 @@ from testbed import measure
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = {"TESTBED_CUBLAS": "libcublas.so.13", "TESTBED_NCCL": "libnccl.so.2", "TESTBED_CUDNN": "libcudnn.so.9"}
-STEPS = 8
+STEPS = 12
 BIG = ("--hidden", "4096", "--heads", "32", "--vocab", "8192", "--steps", str(STEPS), "--optimizer", "sgd", "--learning-rate", "1e-3",
        "--amp", "O2", "--master-grad", "--attention", "flash", "--schedule", "1F1B")  # fmt: skip
-SMALL = ("--layers", "2", "--steps", str(STEPS), "--micro-batches", "4", "--schedule", "1F1B")
+SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", "1F1B")
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
 OPS_STEPS, OPS_WARM = 30, 5
-CASE_TIMEOUT_S, ALONE_TIMEOUT_S, PREPARED_TIMEOUT_S = 240.0, 90.0, 60.0
+CASE_TIMEOUT_S, ALONE_TIMEOUT_S, PREPARED_TIMEOUT_S = 240.0, 90.0, 100.0
 WARM_STEPS = 2  # and the last step, which is traced, does not count
 
 
@@ -57,57 +57,61 @@ def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
     return text + (f"offload_activations: {{fraction: {offload}, min_bytes: 1MB}}\n" if offload else "")
 
 
-STOCK = ("stock", None)
+STOCK, AGAIN = ("stock", None), ("stock-again", None)
 COLUMN, DX, MIXED = ("column", _pairs("off")), ("dx-first", _pairs("dx-first")), ("mixed", _pairs("mixed"))
 OFFLOADS = tuple((f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
 ALL = (STOCK, COLUMN, DX, MIXED, *OFFLOADS)
+SOME = (STOCK, DX, MIXED, OFFLOADS[1])
+ORDER = "device: h200\nschedule_1f1b: {interleave: off}\nsplit_backward: off\noverlap_column_backward: off\n"
+PEAK = (STOCK, ("plain", ORDER + "offload_activations: off\n"),
+        ("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"))  # fmt: skip
+FREE = ("offload-1-free", _pairs("dx-first", 1.0, "assign_streams: {hold_host: off}\n"))
+BY_KERNEL = (("TESTBED_SWITCHES", "d2h_by_kernel=1"),)
+Plans = tuple[tuple[str, str | None], ...]
 
 
 def _layers(
-    script: str, seq: int, mp: int, pp: int = 1, vpp: int = 1, plans: tuple[tuple[str, str | None], ...] = ALL, batch: int = 1
+    script: str, seq: int, mp: int, pp: int = 1, vpp: int = 1, plans: Plans = ALL, batch: int = 1, more: tuple[str, ...] = ()
 ) -> Case:
     """Layers of the 6.7B size: two a stage and chunk, eight micro-batches of `batch` sequences."""
-    layers = 2 * pp * vpp
-    name = (
-        f"{script}-s{seq}-mp{mp}" + (f"-pp{pp}" if pp > 1 else "") + (f"-vpp{vpp}" if vpp > 1 else "") + (f"-b{batch}" if batch > 1 else "")
-    )
-    args: tuple[str, ...] = (
-        *BIG,
-        "--layers",
-        str(layers),
-        "--seq-len",
-        str(seq),
-        "--batch-size",
-        str(8 * batch),
-        "--micro-batches",
-        "8",
-        "--mp",
-        str(mp),
-        "--pp",
-        str(pp),
-    )
+    parts = [script, f"s{seq}", f"mp{mp}", *([f"pp{pp}"] if pp > 1 else []), *([f"vpp{vpp}"] if vpp > 1 else []),
+             *([f"b{batch}"] if batch > 1 else []), *(["fused"] if "--fused" in more else [])]  # fmt: skip
+    args = (*BIG, "--layers", str(2 * pp * vpp), "--seq-len", str(seq), "--batch-size", str(8 * batch), "--micro-batches", "8",
+            "--mp", str(mp), "--pp", str(pp), *more)  # fmt: skip
     if script == "llama":
         args += ("--intermediate", "11008")
     if vpp > 1:  # Paddle 3.3.1 cannot build VPP with master gradients
         args = (*(word for word in args if word != "--master-grad"), "--vpp", str(vpp), "--schedule", "VPP")
-    return Case(name, script, mp * pp, args, plans)
+    return Case("-".join(parts), script, mp * pp, args, plans)
 
 
 def cases(gpus: int) -> list[Case]:
     """What is run on so many GPUs, what matters most first."""
-    some = (STOCK, DX, MIXED, OFFLOADS[1])
-    models = ("gpt", "llama")
-    found = [_layers(model, 2048, mp, batch=4) for mp in (2, 4) if mp <= gpus for model in models]
-    found += [_layers("gpt", 4096, mp, batch=2, plans=some) for mp in (2, 4) if mp <= gpus]
-    found += [_layers(model, 2048, mp, plans=ALL if model == "gpt" else some) for mp in (2, 4) if mp <= gpus for model in models]
-    found += [_layers(model, 2048, 1, plans=(STOCK, DX, *OFFLOADS)) for model in models]
+    models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
+    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, FREE, AGAIN)) for mp in widths for model in models]
+    found += [_layers("llama", 2048, mp, batch=4, plans=SOME, more=("--fused",)) for mp in widths]
+    found += [_layers(model, 4096, mp, batch=2) for mp in widths for model in models]
+    found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
-        found += [_layers("gpt", 2048, 1, 2), _layers("llama", 2048, 1, 2, plans=some), _layers("gpt", 2048, 1, 2, 2, plans=some)]
+        found += [_layers("gpt", 2048, 1, 2), _layers("llama", 2048, 1, 2, plans=SOME), _layers("gpt", 2048, 1, 2, 2, plans=SOME)]
+        found += _peaks()
+        wide = _layers("gpt", 2048, 2, batch=4, plans=(DX, *OFFLOADS))
+        found.append(replace(wide, name=f"{wide.name}-bykernel", env=BY_KERNEL))
     if gpus > 3:
-        found += [_layers(model, 2048, 2, 2, plans=some, batch=2) for model in models]
-    found += [_layers(model, 4096, mp, plans=(STOCK, DX, MIXED)) for mp in (2, 4) if mp <= gpus for model in models]
-    found += [_layers(model, 4096, 1, plans=(STOCK, DX, OFFLOADS[1])) for model in models]
+        found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
+        found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
+    found += [_layers(model, 2048, 1, plans=(STOCK, DX, *OFFLOADS)) for model in models]
+    found += [_layers(model, 4096, mp, plans=(STOCK, DX, MIXED)) for mp in (1, *widths) for model in models]
     return [*found, *_small(gpus), *_puzzle(gpus)]
+
+
+def _peaks() -> list[Case]:
+    """Peaks that lie in what forward keeps for backward: few parameters, a small vocabulary, two micro-batches under way."""
+    found = []
+    for hidden, seq in ((4096, 4096), (2048, 8192)):
+        more = ("--hidden", str(hidden), "--heads", str(hidden // 128), "--vocab", "512")
+        found.append(replace(_layers("gpt", seq, 1, 2, plans=PEAK, more=more), name=f"peak-gpt-h{hidden}-s{seq}-pp2"))
+    return found
 
 
 def _small(gpus: int) -> list[Case]:
@@ -448,6 +452,86 @@ def _time_op(paddle: Any, device: Any, build: Any, flops: float, moved: float, k
     return found
 
 
+# -- collectives alone -----------------------------------------------------------------------------------------------
+
+COLLECTIVE_MIB, COLLECTIVE_REPEATS, RING = (4, 16, 64, 256), 12, 91
+
+
+def time_collectives(out: Path, variant: str, gpus: int) -> None:
+    """Every collective alone on 2, 4, ... GPUs, a process a rank: device time and bus bandwidth, in bfloat16."""
+    found: dict[str, Any] = {**machine(), "dtype": "bfloat16", "worlds": {}}
+    for world in (each for each in (2, 4, 8) if each <= gpus):
+        with tempfile.TemporaryDirectory() as folder:
+            command = "import sys, testbed.h200 as h; h.collective_rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+            ranks = []
+            for rank in range(world):
+                env = {"NCCL_NVLS_ENABLE": "0", **os.environ, **find_libraries(), "TESTBED_VARIANT": variant, "PYTHONPATH": _python_path(),
+                       "CUDA_VISIBLE_DEVICES": ",".join(map(str, [rank, *(k for k in range(world) if k != rank)]))}  # fmt: skip
+                ranks.append(subprocess.Popen([sys.executable, "-c", command, str(rank), str(world), folder], env=env, cwd=ROOT))
+            deadline = time.monotonic() + ALONE_TIMEOUT_S
+            try:
+                for each in ranks:
+                    each.wait(max(deadline - time.monotonic(), 1.0))
+            except subprocess.TimeoutExpired:
+                print(f"collectives of {world}: no end within {ALONE_TIMEOUT_S:g} s", flush=True)
+            for each in ranks:
+                each.kill()
+            path = Path(folder) / "found.json"
+            found["worlds"][str(world)] = json.loads(path.read_text()) if path.exists() else {"failed": "a rank gave nothing"}
+        (out / "testbed_collectives.json").write_text(json.dumps(found, indent=1) + "\n")
+        print(f"collectives of {world}: {found['worlds'][str(world)]}", flush=True)
+
+
+def collective_rank(rank: int, world: int, folder: str) -> None:
+    """One rank of `time_collectives`; the first writes what it measured."""
+    from testbed import device
+    from testbed.world import make_ring
+
+    device.load()
+    import paddle
+
+    paddle.enable_static()
+    make_ring(RING, rank, world, Path(folder) / "ring")
+    calls = paddle._C_ops
+    kinds: dict[str, tuple[Any, float]] = {  # how to make it, and bus bytes a byte of the whole buffer
+        "all_reduce": (lambda x: calls.all_reduce(x, RING, 0), 2 * (world - 1) / world),
+        "all_gather": (lambda x: calls.all_gather(x, RING, world), (world - 1) / world),
+        "reduce_scatter": (lambda x: calls.reduce_scatter(x, RING, world), (world - 1) / world),
+        "all_to_all": (lambda x: calls.all_to_all(x, RING), (world - 1) / world),
+        "broadcast": (lambda x: calls.broadcast(x, RING, 0), 1.0),
+        "reduce": (lambda x: calls.reduce(x, RING, 0, 0), 1.0),
+    }
+    found: dict[str, Any] = {}
+    for size in COLLECTIVE_MIB if device.variant() == "cuda" else (1,):
+        for name, (make, share) in kinds.items():
+            elements = size * 2**20 // 2 // (world if name == "all_gather" else 1)
+            times = _collective_us(paddle, device, name, make, elements)
+            median = statistics.median(times)
+            found[f"{name} {size} MiB"] = {"median_us": round(median, 2), "min_us": round(times[0], 2), "max_us": round(times[-1], 2),
+                                           "bus_gb_per_s": round(size * 2**20 * share / median / 1e3, 1)}  # fmt: skip
+    if rank == 0:
+        (Path(folder) / "found.json").write_text(json.dumps(found))
+
+
+def _collective_us(paddle: Any, device: Any, name: str, make: Any, elements: int) -> list[float]:
+    """Sorted device times of one collective that follows itself on a stream; the first, which waits for the other ranks, left out."""
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main, paddle.static.Program()):
+        x = paddle.full([elements], 1.0, "bfloat16")
+        for _ in range(COLLECTIVE_REPEATS):
+            make(x).get_defining_op().set_execution_stream("alone")
+    core = paddle.base.core
+    place = core.Place()
+    place.set_place(paddle.CustomPlace(device.NAME, 0))
+    run = core.StandaloneExecutor(place, core.Plan([core.Job("default")], {"default": main}), core.Scope())
+    for _ in range(2):
+        run.run([], False)
+    with device.traced() as trace:
+        run.run([], False)
+    times = [each.end_us - each.begin_us for each in sorted(trace.intervals) if each.name == name]
+    return sorted(times[1:])
+
+
 def time_host(out: Path) -> dict[str, Any]:
     """The executor's host cost of an operation and of a job: how long the host takes to issue programs of tiny operations."""
     from testbed import device
@@ -509,22 +593,71 @@ def _issue_us(paddle: Any, device: Any, num_jobs: int, num_ops: int, streams: in
     return times[5:]
 
 
+# -- the same plans, simulated ---------------------------------------------------------------------------------------
+
+
+def simulate(out: Path) -> None:
+    """What `interlace check` says of every plan that was run, and of Paddle's own as a plan of ours: `simulated.json`."""
+    folders = sorted(path for path in out.glob("plans/*/*") if list(path.glob("*.ilp")))
+    firsts = {path.parent: path for path in reversed(folders) if list(path.glob("captured/*.ilp"))}
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        stock = list(pool.map(_stock_plan, firsts.values()))
+        found = dict(pool.map(_simulated, [*folders, *(path for path in stock if path)]))
+    (out / "simulated.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "interlace.cli", *words], env={**os.environ, "PYTHONPATH": _python_path()}, cwd=ROOT,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+
+
+def _stock_plan(planned: Path) -> Path | None:
+    into = planned.parent / "stock"
+    _interlace("plan", os.fspath(planned / "captured"), "--config", "stock", "--device", "h200", "-o", os.fspath(into))
+    return into if list(into.glob("*.ilp")) else None
+
+
+def _simulated(folder: Path) -> tuple[str, dict[str, Any]]:
+    """The slowest rank's times and the fullest rank's memory: `gpu` counts what side streams hold, `in_order` is as tensors are freed."""
+    from interlace.ir import load
+    from interlace.scheduler.memory import in_order
+
+    found: dict[str, Any] = {}
+    for place in ("custom", "gpu"):
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            done = _interlace("check", os.fspath(folder), "--place", place, "--json", file.name)
+            text = Path(file.name).read_text()
+        ranks = json.loads(text).get("ranks", []) if text else []
+        if not ranks:
+            found[place] = {"failed": (done.stderr or done.stdout)[-300:]}
+            continue
+        found[place] = {key: max(rank[key] for rank in ranks) for key in ("step_ns", "exposed_comm_ns", "peak_bytes", "pinned_bytes")}
+        found[place]["peak_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
+    found["in_order_peak_bytes_by_rank"] = [in_order(load(path)).peak() for path in sorted(folder.glob("rank*.ilp"))]
+    return f"{folder.parent.name} {folder.name}", found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m testbed.h200", description="Measure Paddle's plan and Interlace's on GPUs.")
     parser.add_argument("--gpus", type=int, default=1, metavar="N")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "h200", metavar="FOLDER")
     parser.add_argument("--only", default="", metavar="TEXT",
-                        help="these cases, comma-separated, with * and ? as in a shell; NAME:PLAN+PLAN takes these plans of a case")  # fmt: skip
-    parser.add_argument("--no-ops", action="store_true", help="leave out the single operations and the host's costs")
+                        help="these cases, comma-separated, with * and ? as in a shell; NAME:PLAN+PLAN: these plans")  # fmt: skip
+    parser.add_argument("--no-ops", action="store_true", help="leave out single operations and collectives, and the host's costs")
     parser.add_argument("--ranks-at-once", type=int, default=0, metavar="N", help="ranks alive at once; 0: two thirds of the cores")
     parser.add_argument("--budget", type=float, default=3600.0, metavar="S", help="start no run after so many seconds")
+    parser.add_argument("--simulate", action="store_true", help="simulate the plans in the folder; nothing is run")
     parser.add_argument("--threads", action="store_true", help="host threads for streams and small sizes: a dry run")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.simulate:
+        simulate(args.out)
+        return 0
     variant = "threads" if args.threads else "cuda"
     if not args.no_ops:
         _alone(args.out, variant)
+        time_collectives(args.out, variant, args.gpus)
     wanted = _chosen(cases(args.gpus), args.only)
     if args.threads:
         wanted = [replace(case, args=(*case.args, *DRY)) for case in wanted]

@@ -18,7 +18,7 @@ from paddle.base import core
 from testbed.device import NAME, TestbedError
 
 SHARED_STREAM_VARIABLE = "TESTBED_SHARED_STREAM"  # "first": two rings of one stream name use the first's, as the GPU place does
-EVENT_STREAM = "testbed_events"
+EVENT_STREAM, COPY_STREAM = "testbed_events", "D2HStream"
 HOST_OPS = frozenset({"data", "fetch", "feed", "full_int_array", "shadow_output", "if", "nop", "print", "shape", "share_var"})
 KERNEL_NAMES = {"assign_out": "assign", "flatten": "flatten", "send_v2": "broadcast", "recv_v2": "broadcast"}
 DEFAULT_STREAMS = frozenset({"", "DefaultStream"})
@@ -32,6 +32,7 @@ def prepare_program(program: Any, job: str) -> None:
     """
     rewrite_p2p(program)
     rewrite_assign(program)
+    name_copies(program)
     check_streams(program, job)
     check_kernels(program, job)
     let_events_exist(program)
@@ -69,6 +70,19 @@ def rewrite_assign(program: Any) -> int:
         _take_over(made.get_defining_op(), op)
         op.erase()
     return len(found)
+
+
+def name_copies(program: Any) -> int:
+    """A copy out without a stream gets the one that the GPU place has for them: compute goes on while the host waits for it."""
+    found = [op for op in _ops(program) if op.name() == "pd_op.memcpy_d2h" and not _stream(op)]
+    for op in found:
+        op.set_execution_stream(COPY_STREAM)
+    return len(found)
+
+
+def _stream(op: Any) -> str:
+    named = op.attrs().get("execution_stream", "")
+    return "" if named in DEFAULT_STREAMS else named
 
 
 def _p2p_stream(op: Any) -> str:

@@ -33,7 +33,7 @@ class Counter {
   std::atomic<size_t> value_{0}, peak_{0};
 };
 
-Counter allocated, reserved, outside, pinned;
+Counter allocated, workspaces, in_use, reserved, outside, pinned;
 
 struct Pools {
   std::mutex mutex;
@@ -115,12 +115,12 @@ class PinnedBlock : public phi::Allocation {
 
 MemoryNumbers memory_numbers() {
   std::lock_guard<std::mutex> guard(pins().mutex);
-  return {allocated.value(), allocated.peak(), reserved.value(), reserved.peak(), outside.value(), outside.peak(),
+  return {allocated.value(), allocated.peak(), workspaces.value(), workspaces.peak(), in_use.value(), in_use.peak(), reserved.value(), reserved.peak(), outside.value(), outside.peak(),
           pinned.value(),    pinned.peak(),    pins().made,      pins().free_bytes};
 }
 
 void memory_reset_peaks() {
-  for (Counter* each : {&allocated, &reserved, &outside, &pinned}) each->reset_peak();
+  for (Counter* each : {&allocated, &workspaces, &in_use, &reserved, &outside, &pinned}) each->reset_peak();
 }
 
 void* outside_allocate(size_t size) {
@@ -174,14 +174,14 @@ void Pool::release() {
   unpoisoned_.clear();
 }
 
-phi::Allocator::AllocationPtr Pool::Allocate(size_t size) {
+phi::Allocator::AllocationPtr Pool::take_block(size_t size, bool workspace) {
   size_t got = 0;
   void* address = take(rounded(size), &got);
-  allocated.add(size);
-  note("allocate", stream_number(stream_), address, size);
+  (workspace ? workspaces : allocated).add(size), in_use.add(size);
+  note(workspace ? "workspace" : "allocate", stream_number(stream_), address, size);
   trap_made(address, stream_);
   phi::CustomPlace place("testbed", device_);
-  return AllocationPtr(new Block(this, address, got, size, place), [](phi::Allocation* block) { delete block; });
+  return AllocationPtr(new Block(this, address, got, size, workspace, place), [](phi::Allocation* block) { delete block; });
 }
 
 void* Pool::take(size_t size, size_t* got) {
@@ -223,6 +223,7 @@ void Pool::collect_held() {
       continue;
     }
     for (Event event : each.events) event_destroy(event);
+    in_use.drop(each.asked);
     keep_free(each.address, each.size);
   }
   held_.erase(kept, held_.end());
@@ -262,17 +263,18 @@ void Pool::poison(Held& held) {
 }
 
 void Pool::give_back(Block* block) {
-  allocated.drop(block->asked);
-  note("free", stream_number(stream_), block->ptr_, block->asked);
+  (block->workspace ? workspaces : allocated).drop(block->asked);
+  note(block->workspace ? "workspace_free" : "free", stream_number(stream_), block->ptr_, block->asked);
   std::set<Stream> readers = std::move(block->readers_);
   if (switches.record == 1 && block->last_ && block->last_ != stream_) readers = {block->last_};
   trap_freed(block->ptr_, readers.empty() ? nullptr : *readers.begin());
   std::lock_guard<std::mutex> guard(mutex_);
   if (readers.empty() || !switches.hold) {
+    in_use.drop(block->asked);
     keep_free(block->ptr_, block->size_);
     return;
   }
-  held_.push_back({block->ptr_, block->size_, {}, ++num_held_, readers.size()});
+  held_.push_back({block->ptr_, block->size_, block->asked, {}, ++num_held_, readers.size()});
   for (Stream each : readers) {
     held_.back().events.push_back(event_create());
     event_record(held_.back().events.back(), each);
@@ -307,9 +309,9 @@ void pinned_wait(const void* address, Stream stream) {
 
 }  // namespace tb
 
-TB_EXPORT void tb_memory(size_t out[10]) {
+TB_EXPORT void tb_memory(size_t out[14]) {
   tb::MemoryNumbers n = tb::memory_numbers();
-  const size_t all[] = {n.allocated, n.allocated_peak, n.reserved, n.reserved_peak, n.outside,
+  const size_t all[] = {n.allocated, n.allocated_peak, n.workspace, n.workspace_peak, n.in_use, n.in_use_peak, n.reserved, n.reserved_peak, n.outside,
                         n.outside_peak, n.pinned, n.pinned_peak, n.pinned_new, n.pinned_free};
   memcpy(out, all, sizeof all);
 }

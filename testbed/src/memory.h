@@ -13,6 +13,8 @@ namespace tb {
 
 struct MemoryNumbers {
   size_t allocated, allocated_peak;  // what live tensors hold
+  size_t workspace, workspace_peak;  // what kernels take for themselves while they are issued
+  size_t in_use, in_use_peak;        // both, and freed blocks that another stream still read when their own stream last asked
   size_t reserved, reserved_peak;    // what was taken from the device, blocks that are free or held included
   size_t outside, outside_peak;      // what Paddle's own allocators took: parameters, feeds
   size_t pinned, pinned_peak, pinned_new, pinned_free;  // bytes in use; how many buffers were ever made; free bytes
@@ -29,12 +31,13 @@ class Pool;
 // A block of device memory that knows which streams read it.
 class Block : public phi::Allocation {
  public:
-  Block(Pool* pool, void* address, size_t size, size_t asked, const phi::Place& place)
-      : phi::Allocation(address, size, place), asked(asked), pool_(pool) {}
+  Block(Pool* pool, void* address, size_t size, size_t asked, bool workspace, const phi::Place& place)
+      : phi::Allocation(address, size, place), asked(asked), workspace(workspace), pool_(pool) {}
   ~Block() override;
   void touched_by(Stream stream);
 
   const size_t asked;
+  const bool workspace;
 
  private:
   friend class Pool;
@@ -49,7 +52,8 @@ class Pool : public phi::Allocator {
   static Pool* of(int device, Stream stream);
   static void release_idle();  // gives all free blocks of all streams back to the device
 
-  AllocationPtr Allocate(size_t size) override;
+  AllocationPtr Allocate(size_t size) override { return take_block(size, false); }
+  AllocationPtr take_block(size_t size, bool workspace);
   bool IsAllocThreadSafe() const override { return true; }
   Stream stream() const { return stream_; }
   void give_back(Block* block);
@@ -58,7 +62,7 @@ class Pool : public phi::Allocator {
  private:
   struct Held {
     void* address;
-    size_t size;
+    size_t size, asked;
     std::vector<Event> events;
     size_t number;           // names it
     size_t readers;          // that are not done

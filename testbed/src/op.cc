@@ -80,7 +80,7 @@ void* Op::out(DenseTensor* tensor, DataType type) {
 }
 
 void* Op::scratch(size_t size) {
-  scratch_.push_back(Pool::of(context_.GetPlace().GetDeviceId(), stream)->Allocate(size));
+  scratch_.push_back(Pool::of(context_.GetPlace().GetDeviceId(), stream)->take_block(size, true));
   return scratch_.back()->ptr();
 }
 
