@@ -4,7 +4,9 @@ A *site* is a piece of work: (stream number, how many pieces that stream was giv
 sites are the same in every run of the same plan.
 
     TESTBED_DELAYS="seed=7,permille=50,max_us=2000,kinds=compute+copy+collective"
-    TESTBED_DELAYS="sites=0:17:900;3:2:1500"        # stream:ordinal:microseconds
+    TESTBED_DELAYS="sites=0:17:900;1/3:2:1500"      # stream:ordinal:microseconds, on all ranks or on rank 1 alone
+
+`python -m testbed.shrink` finds the sites that make a training run fail.
 """
 
 from __future__ import annotations
@@ -20,23 +22,32 @@ from testbed.device import TestbedError, plugin
 DELAYS_VARIABLE = "TESTBED_DELAYS"
 KINDS = {"compute": 1, "copy": 2, "collective": 4}
 ALL_KINDS = "+".join(KINDS)
+EVERY_RANK = -1
+_APART = 7919  # a seed a rank, so that ranks are not late together
 
 
 class Site(NamedTuple):
-    """A delay in front of one piece of work."""
+    """A delay in front of one piece of work, on every rank where none is named."""
 
     stream: int
     ordinal: int
     us: int
+    rank: int = EVERY_RANK
+
+    def __str__(self) -> str:
+        rank = "" if self.rank == EVERY_RANK else f"{self.rank}/"
+        return f"{rank}{self.stream}:{self.ordinal}:{self.us}"
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A delay that was taken, and what stood behind it."""
+    """A delay that was taken, and what stood behind it; `step` is 0 and `op` of no meaning where steps were not announced."""
 
     site: Site
     kind: str
     name: str
+    step: int = 0
+    op: int = -1
 
 
 def draw(seed: int, permille: int, max_us: int, kinds: str = ALL_KINDS) -> None:
@@ -59,37 +70,59 @@ def restart() -> None:
     plugin().tb_delays_restart()
 
 
+def begin_step() -> None:
+    """From now on delays say in which step they were taken, and in front of which of its operations."""
+    plugin().tb_delays_step()
+
+
 def taken() -> list[Taken]:
     """Delays since the start, in order."""
+    return _log()[0]
+
+
+def step_ops() -> list[str]:
+    """Names of the operations since the last step began, in host order."""
+    return _log()[1]
+
+
+def _log() -> tuple[list[Taken], list[str]]:
     with tempfile.NamedTemporaryFile(suffix=".txt") as file:
         plugin().tb_delays_write(file.name.encode())
         lines = Path(file.name).read_text().splitlines()
     rows = [line.split("\t") for line in lines]
     kinds = list(KINDS)
-    return [Taken(Site(int(row[0]), int(row[1]), int(row[2])), kinds[int(row[3])], row[4]) for row in rows]
+    found = [Taken(Site(int(row[0]), int(row[1]), int(row[2])), kinds[int(row[3])], row[4], int(row[5]), int(row[6]))
+             for row in rows if row[0] != "op"]  # fmt: skip
+    return found, [row[1] for row in rows if row[0] == "op"]
 
 
-def apply_words(text: str) -> None:
-    """Set delays from words, as in `TESTBED_DELAYS`; no words, no delays."""
+def apply_words(text: str, rank: int = EVERY_RANK) -> None:
+    """Set a rank's delays from words, as in `TESTBED_DELAYS`; no words, no delays."""
     words = dict(word.partition("=")[::2] for word in text.split(",") if word.strip())
     if "sites" in words:
-        only(parse_sites(words["sites"]))
+        only([site for site in parse_sites(words["sites"]) if site.rank in (EVERY_RANK, rank)])
     elif words:
-        draw(int(words.get("seed", 0)), int(words.get("permille", 50)), int(words.get("max_us", 1000)), words.get("kinds", ALL_KINDS))
+        seed = int(words.get("seed", 0)) + _APART * max(rank, 0)
+        draw(seed, int(words.get("permille", 50)), int(words.get("max_us", 1000)), words.get("kinds", ALL_KINDS))
 
 
 def parse_sites(text: str) -> list[Site]:
     """Sites in words.
 
-    >>> parse_sites("0:17:900;3:2:1500")
-    [Site(stream=0, ordinal=17, us=900), Site(stream=3, ordinal=2, us=1500)]
+    >>> parse_sites("0:17:900;1/3:2:1500")
+    [Site(stream=0, ordinal=17, us=900, rank=-1), Site(stream=3, ordinal=2, us=1500, rank=1)]
     """
-    return [Site(*map(int, word.split(":"))) for word in text.split(";") if word]
+    found = []
+    for word in filter(None, text.split(";")):
+        rank, slash, rest = word.rpartition("/")
+        stream, ordinal, us = map(int, rest.split(":"))
+        found.append(Site(stream, ordinal, us, int(rank) if slash else EVERY_RANK))
+    return found
 
 
 def show_sites(sites: Sequence[Site]) -> str:
     """The inverse of `parse_sites`."""
-    return ";".join(f"{site.stream}:{site.ordinal}:{site.us}" for site in sites)
+    return ";".join(map(str, sites))
 
 
 def shrink(sites: Sequence[Site], fails: Callable[[Sequence[Site]], bool]) -> list[Site]:
@@ -100,8 +133,8 @@ def shrink(sites: Sequence[Site], fails: Callable[[Sequence[Site]], bool]) -> li
     Raises:
         TestbedError: The case does not fail with all of them.
 
-    >>> shrink([Site(0, k, 1) for k in range(9)], lambda some: {3, 7} <= {site.ordinal for site in some})
-    [Site(stream=0, ordinal=3, us=1), Site(stream=0, ordinal=7, us=1)]
+    >>> show_sites(shrink([Site(0, k, 1) for k in range(9)], lambda some: {3, 7} <= {site.ordinal for site in some}))
+    '0:3:1;0:7:1'
     """
     kept = list(sites)
     if not fails(kept):

@@ -36,6 +36,7 @@ def prepare_program(program: Any, job: str) -> None:
     check_streams(program, job)
     check_kernels(program, job)
     let_events_exist(program)
+    put_something_first(program)
 
 
 # -- point to point --------------------------------------------------------------------------------------------------
@@ -154,6 +155,21 @@ def let_events_exist(program: Any) -> int:
         reader.op_role, reader.chunk_id = op.op_role, op.chunk_id
         reader.set_execution_stream(EVENT_STREAM)
     return len(recorders)
+
+
+def put_something_first(program: Any) -> bool:
+    """Put a host operation in front of a copy out that is the first of its program.
+
+    Of such a `memcpy_d2h` Paddle's executor records the events that it waits for anew, on the compute stream: it then waits for what
+    the compute stream was given so far, and no longer for what it should. The GPU place's copy out is `memcpy`, where it does not.
+    """
+    first = next(iter(_ops(program)), None)
+    if first is None or first.name() != "pd_op.memcpy_d2h":
+        return False
+    paddle.pir.set_insertion_point(first)
+    made = paddle._C_ops.full_int_array([0], paddle.int64, paddle.CPUPlace()).get_defining_op()
+    made.op_role, made.chunk_id = first.op_role, first.chunk_id
+    return True
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def align(planned: Sequence[Planned], issues: Sequence[Issue]) -> dict[int, Plan
     found: dict[int, Planned] = {}
     at = 0
     for issue in issues:
-        window, name = range(at, min(at + AHEAD, len(planned))), _snake(issue.name)
+        window, name = range(at, min(at + AHEAD, len(planned))), snake(issue.name)
         hit = next((k for k in window if planned[k].name == name), None)
         if hit is not None:
             found[issue.number] = planned[hit]
@@ -66,7 +66,7 @@ def align(planned: Sequence[Planned], issues: Sequence[Issue]) -> dict[int, Plan
     return found
 
 
-def _snake(name: str) -> str:
+def snake(name: str) -> str:
     """`ReshapeGrad` -> `reshape_grad`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 

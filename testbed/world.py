@@ -19,11 +19,11 @@ from typing import Any
 
 from interlace.bridge.cpu.install import rank_environment
 from interlace.bridge.cpu.transport import Transport
-from testbed import device, measure
-from testbed.delays import DELAYS_VARIABLE, apply_words
+from testbed import delays, device, measure
 
 DEVICE = f"{device.NAME}:0"
 REPORT_VARIABLE = "TESTBED_REPORT"  # a folder that gets each rank's memory numbers at its end
+TAKEN_VARIABLE = "TESTBED_TAKEN"  # a folder that gets the delays that each rank took, by name
 INPLACE_VARIABLE = "TESTBED_INPLACE"  # 0 or 1: Paddle's in-place pass
 TRACE_RUN_VARIABLE = "TESTBED_TRACE_RUN"  # 0 or 1: the executor issues all from one thread, with no hand-over to others
 ID_BYTES = 128
@@ -53,12 +53,14 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
     dynamic.patch(transport)
     half._patch_sharding()
     half._choose_attention_as_on_gpu()
-    apply_words(os.environ.get(DELAYS_VARIABLE, ""))
+    delays.apply_words(os.environ.get(delays.DELAYS_VARIABLE, ""), rank)
     _patch_groups(rank, Path(run_dir))
     _patch_p2p()
     _patch_engine()
     _patch_amp()
     measure.install(rank, Path(run_dir))
+    if os.environ.get(TAKEN_VARIABLE):
+        _record_delays(Path(os.environ[TAKEN_VARIABLE]) / f"delays{rank}.json", rank)
     paddle.set_device("cpu")
     if os.environ.get(REPORT_VARIABLE):
         atexit.register(_write_memory, Path(os.environ[REPORT_VARIABLE]) / f"memory{rank}.json")
@@ -76,6 +78,28 @@ def _own_gpu(rank: int) -> str:
 
 def _write_memory(path: Path) -> None:
     path.write_text(json.dumps(asdict(device.memory())) + "\n")
+
+
+def _record_delays(path: Path, rank: int) -> None:
+    """Keep in a file what delays were taken so far and in front of what, as of the end of each step."""
+    from paddle.distributed.auto_parallel.static.engine import Engine
+
+    run = Engine.run
+
+    def run_recorded(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        from testbed.programs import labels
+
+        delays.begin_step()
+        try:
+            return run(engine, *args, **kwargs)
+        finally:
+            names = delays.step_ops()
+            known = labels(engine._job_plan, names) if engine._job_plan is not None else {}
+            rows = [{"site": str(each.site._replace(rank=rank)), "kind": each.kind, "name": each.name, "step": each.step,
+                     "label": known.get(each.op, "") if each.step else ""} for each in delays.taken()]  # fmt: skip
+            path.write_text(json.dumps(rows) + "\n")
+
+    Engine.run = run_recorded
 
 
 def _patch_groups(rank: int, run_dir: Path) -> None:

@@ -43,6 +43,8 @@ struct DelayLog {
   int us;
   int work;
   std::string name;
+  int step;
+  long op;  // of the step, from 0; negative outside of one
 };
 
 struct Delays {
@@ -53,6 +55,10 @@ struct Delays {
   std::map<Site, int> chosen;
   std::map<int, long> given;
   std::vector<DelayLog> log;
+  std::atomic<bool> follows_steps{false};
+  int step = 0;
+  long step_begin = 0;
+  std::vector<std::string> step_ops;
 };
 
 struct HostNote {
@@ -111,7 +117,7 @@ int delay_us(int stream, Work work, const char* name) {
   std::lock_guard<std::mutex> guard(d.mutex);
   Site site{stream, d.given[stream]++};
   int us = wanted_us(d, site, work);
-  if (us) d.log.push_back({site, us, static_cast<int>(work), name});
+  if (us) d.log.push_back({site, us, static_cast<int>(work), name, d.step, current_op() - d.step_begin - 1});
   return us;
 }
 
@@ -135,6 +141,10 @@ thread_local long op_here = 0;
 
 long begin_op(const char* name, int stream) {
   op_here = ++ops_begun;
+  if (delays().follows_steps) {
+    std::lock_guard<std::mutex> guard(delays().mutex);
+    delays().step_ops.push_back(name);
+  }
   if (trace().on) {
     std::lock_guard<std::mutex> guard(trace().mutex);
     trace().notes.push_back({now_us(), name, stream, nullptr, 0, op_here});
@@ -197,9 +207,17 @@ TB_EXPORT int tb_delays_write(const char* path) {
   if (!out) return 0;
   std::lock_guard<std::mutex> guard(delays().mutex);
   for (const DelayLog& each : delays().log)
-    fprintf(out, "%d\t%ld\t%d\t%d\t%s\n", each.site.first, each.site.second, each.us, each.work, each.name.c_str());
+    fprintf(out, "%d\t%ld\t%d\t%d\t%s\t%d\t%ld\n", each.site.first, each.site.second, each.us, each.work, each.name.c_str(), each.step, each.op);
+  for (const std::string& each : delays().step_ops) fprintf(out, "op\t%s\n", each.c_str());
   fclose(out);
   return 1;
+}
+TB_EXPORT void tb_delays_step() {  // a step begins: delays say where in it they were, and its operations are remembered
+  std::lock_guard<std::mutex> guard(delays().mutex);
+  delays().follows_steps = true;
+  delays().step += 1;
+  delays().step_begin = ops_begun;
+  delays().step_ops.clear();
 }
 
 TB_EXPORT void tb_trace(int on) {

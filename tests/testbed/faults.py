@@ -23,8 +23,6 @@ World = list[Program]
 Check = Callable[[Sequence[Program]], list[Finding]]
 Plant = Callable[[World, Check], tuple[World, World]]
 SIDE = "planted_side"
-AHEAD = 3
-"""Operations of a job that stand in front of a copy out: of the first one the executor makes an exception (testbed/README.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +280,9 @@ def _copies_out_later(world: World) -> Iterator[tuple[int, Program, Item]]:
             if op.kind == "memcpy_d2h" and op.origin < 0:
                 alone = _on_side(program, op.id)
                 for k, job in enumerate(alone.jobs):
-                    for n, item in enumerate(job.items[:-AHEAD]):
+                    for n, item in enumerate(job.items):
                         if item[0] == op.id:
-                            yield rank, _with_events(_cut(_moved(alone, item, job.items[n + AHEAD]), k, n)), item
+                            yield rank, _with_events(_cut(alone, k, n)), item
 
 
 @fault("race", "pp2")

@@ -23,7 +23,7 @@ from interlace.bridge import rank as rank_module
 from interlace.bridge.places.base import PINNED_PREFIX
 from interlace.ir import Program
 from testbed import delays, device, programs
-from testbed.trace import COMM, COPIES, Planned, _snake, align
+from testbed.trace import COMM, COPIES
 from tests.testbed.tasks import NUM_STEPS, VARIABLE, Done, Item, Task
 
 CPU, DEVICE = paddle.CPUPlace(), paddle.CustomPlace(device.NAME, 0)
@@ -186,12 +186,11 @@ class Runner:
 
     def _streams(self, trace: device.Trace) -> dict[int, list[tuple[str, str]]]:
         """Stream number -> its pieces of work in one step: what the plan calls the operation, and what the piece is."""
-        rows = [Planned(*row) for row in programs.planned_ops(self.engine._job_plan)[1]]
-        issued = {_snake(issue.name) for issue in trace.issues}
-        known = align([row for row in rows if row.name in issued], trace.issues)
+        known = programs.labels(self.engine._job_plan, [issue.name for issue in trace.issues])
+        places = {issue.number: place for place, issue in enumerate(trace.issues)}
         streams: dict[int, list[tuple[str, str]]] = defaultdict(list)
         for piece in sorted(trace.intervals):
-            streams[piece.stream].append((known[piece.op].label if piece.op in known else "", piece.name))
+            streams[piece.stream].append((known.get(places.get(piece.op, -1), ""), piece.name))
         return streams
 
     def _sites(self, task: Task) -> list[delays.Site]:

@@ -19,6 +19,7 @@ import pytest
 from interlace.ir import Program, load
 from interlace.launch import LaunchResult, launch
 from interlace.scheduler.hazards import Finding, Place, check
+from testbed import shrink
 from tests.testbed.faults import FAULTS, Fault
 from tests.testbed.tasks import NUM_STEPS, VARIABLE, Done, Front, Task
 from tests.testbed.test_training import ALL, EXAMPLES
@@ -28,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BASES = {"pp2": ("mixed", ("--pp", "2", "--clip-grad", "1")), "mp2": ("dx-first", ("--mp", "2", "--schedule", "1F1B"))}
 SIZE = ("--layers", "2", "--micro-batches", "4", "--steps", str(NUM_STEPS + 1))
 DELAY_US = 200_000
+SHRUNK = "seed=1,permille=150,max_us=80000,kinds=collective"
+"""Delays one of which is in front of the receive that nobody waits for, or of its send."""
 TURNS = {"copy": (4, 6000), "collective": (4, 20000), "compute": (4, 2000)}
 """Kind of work -> runs in which each piece of that kind is delayed once, and by how many microseconds."""
 
@@ -128,11 +131,15 @@ def _tasks(folder: Path, planted: dict[str, Planted]) -> list[Task]:
     for name, each in planted.items():
         for which, world in (("safe", each.safe), ("broken", each.broken)):
             plans = folder / name.replace(" ", "_") / which
-            plans.mkdir(parents=True)
-            for program in world:
-                (plans / f"rank{program.rank}").write_bytes(msgspec.msgpack.encode(program))
+            _store(world, plans)
             tasks.append(Task(f"{name}, {which}", os.fspath(plans), each.fronts(), each.fault.switches, each.fault.fetch))
     return tasks
+
+
+def _store(world: Sequence[Program], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for program in world:
+        (folder / f"rank{program.rank}").write_bytes(msgspec.msgpack.encode(program))
 
 
 def is_same(done: Sequence[Done], stock: Sequence[Done]) -> bool:
@@ -168,3 +175,18 @@ def test_every_piece_of_work_delayed_in_turn(request: pytest.FixtureRequest, bas
     runs = [ran.done[f"{kind} {k}"] for k in range(TURNS[kind][0])]
     assert all(len(found.taken) > 3 for done in runs for found in done)
     assert all(is_same(done, ran.stock) for done in runs)
+
+
+def test_delays_shrink_to_the_one_that_shows_the_fault(pp2: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """acceptance: R5: over all ranks, through the command."""
+    _store(pp2.planted["a receive without its wait"].broken, tmp_path / "plans")
+    config = tmp_path / "plan.yaml"
+    config.write_text(ALL.format(form=BASES["pp2"][0]) + f"check: off\nplant: {{folder: {tmp_path / 'plans'}}}\n")
+    words = ["--world", "2", "--config", os.fspath(config), "--import", os.fspath(Path(__file__).with_name("plant.py")),
+             "--delays", SHRUNK, "--", *SIZE[:-2], *BASES["pp2"][1], "--steps", "1"]  # fmt: skip
+    assert shrink.main([os.fspath(EXAMPLES / "gpt.py"), *words]) == 0
+    *sites, again = capsys.readouterr().out.splitlines()
+    assert len(sites) == 1
+    assert "micro-batch 2, op #" in sites[0]
+    assert "_v2" in sites[0]  # the send, or the receive, that comes too late
+    assert "TESTBED_DELAYS=" in again
