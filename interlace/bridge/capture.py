@@ -21,6 +21,8 @@ DROPPED_ATTRS = frozenset({"op_callstack", "op_role", "chunk_id", "struct_name",
                            "execution_stream", "stream_priority", "scheduling_priority", "sym_shape_str"})  # fmt: skip
 """Attributes that a field of `Op` carries, or that say nothing about the work."""
 SHARING = frozenset({"pd_op.share_data"})
+ATTENTION_MATRIX = {"pd_op.flash_attn": 1, "pd_op.flash_attn_unpadded": 1, "pd_op.flash_attn_qkvpacked": 1}
+"""Which result is `softmax`: rows times columns of every head, allocated with `return_softmax` only."""
 """Operations whose result is a view in the static executor; reshape and its like copy there unless made in-place."""
 STACK_TYPES = frozenset({"cf.stack", "cf.inlet", "cf.outlet"})
 BATCH_NORM, BATCH_NORM_GRAD = "pd_op.batch_norm_", "pd_op.batch_norm_grad"
@@ -100,7 +102,8 @@ class _Capture:
         shared = {result: self.storage[operands[operand]] for result, operand in (*inplace, *views)}
         if name == STACK_CREATE:
             shared = dict.fromkeys(range(1, len(source.results())), len(self.values))
-        results = tuple(self._value(v, storage=shared.get(k)).id for k, v in enumerate(source.results()))
+        unmade = _unmade(source)
+        results = tuple(self._value(v, storage=shared.get(k), made=k not in unmade).id for k, v in enumerate(source.results()))
         attrs = {key: plain(value) for key, value in source.attrs().items() if key not in DROPPED_ATTRS}
         unread = _unread(source)
         no_buffer = tuple(k for k, v in enumerate(source.operands_source())
@@ -116,9 +119,9 @@ class _Capture:
                                "it cannot be captured (expected a program of one block after Dist2Dense)")  # fmt: skip
         return self.value_ids[key]
 
-    def _value(self, source: Any, keyword: str = "", storage: int | None = None) -> Value:
+    def _value(self, source: Any, keyword: str = "", storage: int | None = None, made: bool = True) -> Value:
         number = len(self.values)
-        shape, dtype, elements = _type(source)
+        shape, dtype, elements = _type(source) if made else ((), "null", ())
         name = keyword or (source.name if dtype not in ("null", "vector", "stack") and source.has_name else "")
         value = Value(number, shape, dtype, number if storage is None else storage, name,
                       dtype != "null" and bool(source.persistable), "device", elements)  # fmt: skip
@@ -240,6 +243,13 @@ def _unwritten(source: Any, inplace: tuple[tuple[int, int], ...]) -> tuple[tuple
     attrs = source.attrs()
     fixed = attrs["use_global_stats"] or (attrs["is_test"] and not attrs["trainable_statistics"])
     return tuple(pair for pair in inplace if fixed and pair[1] in RUNNING_STATS[BATCH_NORM])
+
+
+def _unmade(source: Any) -> frozenset[int]:
+    """Results that have a type and that no kernel allocates: the attention matrix, where it is not asked for."""
+    if source.name() not in ATTENTION_MATRIX or source.attrs().get("return_softmax", True):
+        return frozenset()
+    return frozenset(k for k in (ATTENTION_MATRIX[source.name()],) if source.result(k).use_empty())
 
 
 def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:

@@ -302,6 +302,9 @@ def test_a_dump_holds_half_precision_and_gpu_kernels(tmp_path: Path, level: str)
         assert dtypes_of(program, name) == {"bfloat16"}
     assert dtypes_of(program, "adamw_") == {"bfloat16" if level == "O2" else "float32"}
     assert dtypes_of(program, "cross_entropy_with_softmax") == {"float32"}
+    values = {value.id: value for value in program.values}
+    attention = [op for op in program.ops if op.kind == "flash_attn"]  # its matrix of heads x rows x columns is not asked for
+    assert [values[op.results[1]].size_bytes for op in attention] == [0] * len(attention) != []
 
 
 def test_gpu_only_kernels_raise_when_run(tmp_path: Path) -> None:
