@@ -79,6 +79,7 @@ void* pin_new(Pinned& p, size_t size) {
     PADDLE_THROW(phi::errors::ResourceExhausted("testbed: %d bytes of pinned host memory were refused (%d bytes are in use); offload less",
                                                 size, pinned.value()));
   ++p.made;
+  if (switches.poison) memset(made, kPoison, size);  // what the host's allocator left there may be what is expected
   return made;
 }
 
@@ -206,6 +207,7 @@ void* Pool::take(size_t size, size_t* got) {
                                                 size, allocated.value(), reserved.value()));
   *got = size;
   reserved.add(size);
+  if (switches.poison) fill_now(address, kPoison, size);
   return address;
 }
 

@@ -488,7 +488,7 @@ def pinned_memory() -> dict[str, str]:
     """Neither Paddle nor the device orders the copies by the pinned buffer, or knows that one still uses it."""
     settings: dict[str, dict[str, int]] = {
         "nothing": {},
-        "copies ordered, buffer freed at once": {"copy_order": 1},
+        "copies ordered, buffer freed at once": {"copy_order": 1, "d2h_blocks": 1},  # so that it is filled when it is freed
         "buffer kept, copies not ordered": {"pinned_events": 1},
         "both": {"copy_order": 1, "pinned_events": 1},
     }
