@@ -118,7 +118,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for overhead in OVERHEADS:
             some = [row["gain"] for row in rows if row["overhead"] == overhead]
             print(f"{setting.name}, parts {overhead:.0%} slower: {min(some):+.1%} to {max(some):+.1%} over whole products, simulated")
-    store("splitting", {**meta(), "note": "simulated with times measured on H200s, results/h200/README.md", "configurations": found}, args.out)
+    note = "simulated with times measured on H200s, results/h200/README.md"
+    store("splitting", {**meta(), "note": note, "configurations": found}, args.out)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ class AutoParallelStreamType(str, Enum):
     PP_RECV = "auto_parallel_pp_recv"
     D2H = "auto_parallel_d2h"
     H2D = "auto_parallel_h2d"
+    HOST_WAIT = "auto_parallel_host_wait"
 
 
 def mp_stream(ring: int, rings: Iterable[int]) -> str:

@@ -17,10 +17,9 @@ import msgspec
 import numpy as np
 
 from interlace.cost_model import Costs
-from interlace.cost_model.base import tables_of
 from interlace.errors import PlanError
 from interlace.ir import Graph, Op, Program
-from interlace.ir.kinds import is_copy, stream_of
+from interlace.ir.kinds import stream_of
 from interlace.ir.waits import computes, last_computation
 from interlace.scheduler.lower_to_sim import awaits, lower, wait_ns
 from interlace.scheduler.memory import GPU, in_order, storages
@@ -29,9 +28,6 @@ from interlace.scheduler.simulator import run
 
 LOOK_BACK = 50
 """A wait looks back this many times the host's own time for a wait (on an H200 about 1 ms): enough to issue what follows."""
-COPIES = 2
-"""It looks back no less than this many of the longest copies out take: the few bytes that a wait copies stand behind such a copy
-in the copy engine (measured on H200s: offload's steps 4 to 36 % longer while waits looked back 1 ms and copies took 0.6 to 2.5)."""
 SPACING = (16, 8, 4, 2, 1)
 """Waits stand apart by a multiple of what they look back; the widest spacing that keeps memory is taken."""
 NEAR = 4
@@ -159,15 +155,10 @@ class _Search:
         return Holds(found, serial, free, best, free_ns, held_ns, "" if found else "no wait lowers the peak")
 
     def _forms(self, sim: SimInput) -> Iterator[dict[str, tuple[Wait, ...]]]:
-        back_ns = max(LOOK_BACK * max(1, wait_ns(self.program, self.cost)), COPIES * self._longest_copy_ns())
+        back_ns = LOOK_BACK * max(1, wait_ns(self.program, self.cost))
         for spacing in SPACING:
             yield self._looking_back(sim, back_ns, spacing * back_ns)
         yield at_ends(self.program, self.names)
-
-    def _longest_copy_ns(self) -> int:
-        values, groups = tables_of(self.program)
-        out = [op for op in self.program.ops if is_copy(op) and values[op.results[0]].memory == "pinned"]
-        return max((self.cost.op_time(op, values, groups).dur_ns for op in out), default=0)
 
     def _looking_back(self, sim: SimInput, back_ns: int, apart_ns: int) -> dict[str, tuple[Wait, ...]]:
         """Waits for what was computed `back_ns` before in the same job, by the time that computation takes alone."""

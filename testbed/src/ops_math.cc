@@ -315,6 +315,13 @@ void MemcpyD2HKernel(const Context& c, const DenseTensor& x, int to, DenseTensor
   if (!pinned || switches.d2h_blocks) stream_sync(op.stream);
 }
 
+// Holds the host until this stream is done, whatever `nosync` says of the ends of jobs.
+template <typename T, typename Context>
+void SyncStreamKernel(const Context& c, const DenseTensor& x, DenseTensor*) {
+  Op op(c, "sync_calc_stream", {&x});
+  stream_sync(op.stream);
+}
+
 template <typename T, typename Context>
 void MemcpyH2DKernel(const Context& c, const DenseTensor& x, int, DenseTensor* out) {
   Op op(c, "memcpy_h2d", {});
@@ -626,6 +633,7 @@ TB_KERNEL(triu, TriuKernel, TB_FLOATS) {}
 TB_KERNEL(cast, CastKernel, TB_ALL) { kernel->OutputAt(0).SetDataType(phi::DataType::UNDEFINED); }
 TB_KERNEL(assign, AssignKernel, TB_ALL) {}
 TB_KERNEL(share_data, ShareDataKernel, TB_ALL) {}
+TB_KERNEL(sync_calc_stream, SyncStreamKernel, float) {}
 TB_KERNEL(memcpy_d2h, MemcpyD2HKernel, TB_ALL, int8_t, int16_t, phi::dtype::float16) {
   kernel->OutputAt(0).SetBackend(phi::Backend::CPU);
 }

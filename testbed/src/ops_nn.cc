@@ -109,6 +109,7 @@ void LayerNormGradKernel(const Context& c, const DenseTensor& x, const Optional&
                          const DenseTensor& variance, const DenseTensor& grad, float epsilon, int axis, DenseTensor* dx, DenseTensor* dw,
                          DenseTensor* db) {
   Op op(c, "layer_norm_grad", {&x, &mean, &variance, &grad});
+  if (w) op.reads(*w);
   size_t rows, cols;
   rows_and_cols(x, axis, &rows, &cols);
   if (dx) op.out(dx, x.dtype());

@@ -75,6 +75,11 @@ def attrs_of(each: JobProgram) -> Iterator[tuple[str, dict[str, Any]]]:
         yield op.name(), op.attrs()
 
 
+def waits(lowered: Lowered, job_name: str) -> list[Any]:
+    """What holds the host in a job."""
+    return ops_of(job(lowered, job_name), "pd_op.sync_calc_stream_")
+
+
 def copies(lowered: Lowered, job_name: str) -> list[tuple[str, int]]:
     """Copies of a job: name and destination."""
     return [(name, attrs["dst_place_type"]) for name, attrs in attrs_of(job(lowered, job_name)) if "memcpy" in name]
@@ -105,16 +110,15 @@ def test_a_copied_value_crosses_a_job_and_comes_back_from_the_executors_own_plac
 
 @pytest.mark.parametrize("place", ["gpu", "testbed"])
 def test_the_host_is_held_back_behind_jobs_that_say_so(place: str) -> None:
-    """acceptance: R2. Memory is taken at issue: a blocking copy (to 0) of a value of the last computation ends the job."""
+    """acceptance: R2. Memory is taken at issue: what waits for the last computation ends the job."""
     made = case(place, hold=True)
     lowered = made.lowered
-    blocking = {each.name for each in lowered.jobs if ("pd_op.memcpy_d2h", 0) in copies(lowered, each.name)}
+    blocking = {each.name for each in lowered.jobs if waits(lowered, each.name)}
     assert blocking == {each.name for each in made.program.jobs if each.host_waits} == {
         *(f"{kind}_{m}" for kind in ("forward", "backward") for m in range(3))}  # fmt: skip
     for name in ("forward_0", "backward_2"):
         last = ops_of(job(lowered, name))[-1]
-        assert (last.name(), last.attrs()["dst_place_type"]) == ("pd_op.memcpy_d2h", 0)
-        assert "execution_stream" not in last.attrs()
+        assert (last.name(), last.attrs()["execution_stream"]) == ("pd_op.sync_calc_stream_", "auto_parallel_host_wait")
         assert last.op_role == (0 if name == "forward_0" else 1)
         giver = last.operand_source(0).get_defining_op()
         assert giver.name() == ("pd_op.assign" if name == "forward_0" else "pd_op.slice")
@@ -122,7 +126,7 @@ def test_the_host_is_held_back_behind_jobs_that_say_so(place: str) -> None:
 
 
 def test_what_the_host_waits_for_is_cut_out_where_it_is_computed() -> None:
-    """acceptance: R2. Nothing issued between a computation and the wait for it keeps the host longer: only the copy stands there."""
+    """acceptance: R2. Nothing issued between a computation and the wait for it keeps the host longer: only the wait stands there."""
     captured = captured_small(rows=600)
     program = planned(captured, hold="off")
     first, rest = program.jobs[0], program.jobs[1:]
@@ -131,44 +135,35 @@ def test_what_the_host_waits_for_is_cut_out_where_it_is_computed() -> None:
     names = [op.name() for op in ops_of(job(lower(captured, program, PLACES["gpu"]()), "forward_0")) if "shadow" not in op.name()]
     assert names[:3] == ["pd_op.matmul", "pd_op.full_int_array", "pd_op.full_int_array"] or names[:2] == ["pd_op.matmul", "pd_op.slice"]
     assert names.index("pd_op.slice") < names.index("pd_op.all_reduce")
-    assert names[-1] == "pd_op.memcpy_d2h"
+    assert names[-1] == "pd_op.sync_calc_stream_"
     assert "pd_op.slice" not in [op.name() for op in ops_of(job(lower(captured, program, PLACES["cpu"]()), "forward_0"))]
 
 
 def test_only_jobs_that_say_so_hold_the_host() -> None:
-    """acceptance: R2, P1. Without the plan's word there is no blocking copy; the CPU and other devices wait by themselves."""
+    """acceptance: R2, P1. Without the plan's word the host is not held; the CPU and other devices wait by themselves."""
     for place in ("gpu", "testbed"):
-        assert [name for name, _ in attrs_of(job(case(place, hold=True).lowered, "optimizer")) if "memcpy" in name] == []
-        assert all("memcpy" not in name for each in case(place, offload=False).lowered.jobs for name, _ in attrs_of(each))
-        assert len(copies(case(place, offload=False, hold=True).lowered, "forward_0")) == 1
+        assert not waits(case(place, hold=True).lowered, "optimizer")
+        assert not any(waits(case(place, offload=False).lowered, each.name) for each in case(place, offload=False).lowered.jobs)
+        assert len(waits(case(place, offload=False, hold=True).lowered, "forward_0")) == 1
     for place in ("cpu", "custom"):
         held = case(place, hold=True).lowered
-        assert len(copies(held, "forward_0")) == len(copies(held, "backward_0")) == 1
+        assert not waits(held, "forward_0")
+        assert not waits(held, "backward_0")
 
 
-def test_the_blocking_copy_is_small() -> None:
-    """acceptance: R2. Of a large value one element is cut out, of one with unknown dims too."""
-    for shape in ([512, 512], [-1, 4]):
+def test_a_wait_reads_a_float32_element_in_memory_of_its_own() -> None:
+    """acceptance: R2, R5. As the last reader of a value that side streams read too, it would be the one that collection records."""
+    for shape, dtype in (([512, 512], "float32"), ([-1, 4], "bfloat16"), ([1], "int64"), ([], "float32"), ([], "bfloat16")):
         program = paddle.static.Program()
         with paddle.static.program_guard(program):
-            x = paddle._C_ops.data("x", shape, paddle.float32, paddle.base.core.Place())
+            x = paddle._C_ops.data("x", shape, getattr(paddle, dtype), paddle.base.core.Place())
             PLACES["gpu"]().wait_for(PLACES["gpu"]().watch(x))
-        cut, copy = program.global_block().ops[-2:]
-        assert (cut.name(), copy.name()) == ("pd_op.slice", "pd_op.memcpy_d2h")
-        assert copy.operand_source(0).is_same(cut.result(0))
-        assert list(cut.result(0).shape) in ([1, 1], [-1, 1])
-
-
-def test_a_wait_reads_memory_of_its_own() -> None:
-    """acceptance: R5. As the last reader of a value that side streams read too, it would be the one that collection records."""
-    for shape in ([2, 2], [1], []):
-        program = paddle.static.Program()
-        with paddle.static.program_guard(program):
-            x = paddle._C_ops.data("x", shape, paddle.float32, paddle.base.core.Place())
-            PLACES["gpu"]().wait_for(PLACES["gpu"]().watch(x))
-        cut, copy = program.global_block().ops[-2:]
-        assert (cut.name(), copy.name()) == ("pd_op.slice" if shape else "pd_op.assign", "pd_op.memcpy_d2h")
-        assert copy.operand_source(0).is_same(cut.result(0))
+        cut, wait = program.global_block().ops[-2:]
+        assert wait.name() == "pd_op.sync_calc_stream_"
+        assert cut.name() == ("pd_op.cast" if dtype != "float32" else "pd_op.slice" if shape else "pd_op.assign")
+        assert wait.operand_source(0).is_same(cut.result(0))
+        assert wait.operand_source(0).dtype == paddle.float32
+        assert list(cut.result(0).shape) in ([1, 1], [-1, 1], [1], [])
 
 
 def test_where_there_are_streams_lowering_adds_no_reader_of_its_own() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import paddle
 from paddle.base import core
 
-HOST = 0
-"""`memcpy_d2h`'s destination number of plain host memory: the host waits for the copy."""
+from interlace.passes.streams import AutoParallelStreamType
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +71,26 @@ class Place:
 
 
 def first_element(value: Any) -> Any:
-    """A value of one element, in memory of its own, that is there when a value is.
+    """A float32 value of one element, in memory of its own, that is there when a value is.
 
     The value itself would not do: a wait at the job's end would be its last reader, and collection at issue time records no other.
     """
     num_dims = len(value.shape)
-    if not num_dims:
-        return paddle._C_ops.assign(value)
-    return paddle._C_ops.slice(value, list(range(num_dims)), [0] * num_dims, [1] * num_dims, [1] * num_dims, [])
+    if num_dims:
+        value = paddle._C_ops.slice(value, list(range(num_dims)), [0] * num_dims, [1] * num_dims, [1] * num_dims, [])
+    elif value.dtype == paddle.float32:
+        value = paddle._C_ops.assign(value)
+    return value if value.dtype == paddle.float32 else paddle._C_ops.cast(value, paddle.float32)
+
+
+def sync_behind(watched: Any) -> None:
+    """Block the host until `watched` is there: Paddle's operator that synchronizes a stream, on a stream that has nothing but this.
+
+    The executor lets that stream wait for the computation. The operator has kernels of few types; float32 is one. A blocking copy
+    would stand behind offload's in the copy engine (measured on H200s: steps with offload 4 to 36 % longer).
+    """
+    synced = paddle._C_ops.sync_calc_stream_(watched)
+    synced.get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)
 
 
 PINNED_PREFIX = "interlace_pinned_"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import paddle
 
-from interlace.bridge.places.base import HOST, Place, first_element
+from interlace.bridge.places.base import Place, first_element, sync_behind
 from interlace.scheduler.hazards import GPU, PLACES
 
 PINNED = 1
@@ -44,8 +44,8 @@ class TestbedPlace(CustomPlace):
         return first_element(value)
 
     def wait_for(self, watched: Any) -> None:
-        """A blocking copy."""
-        paddle._C_ops.memcpy_d2h(watched, HOST)
+        """As on the GPU place."""
+        sync_behind(watched)
 
     def prepare(self) -> None:
         """As on the GPU place."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import paddle
 
-from interlace.bridge.places.base import HOST, Place, first_element
+from interlace.bridge.places.base import Place, first_element, sync_behind
 
 PINNED = 2
 """`memcpy`'s destination number of pinned host memory."""
@@ -30,8 +30,8 @@ class GpuPlace(Place):
         return first_element(value)
 
     def wait_for(self, watched: Any) -> None:
-        """A blocking copy, on Paddle's own copy stream and so not behind copies out."""
-        paddle._C_ops.memcpy_d2h(watched, HOST)
+        """On a stream of its own, which no copy out keeps."""
+        sync_behind(watched)
 
     def prepare(self) -> None:
         """The in-place pass would add write-after-read edges between streams that end an overlap."""
