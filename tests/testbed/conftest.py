@@ -21,7 +21,7 @@ def plugin() -> Path:
     pytest.importorskip("paddle")
     from testbed.build import build
 
-    return build()
+    return build(jobs=os.cpu_count() or 1)
 
 
 @pytest.fixture(scope="session")
