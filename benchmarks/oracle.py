@@ -169,7 +169,7 @@ class Layers:
 class OwnTimes(Costs):
     """Times of one oracle file's operations, all else from a model; the host costs nothing, as in the CUDA graphs."""
 
-    def __init__(self, model: CostModel, times_us: Mapping[str, float]) -> None:
+    def __init__(self, model: Costs, times_us: Mapping[str, float]) -> None:
         self.model, self.times_us = model, times_us
 
     def op_time(self, op: Op, values: Any, groups: Any) -> Estimate:

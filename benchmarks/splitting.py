@@ -18,7 +18,7 @@ import oracle
 from measuring import meta, store
 from msgspec.structs import replace
 
-from interlace.cost_model import Costs, Estimate, Stretch
+from interlace.cost_model import Costs, Estimate
 from interlace.ir import Op, Program, Value, verify
 from interlace.scheduler.interleave import plan_pairs
 
@@ -28,32 +28,17 @@ PARTS, OVERHEADS = (2, 4), (0.0, 0.05)
 FREE = 1 << 40
 
 
-class PartCosts(Costs):
-    """Of a part: its share of the product's time, and what cutting costs."""
+class PartCosts(oracle.OwnTimes):
+    """Of a part: its share of the product's time, and what cutting costs; all else as of the whole."""
 
     def __init__(self, whole: Costs, parts: int, overhead: float) -> None:
-        self.whole, self.factor = whole, (1 + overhead) / parts
+        super().__init__(whole, {})
+        self.factor = (1 + overhead) / parts
 
     def op_time(self, op: Op, values: Any, groups: Any) -> Estimate:
         """A part's share."""
-        found = self.whole.op_time(op, values, groups)
+        found = super().op_time(op, values, groups)
         return Estimate(round(found.dur_ns * self.factor), "given", 0.0) if "part" in op.attrs else found
-
-    def category(self, op: Op, values: Any, groups: Any) -> str:
-        """The product's."""
-        return self.whole.category(op, values, groups)
-
-    def stretch_between(self, category: str, beside: str) -> Stretch:
-        """The product's."""
-        return self.whole.stretch_between(category, beside)
-
-    def host_ns(self, op: Op) -> int:
-        """Nothing."""
-        return 0
-
-    def job_ns(self) -> int:
-        """Nothing."""
-        return 0
 
 
 def cut(program: Program, parts: int, name: str) -> Program:

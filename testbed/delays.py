@@ -20,6 +20,7 @@ from typing import NamedTuple
 from testbed.device import TestbedError, plugin
 
 DELAYS_VARIABLE = "TESTBED_DELAYS"
+TAKEN_VARIABLE = "TESTBED_TAKEN"  # a folder that gets the delays that each rank took, by name
 KINDS = {"compute": 1, "copy": 2, "collective": 4}
 ALL_KINDS = "+".join(KINDS)
 EVERY_RANK = -1

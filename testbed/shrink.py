@@ -24,10 +24,8 @@ from interlace.config import find_config
 from interlace.errors import InterlaceError
 from interlace.launch import LaunchResult, launch
 from interlace.own import VARIABLE as IMPORT_VARIABLE
-from testbed.delays import DELAYS_VARIABLE, Site, parse_sites, show_sites, shrink
+from testbed.delays import DELAYS_VARIABLE, TAKEN_VARIABLE, Site, parse_sites, show_sites, shrink
 from testbed.device import SWITCHES_VARIABLE, TestbedError
-
-TAKEN_VARIABLE = "TESTBED_TAKEN"  # as in world.py, which wants a rank's process
 
 
 @dataclass(slots=True)

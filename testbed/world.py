@@ -23,7 +23,6 @@ from testbed import delays, device, measure
 
 DEVICE = f"{device.NAME}:0"
 REPORT_VARIABLE = "TESTBED_REPORT"  # a folder that gets each rank's memory numbers at its end
-TAKEN_VARIABLE = "TESTBED_TAKEN"  # a folder that gets the delays that each rank took, by name
 INPLACE_VARIABLE = "TESTBED_INPLACE"  # 0 or 1: Paddle's in-place pass
 TRACE_RUN_VARIABLE = "TESTBED_TRACE_RUN"  # 0 or 1: the executor issues all from one thread, with no hand-over to others
 ID_BYTES = 128
@@ -59,8 +58,8 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
     _patch_engine()
     _patch_amp()
     measure.install(rank, Path(run_dir))
-    if os.environ.get(TAKEN_VARIABLE):
-        _record_delays(Path(os.environ[TAKEN_VARIABLE]) / f"delays{rank}.json", rank)
+    if os.environ.get(delays.TAKEN_VARIABLE):
+        _record_delays(Path(os.environ[delays.TAKEN_VARIABLE]) / f"delays{rank}.json", rank)
     paddle.set_device("cpu")
     if os.environ.get(REPORT_VARIABLE):
         atexit.register(_write_memory, Path(os.environ[REPORT_VARIABLE]) / f"memory{rank}.json")

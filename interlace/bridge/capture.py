@@ -21,9 +21,10 @@ DROPPED_ATTRS = frozenset({"op_callstack", "op_role", "chunk_id", "struct_name",
                            "execution_stream", "stream_priority", "scheduling_priority", "sym_shape_str"})  # fmt: skip
 """Attributes that a field of `Op` carries, or that say nothing about the work."""
 SHARING = frozenset({"pd_op.share_data"})
-ATTENTION_MATRIX = {"pd_op.flash_attn": 1, "pd_op.flash_attn_unpadded": 1, "pd_op.flash_attn_qkvpacked": 1}
-"""Which result is `softmax`: rows times columns of every head, allocated with `return_softmax` only."""
 """Operations whose result is a view in the static executor; reshape and its like copy there unless made in-place."""
+ATTENTION = frozenset({"pd_op.flash_attn", "pd_op.flash_attn_unpadded", "pd_op.flash_attn_qkvpacked"})
+ATTENTION_MATRIX = 1
+"""Which result of theirs is `softmax`: rows times columns of every head, allocated with `return_softmax` only."""
 STACK_TYPES = frozenset({"cf.stack", "cf.inlet", "cf.outlet"})
 BATCH_NORM, BATCH_NORM_GRAD = "pd_op.batch_norm_", "pd_op.batch_norm_grad"
 RUNNING_STATS = {BATCH_NORM: (1, 2), BATCH_NORM_GRAD: (3, 4)}
@@ -103,7 +104,7 @@ class _Capture:
         if name == STACK_CREATE:
             shared = dict.fromkeys(range(1, len(source.results())), len(self.values))
         unmade = _unmade(source)
-        results = tuple(self._value(v, storage=shared.get(k), made=k not in unmade).id for k, v in enumerate(source.results()))
+        results = tuple(self._value(v, storage=shared.get(k), made=k != unmade).id for k, v in enumerate(source.results()))
         attrs = {key: plain(value) for key, value in source.attrs().items() if key not in DROPPED_ATTRS}
         unread = _unread(source)
         no_buffer = tuple(k for k, v in enumerate(source.operands_source())
@@ -245,11 +246,10 @@ def _unwritten(source: Any, inplace: tuple[tuple[int, int], ...]) -> tuple[tuple
     return tuple(pair for pair in inplace if fixed and pair[1] in RUNNING_STATS[BATCH_NORM])
 
 
-def _unmade(source: Any) -> frozenset[int]:
-    """Results that have a type and that no kernel allocates: the attention matrix, where it is not asked for."""
-    if source.name() not in ATTENTION_MATRIX or source.attrs().get("return_softmax", True):
-        return frozenset()
-    return frozenset(k for k in (ATTENTION_MATRIX[source.name()],) if source.result(k).use_empty())
+def _unmade(source: Any) -> int | None:
+    """The result that has a type and that no kernel allocates: the attention matrix, where it is not asked for."""
+    asked = source.name() not in ATTENTION or source.attrs().get("return_softmax", True)
+    return None if asked or not source.result(ATTENTION_MATRIX).use_empty() else ATTENTION_MATRIX
 
 
 def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:

@@ -10,6 +10,7 @@
 namespace tb {
 namespace {
 
+constexpr unsigned char kPoison = 0xff;  // NaN in every floating type, -1 in every integer
 constexpr size_t kAlign = 256;
 constexpr int kMostRead = 8;
 

@@ -10,7 +10,6 @@ namespace tb {
 
 using Stream = void*;
 using Event = void*;
-constexpr unsigned char kPoison = 0xff;  // in every byte: NaN in every floating type, -1 in every integer
 enum class Copy { host_to_device, device_to_host, device_to_device };
 
 int device_count();
