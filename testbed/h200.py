@@ -65,7 +65,8 @@ SOME = (STOCK, DX, MIXED, OFFLOADS[1])
 ORDER = "device: h200\nschedule_1f1b: {interleave: off}\nsplit_backward: off\noverlap_column_backward: off\n"
 PEAK = (STOCK, ("plain", ORDER + "offload_activations: off\n"),
         ("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"))  # fmt: skip
-FREE = ("offload-1-free", _pairs("dx-first", 1.0, "assign_streams: {hold_host: off}\n"))
+UNHELD = "assign_streams: {hold_host: off}\n"
+FREE = (("dx-first-free", _pairs("dx-first", 0.0, UNHELD)), ("offload-1-free", _pairs("dx-first", 1.0, UNHELD)))
 BY_KERNEL = (("TESTBED_SWITCHES", "d2h_by_kernel=1"),)
 Plans = tuple[tuple[str, str | None], ...]
 
@@ -88,7 +89,7 @@ def _layers(
 def cases(gpus: int) -> list[Case]:
     """What is run on so many GPUs, what matters most first."""
     models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
-    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, FREE, AGAIN)) for mp in widths for model in models]
+    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, *FREE, AGAIN)) for mp in widths for model in models]
     found += [_layers("llama", 2048, mp, batch=4, plans=SOME, more=("--fused",)) for mp in widths]
     found += [_layers(model, 4096, mp, batch=2) for mp in widths for model in models]
     found += [_layers(model, 2048, mp) for mp in widths for model in models]

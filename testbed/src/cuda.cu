@@ -162,7 +162,10 @@ void copy_now(void* to, const void* from, size_t size, Copy kind) {
 void fill_async(Stream stream, void* address, unsigned char byte, size_t size) {
   TB_CHECK(cudaMemsetAsync(address, byte, size, of(stream)));
 }
-void fill_now(void* address, unsigned char byte, size_t size) { TB_CHECK(cudaMemset(address, byte, size)); }
+void fill_now(void* address, unsigned char byte, size_t size) {
+  TB_CHECK(cudaMemset(address, byte, size));
+  TB_CHECK(cudaStreamSynchronize(nullptr));  // the host does not wait for it by itself, nor do streams that do not block
+}
 
 void spin(Stream stream, double us) {
   Piece piece(stream, Work::compute, "spin");
