@@ -181,7 +181,7 @@ def synchronize() -> None:
 
 @contextmanager
 def fresh_memory() -> Iterator[None]:
-    """Copies to the device wait for nothing, on host threads: what they fill must be new, and stay until the device is idle."""
+    """Copies to the device wait for nothing: what they fill must be new, and stay until the device is idle."""
     plugin().tb_fresh(1)
     try:
         yield

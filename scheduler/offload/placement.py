@@ -50,7 +50,10 @@ class Timeline:
 
 @dataclass(slots=True, eq=False)
 class OpenTrip:
-    """A trip while it is placed: out goes behind item `out`, memory is free from item `free` on, back goes before `back`."""
+    """A trip while it is placed: out goes behind item `out`, memory is free from item `free` on, back goes before `back`.
+
+    Back takes `back_ns`, and where there is time it is issued as if it took `lead_ns`.
+    """
 
     saved: Saved
     micro_batch: int
@@ -58,6 +61,7 @@ class OpenTrip:
     reader: int
     out_ns: int
     back_ns: int
+    lead_ns: int
     not_before: int = 0
     out: int = 0
     free: int = 0
@@ -117,7 +121,8 @@ def _copy_back(line: Timeline, trips: Iterable[OpenTrip], cap: int | None, measu
     starts, issues = [line.at_ns[-1]], [line.at_ns[-1]] * (cap or 0)
     kept: list[OpenTrip] = []
     for trip in trips:
-        start = min(line.at_ns[trip.reader], starts[-1], *issues[-cap:][:1] if cap else ()) - trip.back_ns
+        by = min(line.at_ns[trip.reader], starts[-1], *issues[-cap:][:1] if cap else ())
+        start = min(max(by - trip.lead_ns, trip.done_ns), by - trip.back_ns)
         wanted = bisect_right(line.at_ns, start) - 1 if measured else trip.reader
         earliest = max(line.job_start[line.job[trip.out] + 1], trip.free, trip.not_before)
         trip.back = min(max(wanted, earliest), trip.reader)

@@ -111,8 +111,8 @@ class Planner:
         place = self.line.place
         source = max(place[op, micro_batch] for op in saved.before)
         reader = min(place[op, micro_batch] for op in saved.readers)
-        return OpenTrip(saved, micro_batch, source, reader, self._copy_ns(self.times.out_ns, saved.size_bytes),
-                     self._copy_ns(self.times.back_ns, saved.size_bytes))  # fmt: skip
+        out_ns, back_ns = (self._copy_ns(table, saved.size_bytes) for table in (self.times.out_ns, self.times.back_ns))
+        return OpenTrip(saved, micro_batch, source, reader, out_ns, back_ns, back_ns + int(self.times.reserve * back_ns))
 
     def _copy_ns(self, table: Mapping[int, int] | None, size_bytes: int) -> int:
         if not self.measured or table is None:

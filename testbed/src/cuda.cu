@@ -159,6 +159,11 @@ void copy_now(void* to, const void* from, size_t size, Copy kind) {
   TB_CHECK(cudaMemcpy(to, from, size, direction(kind)));
   TB_CHECK(cudaStreamSynchronize(nullptr));
 }
+void copy_fresh(void* to, const void* from, size_t size) {
+  static Stream own = stream_create();
+  TB_CHECK(cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, of(own)));
+  stream_sync(own);
+}
 void fill_async(Stream stream, void* address, unsigned char byte, size_t size) {
   TB_CHECK(cudaMemsetAsync(address, byte, size, of(stream)));
 }

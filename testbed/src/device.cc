@@ -170,10 +170,8 @@ std::atomic<bool> to_fresh_memory{false};
 template <Copy kind>
 C_Status copy(const C_Device, void* to, const void* from, size_t size) {
   note("copy_now", -1, to, size);
-#ifndef TESTBED_CUDA
-  if (kind == Copy::host_to_device && to_fresh_memory) return memcpy(to, from, size), C_SUCCESS;
-#endif
-  return guarded("copy", [&] { copy_now(to, from, size, kind); });
+  bool fresh = kind == Copy::host_to_device && to_fresh_memory;
+  return guarded("copy", [&] { fresh ? copy_fresh(to, from, size) : copy_now(to, from, size, kind); });
 }
 template <Copy kind>
 C_Status copy_on(const C_Device, C_Stream stream, void* to, const void* from, size_t size) {
@@ -295,5 +293,5 @@ TB_EXPORT void InitPlugin(CustomRuntimeParams* params) {
 }
 
 TB_EXPORT void tb_sync() { device_sync(); }
-// What is copied in meanwhile goes to memory that no work uses: a host thread's copy waits for nothing then.
+// What is copied in meanwhile goes to memory that no work uses: such a copy waits for nothing.
 TB_EXPORT void tb_fresh(int on) { to_fresh_memory = on; }

@@ -40,6 +40,7 @@ bool is_pinned(const void* address);
 // To and from pageable memory a copy blocks or stages, as CUDA's does.
 void copy_async(Stream stream, void* to, const void* from, size_t size, Copy kind);
 void copy_now(void* to, const void* from, size_t size, Copy kind);
+void copy_fresh(void* to, const void* from, size_t size);  // from the host; no work has used the memory yet
 void fill_async(Stream stream, void* address, unsigned char byte, size_t size);
 void fill_now(void* address, unsigned char byte, size_t size);
 void spin(Stream stream, double us);

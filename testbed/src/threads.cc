@@ -231,6 +231,8 @@ void copy_now(void* to, const void* from, size_t size, Copy) {
   memmove(to, from, size);
 }
 
+void copy_fresh(void* to, const void* from, size_t size) { memcpy(to, from, size); }
+
 void fill_async(Stream stream, void* address, unsigned char byte, size_t size) {
   of(stream)->push([=] { memset(address, byte, size); });  // no piece of work: it takes no delay and no time
 }

@@ -17,17 +17,18 @@ sys.path.insert(0, os.fspath(ROOT))
 
 @pytest.fixture(scope="session")
 def plugin() -> Path:
-    """The thread version."""
+    """The thread version, or what `TESTBED_VARIANT` names."""
     pytest.importorskip("paddle")
-    from testbed.build import build
+    from tests.testbed import variant
 
-    return build(jobs=os.cpu_count() or 1)
+    return variant.prepare()
 
 
 @pytest.fixture(scope="session")
 def scenes(plugin: Path) -> dict[str, Any]:
     """What every scene found."""
-    env = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([os.fspath(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
     script = Path(__file__).with_name("scenes.py")
     done = subprocess.run([sys.executable, os.fspath(script)], env=env, capture_output=True, text=True, timeout=180, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULTS ")]

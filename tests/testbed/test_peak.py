@@ -12,6 +12,7 @@ import pytest
 from interlace.ir import load
 from interlace.launch import launch
 from interlace.scheduler.memory import in_order
+from tests.testbed.variant import need_ranks
 
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -22,6 +23,7 @@ WORDS = ("--pp", "2", "--layers", "4", "--hidden", "64", "--heads", "4", "--voca
 
 def peaks(folder: Path, offload: str) -> list[tuple[int, int, dict[str, Any]]]:
     """Of each rank: planned peak, measured peak of tensors and parameters, and the other numbers of the last step."""
+    need_ranks(2)
     folder.mkdir()
     (folder / "plan.yaml").write_text(f"{ORDER}offload_activations: {offload}\ndump: {folder / 'plan'}\n")
     env = {"INTERLACE_PLACE": "testbed", "INTERLACE_CONFIG": os.fspath(folder / "plan.yaml"), "GLOG_minloglevel": "2",

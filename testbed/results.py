@@ -1,0 +1,230 @@
+"""What runs of `testbed.h200` found, simulated and measured: `python -m testbed.results FOLDER --into FILE --sitting "date, GPUs"`.
+
+Rows of the folder take the place of the file's rows of the same case and plan; other rows stay. `--traces INTO` writes the kept
+traces as gzipped Chrome traces, one a run. `--tables` prints a file's step times, and how far the simulator is off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from testbed.gpus import ROOT, python_path
+
+Row = dict[str, Any]
+PLANS = ("stock", "column", "dx-first", "mixed", "offload-0.5", "offload-1")
+KERNELS_KEPT = 12
+CLEAR = 0.01
+"""Two plans that were measured less than this share apart order nothing."""
+
+
+# -- simulated -------------------------------------------------------------------------------------------------------
+
+
+def simulate(out: Path) -> dict[str, Row]:
+    """What `interlace check` says of every plan that was run, and of Paddle's own as a plan of ours, by "case plan"."""
+    folders = sorted(path for path in out.glob("plans/*/*") if list(path.glob("*.ilp")))
+    firsts = {path.parent: path for path in reversed(folders) if list(path.glob("captured/*.ilp"))}
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        stock = list(pool.map(_stock_plan, firsts.values()))
+        return dict(pool.map(_simulated, dict.fromkeys([*folders, *(path for path in stock if path)])))
+
+
+def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "interlace.cli", *words], env={**os.environ, "PYTHONPATH": python_path()}, cwd=ROOT,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+
+
+def _stock_plan(planned: Path) -> Path | None:
+    into = planned.parent / "stock"
+    _interlace("plan", os.fspath(planned / "captured"), "--config", "stock", "--device", "h200", "-o", os.fspath(into))
+    return into if list(into.glob("*.ilp")) else None
+
+
+def _simulated(folder: Path) -> tuple[str, Row]:
+    """The slowest rank's times and each rank's memory: `held` counts what side streams hold, `in_order` is as tensors are freed."""
+    from interlace.ir import load
+    from interlace.scheduler.memory import in_order
+
+    found: Row = {}
+    for place, prefix in (("custom", ""), ("gpu", "held_")):
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            done = _interlace("check", os.fspath(folder), "--place", place, "--json", file.name)
+            text = Path(file.name).read_text()
+        ranks = json.loads(text).get("ranks", []) if text else []
+        if not ranks:
+            return f"{folder.parent.name} {folder.name}", {"failed": (done.stderr or done.stdout)[-300:]}
+        if not prefix:
+            found = {f"{name}_ms": round(max(rank[key] for rank in ranks) / 1e6, 2)
+                     for name, key in (("step", "step_ns"), ("exposed", "exposed_comm_ns"))}  # fmt: skip
+        found[f"{prefix}peak_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
+    found["in_order_peak_bytes_by_rank"] = [in_order(load(path)).peak() for path in sorted(folder.glob("rank*.ilp"))]
+    return f"{folder.parent.name} {folder.name}", found
+
+
+# -- measured --------------------------------------------------------------------------------------------------------
+
+
+def rows(out: Path, sitting: str, simulated: dict[str, Row]) -> Iterator[Row]:
+    """One row a run of a folder."""
+    for path in sorted(out.glob("testbed_*.json")):
+        case = json.loads(path.read_text())
+        for plan, found in case.get("plans", {}).items():
+            head = {"case": case["case"], "plan": plan, "world": case["world"], "sitting": sitting}
+            if "failed" in found:
+                yield {**head, "failed": found["failed"].strip()[-260:]}
+                continue
+            row = {**head, **_measured(found, case["case"].startswith("small"))}
+            stock = case["plans"].get("stock", {})
+            if "loss_bits" in stock:
+                row["losses_equal_stock"] = found["loss_bits"] == stock["loss_bits"]
+                row["parameters_equal_stock"] = found["parameters"] == stock["parameters"]
+            yield {**row, **({"simulated": given} if (given := simulated.get(f"{case['case']} {plan}")) else {})}
+
+
+def _measured(found: Row, all_losses: bool) -> Row:
+    step = {key: round(value, 2) for key, value in found["step_ms"].items() if key != "all"}
+    longest = max(found["traced_step"], key=lambda each: each.get("device_us", 0))
+    kept = ("device_us", "busy_us", "exposed_comm_us", "idle_us", "host_us", "ops_issued")
+    buffers = found["pinned_buffers_by_step"]
+    return {
+        "gpus": found["gpus"],
+        "step_ms": step,
+        "steps_ms": [round(each, 2) for each in found["step_ms"]["all"]],
+        "peak_bytes_by_rank": [{key.removesuffix("_peak"): each[key] for key in each if key.endswith("_peak")} for each in found["memory"]],
+        "pinned_buffers_first_last": [max(each[0] for each in buffers), max(each[-1] for each in buffers)],
+        "losses": found["losses"] if all_losses else found["losses"][-1:],
+        "traced_step": {key: longest[key] for key in kept if key in longest},
+        "kernels_us": dict(list(found["traced_step"][0].get("kernels_us", {}).items())[:KERNELS_KEPT]),
+    }
+
+
+def merge(path: Path, found: Sequence[Row], head: Row, args: dict[str, str]) -> Row:
+    """The file with these rows in it, one a line; `head` says on what they were measured."""
+    old = json.loads(path.read_text()) if path.exists() else {"args": {}, "runs": []}
+    mine = {(row["case"], row["plan"]) for row in found}
+    kept = [row for row in old["runs"] if (row["case"], row["plan"]) not in mine]
+    runs = sorted([*kept, *found], key=lambda row: row["case"])
+    merged = {**{key: value for key, value in old.items() if key not in ("args", "runs")}, **head,
+              "args": {**old["args"], **args}, "runs": runs}  # fmt: skip
+    path.write_text(json.dumps(merged, separators=(",", ":")).replace('{"case"', '\n{"case"') + "\n")
+    return merged
+
+
+def write_traces(folder: Path, into: Path, wanted: Callable[[str], bool] = lambda run: True) -> list[Path]:
+    """Kept traces as gzipped Chrome traces, one a run: `CASE_PLAN.json.gz`."""
+    from testbed import trace
+
+    into.mkdir(parents=True, exist_ok=True)
+    written = []
+    for run in sorted({path.name.rpartition("_")[0] for path in folder.glob("*_trace*.pickle")}):
+        if not wanted(run):
+            continue
+        ranks = [pickle.loads(path.read_bytes()) for path in sorted(folder.glob(f"{run}_trace*.pickle"))]
+        text = json.dumps(trace.chrome_trace(ranks), separators=(",", ":"))
+        written.append(into / f"{run}.json.gz")
+        written[-1].write_bytes(gzip.compress(text.encode(), mtime=0))
+    return written
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def step_table(runs: Sequence[Row]) -> str:
+    """Step times of every case by plan, and the gain over Paddle's own plan of the same sitting."""
+    found = {(row["case"], row["plan"]): row for row in runs if "step_ms" in row}
+    lines = [f"| step ms (min-max), gain over stock | {' | '.join(PLANS)} |", "| --- " * (len(PLANS) + 1) + "|"]
+    for case in dict.fromkeys(case for case, _ in found):
+        if any((case, plan) in found for plan in PLANS):
+            lines.append(f"| {case} | {' | '.join(_cell(found, case, plan) for plan in PLANS)} |")
+    return "\n".join(lines)
+
+
+def _cell(found: dict[tuple[str, str], Row], case: str, plan: str) -> str:
+    row, stock = found.get((case, plan)), found.get((case, "stock"))
+    if row is None:
+        return ""
+    step = row["step_ms"]
+    text = f"{step['median']:.1f} ({step['min']:.0f}-{step['max']:.0f})"
+    if stock is None or plan == "stock" or stock["sitting"] != row["sitting"]:
+        return text
+    return f"{text} {100 * (stock['step_ms']['median'] / step['median'] - 1):+.1f} %"
+
+
+def accuracy_table(runs: Sequence[Row]) -> str:
+    """How far simulated steps and peaks are off, and how many pairs of plans are in the right order."""
+    groups: dict[str, list[Row]] = {}
+    for row in runs:
+        if row.get("simulated", {}).get("step_ms") and not row["case"].startswith("small"):
+            plan = "stock" if row["plan"].startswith("stock") else "offload" if "offload" in row["plan"] else "our plans"
+            groups.setdefault(f"{'pp 2' if '-pp2' in row['case'] else 'mp'}, {plan}", []).append(row)
+    lines = ["| | runs | step: median error, worst | tensors at the peak, in issue order: runs, median error, worst |", "| --- " * 4 + "|"]
+    for name, rows_here in sorted(groups.items()):
+        steps = [row["simulated"]["step_ms"] / row["step_ms"]["median"] - 1 for row in rows_here]
+        peaks = [_peak_error(row) for row in rows_here if "workspace" in row["peak_bytes_by_rank"][0]]
+        lines.append(f"| {name} | {len(steps)} | {_errors(steps)} | {len(peaks)}: {_errors(peaks)} |")
+    right, pairs = _order([row for rows_here in groups.values() for row in rows_here])
+    return "\n".join([*lines, "", f"{right} of {pairs} pairs of plans of a case, measured more than {CLEAR:.0%} apart, in the right order"])
+
+
+def _errors(found: Sequence[float]) -> str:
+    return f"{100 * statistics.median(map(abs, found)):.2f}, {100 * max(found, key=abs):+.2f} %" if found else ""
+
+
+def _peak_error(row: Row) -> float:
+    measured = [each["allocated"] + each["outside"] for each in row["peak_bytes_by_rank"]]
+    return max((a / b - 1 for a, b in zip(row["simulated"]["in_order_peak_bytes_by_rank"], measured, strict=True)), key=abs)
+
+
+def _order(found: Sequence[Row]) -> tuple[int, int]:
+    right = pairs = 0
+    for k, row in enumerate(found):
+        for other in found[:k]:
+            measured = other["step_ms"]["median"] - row["step_ms"]["median"]
+            if (row["case"], row["sitting"]) == (other["case"], other["sitting"]) and abs(measured) > CLEAR * row["step_ms"]["median"]:
+                pairs += 1
+                right += measured * (other["simulated"]["step_ms"] - row["simulated"]["step_ms"]) > 0
+    return right, pairs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m testbed.results", description="Collect and show what testbed.h200 measured.")
+    parser.add_argument("folder", type=Path, nargs="?", help="the --out of a run of testbed.h200")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="put the folder's runs, and what is simulated of them, into this file")
+    parser.add_argument("--sitting", default="", metavar="TEXT", help="when and on what the folder was measured; needed with --into")
+    parser.add_argument("--traces", type=Path, metavar="INTO", help="write the folder's traces here")
+    parser.add_argument("--tables", type=Path, metavar="FILE", help="print tables of this file")
+    args = parser.parse_args(argv)
+    if (args.into or args.traces) and not args.folder:
+        parser.error("--into and --traces take their runs from a folder: name it")
+    if args.into:
+        if not args.sitting:
+            parser.error('--into needs --sitting "DATE, GPUS": rows of several sittings lie in one file')
+        cases = [json.loads(path.read_text()) for path in sorted(args.folder.glob("testbed_*.json"))]
+        cases = [case for case in cases if "plans" in case]
+        found = list(rows(args.folder, args.sitting, simulate(args.folder)))
+        head = {key: cases[0][key] for key in ("gpus", "paddle", "interlace", "python")} if cases and not args.into.exists() else {}
+        merge(args.into, found, head, {case["case"]: " ".join(case["args"]) for case in cases})
+        print(f"{args.into}: {len(found)} runs of {args.folder}")
+    if args.traces:
+        print(f"{args.traces}: {len(write_traces(args.folder / 'traces', args.traces))} traces")
+    if args.tables:
+        runs = json.loads(args.tables.read_text())["runs"]
+        print(f"{step_table(runs)}\n\n{accuracy_table(runs)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Where collectives run, measured: computation goes on beneath them until their first reader, and ranks agree on their order."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from testbed.trace import COMM, Planned, RankTrace, align
+from tests.testbed.test_training import train
+
+pytestmark = pytest.mark.paddle
+NUM_COLUMN_GRADIENTS = (2 * 2 + 1) * 4  # two layers with two column-parallel linears each, and the head, by micro-batches
+LATE = "seed=5,permille=1000,max_us=60000,kinds=collective"
+
+
+def traces(folder: Path, form: str) -> list[RankTrace]:
+    """The last step of each rank, its collectives late by milliseconds."""
+    folder.mkdir()
+    train(folder, "gpt", 2, ("--mp", "2", "--schedule", "1F1B"), form, TESTBED_DELAYS=LATE, TESTBED_MEASURE=os.fspath(folder),
+          TESTBED_STEPS="2", TESTBED_TRACE="1")  # fmt: skip
+    return [pickle.loads((folder / f"trace{rank}.pickle").read_bytes()) for rank in range(2)]
+
+
+def collectives(ranked: RankTrace) -> list[tuple[str, str, str]]:
+    """Kernel, role and what it says it is, in the order of the stream that has them."""
+    known = align(ranked.planned, ranked.trace.issues)
+    nothing = Planned(-1, "", "", "", None)
+    rows = [(each, known.get(each.op, nothing)) for each in sorted(ranked.trace.intervals) if each.name in COMM]
+    return [(each.name, planned.role, planned.label) for each, planned in rows]
+
+
+def covered(ranked: RankTrace) -> int:
+    """Collectives of backward under which a later issued matrix product began and ended."""
+    known = align(ranked.planned, ranked.trace.issues)
+    products = [each for each in ranked.trace.intervals if each.name == "gemm"]
+    mine = [each for each in ranked.trace.intervals if each.name in COMM and each.op in known and known[each.op].role == "backward"]
+    return sum(any(product.op > each.op and product.end_us <= each.end_us for product in products) for each in mine)
+
+
+def test_products_run_under_collectives_in_one_order_on_every_rank(plugin: Path, tmp_path: Path) -> None:
+    """acceptance: S4."""
+    ours, stock = traces(tmp_path / "ours", "off"), traces(tmp_path / "stock", "")
+    assert collectives(ours[0]) == collectives(ours[1])
+    assert all(label for _, _, label in collectives(ours[0]))
+    assert [covered(each) for each in stock] == [0, 0]
+    assert all(covered(each) >= 3 * NUM_COLUMN_GRADIENTS // 4 for each in ours)  # a busy host may issue a product after a short delay
