@@ -1,12 +1,13 @@
 """What runs of `testbed.h200` found, simulated and measured: `python -m testbed.results FOLDER --into FILE --sitting "date, GPUs"`.
 
 Rows of the folder take the place of the file's rows of the same case and plan; other rows stay. `--traces INTO` writes the kept
-traces as gzipped Chrome traces, one a run. `--tables` prints a file's step times, and how far the simulator is off.
+traces as gzipped Chrome traces, measured and simulated. `--tables` prints a file's step times, and how far the simulator is off.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import gzip
 import json
 import os
@@ -15,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -122,20 +123,29 @@ def merge(path: Path, found: Sequence[Row], head: Row, args: dict[str, str]) -> 
     return merged
 
 
-def write_traces(folder: Path, into: Path, wanted: Callable[[str], bool] = lambda run: True) -> list[Path]:
-    """Kept traces as gzipped Chrome traces, one a run: `CASE_PLAN.json.gz`."""
+def write_traces(out: Path, into: Path, pattern: str, simulated: bool) -> list[Path]:
+    """Measured steps of a folder as gzipped Chrome traces, `CASE_PLAN.json.gz`, and `CASE_PLAN.simulated.json.gz` of the plans."""
     from testbed import trace
 
     into.mkdir(parents=True, exist_ok=True)
     written = []
-    for run in sorted({path.name.rpartition("_")[0] for path in folder.glob("*_trace*.pickle")}):
-        if not wanted(run):
-            continue
-        ranks = [pickle.loads(path.read_bytes()) for path in sorted(folder.glob(f"{run}_trace*.pickle"))]
-        text = json.dumps(trace.chrome_trace(ranks), separators=(",", ":"))
-        written.append(into / f"{run}.json.gz")
-        written[-1].write_bytes(gzip.compress(text.encode(), mtime=0))
+    for run in sorted({path.name.rpartition("_")[0] for path in out.glob("traces/*_trace*.pickle")}):
+        if fnmatch.fnmatchcase(run, pattern):
+            ranks = [pickle.loads(path.read_bytes()) for path in sorted(out.glob(f"traces/{run}_trace*.pickle"))]
+            written.append(_pack(into / f"{run}.json.gz", json.dumps(trace.chrome_trace(ranks), separators=(",", ":"))))
+            case, _, plan = run.rpartition("_")
+            if simulated and list((out / "plans" / case / plan).glob("*.ilp")):
+                with tempfile.NamedTemporaryFile(suffix=".json") as file:
+                    done = _interlace("timeline", os.fspath(out / "plans" / case / plan), "--place", "custom", "-o", file.name)
+                    if done.returncode:
+                        raise SystemExit(f"{run}: no simulated trace: {done.stderr[-600:]}")
+                    written.append(_pack(into / f"{run}.simulated.json.gz", Path(file.name).read_text()))
     return written
+
+
+def _pack(path: Path, text: str) -> Path:
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    return path
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -205,6 +215,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, metavar="FILE", help="put the folder's runs, and what is simulated of them, into this file")
     parser.add_argument("--sitting", default="", metavar="TEXT", help="when and on what the folder was measured; needed with --into")
     parser.add_argument("--traces", type=Path, metavar="INTO", help="write the folder's traces here")
+    parser.add_argument("--runs", default="*", metavar="PATTERN", help="of which runs, such as 'gpt-*_mixed'")
+    parser.add_argument("--simulated", action="store_true", help="and beside each what is simulated of its plan")
     parser.add_argument("--tables", type=Path, metavar="FILE", help="print tables of this file")
     args = parser.parse_args(argv)
     if (args.into or args.traces) and not args.folder:
@@ -219,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         merge(args.into, found, head, {case["case"]: " ".join(case["args"]) for case in cases})
         print(f"{args.into}: {len(found)} runs of {args.folder}")
     if args.traces:
-        print(f"{args.traces}: {len(write_traces(args.folder / 'traces', args.traces))} traces")
+        print(f"{args.traces}: {len(write_traces(args.folder, args.traces, args.runs, args.simulated))} traces")
     if args.tables:
         runs = json.loads(args.tables.read_text())["runs"]
         print(f"{step_table(runs)}\n\n{accuracy_table(runs)}")
