@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from interlace.cost_model.interference import WAIT
 from interlace.cost_model.profile import (
     SCHEMA,
     CommSample,
@@ -55,6 +56,15 @@ CATEGORIES = {
     "attention_grad": "attention_grad",
 }
 """Operations of the pairs files -> categories of the cost model."""
+STANDING = {
+    "gemm": "gemm:any",
+    "gelu_tanh": "memory:gelu",
+    "gelu_tanh_grad": "memory:gelu_grad",
+    **{name: name for name in ("attention", "attention_grad")},
+    **{name: f"memory:{name}" for name in ("add", "cast", "multiply", "silu", "silu_grad", "square", "square_grad", "transpose",
+                                           "embedding", "embedding_grad", "layer_norm", "layer_norm_grad")},
+}  # fmt: skip
+"""Kernels of standing.json -> categories; the others are parts of operations."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -235,6 +245,17 @@ def interference(pairs: list[dict[str, Any]]) -> tuple[Interference, ...]:
     return tuple(sorted(found, key=lambda row: (row.beside, row.ctas, row.op, row.group_size)))
 
 
+def standing(raw: dict[str, Any]) -> tuple[Interference, ...]:
+    """Computation beside a receive that waits for its peer."""
+    return tuple(
+        Interference(
+            STANDING[kernel], WAIT, 2, row["stretch"], 1.0, (row["lowest"], row["highest"]), (1.0, 1.0), num_files=len(raw["traces"])
+        )
+        for kernel, row in raw["kernels"].items()
+        if kernel in STANDING
+    )
+
+
 def read(prefix: str, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
     """Raw files of one kind, by name."""
     files = sorted(RAW.glob(f"{prefix}*.json")) if names is None else [RAW / name for name in names]
@@ -254,7 +275,9 @@ def rate_of(single: dict[str, Any], kind: str, dtype: str) -> float:
     return 1e9 * round(2e-3 * float(side) ** 3 / cubes[side])
 
 
-def build(pairs: list[dict[str, Any]], oracles: list[dict[str, Any]], single: dict[str, Any]) -> DeviceProfile:
+def build(
+    pairs: list[dict[str, Any]], oracles: list[dict[str, Any]], single: dict[str, Any], waiting: dict[str, Any] | None = None
+) -> DeviceProfile:
     """The profile from raw results."""
     collectives, p2p = comm_samples(pairs, oracles)
     ops = [row for raw in pairs for row in pair_ops(raw)]
@@ -286,7 +309,8 @@ def build(pairs: list[dict[str, Any]], oracles: list[dict[str, Any]], single: di
             driver=meta["driver"].partition(",")[0],
             versions={"torch": meta["torch"], "cuda": meta["cuda"], "nccl": pairs[0]["nccl"]},
             note="measured through PyTorch, whose kernels are not all Paddle's (attention: FlashAttention 2 in both); "
-            "NVLink multicast (NVLS) off; GPT-3 6.7B shapes; raw files in benchmarks/results/h200",
+            "NVLink multicast (NVLS) off; GPT-3 6.7B shapes; beside `wait`: through Paddle's executor on the testbed; "
+            "raw files in benchmarks/results/h200",
         ),
         ranks_per_host=8,
         memory_bytes=meta["memory_bytes"],
@@ -306,7 +330,7 @@ def build(pairs: list[dict[str, Any]], oracles: list[dict[str, Any]], single: di
         collectives=collectives,
         p2p=p2p,
         copies=copy_samples(pairs, single),
-        interference=interference(pairs),
+        interference=(*interference(pairs), *(standing(waiting) if waiting else ())),
     )
 
 
@@ -315,7 +339,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare with the stored file, write nothing")
     args = parser.parse_args(argv)
-    data = encode_profile(build(read("pairs_"), read("oracle_"), read("", ["single.json"])[0]))
+    data = encode_profile(build(read("pairs_"), read("oracle_"), *read("", ["single.json", "standing.json"])))
     if args.check:
         same = TARGET.exists() and TARGET.read_bytes() == data
         print(f"{TARGET.relative_to(ROOT)} {'is' if same else 'is not'} what the raw files give")

@@ -18,6 +18,10 @@ SHARED = 2.0
 """Two kernels that both fill the device take turns (matmul beside matmul on an H200: 172.8 ms together, 87.8 ms alone)."""
 
 
+WAIT = "wait"
+"""Beside a communication kernel that waits for its peers: it moves nothing, and occupies multiprocessors."""
+
+
 class Stretch(NamedTuple):
     """Factors on the durations of two operations while both run, and where they come from."""
 
@@ -94,7 +98,7 @@ class InterferenceTable:
 
 
 def _is_side(category: str) -> bool:
-    return category.startswith(("comm", "copy", "p2p"))
+    return category.startswith(("comm", "copy", "p2p", WAIT))
 
 
 def _stand_ins(category: str) -> tuple[str, ...]:

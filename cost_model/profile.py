@@ -104,7 +104,7 @@ class Interference(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, fo
 
     Attributes:
         op: Category of the operation (`gemm:proj`, `memory:gelu`, `attention`).
-        beside: Category of the other (`comm:all_reduce`, `p2p`, `copy:d2h`).
+        beside: Category of the other (`comm:all_reduce`, `p2p`, `copy:d2h`), or `wait`: a communication that waits for its peers.
         group_size: Ranks that took part in the other.
         dims: `n`, `k` of a GEMM's weight in this row.
         stretch_op, stretch_beside: Medians over `num_files` measured tables; ranges are smallest and largest.

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from interlace.cost_model import Costs
+from interlace.cost_model.interference import WAIT
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
@@ -61,7 +62,7 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
     return SimInput(
         [program.rank for program in programs], first, first_stream, [n for part in parts for n in part.stream_names],
-        excess=classes.excess(), dep_first=dep_first, dep=dep, host_end=np.array([p.host_end for p in parts], np.int64),
+        excess=classes.excess(), standing=classes.standing(), dep_first=dep_first, dep=dep, host_end=np.array([p.host_end for p in parts], np.int64),
         job_first=[[(name, at + int(first[k])) for name, at in part.job_first] for k, part in enumerate(parts)],
         programs=list(programs), **column, **meetings(parts, first, options),
     )  # fmt: skip
@@ -203,6 +204,11 @@ class _Classes:
             for b, (beside, other) in enumerate(self.numbers):
                 table[a, b] = self._excess(category, resource, beside, other)
         return table
+
+    def standing(self) -> Ints:
+        """By how much each class is stretched beside a communication that waits for its peers; only computation is."""
+        return ints([_over_one(self.cost.stretch_between(category, WAIT)[0]) if resource == COMPUTE else 0
+                     for category, resource in self.numbers])  # fmt: skip
 
     def _excess(self, category: str, resource: str, beside: str, other: str) -> int:
         if NOTHING in (resource, other):

@@ -7,7 +7,8 @@ is done. It starts when it is ready and, for a rendezvous (a collective, a send 
 Mates run as one: for the longest of their times, at the pace of the slowest of them, and end together.
 
 Beside others on its rank an item slows: its stretch is 1 plus what each item running there adds (`SimInput.excess`),
-its pace 1 / stretch. Work is counted in 1 / ONE ns. The pace is `ONE * ONE / stretch` units a nanosecond, rounded up;
+its pace 1 / stretch. An item that *stands* (it is ready and its mates are not: its kernel occupies the device until they
+are) adds `SimInput.standing` to each computation. Work is counted in 1 / ONE ns. The pace is `ONE * ONE / stretch` units a nanosecond, rounded up;
 an end is rounded up to whole nanoseconds, so that an item due at a moment stays due whatever else happens at it;
 nothing else is rounded. Hence the result depends on no order among simultaneous events.
 
@@ -195,6 +196,8 @@ class Simulation:
                 self.unblocks[before].append(item)
         self.followers = {int(sim.follow[item]): item for item in np.flatnonzero(sim.follow >= 0).tolist()}
         self.running: list[list[int]] = [[] for _ in sim.ranks]
+        self.stands: list[set[int]] = [set() for _ in sim.ranks]
+        self.standing = sim.standing.tolist()
         self.rank = np.repeat(np.arange(len(sim.ranks)), np.diff(sim.first)).tolist()
         self.stretch = [0] * count
         self.left, self.pace, self.since, self.due = ([0] * count for _ in range(4))
@@ -240,14 +243,16 @@ class Simulation:
             self._meet(item, now)
 
     def _meet(self, item: int, now: int) -> None:
-        """Start a ready item together with its mates, if all are ready."""
+        """Start a ready item together with its mates, if all are ready; else it stands."""
         mates = self._mates(item)
         meet, follow = self.meet[item], self.follow[item]
-        if meet >= 0 and (len(mates) < self.sim.meet_size[meet] or any(self.ready[mate] < 0 for mate in mates)):
-            return
-        if follow >= 0 and self.start[follow] < 0:
+        is_short = meet >= 0 and (len(mates) < self.sim.meet_size[meet] or any(self.ready[mate] < 0 for mate in mates))
+        if is_short or (follow >= 0 and self.start[follow] < 0):
+            self.stands[self.rank[item]].add(item)
+            self.touched.add(self.rank[item])
             return
         for mate in mates:
+            self.stands[self.rank[mate]].discard(mate)
             self.start[mate] = self.since[mate] = now
             self.left[mate] = max(self.dur[k] for k in mates) * ONE
             self.running[self.rank[mate]].append(mate)
@@ -297,8 +302,8 @@ class Simulation:
         for at in sorted(self.touched):
             for item in self.running[at]:
                 kind = self.kind[item]
-                beside = (self.excess[kind][self.kind[other]] for other in self.running[at] if other != item)
-                self.stretch[item] = ONE + sum(beside)
+                beside = sum(self.excess[kind][self.kind[other]] for other in self.running[at] if other != item)
+                self.stretch[item] = ONE + beside + self.standing[kind] * len(self.stands[at])
                 mates = self._mates(item)
                 changed[mates[0]] = mates
         self.touched.clear()

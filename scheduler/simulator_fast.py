@@ -28,8 +28,8 @@ def run_items(sim: SimInput) -> tuple[Ints, Ints, Ints]:
     """Start, ready and end of every item; -1 for those that never end."""
     start, ready, end = (np.full(sim.num_items, -1, np.int64) for _ in range(3))
     rank = np.repeat(np.arange(len(sim.ranks)), np.diff(sim.first_stream))
-    _run(len(sim.stream_names), sim.first, sim.first_stream, rank, sim.stream, sim.issue, sim.dur, sim.awaits, sim.kind,
-         sim.excess, sim.dep_first, sim.dep, sim.meet, sim.meet_first, sim.mates, sim.meet_size, sim.follow, start, ready,
+    _run(len(sim.stream_names), sim.first, sim.first_stream, rank, sim.stream, sim.issue, sim.dur, sim.awaits, sim.kind, sim.excess,
+         sim.standing, sim.dep_first, sim.dep, sim.meet, sim.meet_first, sim.mates, sim.meet_size, sim.follow, start, ready,
          end)  # fmt: skip
     return start, ready, end
 
@@ -116,8 +116,8 @@ def _put(tree: Ints, leaves: int, stream: int, when: int) -> None:
 
 
 @_jit
-def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, stream_of: Ints, issue: Ints, dur: Ints,
-         awaits: Ints, kind: Ints, excess: Ints, dep_first: Ints, dep: Ints, meet: Ints, meet_first: Ints, mates: Ints,
+def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, stream_of: Ints, issue: Ints, dur: Ints, awaits: Ints,
+         kind: Ints, excess: Ints, standing: Ints, dep_first: Ints, dep: Ints, meet: Ints, meet_first: Ints, mates: Ints,
          meet_size: Ints, follow: Ints, start: Ints, ready: Ints, end: Ints) -> None:  # fmt: skip
     """Fill `start`, `ready` and `end`: look at streams that may go on, set the paces anew, take the next event, repeat."""
     num_ranks = len(first) - 1
@@ -125,12 +125,14 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
     unblocks, unblock_first, waits = _unblocks(dep_first, dep)
     marks, follower = _marks(dep_first, unblock_first, awaits, meet, follow), _followers(follow)
     next_wait = _next_waits(first, awaits)
-    # Streams: what comes next, what runs, of which class, who keeps its books (one keeper a rendezvous), and the books.
+    # Streams: what comes next, what runs, whether it stands, of which class, who keeps its books (one keeper a rendezvous), and the books.
     head, running, running_kind = fifo_first[:-1].copy(), np.full(num_streams, -1, np.int64), np.zeros(num_streams, np.int64)
+    stands = np.zeros(num_streams, np.bool_)
     lead, stretch = np.arange(num_streams), np.full(num_streams, ONE, np.int64)
     left, pace, since = np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64)
-    # Ranks: by how much the host is late, the last item it can issue now, how many items run.
+    # Ranks: by how much the host is late, the last item it can issue now, how many items run, how many stand.
     late, bound, num_running = np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64), np.zeros(num_ranks, np.int64)
+    num_standing = np.zeros(num_ranks, np.int64)
     for at in range(num_ranks):
         bound[at] = next_wait[first[at]] if first[at + 1] > first[at] else 0
     arrived = np.zeros(len(meet_size), np.int64)
@@ -174,6 +176,12 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
             if mark & MEETS:
                 m = meet[item]
                 if arrived[m] < meet_size[m]:
+                    if not stands[s]:
+                        stands[s] = True
+                        num_standing[at] += 1
+                        if not is_touched[at]:
+                            is_touched[at], touched[num_touched] = True, at
+                            num_touched += 1
                     continue
                 longest, leader = 0, stream_of[mates[meet_first[m]]]
                 for k in range(meet_first[m], meet_first[m + 1]):
@@ -184,16 +192,26 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
                     start[mate], running[other], running_kind[other] = now, mate, kind[mate]
                     lead[other], stretch[other] = leader, ONE
                     num_running[at] += 1
+                    num_standing[at] -= stands[other]
+                    stands[other] = False
                     if not is_touched[at]:
                         is_touched[at], touched[num_touched] = True, at
                         num_touched += 1
                 pace[leader], since[leader], left[leader] = 0, now, longest * ONE
                 continue
             if mark & FOLLOWS and start[follow[item]] < 0:
+                if not stands[s]:
+                    stands[s] = True
+                    num_standing[at] += 1
+                    if not is_touched[at]:
+                        is_touched[at], touched[num_touched] = True, at
+                        num_touched += 1
                 continue
             start[item], running[s], running_kind[s] = now, item, kind[item]
             lead[s], stretch[s] = s, ONE
             num_running[at] += 1
+            num_standing[at] -= stands[s]
+            stands[s] = False
             pace[s], since[s], left[s] = 0, now, dur[item] * ONE
             if mark & FOLLOWS:
                 left[s] = 0 if end[follow[item]] >= 0 else NEVER
@@ -211,7 +229,7 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
             alone = num_running[at] == 1
             for s in range(low, high):
                 if running[s] >= 0:
-                    total = ONE
+                    total = ONE + standing[running_kind[s]] * num_standing[at]
                     if not alone:
                         for other in range(low, high):
                             if running[other] >= 0 and other != s:

@@ -76,7 +76,7 @@ def inputs(draw: st.DrawFn) -> SimInput:
         rng.integers(0, per_stream, count) + rank * per_stream,
         np.concatenate([np.cumsum(gap[rank == r]) for r in range(num_ranks)]),
         rng.integers(0, longest, count), rng.random(count) < 0.4, awaits,
-        rng.integers(0, kinds, count), excess,
+        rng.integers(0, kinds, count), excess, rng.integers(0, ONE, kinds) * rng.integers(0, 2),
         np.r_[0, np.cumsum([len(d) for d in deps])], np.array([k for d in deps for k in d], np.int64), meet,
         np.r_[0, np.cumsum([len(row) for row in rows])].astype(np.int64),
         np.array([k for row in rows for k in row], np.int64),
