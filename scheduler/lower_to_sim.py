@@ -62,7 +62,8 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
     return SimInput(
         [program.rank for program in programs], first, first_stream, [n for part in parts for n in part.stream_names],
-        excess=classes.excess(), standing=classes.standing(), dep_first=dep_first, dep=dep, host_end=np.array([p.host_end for p in parts], np.int64),
+        excess=classes.excess(), standing=classes.standing(), dep_first=dep_first, dep=dep,
+        host_end=np.array([p.host_end for p in parts], np.int64),
         job_first=[[(name, at + int(first[k])) for name, at in part.job_first] for k, part in enumerate(parts)],
         programs=list(programs), **column, **meetings(parts, first, options),
     )  # fmt: skip

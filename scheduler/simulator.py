@@ -8,7 +8,8 @@ Mates run as one: for the longest of their times, at the pace of the slowest of 
 
 Beside others on its rank an item slows: its stretch is 1 plus what each item running there adds (`SimInput.excess`),
 its pace 1 / stretch. An item that *stands* (it is ready and its mates are not: its kernel occupies the device until they
-are) adds `SimInput.standing` to each computation. Work is counted in 1 / ONE ns. The pace is `ONE * ONE / stretch` units a nanosecond, rounded up;
+are) adds `SimInput.standing` to each computation.
+Work is counted in 1 / ONE ns. The pace is `ONE * ONE / stretch` units a nanosecond, rounded up;
 an end is rounded up to whole nanoseconds, so that an item due at a moment stays due whatever else happens at it;
 nothing else is rounded. Hence the result depends on no order among simultaneous events.
 

@@ -66,7 +66,6 @@ PEAK = (STOCK, ("plain", ORDER + "offload_activations: off\n"),
         ("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"))  # fmt: skip
 UNHELD = "assign_streams: {hold_host: off}\n"
 FREE = (("dx-first-free", _pairs("dx-first", 0.0, UNHELD)), ("offload-1-free", _pairs("dx-first", 1.0, UNHELD)))
-BY_KERNEL = (("TESTBED_SWITCHES", "d2h_by_kernel=1"),)
 Plans = tuple[tuple[str, str | None], ...]
 
 
@@ -95,8 +94,6 @@ def cases(gpus: int) -> list[Case]:
     if gpus > 1:
         found += [_layers("gpt", 2048, 1, 2), _layers("llama", 2048, 1, 2, plans=SOME), _layers("gpt", 2048, 1, 2, 2, plans=SOME)]
         found += _peaks()
-        wide = _layers("gpt", 2048, 2, batch=4, plans=(DX, *OFFLOADS))
-        found.append(replace(wide, name=f"{wide.name}-bykernel", env=BY_KERNEL))
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]

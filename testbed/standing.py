@@ -53,7 +53,8 @@ def summary(traces: Iterable[RankTrace]) -> dict[str, dict[str, float]]:
         rows = [one[kernel] for one in each if kernel in one]
         means = [_mean(row) for row in rows]
         every = [ratio for row in rows for ratio in row]
-        found[kernel] = {"stretch": round(_mean(every), 3), "lowest": round(min(means), 3), "highest": round(max(means), 3), "n": len(every)}
+        figures = {"stretch": _mean(every), "lowest": min(means), "highest": max(means)}
+        found[kernel] = {**{key: round(value, 3) for key, value in figures.items()}, "n": len(every)}
     return found
 
 

@@ -25,6 +25,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_in_flight: Copies under way at once in each direction; 0: none at all, None: no limit.
         include_integers: Move integer and bool values too.
         memory_budget: Device bytes of this rank that the step may hold at any moment; moves the least that does it.
+        reserve: By which share of its time a copy back is issued earlier than it must be, where there is time. Beside compute
+            copies take longer than alone (on H200s 47 GB/s against 52, single ones a third of that), and what waits for one
+            waits on every rank of its group. 0.25 took 1 to 6 % off steps there and kept 11 to 24 % less memory free than 0.
     """
 
     modules: tuple[str, ...] = ()
@@ -35,6 +38,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_in_flight: int | None = None
     include_integers: bool = False
     memory_budget: int | None = None
+    reserve: float = 0.25
 
     def __post_init__(self) -> None:
         if self.fraction is not None and self.memory_budget is not None:
@@ -42,6 +46,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                               "other; give the share to move, or the bytes to stay under")  # fmt: skip
         if self.fraction is not None and not 0 <= self.fraction <= 1:
             raise ConfigError(f"offload: fraction={self.fraction}, expected a number from 0 to 1")
+        if not 0 <= self.reserve <= 10:
+            raise ConfigError(f"offload: reserve={self.reserve}, expected a share from 0 to 10")
         keep = (self.keep_bytes,) if isinstance(self.keep_bytes, int) else self.keep_bytes
         for name, given in (("min_bytes", self.min_bytes), ("keep_bytes", min(keep, default=0)),
                             ("max_in_flight", self.max_in_flight), ("memory_budget", self.memory_budget)):  # fmt: skip

@@ -14,9 +14,6 @@ from interlace.scheduler.saved import census
 COPY_OUT, COPY_BACK = "pd_op.memcpy_d2h", "pd_op.memcpy_h2d"
 PINNED = {"dst_place_type": 1}
 """Attributes of both copies; lowering gives each place its own form."""
-RESERVE = 0.25
-"""Beside compute and copies the other way a copy takes longer than alone, and what waits for one that is late waits on every rank of
-its group: on H200s 47 GB/s in a step against 52 alone, single ones a third of that (`benchmarks/README.md`)."""
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,14 +24,12 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         out_ns, back_ns: Bytes -> duration of a copy to and from the host; None without a measurement: copies back are then
             issued just in time, and marked.
         memory_budget: Device bytes this rank may hold, None without a limit.
-        reserve: How much longer than measured copies back are taken to last when their place is chosen, as a share.
     """
 
     op_ns: dict[int, int]
     out_ns: dict[int, int] | None = None
     back_ns: dict[int, int] | None = None
     memory_budget: int | None = None
-    reserve: float = 0.0
 
 
 def measure(program: Program, cost: Costs, memory_budget: int | None = None) -> Measured:
@@ -43,7 +38,7 @@ def measure(program: Program, cost: Costs, memory_budget: int | None = None) -> 
     groups = {group.id: group for group in program.groups}
     op_ns = {op.id: cost.op_time(op, values, groups).dur_ns for op in program.ops}
     moved = {saved.size_bytes: values[saved.value] for saved in census(program).saved}
-    return Measured(op_ns, _copy_times(moved, cost, COPY_OUT), _copy_times(moved, cost, COPY_BACK), memory_budget, RESERVE)
+    return Measured(op_ns, _copy_times(moved, cost, COPY_OUT), _copy_times(moved, cost, COPY_BACK), memory_budget)
 
 
 def _copy_times(moved: Mapping[int, Value], cost: Costs, name: str) -> dict[int, int] | None:
@@ -76,7 +71,6 @@ def agree(measured: Sequence[Measured]) -> Measured:
         _slowest([m.out_ns for m in measured], "sizes of copies out"),
         _slowest([m.back_ns for m in measured], "sizes of copies back"),
         min(budgets, default=None),
-        max(m.reserve for m in measured),
     )
 
 

@@ -112,7 +112,7 @@ class Planner:
         source = max(place[op, micro_batch] for op in saved.before)
         reader = min(place[op, micro_batch] for op in saved.readers)
         out_ns, back_ns = (self._copy_ns(table, saved.size_bytes) for table in (self.times.out_ns, self.times.back_ns))
-        return OpenTrip(saved, micro_batch, source, reader, out_ns, back_ns, back_ns + int(self.times.reserve * back_ns))
+        return OpenTrip(saved, micro_batch, source, reader, out_ns, back_ns, back_ns + int(self.choice.reserve * back_ns))
 
     def _copy_ns(self, table: Mapping[int, int] | None, size_bytes: int) -> int:
         if not self.measured or table is None:

@@ -13,7 +13,6 @@
   X(pinned_events, 0, 0, "a freed pinned buffer is kept until the copies that use it are done")                      \
   X(d2h_blocks, 0, 0, "memcpy_d2h into pinned memory blocks the host until it is done, as on the GPU place")         \
   X(trap, 0, 0, "an operation that meets poison says so on stderr, and whose memory it is (host threads)")            \
-  X(d2h_by_kernel, 0, 0, "a small memcpy_d2h into ordinary memory is written by a kernel: it stands behind no other copy out")       \
   X(copy_order, 0, 0, "a copy in from a pinned buffer waits for the copy out that filled it")                        \
   X(drop_waits, 0, 0, "planted fault: no stream ever waits for another")                                             \
   X(refuse_pinned_after, -1, -1, "planted fault: pinned allocations after this many fail; negative for never")       \

@@ -212,19 +212,8 @@ void slice_any(Op& op, const DenseTensor& x, const Dims& axes, const IntArray& s
   k_permute(op.stream, static_cast<const char*>(x.data()) + offset * element, out->data(), inner, layout(to, strides, strides), element);
 }
 
-// A copy out of the device takes its turn behind those under way. A kernel that writes into pinned memory does not.
-constexpr size_t kSmallCopy = size_t{64} << 10;
-void by_kernel(Op& op, const DenseTensor& x, DenseTensor* out) {
-  static thread_local void* const pinned = pinned_allocate(kSmallCopy);
-  size_t size = bytes_of(x);
-  k_copy_2d(op.stream, x.data(), size, pinned, size, size, 1);
-  stream_sync(op.stream);
-  memcpy(out->data(), pinned, size);
-}
-
 void to_host(Op& op, const DenseTensor& x, bool pinned, DenseTensor* out) {
   size_t size = bytes_of(x);
-  if (!pinned && switches.d2h_by_kernel && size <= kSmallCopy) return by_kernel(op, x, out);
   if (pinned) {  // what the variable has from the step before serves again, as on the GPU place
     bool kept = out->Holder() && out->Holder()->size() >= size && is_pinned(out->Holder()->ptr());
     if (!kept) out->ResetHolder(pinned_make(size));

@@ -78,7 +78,7 @@ def at_rate(program: Program, op_ns: int, bytes_per_s: int) -> Measured:
 
 
 def decide(program: Program, op_ns: int = 100_000, bytes_per_s: int = 10_000 * MB, **options: Any) -> OffloadPlan:
-    return plan_offload(program, at_rate(program, op_ns, bytes_per_s), Choice(**{"min_bytes": 1 << 10, **options}))
+    return plan_offload(program, at_rate(program, op_ns, bytes_per_s), Choice(**{"min_bytes": 1 << 10, "reserve": 0.0, **options}))
 
 
 def trips(decided: OffloadPlan) -> dict[tuple[int, int], Trip]:
@@ -105,6 +105,15 @@ def test_32_mb_at_10_gb_per_s_start_3_2_ms_ahead() -> None:
     assert trip.back_before[1] == 0
     assert not trip.late_ns
     assert decided.stall_ns == 0
+
+
+def test_a_reserve_issues_the_copy_earlier_where_there_is_time() -> None:
+    """acceptance: O6. A quarter of 3.2 ms earlier; no earlier than the copy out is over."""
+    program = chain([32 * MB], micro_batches=2, extra=60, lead=20)
+    ahead = [trips(decide(program, fraction=1.0, reserve=reserve))[1, 1].ahead_ns for reserve in (0.25, 0.5, 5.0)]
+    assert ahead == [4_000_000, 4_300_000, 4_300_000]
+    with pytest.raises(ConfigError, match=r"reserve=-1.*expected a share"):
+        Choice(reserve=-1)
 
 
 def test_unmeasured_bandwidth_is_just_in_time_and_marked() -> None:

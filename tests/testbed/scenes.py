@@ -527,21 +527,6 @@ def copies_out_block_or_not() -> dict[str, bool]:
 
 
 @scene
-def small_copies_by_a_kernel() -> dict[str, str]:
-    """What the host reads of a small value: by a copy, and by a kernel that writes into pinned memory."""
-    found = {}
-    for name, by_kernel in (("copy", 0), ("kernel", 1)):
-        made = Program()
-        made.job(lambda: keep(paddle._C_ops.memcpy_d2h(paddle.tanh(data("x", N, N)), 0), "host"), "job")
-        x = random(N, N)
-        made.feed(x=x)
-        with device.switched(d2h_by_kernel=by_kernel):
-            made.executor().run(["x"], False)
-        found[name] = wrong(np.array(made.scope.find_var("host").get_tensor()), np.tanh(x))
-    return found
-
-
-@scene
 def refused_pinned_memory() -> str:
     made = Program()
 

@@ -77,10 +77,6 @@ def test_copies_out_block_the_host_or_not(scenes: Scenes) -> None:
     assert scenes["copies_out_block_or_not"] == {"asynchronous": False, "blocking": True}
 
 
-def test_small_copies_out_by_a_kernel(scenes: Scenes) -> None:
-    assert scenes["small_copies_by_a_kernel"] == {"copy": "right", "kernel": "right"}
-
-
 def test_refused_pinned_memory_is_a_clear_error(scenes: Scenes) -> None:
     assert "49152 bytes of pinned host memory were refused" in scenes["refused_pinned_memory"]
 

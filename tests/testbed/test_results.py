@@ -1,0 +1,101 @@
+"""Collecting what GPUs measured: rows, merging, tables, traces, the stretch beside receives. No Paddle, no device."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed import results, standing
+from testbed.device import Call, Interval, Issue, Trace
+from testbed.trace import Planned, RankTrace
+
+MEMORY = {"allocated_peak": 90, "workspace_peak": 0, "outside_peak": 10, "allocated": 1}
+
+
+def found(step_ms: float, bits: str = "aa") -> dict[str, Any]:
+    """A run as `testbed.h200` leaves it."""
+    return {
+        "gpus": [0], "step_ms": {"median": step_ms, "min": step_ms - 1, "max": step_ms + 1, "all": [step_ms] * 3}, "memory": [MEMORY],
+        "pinned_buffers_by_step": [[2, 2]], "losses": [3.0, 2.0], "loss_bits": [bits], "parameters": "p",
+        "traced_step": [{"device_us": 5.0, "kernels_us": {"gemm": {"n": 1}}}],
+    }  # fmt: skip
+
+
+def store(out: Path, plans: dict[str, Any]) -> None:
+    machine = {"gpus": "H200", "paddle": "3", "interlace": "0", "python": "3"}
+    case = {"case": "gpt-mp2", "world": 2, "args": ["--mp", "2"], **machine, "plans": plans}
+    (out / "testbed_gpt-mp2.json").write_text(json.dumps(case))
+    (out / "testbed_host.json").write_text("{}")  # not a case
+
+
+def simulated(step_ms: float) -> dict[str, Any]:
+    return {"step_ms": step_ms, "in_order_peak_bytes_by_rank": [101]}
+
+
+def test_rows_say_whether_bits_are_stocks(tmp_path: Path) -> None:
+    store(tmp_path, {"stock": found(10.0), "mixed": found(8.0), "broken": found(8.0, "bb"), "gone": {"failed": "x" * 400}})
+    rows = {row["plan"]: row for row in results.rows(tmp_path, "today", {"gpt-mp2 mixed": simulated(9.0)})}
+    assert [rows[plan].get("losses_equal_stock") for plan in ("stock", "mixed", "broken", "gone")] == [True, True, False, None]
+    assert rows["mixed"]["simulated"]["step_ms"] == 9.0
+    assert rows["mixed"]["peak_bytes_by_rank"] == [{"allocated": 90, "workspace": 0, "outside": 10}]
+    assert len(rows["gone"]["failed"]) == 260
+
+
+def test_new_rows_take_the_place_of_old_ones(tmp_path: Path) -> None:
+    path, folder = tmp_path / "layers.json", tmp_path / "run"
+    folder.mkdir()
+    for sitting, plans in (("first", {"stock": found(10.0), "mixed": found(8.0)}), ("second", {"mixed": found(7.0)})):
+        store(folder, plans)
+        assert results.main([str(folder), "--into", str(path), "--sitting", sitting]) == 0
+    kept = json.loads(path.read_text())
+    found_there = [(row["plan"], row["sitting"], row["step_ms"]["median"]) for row in kept["runs"]]
+    assert found_there == [("stock", "first", 10.0), ("mixed", "second", 7.0)]
+    assert kept["paddle"] == "3"
+    with pytest.raises(SystemExit):
+        results.main([str(folder), "--into", str(path)])  # which sitting?
+
+
+def test_tables_compare_within_a_sitting(tmp_path: Path) -> None:
+    measured = (("stock", "a", 10.0, 11.0), ("mixed", "a", 8.0, 8.0), ("dx-first", "b", 9.0, 1.0))
+    rows = [{"case": "c", "plan": plan, "sitting": sitting, "step_ms": {"median": ms, "min": ms, "max": ms},
+             "peak_bytes_by_rank": [{"allocated": 90, "outside": 10, "workspace": 0}], "simulated": simulated(guess)}
+            for plan, sitting, ms, guess in measured]  # fmt: skip
+    table = results.step_table(rows)
+    assert "| c | 10.0 (10-10) |  | 9.0 (9-9) | 8.0 (8-8) +25.0 % |" in table
+    accuracy = results.accuracy_table(rows)
+    assert "| mp, stock | 1 | 10.00, +10.00 % | 1: 1.00, +1.00 % |" in accuracy
+    assert accuracy.endswith("1 of 1 pairs of plans of a case, measured more than 1% apart, in the right order")
+
+
+def ranked() -> RankTrace:
+    """One product of four micro-batches, the last two beside a receive, by half longer; an addition that is not stretched."""
+    planned, issues, intervals = [Planned(0, "recv_v2", "pp_recv", "forward", 0)], [Issue(0.0, "recv_v2", 1, 1)], []
+    for batch in range(4):
+        begin = 1000.0 * batch
+        for name, took in (("gemm", 150.0 if batch > 1 else 100.0), ("add", 50.0)):
+            number = len(issues) + 1
+            planned.append(Planned(0, name, "", "forward", batch, f"micro-batch {batch}, op #{name}"))
+            issues.append(Issue(begin, name, 0, number))
+            intervals.append(Interval(begin, begin + took, name, 0, number))
+            begin += 200.0
+    intervals.append(Interval(1900.0, 3900.0, "broadcast", 1, 1))
+    return RankTrace(0, Trace([Call(0.0, "allocate", 0, "0x1", 8)], intervals, issues), ["job"], planned, 0, 0)
+
+
+def test_stretch_beside_a_waiting_receive() -> None:
+    kernels = standing.summary([ranked()])
+    assert {name: each["stretch"] for name, each in kernels.items()} == {"gemm": 1.5, "add": 1.0}
+
+
+def test_traces_are_written_one_a_run(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    for run in ("a_stock", "a_mixed"):
+        (tmp_path / "traces" / f"{run}_trace0.pickle").write_bytes(pickle.dumps(ranked()))
+    written = results.write_traces(tmp_path, tmp_path / "into", "*_mixed", simulated=True)
+    assert [path.name for path in written] == ["a_mixed.json.gz"]
+    assert json.loads(gzip.decompress(written[0].read_bytes()))["traceEvents"]
