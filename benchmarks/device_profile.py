@@ -141,11 +141,7 @@ def oracle_ops(raw: dict[str, Any]) -> Iterator[tuple[str, Timed]]:
 
 def oracle_all_reduces(raw: dict[str, Any]) -> list[float]:
     """Microseconds of the all-reduces over [seq, hidden] in an oracle file."""
-    return [
-        dur
-        for name, dur in (raw.get("alone_us") or raw["alone_us_layer0"]).items()
-        if name.partition(".")[2].startswith("ar")
-    ]
+    return [dur for name, dur in (raw.get("alone_us") or raw["alone_us_layer0"]).items() if name.partition(".")[2].startswith("ar")]
 
 
 def single_ops(raw: dict[str, Any]) -> Iterator[Timed]:
@@ -174,9 +170,7 @@ def middle(runs: list[tuple[float, float]]) -> tuple[int, int]:
     return round(1000 * median(times)), round(1000 * spread)
 
 
-def comm_samples(
-    pairs: list[dict[str, Any]], oracles: list[dict[str, Any]]
-) -> tuple[tuple[CommSample, ...], tuple[CommSample, ...]]:
+def comm_samples(pairs: list[dict[str, Any]], oracles: list[dict[str, Any]]) -> tuple[tuple[CommSample, ...], tuple[CommSample, ...]]:
     """Collectives, and exchanges between two neighbours (`send_recv`, both ways at once)."""
     groups: dict[tuple[str, int, int, int], list[tuple[float, float]]] = {}
     for raw in pairs:
@@ -249,7 +243,7 @@ def standing(raw: dict[str, Any]) -> tuple[Interference, ...]:
     """Computation beside a receive that waits for its peer."""
     return tuple(
         Interference(
-            STANDING[kernel], WAIT, 2, row["stretch"], 1.0, (row["lowest"], row["highest"]), (1.0, 1.0), num_files=len(raw["traces"])
+            STANDING[kernel], WAIT, 2, row["stretch"], 1.0, (row["lowest"], row["highest"]), (1.0, 1.0), num_files=row["num_traces"]
         )
         for kernel, row in raw["kernels"].items()
         if kernel in STANDING
@@ -268,9 +262,7 @@ def rate_of(single: dict[str, Any], kind: str, dtype: str) -> float:
     if not kind.startswith("gemm"):
         fastest: float = max(row["size_bytes"] / row["dur_us"] for row in rows)
         return 1e6 * round(fastest)
-    cubes: dict[int, float] = {
-        row["dims"]["m"]: row["dur_us"] for row in rows if len({row["dims"][key] for key in "mnk"}) == 1
-    }
+    cubes: dict[int, float] = {row["dims"]["m"]: row["dur_us"] for row in rows if len({row["dims"][key] for key in "mnk"}) == 1}
     side = max(cubes)
     return 1e9 * round(2e-3 * float(side) ** 3 / cubes[side])
 

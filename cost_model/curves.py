@@ -18,7 +18,7 @@ class Curve:
     larger size never takes less. Below the first point time falls in proportion to a floor, above the last it grows in
     proportion.
 
-    >>> Curve([(100, 10), (400, 40)], floor_ns=2).at(200)
+    >>> round(Curve([(100, 10), (400, 40)], floor_ns=2).at(200), 9)
     20.0
     """
 
@@ -38,7 +38,7 @@ class Curve:
             return exp(logs[-1]) * size / sizes[-1]
         right = bisect_left(sizes, size)
         share = log(size / sizes[right - 1]) / log(sizes[right] / sizes[right - 1])
-        return round(exp(logs[right - 1] + share * (logs[right] - logs[right - 1])), 6)
+        return exp(logs[right - 1] + share * (logs[right] - logs[right - 1]))
 
     def inside(self, size: float) -> bool:
         """Whether a size lies between the smallest and the largest point."""

@@ -1,7 +1,7 @@
 """How much an operation and a collective, exchange or copy beside it stretch each other.
 
-Rows are measured with both sides looping; a lookup takes the row of the same operation, collective and group size, else the
-nearest, and says so. Measured factors a little under 1 are noise and count as 1.
+Rows are measured with both sides looping, those beside `wait` in traced steps of pipelines; a lookup takes the row of the same
+operation, collective and group size, else the nearest, and says so. Measured factors a little under 1 are noise and count as 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ SHARED = 2.0
 
 
 WAIT = "wait"
-"""Beside a communication kernel that waits for its peers: it moves nothing, and occupies multiprocessors."""
+"""Beside a communication kernel that waits for its peers: it moves nothing, and occupies multiprocessors. Measured beside one receive;
+that a collective does the same, and two do it twice, is assumed."""
 
 
 class Stretch(NamedTuple):

@@ -70,7 +70,8 @@ class SimInput:
             earlier one (`Job.host_waits`), or -1.
         kind: Interference class.
         excess: `[classes, classes]`: by how much class a is stretched beside class b, over 1, in units of 1 / ONE.
-        standing: `[classes]`: by how much class a is stretched beside one item that stands at a rendezvous, in units of 1 / ONE.
+        standing: `[classes]`: by how much class a is stretched beside one item that stands at a rendezvous, whichever it is, in
+            units of 1 / ONE.
         dep_first, dep: What the item waits for on its rank, beside its stream's earlier items. `[items + 1]`, `[deps]`
         meet: Number of its rendezvous, or -1.
         meet_first, mates: Items of each rendezvous. `[meets + 1]`

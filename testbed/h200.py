@@ -19,16 +19,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from testbed import alone, measure
 from testbed.gpus import ROOT, find_libraries, machine, python_path
+from testbed.results import NOT_STARTED
 
 STEPS = 12
 BIG = ("--hidden", "4096", "--heads", "32", "--vocab", "8192", "--steps", str(STEPS), "--optimizer", "sgd", "--learning-rate", "1e-3",
@@ -166,7 +165,7 @@ class Bench:
                 wave.append(jobs.pop(0))
             if time.monotonic() > self.until:
                 for case, name, _ in wave:
-                    self._keep(case, name, {"failed": "not started: no time was left"})
+                    self._keep(case, name, {"failed": f"{NOT_STARTED}: no time was left"})
                 continue
             self._wave(wave)
 
@@ -275,51 +274,6 @@ def _headline(found: dict[str, Any]) -> str:
     return (f"{step['median']:.2f} ms ({step['min']:.2f}-{step['max']:.2f}), GB {peaks}, loss {found['losses'][-1]:.6f}, "
             f"device {traced.get('device_us', 0) / 1e3:.1f} busy {where} host {traced.get('host_us')}, {found['wall_s']} s")  # fmt: skip
 
-# -- the tests, on GPUs ----------------------------------------------------------------------------------------------
-
-TEST_GROUPS = (("test_training.py", "load"), ("test_planted_faults.py test_switches.py test_peak.py test_overlap.py", "loadfile"))
-"""Files of tests/testbed that one pytest runs, and how it spreads them where pytest-xdist is."""
-
-
-def run_tests(out: Path, variant: str) -> int:
-    """Run tests/testbed on this device; what became of each test goes to `testbed_tests.json`. Returns how many failed."""
-    import importlib.util
-
-    env = {**os.environ, "TESTBED_VARIANT": variant, "PYTHONPATH": python_path()}
-    running = []
-    for k, (files, spread) in enumerate(TEST_GROUPS):
-        spreading = ["-n", "6", "--dist", spread] if importlib.util.find_spec("xdist") and variant == "cuda" else []
-        command = [sys.executable, "-m", "pytest", *spreading, "-p", "no:cacheprovider", f"--junitxml={out / f'tests{k}.xml'}",
-                   *(os.fspath(ROOT / "tests" / "testbed" / name) for name in files.split())]  # fmt: skip
-        running.append(subprocess.Popen(command, env=env, cwd=ROOT))
-        if not spreading:
-            running[-1].wait()
-    for each in running:
-        each.wait()
-    found = {**machine(), "variant": variant, "tests": {}}
-    for k in range(len(TEST_GROUPS)):
-        found["tests"].update(_test_results(out / f"tests{k}.xml"))
-    counts = Counter(each["outcome"] for each in found["tests"].values())
-    found["counts"] = dict(counts)
-    (out / "testbed_tests.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(f"tests: {dict(counts)}", flush=True)
-    return counts["failed"] + counts["error"]
-
-
-def _test_results(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {path.stem: {"outcome": "error", "message": "pytest wrote no results"}}
-    found = {}
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        wrong = next((part for part in case if part.tag in ("failure", "error", "skipped")), None)
-        outcome = "passed" if wrong is None else {"failure": "failed"}.get(wrong.tag, wrong.tag)
-        name = f"{str(case.get('classname')).rpartition('.')[2]}::{case.get('name')}"
-        found[name] = {"outcome": outcome, "s": round(float(case.get("time", 0)), 1)}
-        if wrong is not None:
-            found[name]["message"] = str(wrong.get("message"))[:600]
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m testbed.h200", description="Measure Paddle's plan and Interlace's on GPUs.")
@@ -330,14 +284,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-ops", action="store_true", help="leave out single operations and collectives, and the host's costs")
     parser.add_argument("--ranks-at-once", type=int, default=0, metavar="N", help="ranks alive at once; 0: two thirds of the cores")
     parser.add_argument("--budget", type=float, default=3600.0, metavar="S", help="start no run after so many seconds")
-    parser.add_argument("--tests", action="store_true", help="only run tests/testbed there (pytest, with pytest-xdist many at once)")
     parser.add_argument("--threads", action="store_true", help="host threads for streams and small sizes: a dry run")
     args = parser.parse_args(argv)
     args.out = args.out.absolute()
     args.out.mkdir(parents=True, exist_ok=True)
     variant = "threads" if args.threads else "cuda"
-    if args.tests:
-        return min(run_tests(args.out, variant), 1)
     if not args.no_ops:
         alone.time_all(args.out, variant, args.gpus)
     wanted = _chosen(cases(args.gpus), args.only)

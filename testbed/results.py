@@ -12,6 +12,7 @@ import gzip
 import json
 import os
 import pickle
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from typing import Any
 from testbed.gpus import ROOT, python_path
 
 Row = dict[str, Any]
+NOT_STARTED = "not started"
+"""How a run that its sitting had no time for says so."""
 PLANS = ("stock", "column", "dx-first", "mixed", "offload-0.5", "offload-1")
 KERNELS_KEPT = 12
 CLEAR = 0.01
@@ -39,7 +42,7 @@ def simulate(out: Path) -> dict[str, Row]:
     firsts = {path.parent: path for path in reversed(folders) if list(path.glob("captured/*.ilp"))}
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         stock = list(pool.map(_stock_plan, firsts.values()))
-        return dict(pool.map(_simulated, dict.fromkeys([*folders, *(path for path in stock if path)])))
+        return dict(pool.map(_simulated, dict.fromkeys([*folders, *stock])))
 
 
 def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
@@ -47,10 +50,13 @@ def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
                           capture_output=True, text=True, check=False)  # fmt: skip
 
 
-def _stock_plan(planned: Path) -> Path | None:
+def _stock_plan(planned: Path) -> Path:
     into = planned.parent / "stock"
-    _interlace("plan", os.fspath(planned / "captured"), "--config", "stock", "--device", "h200", "-o", os.fspath(into))
-    return into if list(into.glob("*.ilp")) else None
+    shutil.rmtree(into, ignore_errors=True)
+    done = _interlace("plan", os.fspath(planned / "captured"), "--config", "stock", "--device", "h200", "-o", os.fspath(into))
+    if done.returncode:
+        raise SystemExit(f"{planned.parent.name}: Paddle's own order could not be planned: {done.stderr[-600:]}")
+    return into
 
 
 def _simulated(folder: Path) -> tuple[str, Row]:
@@ -86,6 +92,8 @@ def rows(out: Path, sitting: str, simulated: dict[str, Row]) -> Iterator[Row]:
         case = json.loads(path.read_text())
         for plan, found in case.get("plans", {}).items():
             head = {"case": case["case"], "plan": plan, "world": case["world"], "sitting": sitting}
+            if "failed" in found and NOT_STARTED in found["failed"]:
+                continue
             if "failed" in found:
                 yield {**head, "failed": found["failed"].strip()[-260:]}
                 continue
@@ -114,14 +122,14 @@ def _measured(found: Row, all_losses: bool) -> Row:
     }
 
 
-def merge(path: Path, found: Sequence[Row], head: Row, args: dict[str, str]) -> Row:
-    """The file with these rows in it, one a line; `head` says on what they were measured."""
-    old = json.loads(path.read_text()) if path.exists() else {"args": {}, "runs": []}
-    mine = {(row["case"], row["plan"]) for row in found}
-    kept = [row for row in old["runs"] if (row["case"], row["plan"]) not in mine]
-    runs = sorted([*kept, *found], key=lambda row: row["case"])
-    merged = {**{key: value for key, value in old.items() if key not in ("args", "runs")}, **head,
-              "args": {**old["args"], **args}, "runs": runs}  # fmt: skip
+def merge(path: Path, found: Sequence[Row], sitting: str, machine: Row, args: dict[str, str]) -> Row:
+    """The file with these rows in it, one a line; a run that failed takes no measured one's place. `machine` says where they ran."""
+    old = json.loads(path.read_text()) if path.exists() else {"sittings": {}, "args": {}, "runs": []}
+    measured = {(row["case"], row["plan"]) for row in old["runs"] if "failed" not in row}
+    new = {(row["case"], row["plan"]): row for row in found if "failed" not in row or (row["case"], row["plan"]) not in measured}
+    kept = [row for row in old["runs"] if (row["case"], row["plan"]) not in new]
+    runs = sorted([*kept, *new.values()], key=lambda row: row["case"])
+    merged = {**old, "sittings": {**old["sittings"], sitting: machine}, "args": {**old["args"], **args}, "runs": runs}
     path.write_text(json.dumps(merged, separators=(",", ":")).replace('{"case"', '\n{"case"') + "\n")
     return merged
 
@@ -139,7 +147,7 @@ def write_traces(out: Path, into: Path, pattern: str, simulated: bool) -> list[P
             case, _, plan = run.rpartition("_")
             if simulated and list((out / "plans" / case / plan).glob("*.ilp")):
                 with tempfile.NamedTemporaryFile(suffix=".json") as file:
-                    done = _interlace("timeline", os.fspath(out / "plans" / case / plan), "--place", "custom", "-o", file.name)
+                    done = _interlace("timeline", os.fspath(out / "plans" / case / plan), "--place", "gpu", "-o", file.name)
                     if done.returncode:
                         raise SystemExit(f"{run}: no simulated trace: {done.stderr[-600:]}")
                     written.append(_pack(into / f"{run}.simulated.json.gz", Path(file.name).read_text()))
@@ -222,16 +230,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--simulated", action="store_true", help="and beside each what is simulated of its plan")
     parser.add_argument("--tables", type=Path, metavar="FILE", help="print tables of this file")
     args = parser.parse_args(argv)
+    if not (args.into or args.traces or args.tables):
+        parser.error("nothing to do; give --into, --traces or --tables")
     if (args.into or args.traces) and not args.folder:
         parser.error("--into and --traces take their runs from a folder: name it")
+    if (args.simulated or args.runs != "*") and not args.traces:
+        parser.error("--runs and --simulated belong to --traces INTO")
     if args.into:
         if not args.sitting:
             parser.error('--into needs --sitting "DATE, GPUS": rows of several sittings lie in one file')
         cases = [json.loads(path.read_text()) for path in sorted(args.folder.glob("testbed_*.json"))]
         cases = [case for case in cases if "plans" in case]
         found = list(rows(args.folder, args.sitting, simulate(args.folder)))
-        head = {key: cases[0][key] for key in ("gpus", "paddle", "interlace", "python")} if cases and not args.into.exists() else {}
-        merge(args.into, found, head, {case["case"]: " ".join(case["args"]) for case in cases})
+        if not cases:
+            parser.error(f"{args.folder}: no testbed_CASE.json of a case; expected the --out of a run of testbed.h200")
+        machine = {key: cases[0][key] for key in ("gpus", "paddle", "interlace", "python")}
+        merge(args.into, found, args.sitting, machine, {case["case"]: " ".join(case["args"]) for case in cases})
         print(f"{args.into}: {len(found)} runs of {args.folder}")
     if args.traces:
         print(f"{args.traces}: {len(write_traces(args.folder, args.traces, args.runs, args.simulated))} traces")

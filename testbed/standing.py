@@ -14,9 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from testbed.gpus import machine
 from testbed.trace import RankTrace, align, stream_names
 
 SHORTEST_US = 20.0  # events around a kernel add several microseconds, so that shorter ones say little
@@ -27,15 +25,16 @@ Ratio = tuple[float, float]
 
 def ratios(ranked: RankTrace) -> dict[str, list[Ratio]]:
     """Kernel -> one ratio for each operation that ran at least twice beside a receive and twice apart."""
-    known, names = align(ranked.planned, ranked.trace.issues), stream_names(ranked, align(ranked.planned, ranked.trace.issues))
+    known = align(ranked.planned, ranked.trace.issues)
+    names = stream_names(ranked, known)
     receives = [each for each in ranked.trace.intervals if each.name == "broadcast" and "recv" in names[each.stream]]
     times: dict[tuple[str, str], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for each in ranked.trace.intervals:
-        if names[each.stream] != "compute" or each.op not in known:
+        label = known[each.op].label.partition(", ")[2] if each.op in known else ""
+        if names[each.stream] != "compute" or not label:  # Paddle's own plan labels nothing: operations of one name differ in shape
             continue
         took = max(each.end_us - each.begin_us, 1e-3)
         share = sum(max(0.0, min(each.end_us, r.end_us) - max(each.begin_us, r.begin_us)) for r in receives) / took
-        label = known[each.op].label.partition(", ")[2] or known[each.op].name
         if share > BESIDE or share < APART:
             times[each.name, label][share < APART].append(took)
     found: dict[str, list[Ratio]] = defaultdict(list)
@@ -46,7 +45,7 @@ def ratios(ranked: RankTrace) -> dict[str, list[Ratio]]:
 
 
 def summary(traces: Iterable[RankTrace]) -> dict[str, dict[str, float]]:
-    """Kernel -> mean ratio weighted by time, the lowest and highest mean of a trace, operations compared."""
+    """Kernel -> mean ratio weighted by time, the lowest and highest mean of a trace, operations compared, traces that have some."""
     each = [ratios(trace) for trace in traces]
     found = {}
     for kernel in sorted({name for one in each for name in one}):
@@ -54,7 +53,7 @@ def summary(traces: Iterable[RankTrace]) -> dict[str, dict[str, float]]:
         means = [_mean(row) for row in rows]
         every = [ratio for row in rows for ratio in row]
         figures = {"stretch": _mean(every), "lowest": min(means), "highest": max(means)}
-        found[kernel] = {**{key: round(value, 3) for key, value in figures.items()}, "n": len(every)}
+        found[kernel] = {**{key: round(value, 3) for key, value in figures.items()}, "n": len(every), "num_traces": len(rows)}
     return found
 
 
@@ -72,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     paths = sorted(args.folder.glob("traces/*-pp2*_trace*.pickle"))
     if not paths:
         parser.error(f"{args.folder}/traces: no traced step of a case with pp 2")
-    found: dict[str, Any] = {"note": args.note, "traces": [path.stem for path in paths], "paddle": machine()["paddle"],
-                             "kernels": summary(pickle.loads(path.read_bytes()) for path in paths)}  # fmt: skip
+    found = {"note": args.note, "traces": [path.stem for path in paths],
+             "kernels": summary(pickle.loads(path.read_bytes()) for path in paths)}  # fmt: skip
     args.output.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 

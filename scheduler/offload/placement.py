@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from interlace.ir import Program
@@ -52,7 +52,7 @@ class Timeline:
 class OpenTrip:
     """A trip while it is placed: out goes behind item `out`, memory is free from item `free` on, back goes before `back`.
 
-    Back takes `back_ns`, and where there is time it is issued as if it took `lead_ns`.
+    The copy out is over at `done_ns`, the copy back is to begin at `start_ns`; its reader waits `late_ns` for it.
     """
 
     saved: Saved
@@ -61,11 +61,11 @@ class OpenTrip:
     reader: int
     out_ns: int
     back_ns: int
-    lead_ns: int
     not_before: int = 0
     out: int = 0
     free: int = 0
     back: int = 0
+    start_ns: int = 0
     done_ns: int = 0
     late_ns: int = 0
 
@@ -97,6 +97,28 @@ def place_trips(line: Timeline, trips: Sequence[OpenTrip], cap: int | None, meas
     return placed
 
 
+def earlier(line: Timeline, placed: Placement, reserve: float) -> Placement:
+    """The same trips, each copy back issued by that share of its time earlier, as far as all copies in front of it leave time.
+
+    Nothing is refused for it, and no copy comes later than it did.
+    """
+    trips = [replace(trip) for trip in placed.trips]
+    queue = sorted(trips, key=order_key(lambda t: t.start_ns))
+    first, end = [], 0
+    for trip in queue:  # what each could begin at if all in front of it began as early as they can
+        first.append(min(max(trip.done_ns, line.at_ns[min(_earliest(line, trip), trip.back)], end), trip.start_ns))
+        end = first[-1] + trip.back_ns
+    by = line.at_ns[-1]
+    for trip, earliest in zip(reversed(queue), reversed(first), strict=True):
+        by = min(by, line.at_ns[trip.reader])
+        trip.start_ns = min(max(by - int((1 + reserve) * trip.back_ns), earliest), trip.start_ns)
+        trip.back = min(max(bisect_right(line.at_ns, trip.start_ns) - 1, _earliest(line, trip), trip.free + 1), trip.back)
+        by = trip.start_ns
+    moved = Placement(trips, list(placed.refused))
+    _run_back(line, sorted(trips, key=order_key(lambda t: t.back, lambda t: t.reader)), None, moved)
+    return moved
+
+
 def order_key(*first: Callable[[OpenTrip], int]) -> Callable[[OpenTrip], tuple[int, ...]]:
     return lambda trip: (*(get(trip) for get in first), trip.saved.producer, trip.saved.value, trip.micro_batch)
 
@@ -121,18 +143,22 @@ def _copy_back(line: Timeline, trips: Iterable[OpenTrip], cap: int | None, measu
     starts, issues = [line.at_ns[-1]], [line.at_ns[-1]] * (cap or 0)
     kept: list[OpenTrip] = []
     for trip in trips:
-        by = min(line.at_ns[trip.reader], starts[-1], *issues[-cap:][:1] if cap else ())
-        start = min(max(by - trip.lead_ns, trip.done_ns), by - trip.back_ns)
+        start = min(line.at_ns[trip.reader], starts[-1], *issues[-cap:][:1] if cap else ()) - trip.back_ns
         wanted = bisect_right(line.at_ns, start) - 1 if measured else trip.reader
-        earliest = max(line.job_start[line.job[trip.out] + 1], trip.free, trip.not_before)
-        trip.back = min(max(wanted, earliest), trip.reader)
+        trip.back = min(max(wanted, _earliest(line, trip)), trip.reader)
         if (start < trip.done_ns and not trip.not_before) or trip.back <= trip.free:
             placed.refused.append((trip, "congested"))
             continue
+        trip.start_ns = start
         kept.append(trip)
         starts.append(start)
         issues.append(line.at_ns[trip.back])
     placed.trips = kept
+
+
+def _earliest(line: Timeline, trip: OpenTrip) -> int:
+    """The first item in front of which a copy back may stand: in a later job than the copy out, which is over by then."""
+    return max(line.job_start[line.job[trip.out] + 1], trip.free, trip.not_before)
 
 
 def _run_back(line: Timeline, trips: Iterable[OpenTrip], cap: int | None, placed: Placement) -> None:

@@ -14,9 +14,13 @@ from interlace.scheduler.memory import in_order
 from interlace.scheduler.offload.choice import Choice, Names, names_layer, names_op, unknown_names
 from interlace.scheduler.offload.fit import Fit, Ints, curve
 from interlace.scheduler.offload.measured import Measured
-from interlace.scheduler.offload.placement import OpenTrip, Placement, Span, Timeline, place_trips
+from interlace.scheduler.offload.placement import OpenTrip, Placement, Span, Timeline, earlier, place_trips
 from interlace.scheduler.offload.plan import Move, OffloadPlan, Stay, Trip, mib
 from interlace.scheduler.saved import Reason, Saved, Skipped, census
+
+SAVING_FOR_RESERVE = 4
+"""The reserve of copies back may cost this part of the saved bytes."""
+RESERVE_PARTS = (1.0, 0.5, 0.25)
 
 
 def plan_offload(program: Program, measured: Measured, choice: Choice, everyone: Sequence[Names] | None = None) -> OffloadPlan:
@@ -63,9 +67,8 @@ class Planner:
             return self._plan(Placement())
         trips = self._trips([saved for saved in found.saved if self._is_chosen(saved)])
         trips = self._within(trips, keep)
-        if self.choice.memory_budget:
-            return self._plan(self._under_budget(trips))
-        return self._plan(self.place(trips))
+        placed = self._under_budget(trips) if self.choice.memory_budget else self.place(trips)
+        return self._plan(self._with_reserve(placed))
 
     def check_names(self, everyone: Sequence[Names] | None) -> None:
         pipe = self.program.pipeline
@@ -112,7 +115,7 @@ class Planner:
         source = max(place[op, micro_batch] for op in saved.before)
         reader = min(place[op, micro_batch] for op in saved.readers)
         out_ns, back_ns = (self._copy_ns(table, saved.size_bytes) for table in (self.times.out_ns, self.times.back_ns))
-        return OpenTrip(saved, micro_batch, source, reader, out_ns, back_ns, back_ns + int(self.choice.reserve * back_ns))
+        return OpenTrip(saved, micro_batch, source, reader, out_ns, back_ns)
 
     def _copy_ns(self, table: Mapping[int, int] | None, size_bytes: int) -> int:
         if not self.measured or table is None:
@@ -156,6 +159,16 @@ class Planner:
     def place(self, trips: Sequence[OpenTrip]) -> Placement:
         """Items for trips, as bandwidth and cap allow."""
         return place_trips(self.line, trips, self.choice.max_in_flight, self.measured)
+
+    def _with_reserve(self, placed: Placement) -> Placement:
+        """Copies back earlier by the reserve, or by as much of it as leaves most of what is saved and makes no reader wait longer."""
+        before, after = int(self.curve().max(initial=0)), self.peak(placed)
+        most = min(after + (before - after) // SAVING_FOR_RESERVE, self.budget or before)
+        for part in RESERVE_PARTS if self.measured and self.choice.max_in_flight is None else ():
+            moved = earlier(self.line, placed, part * self.choice.reserve)
+            if moved.stall_ns <= placed.stall_ns and self.peak(moved) <= most:
+                return moved
+        return placed
 
     def _under_budget(self, trips: list[OpenTrip]) -> Placement:
         assert self.budget is not None

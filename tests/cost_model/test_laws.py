@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from interlace.cost_model import CostModel, GivenCosts, load_profile, pair_time
@@ -21,6 +21,7 @@ KINDS = st.sampled_from(
 )
 
 
+@example([(1, 7), (3, 1)], 1, 2, 0)
 @given(POINTS, SIZES, SIZES, st.integers(0, 5000))
 def test_a_curve_never_falls_and_stays_positive(points, a, b, floor_ns):
     curve = Curve(points, floor_ns)

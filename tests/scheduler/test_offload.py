@@ -116,6 +116,37 @@ def test_a_reserve_issues_the_copy_earlier_where_there_is_time() -> None:
         Choice(reserve=-1)
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from((16, 32, 48)), min_size=1, max_size=3), st.integers(2, 4), st.integers(1, 3), st.integers(10, 70),
+       st.integers(0, 40), st.sampled_from((0.25, 1.0)), st.sampled_from((None, 0.4, 0.8)))  # fmt: skip
+def test_a_reserve_loses_no_trip_and_delays_no_reader(
+    sizes: list[int], micro_batches: int, warm: int, extra: int, lead: int, reserve: float, budget: float | None
+) -> None:
+    """acceptance: O5, O6. The same trips; no copy later; a budget holds; three quarters of what is saved stay saved."""
+    program = chain([size * MB for size in sizes], micro_batches=micro_batches, warm=warm, extra=extra, lead=lead)
+    plain = decide(program, fraction=1.0)
+    if budget is None:
+        first = plain
+        second = decide(program, fraction=1.0, reserve=reserve)
+    else:
+        least, most = plain.peak_bytes, plain.before_peak_bytes
+        given_bytes = least + int(budget * (most - least))
+        first, second = (decide(program, memory_budget=given_bytes, reserve=share) for share in (0.0, reserve))
+        assert second.peak_bytes <= given_bytes
+    there, here = trips(first), trips(second)
+    assert there.keys() == here.keys()
+    assert all(here[key].ahead_ns >= there[key].ahead_ns for key in there)
+    assert all(here[key].out_after == there[key].out_after for key in there)
+    assert second.stall_ns <= first.stall_ns
+    assert 4 * (second.before_peak_bytes - second.peak_bytes) >= 3 * (first.before_peak_bytes - first.peak_bytes)
+
+
+def test_a_reserve_is_left_out_where_there_is_no_time_for_it() -> None:
+    program = chain([32 * MB], micro_batches=4, warm=1, extra=16, lead=51)
+    ahead = [[trip.ahead_ns for trip in trips(decide(program, fraction=1.0, reserve=reserve)).values()] for reserve in (0.0, 0.25)]
+    assert len(ahead[0]) == len(ahead[1]) == 4
+
+
 def test_unmeasured_bandwidth_is_just_in_time_and_marked() -> None:
     """acceptance: O6. Right before the reader, whatever the operations take; the text says so."""
     program = chain([32 * MB], extra=60)

@@ -23,7 +23,7 @@ from tests.scheduler.plans import Shape, shapes, world
 fast = pytest.importorskip("interlace.scheduler.simulator_fast")
 
 STRETCHED = {("gemm", "comm"): (1.5, 2.0), ("memory", "comm"): (1.2, 1.7), ("gemm", "copy"): (1.1, 1.3),
-             ("copy:d2h", "copy:h2d"): (1.4, 1.4), ("comm", "copy"): (1.05, 1.25), ("gemm", "p2p"): (1.15, 1.9)}  # fmt: skip
+             ("copy:d2h", "copy:h2d"): (1.4, 1.4), ("comm", "copy"): (1.05, 1.25), ("gemm", "p2p"): (1.15, 1.9), ("gemm", "wait"): (1.35, 1.0)}  # fmt: skip
 
 
 def costs(host_ns: int = 2, job_ns: int = 5, stretch: bool = True, **times: int) -> GivenCosts:
@@ -319,6 +319,31 @@ def test_host_time_and_blocking() -> None:
     held = simulate(pair("memcpy_d2h", "relu", ' {"dst_place_type":0}'), cost)
     assert held.times.issue.tolist() == [35, 75, 105]
     assert (held.ranks[0].exposed_comm_ns, held.ranks[0].host_ns) == (10, 85)
+
+
+@pytest.mark.parametrize("p2p", ["rendezvous", "buffered"])
+def test_computation_beside_a_receive_that_stands(p2p: str) -> None:
+    """The sender comes at 60; until then the receive stretches the product (100) by 1.5, and a copy (90) not at all.
+
+    The product has done 40 by then and runs beside the transfer (50, until 110) at 1.0: it ends at 120.
+    """
+    cost = CostModel.from_table({"p2p": 50, "gemm": 100, "copy": 90, "default": 60}, {("gemm", "wait"): (1.5, 1.0)})
+    text = """
+program rank={rank} world=2 mode=train
+pipeline stage={rank} of 2 micro_batches=1 chunks=1 schedule=1F1B
+group 3 = 0,1
+#0 %0:float32[2] = pd_op.data() forward
+{ops}
+job all forward 0: {items}
+"""
+    sender = text.format(rank=0, items="1-2@0", ops="""#1 %1:float32[2] = pd_op.relu(%0) forward
+#2 pd_op.send_v2(%1) forward group=3 {"peer":1}""")
+    receiver = text.format(rank=1, items="1-3@0", ops="""#1 %1:float32[2] = pd_op.recv_v2() forward group=3 stream="recv" {"peer":0}
+#2 %2:float32[2] = pd_op.memcpy_d2h(%0) forward stream="d2h" {"dst_place_type":1}
+#3 %3:float32[2] = pd_op.matmul(%0, %0) forward""")
+    for engine in ("plain", "fast"):
+        found = simulate([parse(sender), parse(receiver)], cost, Options(p2p=p2p), engine=engine)  # type: ignore[arg-type]
+        assert found.times.end.tolist() == [60, 110, 110, 90, 120]
 
 
 def test_p2p_buffered_and_rendezvous() -> None:

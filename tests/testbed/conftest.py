@@ -27,8 +27,9 @@ def plugin() -> Path:
 @pytest.fixture(scope="session")
 def scenes(plugin: Path) -> dict[str, Any]:
     """What every scene found."""
-    path = os.pathsep.join([os.fspath(ROOT), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": path, "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
+    from testbed.gpus import python_path
+
+    env = {**os.environ, "PYTHONPATH": python_path(), "GLOG_minloglevel": "2", "OMP_NUM_THREADS": "1"}
     script = Path(__file__).with_name("scenes.py")
     done = subprocess.run([sys.executable, os.fspath(script)], env=env, capture_output=True, text=True, timeout=180, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULTS ")]

@@ -33,11 +33,13 @@ def collectives(ranked: RankTrace) -> list[tuple[str, str, str]]:
 
 
 def covered(ranked: RankTrace) -> int:
-    """Collectives of backward under which a later issued matrix product began and ended."""
+    """Collectives of backward between whose issue and end a matrix product that was issued later began and ended."""
     known = align(ranked.planned, ranked.trace.issues)
+    issued = {each.number: each.at_us for each in ranked.trace.issues}
     products = [each for each in ranked.trace.intervals if each.name == "gemm"]
     mine = [each for each in ranked.trace.intervals if each.name in COMM and each.op in known and known[each.op].role == "backward"]
-    return sum(any(product.op > each.op and product.end_us <= each.end_us for product in products) for each in mine)
+    return sum(any(product.op > each.op and issued[each.op] < product.begin_us and product.end_us <= each.end_us for product in products)
+               for each in mine)  # fmt: skip
 
 
 def test_products_run_under_collectives_in_one_order_on_every_rank(plugin: Path, tmp_path: Path) -> None:

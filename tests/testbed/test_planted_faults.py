@@ -186,8 +186,11 @@ def test_delays_shrink_to_the_one_that_shows_the_fault(pp2: Ran, tmp_path: Path,
     config.write_text(ALL.format(form=BASES["pp2"][0]) + f"check: off\nplant: {{folder: {tmp_path / 'plans'}}}\n")
     words = ["--world", "2", "--config", os.fspath(config), "--import", os.fspath(Path(__file__).with_name("plant.py"))]
     model = ["--", *SIZE[:-2], *BASES["pp2"][1], "--steps", "2"]  # on a GPU the first step's launches load kernels, and wait
-    given = ([os.fspath(EXAMPLES / "gpt.py"), *words, "--delays", f"seed={seed},{SHRUNK}", *model] for seed in (1, 2, 3, 4))
-    assert any(shrink.main(each) == 0 for each in given)
+    for seed in (1, 2, 3, 4):
+        code = shrink.main([os.fspath(EXAMPLES / "gpt.py"), *words, "--delays", f"seed={seed},{SHRUNK}", *model])
+        assert code in (0, 1)
+        if code == 0:
+            break
     *sites, again = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("right under")]
     assert len(sites) == 1
     assert "micro-batch 2, op #" in sites[0]

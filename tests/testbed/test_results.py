@@ -55,9 +55,17 @@ def test_new_rows_take_the_place_of_old_ones(tmp_path: Path) -> None:
     kept = json.loads(path.read_text())
     found_there = [(row["plan"], row["sitting"], row["step_ms"]["median"]) for row in kept["runs"]]
     assert found_there == [("stock", "first", 10.0), ("mixed", "second", 7.0)]
-    assert kept["paddle"] == "3"
+    assert [machine["paddle"] for machine in kept["sittings"].values()] == ["3", "3"]
+    store(folder, {"stock": {"failed": "broken"}, "mixed": {"failed": "not started: no time was left"}, "dx-first": {"failed": "broken"}})
+    assert results.main([str(folder), "--into", str(path), "--sitting", "third"]) == 0
+    assert [(row["plan"], "failed" in row) for row in json.loads(path.read_text())["runs"]] == [
+        ("stock", False), ("mixed", False), ("dx-first", True)
+    ]  # fmt: skip
     with pytest.raises(SystemExit):
         results.main([str(folder), "--into", str(path)])  # which sitting?
+    for words in ([], [str(folder)], [str(folder), "--into", str(path), "--sitting", "x", "--simulated"], ["--traces", str(path)]):
+        with pytest.raises(SystemExit):
+            results.main(words)
 
 
 def test_tables_compare_within_a_sitting(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import struct
@@ -14,7 +15,7 @@ import pytest
 
 from interlace.errors import LaunchError
 from interlace.launch import LaunchResult, launch
-from testbed.device import variant
+from testbed import device
 from tests.road import test_zoo
 from tests.road.test_training import CASES, configured
 from tests.testbed.variant import need_ranks, switches
@@ -86,14 +87,15 @@ def test_bfloat16_with_offload_of_the_smallest_and_a_held_host(plugin: Path, tmp
         env = {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", "INTERLACE_CONFIG": os.fspath(tmp_path / "hold.yaml"), **slow}
         assert bits(launch(EXAMPLES / "gpt.py", [*SMALL, *args], 2, env, None, tmp_path / "logs", 60.0)) == stock
         held[hold] = json.loads((tmp_path / "memory0.json").read_text())["reserved_peak"]
-    assert held["on"] < 0.85 * held["off"]
+    assert held["on"] < (0.75 if device.variant() == "threads" else 0.85) * held["off"]  # on a GPU pools round sizes up further
 
 
 def test_without_waits_the_poison_is_read(stock_pp2: LaunchResult, tmp_path: Path) -> None:
-    trap = variant() == "threads"
+    trap = device.variant() == "threads"
     broken = train(tmp_path, "gpt", 2, ("--pp", "2"), "mixed", TESTBED_SWITCHES=switches("drop_waits=1" + ",trap=1" * trap))
     assert bits(broken) != bits(stock_pp2)
     if not trap:
+        assert any(math.isnan(loss) for loss in numbers(broken))
         return
     logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("rank*.log"))
     assert re.search(r"testbed: poison: op \d+ \w+ on stream \d+ .* their memory: made for stream \d+, op \d+ ", logs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -27,12 +28,16 @@ def prepare() -> Path:
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault(device.SWITCHES_VARIABLE, SWITCHES)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(_count_gpus()))))
+    if not os.environ["CUDA_VISIBLE_DEVICES"]:
+        pytest.fail("TESTBED_VARIANT=cuda, and no GPU is seen")
     return library("cuda")
 
 
 def _count_gpus() -> int:
+    if shutil.which("nvidia-smi") is None:
+        return 0
     shown = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-    return len(shown.splitlines())
+    return sum(line.startswith("GPU ") for line in shown.splitlines())
 
 
 def need_ranks(world: int) -> None:
