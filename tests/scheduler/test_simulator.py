@@ -23,7 +23,8 @@ from tests.scheduler.plans import Shape, shapes, world
 fast = pytest.importorskip("interlace.scheduler.simulator_fast")
 
 STRETCHED = {("gemm", "comm"): (1.5, 2.0), ("memory", "comm"): (1.2, 1.7), ("gemm", "copy"): (1.1, 1.3),
-             ("copy:d2h", "copy:h2d"): (1.4, 1.4), ("comm", "copy"): (1.05, 1.25), ("gemm", "p2p"): (1.15, 1.9), ("gemm", "wait"): (1.35, 1.0)}  # fmt: skip
+             ("copy:d2h", "copy:h2d"): (1.4, 1.4), ("comm", "copy"): (1.05, 1.25), ("gemm", "p2p"): (1.15, 1.9),
+             ("gemm", "wait"): (1.35, 1.0)}  # fmt: skip
 
 
 def costs(host_ns: int = 2, job_ns: int = 5, stretch: bool = True, **times: int) -> GivenCosts:
