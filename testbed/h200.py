@@ -274,6 +274,7 @@ def _headline(found: dict[str, Any]) -> str:
     return (f"{step['median']:.2f} ms ({step['min']:.2f}-{step['max']:.2f}), GB {peaks}, loss {found['losses'][-1]:.6f}, "
             f"device {traced.get('device_us', 0) / 1e3:.1f} busy {where} host {traced.get('host_us')}, {found['wall_s']} s")  # fmt: skip
 
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m testbed.h200", description="Measure Paddle's plan and Interlace's on GPUs.")
@@ -313,6 +314,7 @@ def _chosen(found: Sequence[Case], only: str) -> list[Case]:
             kept = tuple(each for each in case.plans if not plans or each[0] in plans.split("+"))
             chosen.append(replace(case, plans=kept))
     return chosen
+
 
 if __name__ == "__main__":
     sys.exit(main())

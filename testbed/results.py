@@ -163,21 +163,23 @@ def _pack(path: Path, text: str) -> Path:
 
 
 def step_table(runs: Sequence[Row]) -> str:
-    """Step times of every case by plan, and the gain over Paddle's own plan of the same sitting."""
+    """Step times of every case by plan, and the gain over Paddle's own plan of the same sitting; [1], [2]: which sitting, if several."""
     found = {(row["case"], row["plan"]): row for row in runs if "step_ms" in row}
+    sittings = list(dict.fromkeys(row["sitting"] for row in found.values()))
+    marks = {sitting: f" [{k}]" for k, sitting in enumerate(sittings, 1)} if len(sittings) > 1 else {}
     lines = [f"| step ms (min-max), gain over stock | {' | '.join(PLANS)} |", "| --- " * (len(PLANS) + 1) + "|"]
     for case in dict.fromkeys(case for case, _ in found):
         if any((case, plan) in found for plan in PLANS):
-            lines.append(f"| {case} | {' | '.join(_cell(found, case, plan) for plan in PLANS)} |")
-    return "\n".join(lines)
+            lines.append(f"| {case} | {' | '.join(_cell(found, case, plan, marks) for plan in PLANS)} |")
+    return "\n".join([*lines, *(f"\n{mark.strip()} {sitting}" for sitting, mark in marks.items())])
 
 
-def _cell(found: dict[tuple[str, str], Row], case: str, plan: str) -> str:
+def _cell(found: dict[tuple[str, str], Row], case: str, plan: str, marks: dict[str, str]) -> str:
     row, stock = found.get((case, plan)), found.get((case, "stock"))
     if row is None:
         return ""
     step = row["step_ms"]
-    text = f"{step['median']:.1f} ({step['min']:.0f}-{step['max']:.0f})"
+    text = f"{step['median']:.1f} ({step['min']:.0f}-{step['max']:.0f}){marks.get(row['sitting'], '')}"
     if stock is None or plan == "stock" or stock["sitting"] != row["sitting"]:
         return text
     return f"{text} {100 * (stock['step_ms']['median'] / step['median'] - 1):+.1f} %"
@@ -229,11 +231,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", default="*", metavar="PATTERN", help="of which runs, such as 'gpt-*_mixed'")
     parser.add_argument("--simulated", action="store_true", help="and beside each what is simulated of its plan")
     parser.add_argument("--tables", type=Path, metavar="FILE", help="print tables of this file")
+    parser.add_argument("--of", default="*", metavar="PATTERN", help="of which sittings, such as '*18:40*'")
     args = parser.parse_args(argv)
     if not (args.into or args.traces or args.tables):
         parser.error("nothing to do; give --into, --traces or --tables")
     if (args.into or args.traces) and not args.folder:
         parser.error("--into and --traces take their runs from a folder: name it")
+    if args.tables and not args.into and not args.tables.is_file():
+        parser.error(f"--tables {args.tables}: no such file")
+    if args.of != "*" and not args.tables:
+        parser.error("--of belongs to --tables FILE")
     if (args.simulated or args.runs != "*") and not args.traces:
         parser.error("--runs and --simulated belong to --traces INTO")
     if args.into:
@@ -250,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.traces:
         print(f"{args.traces}: {len(write_traces(args.folder, args.traces, args.runs, args.simulated))} traces")
     if args.tables:
-        runs = json.loads(args.tables.read_text())["runs"]
+        runs = [row for row in json.loads(args.tables.read_text())["runs"] if fnmatch.fnmatchcase(row["sitting"], args.of)]
         print(f"{step_table(runs)}\n\n{accuracy_table(runs)}")
     return 0
 

@@ -25,7 +25,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_in_flight: Copies under way at once in each direction; 0: none at all, None: no limit.
         include_integers: Move integer and bool values too.
         memory_budget: Device bytes of this rank that the step may hold at any moment; moves the least that does it.
-        reserve: By which share of its time a copy back is issued earlier than it must be; as much of it as there is time for, as
+        reserve: By which share of its time (0 to 10) a copy back is issued earlier than it must be; as much of it as there is time for, as
             keeps a budget and leaves three quarters of what is saved; none under max_in_flight. Beside compute copies take
             longer than alone (on H200s 47 GB/s against 52, single ones a third of that), and what waits for one waits on every
             rank of its group. 0.25 took 1 to 6 % off steps there.

@@ -63,7 +63,8 @@ def test_new_rows_take_the_place_of_old_ones(tmp_path: Path) -> None:
     ]  # fmt: skip
     with pytest.raises(SystemExit):
         results.main([str(folder), "--into", str(path)])  # which sitting?
-    for words in ([], [str(folder)], [str(folder), "--into", str(path), "--sitting", "x", "--simulated"], ["--traces", str(path)]):
+    for words in ([], [str(folder)], [str(folder), "--into", str(path), "--sitting", "x", "--simulated"], ["--traces", str(path)],
+                  ["--tables", "nofile"], [str(folder), "--traces", str(path), "--of", "a"]):  # fmt: skip
         with pytest.raises(SystemExit):
             results.main(words)
 
@@ -74,7 +75,8 @@ def test_tables_compare_within_a_sitting(tmp_path: Path) -> None:
              "peak_bytes_by_rank": [{"allocated": 90, "outside": 10, "workspace": 0}], "simulated": simulated(guess)}
             for plan, sitting, ms, guess in measured]  # fmt: skip
     table = results.step_table(rows)
-    assert "| c | 10.0 (10-10) |  | 9.0 (9-9) | 8.0 (8-8) +25.0 % |" in table
+    assert "| c | 10.0 (10-10) [1] |  | 9.0 (9-9) [2] | 8.0 (8-8) [1] +25.0 % |" in table
+    assert table.endswith("[1] a\n\n[2] b")
     accuracy = results.accuracy_table(rows)
     assert "| mp, stock | 1 | 10.00, +10.00 % | 1: 1.00, +1.00 % |" in accuracy
     assert accuracy.endswith("1 of 1 pairs of plans of a case, measured more than 1% apart, in the right order")
