@@ -155,9 +155,10 @@ def _host_waits(program: Program) -> Iterator[tuple[int, int]]:
 
 
 def wait_ns(program: Program, cost: Costs) -> int:
-    """Host time of one wait, beside the waiting: one element is cut out of a result and copied to plain memory.
+    """Host time of one wait, beside the waiting: one element is cut out of a result, and a stream synchronized behind it.
 
-    The copy runs on another host thread; going there and back costs what a job does (Paddle's work queue, in both cases).
+    The time of a copy of that element stands for the synchronization, which was not measured. It runs on another host thread;
+    going there and back costs what a job does (Paddle's work queue, in both cases).
     """
     values = {0: Value(0, (1,), "float32", 0), 1: Value(1, (1,), "float32", 1, memory="host")}
     copy = Op(-1, "pd_op.memcpy_d2h", (0,), (1,), "forward", attrs={"dst_place_type": 0})

@@ -173,16 +173,21 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
                     _put(tree, leaves, s, NEVER)
                 if mark & MEETS:
                     arrived[meet[item]] += 1
+            is_short = False
+            if mark & MEETS:
+                is_short = arrived[meet[item]] < meet_size[meet[item]]
+            elif mark & FOLLOWS:
+                is_short = start[follow[item]] < 0
+            if is_short:
+                if not stands[s]:
+                    stands[s] = True
+                    num_standing[at] += 1
+                    if not is_touched[at]:
+                        is_touched[at], touched[num_touched] = True, at
+                        num_touched += 1
+                continue
             if mark & MEETS:
                 m = meet[item]
-                if arrived[m] < meet_size[m]:
-                    if not stands[s]:
-                        stands[s] = True
-                        num_standing[at] += 1
-                        if not is_touched[at]:
-                            is_touched[at], touched[num_touched] = True, at
-                            num_touched += 1
-                    continue
                 longest, leader = 0, stream_of[mates[meet_first[m]]]
                 for k in range(meet_first[m], meet_first[m + 1]):
                     mate = mates[k]
@@ -198,14 +203,6 @@ def _run(num_streams: int, first: Ints, first_stream: Ints, rank_of: Ints, strea
                         is_touched[at], touched[num_touched] = True, at
                         num_touched += 1
                 pace[leader], since[leader], left[leader] = 0, now, longest * ONE
-                continue
-            if mark & FOLLOWS and start[follow[item]] < 0:
-                if not stands[s]:
-                    stands[s] = True
-                    num_standing[at] += 1
-                    if not is_touched[at]:
-                        is_touched[at], touched[num_touched] = True, at
-                        num_touched += 1
                 continue
             start[item], running[s], running_kind[s] = now, item, kind[item]
             lead[s], stretch[s] = s, ONE

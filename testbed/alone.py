@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,21 @@ def time_all(out: Path, variant: str, gpus: int) -> None:
     time_collectives(out, variant, gpus)
 
 
-# -- operations ------------------------------------------------------------------------------------------------
+def _runner(paddle: Any, device: Any, programs: dict[str, Any], feed: dict[str, Any]) -> Callable[[], object]:
+    """Runs one job a program on the device, in a scope of its own that keeps what is fed."""
+    core, place = paddle.base.core, paddle.CustomPlace(device.NAME, 0)
+    core_place, scope = core.Place(), core.Scope()
+    core_place.set_place(place)
+    for name, array in feed.items():
+        scope.var(name).get_tensor().set(array, place)
+    jobs = [core.Job(name) for name in programs]
+    for job in jobs:
+        job.set_skip_gc_vars(set(feed))
+    executor = core.StandaloneExecutor(core_place, core.Plan(jobs, programs), scope)
+    return lambda: executor.run(list(feed), False)
+
+
+# -- operations ------------------------------------------------------------------------------------------------------
 
 
 def time_ops(out: Path) -> dict[str, Any]:
@@ -126,26 +141,16 @@ def _time_op(paddle: Any, device: Any, build: Any, flops: float, moved: float, k
     block = main.global_block()
     feed = {op.attrs()["name"]: np.random.default_rng(0).standard_normal(op.result(0).shape).astype("float32") * 0.02
             for op in block.ops if op.name() == "pd_op.data"}  # fmt: skip
-    place = paddle.CustomPlace(device.NAME, 0)
-    executor, scope = paddle.static.Executor(place), paddle.static.global_scope()
-    core_place = paddle.base.core.Place()
-    core_place.set_place(place)
-    for name, array in feed.items():
-        scope.var(name).get_tensor().set(array, place)
-    job = paddle.base.core.Job("default")
-    job.set_skip_gc_vars(set(feed))
-    plan = paddle.base.core.Plan([job], {"default": main})
-    run = paddle.base.core.StandaloneExecutor(core_place, plan, scope)
+    run = _runner(paddle, device, {"default": main}, feed)
     for _ in range(OPS_WARM):
-        run.run(list(feed), False)
+        run()
     start = time.perf_counter()
     for _ in range(OPS_STEPS):
-        run.run(list(feed), False)
+        run()
     host_us = (time.perf_counter() - start) / OPS_STEPS * 1e6
     with device.traced() as trace:
         for _ in range(OPS_STEPS):
-            run.run(list(feed), False)
-    del executor
+            run()
     kernel = {"matmul": "gemm", "gelu": "gelu_tanh"}.get(kernel, kernel)
     times = sorted(each.end_us - each.begin_us for each in trace.intervals if each.name == kernel)
     if kernel == "cast":  # the operands' own casts come first
@@ -159,7 +164,7 @@ def _time_op(paddle: Any, device: Any, build: Any, flops: float, moved: float, k
     return found
 
 
-# -- collectives -----------------------------------------------------------------------------------------------
+# -- collectives -----------------------------------------------------------------------------------------------------
 
 COLLECTIVE_MIB, COLLECTIVE_REPEATS, RING = (4, 16, 64, 256), 12, 91
 
@@ -227,14 +232,11 @@ def _collective_us(paddle: Any, device: Any, name: str, make: Any, elements: int
         x = paddle.full([elements], 1.0, "bfloat16")
         for _ in range(COLLECTIVE_REPEATS):
             make(x).get_defining_op().set_execution_stream("alone")
-    core = paddle.base.core
-    place = core.Place()
-    place.set_place(paddle.CustomPlace(device.NAME, 0))
-    run = core.StandaloneExecutor(place, core.Plan([core.Job("default")], {"default": main}), core.Scope())
+    run = _runner(paddle, device, {"default": main}, {})
     for _ in range(2):
-        run.run([], False)
+        run()
     with device.traced() as trace:
-        run.run([], False)
+        run()
     times = [each.end_us - each.begin_us for each in sorted(trace.intervals) if each.name == name]
     return sorted(times[1:])
 
@@ -282,21 +284,14 @@ def _issue_us(paddle: Any, device: Any, num_jobs: int, num_ops: int, streams: in
                     x.get_defining_op().set_execution_stream("side")
             paddle._C_ops.set_persistable_value(x, f"kept{number}")
         programs[f"job{number}"] = main
-    place, core_place = paddle.CustomPlace(device.NAME, 0), paddle.base.core.Place()
-    core_place.set_place(place)
     import numpy as np
 
-    scope = paddle.base.core.Scope()
-    scope.var("x").get_tensor().set(np.ones(16, "float32"), place)
-    jobs = [paddle.base.core.Job(name) for name in programs]
-    for job in jobs:
-        job.set_skip_gc_vars({"x"})
-    executor = paddle.base.core.StandaloneExecutor(core_place, paddle.base.core.Plan(jobs, programs), scope)
+    run = _runner(paddle, device, programs, {"x": np.ones(16, "float32")})
     times = []
     for _ in range(15):
         device.synchronize()
         start = time.perf_counter()
-        executor.run(["x"], False)
+        run()
         times.append((time.perf_counter() - start) * 1e6)
     device.synchronize()
     return times[5:]
@@ -310,7 +305,7 @@ def _kernel_us_beside_copies(paddle: Any, device: Any) -> dict[str, dict[str, fl
     few, many, rounds, hold_us = (100, 1100, 9, 40000) if device.variant() == "cuda" else (2, 12, 3, 1000)
     found = {}
     for name, ways in (("none", ""), ("out", "o"), ("in", "i"), ("both", "oi")):
-        runs = [_row_of_kernels(paddle, count, ways, 1 << (24 if hold_us > 1000 else 12), device.NAME) for count in (few, many)]
+        runs = [_row_of_kernels(paddle, device, count, ways, 1 << (24 if hold_us > 1000 else 12)) for count in (few, many)]
         for how, around in (("", contextlib.nullcontext), (", traced", device.traced)):
             times = []
             for _ in range(rounds):
@@ -325,27 +320,21 @@ def _held_run_us(run: Any, device: Any, hold_us: int, around: Any) -> float:
     """Host time of a run that ends with compute; the first piece of work is held up meanwhile."""
     from testbed import delays
 
-    delays.restart()
-    delays.draw(0, 1000, 1)
-    run(["big"], False)
-    device.synchronize()
-    first = delays.taken()[0].site
-    delays.restart()
-    delays.only([delays.Site(first.stream, first.ordinal, hold_us)])
+    delays.hold(run, hold_us)
     with around():
         start = time.perf_counter()
-        run(["big"], False)
+        run()
         end = time.perf_counter()
-    delays.restart()
-    delays.only([])
+    device.synchronize()
+    delays.off()
     return (end - start) * 1e6
 
 
-def _row_of_kernels(paddle: Any, count: int, ways: str, elements: int, device_name: str) -> Any:
+def _row_of_kernels(paddle: Any, device: Any, count: int, ways: str, elements: int) -> Any:
     """Runs `count` kernels and waits for them; ten copies of `elements` float32 a direction are under way beside them."""
     import numpy as np
 
-    calls, core, place = paddle._C_ops, paddle.base.core, paddle.CustomPlace(device_name, 0)
+    calls = paddle._C_ops
     main = paddle.static.Program()
     with paddle.static.program_guard(main, paddle.static.Program()):
         big = paddle.scale(paddle.static.data("big", [elements], "float32"), 2.0)
@@ -359,9 +348,4 @@ def _row_of_kernels(paddle: Any, count: int, ways: str, elements: int, device_na
             x = paddle.tanh(x)
         calls.sync_calc_stream_(x)
         calls.set_persistable_value(x, "kept")
-    core_place, scope = core.Place(), core.Scope()
-    core_place.set_place(place)
-    scope.var("big").get_tensor().set(np.ones(elements, "float32"), place)
-    job = core.Job("default")
-    job.set_skip_gc_vars({"big"})
-    return core.StandaloneExecutor(core_place, core.Plan([job], {"default": main}), scope).run
+    return _runner(paddle, device, {"default": main}, {"big": np.ones(elements, "float32")})

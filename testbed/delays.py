@@ -71,6 +71,23 @@ def restart() -> None:
     plugin().tb_delays_restart()
 
 
+def off() -> None:
+    """Delay nothing from here on, and forget the delays taken."""
+    restart()
+    only([])
+
+
+def hold(run: Callable[[], object], us: int, name: str = "") -> None:
+    """Run once to find the first piece of work of this name (none: of any), and from then on delay that piece."""
+    restart()
+    draw(0, 1000, 1)
+    run()
+    plugin().tb_sync()
+    found = next(each.site for each in taken() if name in ("", each.name))
+    restart()
+    only([found._replace(us=us)])
+
+
 def begin_step() -> None:
     """From now on delays say in which step they were taken, and in front of which of its operations."""
     plugin().tb_delays_step()

@@ -86,11 +86,16 @@ def _simulated(folder: Path) -> tuple[str, Row]:
 # -- measured --------------------------------------------------------------------------------------------------------
 
 
-def rows(out: Path, sitting: str, simulated: dict[str, Row]) -> Iterator[Row]:
-    """One row a run of a folder."""
-    for path in sorted(out.glob("testbed_*.json")):
-        case = json.loads(path.read_text())
-        for plan, found in case.get("plans", {}).items():
+def cases_of(out: Path) -> list[Row]:
+    """What a folder has of each case; other results lie beside them."""
+    found = [json.loads(path.read_text()) for path in sorted(out.glob("testbed_*.json"))]
+    return [each for each in found if "plans" in each]
+
+
+def rows(cases: Sequence[Row], sitting: str, simulated: dict[str, Row]) -> Iterator[Row]:
+    """One row a run."""
+    for case in cases:
+        for plan, found in case["plans"].items():
             head = {"case": case["case"], "plan": plan, "world": case["world"], "sitting": sitting}
             if "failed" in found and NOT_STARTED in found["failed"]:
                 continue
@@ -122,8 +127,8 @@ def _measured(found: Row, all_losses: bool) -> Row:
     }
 
 
-def merge(path: Path, found: Sequence[Row], sitting: str, machine: Row, args: dict[str, str]) -> Row:
-    """The file with these rows in it, one a line; a run that failed takes no measured one's place. `machine` says where they ran."""
+def merge(path: Path, found: Sequence[Row], sitting: str, machine: Row, args: dict[str, str]) -> None:
+    """Write the file with these rows in it, one a line; a run that failed takes no measured one's place. `machine` says where they ran."""
     old = json.loads(path.read_text()) if path.exists() else {"sittings": {}, "args": {}, "runs": []}
     measured = {(row["case"], row["plan"]) for row in old["runs"] if "failed" not in row}
     new = {(row["case"], row["plan"]): row for row in found if "failed" not in row or (row["case"], row["plan"]) not in measured}
@@ -131,7 +136,6 @@ def merge(path: Path, found: Sequence[Row], sitting: str, machine: Row, args: di
     runs = sorted([*kept, *new.values()], key=lambda row: row["case"])
     merged = {**old, "sittings": {**old["sittings"], sitting: machine}, "args": {**old["args"], **args}, "runs": runs}
     path.write_text(json.dumps(merged, separators=(",", ":")).replace('{"case"', '\n{"case"') + "\n")
-    return merged
 
 
 def write_traces(out: Path, into: Path, pattern: str, simulated: bool) -> list[Path]:
@@ -246,11 +250,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.into:
         if not args.sitting:
             parser.error('--into needs --sitting "DATE, GPUS": rows of several sittings lie in one file')
-        cases = [json.loads(path.read_text()) for path in sorted(args.folder.glob("testbed_*.json"))]
-        cases = [case for case in cases if "plans" in case]
-        found = list(rows(args.folder, args.sitting, simulate(args.folder)))
+        cases = cases_of(args.folder)
         if not cases:
             parser.error(f"{args.folder}: no testbed_CASE.json of a case; expected the --out of a run of testbed.h200")
+        found = list(rows(cases, args.sitting, simulate(args.folder)))
         machine = {key: cases[0][key] for key in ("gpus", "paddle", "interlace", "python")}
         merge(args.into, found, args.sitting, machine, {case["case"]: " ".join(case["args"]) for case in cases})
         print(f"{args.into}: {len(found)} runs of {args.folder}")

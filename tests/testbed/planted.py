@@ -102,8 +102,7 @@ class Runner:
         except ValueError as error:  # of Paddle's executor, while it is made, on every rank
             return Done(task.name, error=str(error))
         finally:
-            delays.restart()
-            delays.only([])
+            delays.off()
 
     def _train(self, task: Task) -> Done:
         if task.plans != self.plans:

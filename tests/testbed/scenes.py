@@ -99,19 +99,8 @@ def given(name: str, like: Any) -> Any:
 
 
 def slow(run: Callable[[], None], name: str) -> None:
-    """Run once to find the piece of work of this name, and from then on delay the same piece."""
-    delays.restart()
-    delays.draw(0, 1000, 1)
-    run()
-    device.synchronize()
-    found = [each.site for each in delays.taken() if each.name == name]
-    delays.restart()
-    delays.only([delays.Site(found[0].stream, found[0].ordinal, SLOW_US)])
-
-
-def no_delays() -> None:
-    delays.restart()
-    delays.only([])
+    """Delay the piece of work of this name."""
+    delays.hold(run, SLOW_US, name)
 
 
 def wrong(found: np.ndarray, expected: np.ndarray) -> str:
@@ -340,7 +329,7 @@ def events_inside_a_program() -> dict[str, str]:
             run()
             found[name] = wrong(made.value("out"), 2 * np.tanh(-x))
         made.feed(x=x)
-    no_delays()
+    delays.off()
     return found
 
 
@@ -380,7 +369,7 @@ def events_between_jobs() -> dict[str, str]:
         made.feed(x=-x)
         executor.run(["x"], False)
         found[name] = wrong(made.value("out"), 2 * np.tanh(-x))
-    no_delays()
+    delays.off()
     return found
 
 
@@ -397,7 +386,7 @@ def the_end_of_a_job() -> dict[str, Any]:
             took_us = (time.perf_counter() - start) * 1e6
         calls = {call.what for call in trace.calls if call.what.startswith("sync_stream")}
         found[name] = [sorted(calls), took_us > SLOW_US]
-    no_delays()
+    delays.off()
     return found
 
 
@@ -442,7 +431,7 @@ def freeing() -> dict[str, str]:
         with device.switched(**switches):
             executor.run(["x"], False)
             found[name] = wrong(made.value("out"), np.tanh(3 * x))
-    no_delays()
+    delays.off()
     paddle.set_flags({"FLAGS_new_executor_sequential_run": False, "FLAGS_pir_apply_inplace_pass": True})
     return found
 
@@ -500,7 +489,7 @@ def pinned_memory() -> dict[str, str]:
         with device.switched(**switches):
             executor.run(["x"], False)
             found[name] = wrong(made.value("out"), 2 * np.tanh(-x))
-    no_delays()
+    delays.off()
     return found
 
 
@@ -522,7 +511,7 @@ def copies_out_block_or_not() -> dict[str, bool]:
             executor.run(["x"], False)
             found[name] = (time.perf_counter() - start) * 1e6 > SLOW_US
         device.synchronize()
-    no_delays()
+    delays.off()
     return found
 
 
@@ -578,7 +567,7 @@ def delays_repeat() -> dict[str, Any]:
         runs.append([list(each.site) for each in delays.taken()])
     found = {"same": runs[0] == runs[1], "other": runs[0] != runs[2], "some": len(runs[0]) > 0,
              "right": wrong(made.value("out"), 2 * np.tanh(x))}  # fmt: skip
-    no_delays()
+    delays.off()
     return found
 
 
@@ -605,7 +594,7 @@ def a_missing_event_shrinks_to_one_delay() -> list[str]:
     lengths = {"tanh": SLOW_US}
     sites = [delays.Site(each.site.stream, each.site.ordinal, lengths.get(each.name, SLOW_US // 10)) for each in delays.taken()]
     kept = delays.shrink(sites, fails)
-    no_delays()
+    delays.off()
     return [names[site[:2]] for site in kept]
 
 
@@ -621,7 +610,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name in wanted:
         device.set_switches(SAFE)
-        no_delays()
+        delays.off()
         try:
             results[name] = SCENES[name]()
         except Exception:

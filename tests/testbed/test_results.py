@@ -39,7 +39,7 @@ def simulated(step_ms: float) -> dict[str, Any]:
 
 def test_rows_say_whether_bits_are_stocks(tmp_path: Path) -> None:
     store(tmp_path, {"stock": found(10.0), "mixed": found(8.0), "broken": found(8.0, "bb"), "gone": {"failed": "x" * 400}})
-    rows = {row["plan"]: row for row in results.rows(tmp_path, "today", {"gpt-mp2 mixed": simulated(9.0)})}
+    rows = {row["plan"]: row for row in results.rows(results.cases_of(tmp_path), "today", {"gpt-mp2 mixed": simulated(9.0)})}
     assert [rows[plan].get("losses_equal_stock") for plan in ("stock", "mixed", "broken", "gone")] == [True, True, False, None]
     assert rows["mixed"]["simulated"]["step_ms"] == 9.0
     assert rows["mixed"]["peak_bytes_by_rank"] == [{"allocated": 90, "workspace": 0, "outside": 10}]

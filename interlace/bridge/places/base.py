@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import paddle
 from paddle.base import core
@@ -22,6 +22,7 @@ class Place:
         has_streams: Whether streams are real.
         keeps_pinned: Whether pinned buffers must stay out of garbage collection (the device knows no event on them).
         labels_all: Whether every operation says which one it is, not communication alone.
+        holds_host: Whether the host runs ahead of such a device, and waits where the plan says so.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Place:
     has_streams: bool
     keeps_pinned: bool
     labels_all: bool = False
+    holds_host: ClassVar[bool] = False
 
     def own(self) -> Any:
         """Paddle's attribute form of the executor's own place."""
@@ -54,11 +56,16 @@ class Place:
         return self.keeps_pinned and name.startswith(PINNED_PREFIX)
 
     def watch(self, value: Any) -> Any:
-        """Put behind a computation what the host can wait for cheaply; None where the host needs no holding back."""
-        return None
+        """One element, cut out right behind a computation, so that nothing issued later stands in front of it.
+
+        None where the host needs no holding back.
+        """
+        return first_element(value) if self.holds_host else None
 
     def wait_for(self, watched: Any) -> None:
         """Make the host wait for what is watched before it issues more."""
+        if self.holds_host:
+            sync_behind(watched)
 
     def label(self, built: Any, text: str) -> None:
         """Say on an operation which one it is, where errors can show it."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import paddle
 
-from interlace.bridge.places.base import Place, first_element, sync_behind
+from interlace.bridge.places.base import Place
 from interlace.scheduler.hazards import GPU, PLACES
 
 PINNED = 1
@@ -32,20 +32,14 @@ class CustomPlace(Place):
 
 @dataclass(frozen=True, slots=True)
 class TestbedPlace(CustomPlace):
-    """The testbed plays the GPU place: it frees at issue time, and holds a block that its last reader's stream still reads."""
+    """The testbed plays the GPU place: it frees at issue time, holds a block that its last reader's stream still reads, and lets the host
+    run ahead (switch `nosync`)."""
 
     __test__ = False
+    holds_host: ClassVar[bool] = True
 
     def label(self, built: Any, text: str) -> None:
         built.set_str_attr("interlace_at", text)
-
-    def watch(self, value: Any) -> Any:
-        """The host does not wait at the end of a job here (switch `nosync`), so it is held as on the GPU place."""
-        return first_element(value)
-
-    def wait_for(self, watched: Any) -> None:
-        """As on the GPU place."""
-        sync_behind(watched)
 
     def prepare(self) -> None:
         """As on the GPU place."""

@@ -8,11 +8,11 @@ own place, which `memcpy_h2d` reads. Pinned buffers carry no events and no strea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import paddle
 
-from interlace.bridge.places.base import Place, first_element, sync_behind
+from interlace.bridge.places.base import Place
 
 PINNED = 2
 """`memcpy`'s destination number of pinned host memory."""
@@ -22,16 +22,10 @@ PINNED = 2
 class GpuPlace(Place):
     """CUDA streams, fast garbage collection at issue time, events between jobs of one micro-batch id."""
 
+    holds_host: ClassVar[bool] = True
+
     def copy_out(self, value: Any) -> Any:
         return paddle._C_ops.memcpy(value, PINNED)
-
-    def watch(self, value: Any) -> Any:
-        """One element, cut out right behind the computation, so that nothing issued later stands in front of it."""
-        return first_element(value)
-
-    def wait_for(self, watched: Any) -> None:
-        """On a stream of its own, which no copy out keeps."""
-        sync_behind(watched)
 
     def prepare(self) -> None:
         """The in-place pass would add write-after-read edges between streams that end an overlap."""
