@@ -63,10 +63,7 @@ testbed: setup
 lint: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	$(BIN)/ruff check .
-	rm -rf build/types && mkdir -p build/types
-	cp -r interlace build/types/interlace
-	for folder in passes cost_model scheduler configs; do cp -r $$folder build/types/interlace/$$folder; done
-	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p interlace
+	$(BIN)/mypy -p interlace
 
 clean:
 	rm -rf $(VENV) build out *.egg-info

@@ -1,13 +1,10 @@
-"""Maps the top-level folders under `interlace.*`, so that no generic name lands in site-packages."""
+"""`interlace/passes`, `interlace/cost_model`, `interlace/scheduler` and `interlace/configs` are links to the top-level folders: one import
+path, and a wheel that holds nothing but `interlace`."""
 
-from setuptools import setup
-
-INSIDE = ("bridge", "bridge.cpu", "bridge.cpu.kernels", "bridge.places", "cli", "ir", "report")
-OUTSIDE = ("passes", "cost_model", "scheduler", "scheduler.hazards", "scheduler.offload", "configs", "configs.devices", "configs.presets")
+from setuptools import find_namespace_packages, setup
 
 setup(
-    packages=["interlace", *(f"interlace.{name}" for name in INSIDE), *(f"interlace.{name}" for name in OUTSIDE)],
-    package_dir={"interlace": "interlace", **{f"interlace.{name}": name.replace(".", "/") for name in OUTSIDE}},
+    packages=find_namespace_packages(include=["interlace", "interlace.*"], exclude=["*.__pycache__"]),
     package_data={
         "interlace.configs.devices": ["*.json"],
         "interlace.configs.presets": ["*.yaml"],
