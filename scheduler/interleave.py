@@ -57,10 +57,10 @@ class PairPlan(msgspec.Struct, frozen=True):
         """One line for reports."""
         if self.note:
             return self.note
-        hidden = (self.serial_ns - self.planned_ns) / self.comm_ns if self.comm_ns else 0.0
+        saved = (self.serial_ns - self.planned_ns) / self.comm_ns if self.comm_ns else 0.0
         return (f"{len(self.order)} ops, simulated {self.serial_ns / 1e6:.3f} -> {self.planned_ns / 1e6:.3f} ms "
-                f"({self.serial_ns / max(self.planned_ns, 1) - 1:+.1%}): of {self.comm_ns / 1e6:.3f} ms of communication "
-                f"{hidden:.0%} hidden, net of what it slows down; "
+                f"({self.serial_ns / max(self.planned_ns, 1) - 1:+.1%}), "
+                f"which saves {saved:.0%} of {self.comm_ns / 1e6:.3f} ms of communication; "
                 f"live memory {self.plain_peak_bytes} -> {self.peak_bytes} bytes")  # fmt: skip
 
 
