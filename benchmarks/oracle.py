@@ -275,14 +275,14 @@ def costs(setting: Setting, source: Source, ctas: int) -> Costs:
     pairs, oracles = device_profile.read("pairs_"), device_profile.read("oracle_")
     if source == "own":
         times = {k: v for k, v in alone(setting.raws).items() if not (ctas and ".ar" in k)}
-        return OwnTimes(CostModel(device_profile.build(pairs, oracles, single()), ctas), times)
+        return OwnTimes(CostModel(device_profile.build(pairs, oracles, *alone_on_one()), ctas), times)
     left = [[raw for raw in files if f"mp{raw.get('mp', raw.get('world'))}_s{raw['seq']}" != setting.name] for files in (pairs, oracles)]
-    return OwnTimes(CostModel(device_profile.build(left[0], left[1], single()), ctas), {})
+    return OwnTimes(CostModel(device_profile.build(left[0], left[1], *alone_on_one()), ctas), {})
 
 
-def single() -> dict[str, Any]:
-    """The sizes measured on one GPU."""
-    return device_profile.read("", ["single.json"])[0]
+def alone_on_one() -> list[dict[str, Any]]:
+    """The sizes measured on one GPU, and the host's costs."""
+    return device_profile.read("", ["single.json", "testbed_host.json"])
 
 
 def plans(setting: Setting) -> list[tuple[str, str, Mode, list[str], float, int]]:

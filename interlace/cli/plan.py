@@ -27,6 +27,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.outputs import check_file, check_folder
     from interlace.config import Config, load_config, make_config
     from interlace.cost_model import CostModel, load_profile
+    from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
     from interlace.errors import ProgramError
     from interlace.ir import load
     from interlace.ir.dump import find_dumps, write_whole
@@ -46,8 +47,9 @@ def main(args: argparse.Namespace) -> int:
         raise ProgramError(f"rank {twice} is given twice; give one dump a rank, and one world at a time")
     for plan in make_plans(programs, config, cost, profile):
         plan.dump(args.output)
-        print(plan.explain(4), end="\n\n")
-        summaries.append(plan.summary())
+        rows = cost.table(plan.program)
+        print(plan.explain(4), trust_text(rows), sep="\n", end="\n\n")
+        summaries.append({**plan.summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)})
     print(f"{len(summaries)} plans in {args.output}; look at them with `interlace show`, prove them with `interlace check {args.output}`")
     if args.json:
         write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"ranks": summaries})) + b"\n")
