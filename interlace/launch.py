@@ -38,7 +38,7 @@ _TERMINATE_GRACE_S = 2.0
 _LOG_TAIL_LINES = 15
 
 OnProgress = Callable[[Progress], None]
-OnOutput = Callable[[str], None]
+OnOutput = Callable[[int, str], None]
 
 
 class LaunchResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ def launch(
 
     `env` is added to this process's environment. `run_dir` must be empty; None makes one and removes it at the end.
     `log_dir` gets `rank<r>.log`. `timeout_s` is how long a rank waits for another in one communication.
-    `on_output` gets what the script prints on rank 0, a line at a time.
+    `on_output` gets what the script prints, a rank and a line at a time.
 
     Raises LaunchError with the first rank's own error where one fails, ScriptError where the script or its options are at
     fault; all others are ended at once. Whatever
@@ -98,7 +98,7 @@ def launch(
         run = _Run(world, directory, logs)
         try:
             _start(run, Path(script), list(args), world, dict(env), timeout_s)
-            _watch(run, on_progress or (lambda _: None), on_output or (lambda _: None))
+            _watch(run, on_progress or (lambda _: None), on_output or (lambda rank, line: None))
             reports = _collect(run, world)
         finally:
             _end(run)
@@ -217,8 +217,9 @@ def _read_progress(run: _Run, on_progress: OnProgress) -> None:
 
 
 def _read_output(run: _Run, on_output: OnOutput) -> None:
-    for line in _new_lines(run, output_path(run.run_dir)):
-        on_output(line.decode(errors="replace"))
+    for rank in range(run.world):
+        for line in _new_lines(run, output_path(run.run_dir, rank)):
+            on_output(rank, line.decode(errors="replace"))
 
 
 def _new_lines(run: _Run, path: Path) -> list[bytes]:

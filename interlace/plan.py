@@ -19,6 +19,7 @@ from interlace.passes.base import Context
 from interlace.passes.budget import bytes_over, memory_budget, say_budget
 from interlace.passes.judge import run_judged
 from interlace.passes.peers import Peers, plan_together
+from interlace.units import ranks_text
 
 BUDGET_ROUNDS = 4
 """Plans made, each with what the one before held beyond the memory budget kept free."""
@@ -68,8 +69,12 @@ class Plan:
         """What was moved and why, and what was declined and why; at most `limit` lines of each sort a pass."""
         if self.why_off:
             return f"Interlace is off ({self.why_off}): Paddle's plan is untouched"
+        return f"rank {self.program.rank} {self._text(limit)}"
+
+    def _text(self, limit: int) -> str:
+        """The explanation behind the rank's number: the same for ranks that plan alike."""
         pipe = self.program.pipeline
-        head = (f"rank {self.program.rank} of {self.program.world}, stage {pipe.stage} of {pipe.num_stages}, "
+        head = (f"of {self.program.world}, stage {pipe.stage} of {pipe.num_stages}, "
                 f"{pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, profile {self.profile}")  # fmt: skip
         return "\n".join([head, *(report.text(limit) for report in self.reports)])
 
@@ -95,6 +100,14 @@ class Plan:
     def _record(self) -> Record:
         options = {each.name: msgspec.to_builtins(each) for each in self.passes}
         return Record(self.profile, options, tuple(each.name for each in self.passes), self.reports)
+
+
+def explain_all(plans: Sequence[Plan], limit: int = 8) -> str:
+    """What was moved and declined on every rank; ranks that have the same to tell are told once."""
+    ranks: dict[str, list[int]] = {}
+    for plan in plans:
+        ranks.setdefault(plan._text(limit), []).append(plan.program.rank)
+    return "\n\n".join(f"{ranks_text(alike)} {text}" for text, alike in ranks.items())
 
 
 def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers: Peers | None = None) -> Plan:

@@ -13,8 +13,7 @@ from interlace.passes.base import Pass
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.pipeline import PassReport
 from interlace.scheduler.hold import place_peak
-
-GIB = 1 << 30
+from interlace.units import size
 
 
 def bytes_over(planned: Program, passes: Sequence[Pass], cost: Costs) -> int:
@@ -36,15 +35,15 @@ def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassRepor
     budget = memory_budget(passes)
     if not budget or not planned.jobs:
         return reports
-    asked, peak = f"memory_budget {budget / GIB:.3f} GiB", _peak(planned, cost)
+    asked, peak = f"memory_budget {size(budget)}", _peak(planned, cost)
     if peak is None:
         line = f"{asked}: what the GPU place holds is not known, the rank cannot be simulated; `interlace check` says where it stands"
     elif peak > budget:
         raise PlanError(f"rank {planned.rank}, stage {planned.pipeline.stage}: {asked} ({budget} bytes): on the GPU place the plan holds "
-                        f"{peak} bytes, {peak - budget} of which side streams hold, however much is moved; ask for {peak} bytes, or "
+                        f"{size(peak)}, of which side streams hold {size(peak - budget)}, however much is moved; ask for {peak} bytes, or "
                         "lower run_ahead_bytes of assign_streams")  # fmt: skip
     else:
-        line = f"{asked}: on the GPU place the plan holds {peak / GIB:.3f} GiB at most, however fast its host"
+        line = f"{asked}: on the GPU place the plan holds {size(peak)} at most, however fast its host"
     return [_with(report, line, peak is not None) if report.name == OffloadActivations.name else report for report in reports]
 
 

@@ -14,6 +14,7 @@ from interlace.passes.peers import Peers
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.scheduler.sim_input import Options
 from interlace.scheduler.simulator import simulate
+from interlace.units import ms
 
 Run = tuple[Pipeline, Program, list[PassReport]]
 
@@ -55,7 +56,7 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
         step_ns = _step_ns(found[1], cost, peers)
         if step_ns is None or limit_ns is None:
             return _noted(asked, judged, [], ["the whole step was not judged: its simulation stands still; `interlace check` says where"])
-        against = f"{form.label()}: whole step simulated {step_ns / 1e6:.3f} ms, with {plainest.label()} {limit_ns / 1e6:.3f} ms"
+        against = f"{form.label()}: whole step simulated {ms(step_ns)}, with {plainest.label()} {ms(limit_ns)}"
         if step_ns <= limit_ns:
             return _noted(found, judged, [against], declined)
         declined.append(f"{against}; it would be slower (only_gains: false keeps it)")

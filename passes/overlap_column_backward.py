@@ -15,6 +15,7 @@ from interlace.ir.kinds import is_boundary, is_comm, stream_of
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.sites import ACCUMULATING, GEMM_GRADS, Backward, check_modules, check_unscheduled, in_modules
 from interlace.passes.streams import mp_stream
+from interlace.units import ms, ms_figure, size
 
 PRODUCTS = frozenset({"matmul", ACCUMULATING, *GEMM_GRADS})
 REACH = 2
@@ -172,11 +173,11 @@ class _Work:
         return self.graph.program.with_ops([self.graph.ops[op_id] for op_id in self.order])
 
     def _refusal(self, comm: Op) -> str:
-        size = sum(max(self.graph.values[value].size_bytes, 0) for value in comm.operands)
+        moved_bytes = sum(max(self.graph.values[value].size_bytes, 0) for value in comm.operands)
         if not in_modules(self.options.modules, self.layer(comm)):
             return f"layer is not among the modules asked for ({', '.join(self.options.modules)})"
-        if size < self.options.min_bytes:
-            return f"moves {size} bytes, fewer than min_bytes={self.options.min_bytes}"
+        if moved_bytes < self.options.min_bytes:
+            return f"moves {size(moved_bytes)}, less than min_bytes, {size(self.options.min_bytes)}"
         if not any(self.backward.sources(op) for op in self.sites if op.group == comm.group):
             return f"no dX passes over group {comm.group}: it is no tensor-parallel one"
         fused = [op for op in self.backward.sources(comm) if self.backward.is_fused(op)]
@@ -282,8 +283,8 @@ class _Work:
         if not moved and not behind.intersection(fillers):
             self.context.decline(comm, self._nothing(comm))
         elif found.gain < 0 and self.options.only_gains:
-            self.context.decline(comm, f"would take {found.both} ns beside its fillers, one after the other they take "
-                                       f"{found.comm + found.fill} ns")  # fmt: skip
+            self.context.decline(comm, f"would take {ms(found.both)} beside its fillers, one after the other they take "
+                                       f"{ms(found.comm + found.fill)}")  # fmt: skip
         else:
             self._apply(moved, comm)
             self.taken.update(op_id for op_id in fillers if op_id in self.backward.sinks)
@@ -311,9 +312,9 @@ class _Work:
         head = f"starts behind dX {dx}" if own else "gets work from other layers"
         lent = len([op_id for op_id in moved - own if self.graph.ops[op_id].kind in PRODUCTS])
         more = f" ({_count(lent, 'product')} borrowed)" if lent else ""
-        rest = f", fillers go on for {found.both - found.comm} ns" if found.both > found.comm else ""
+        rest = f", fillers go on for {ms(found.both - found.comm)}" if found.both > found.comm else ""
         what = f"{_count(len(moved), 'operation')} moved behind it{more}"
-        return f"{head}; {what}; hidden {found.hidden} of {found.comm} ns, gain {found.gain} ns{rest}"
+        return f"{head}; {what}; hidden {ms_figure(found.hidden)} of {ms(found.comm)}, gain {ms(found.gain)}{rest}"
 
 
 def _count(number: int, noun: str) -> str:

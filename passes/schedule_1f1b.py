@@ -28,6 +28,7 @@ from interlace.scheduler.schedule import (
     stall,
     zero_bubble,
 )
+from interlace.units import size
 
 KIND_NAMES = {"F": "forward", "B": "backward", "R": "recv_forward", "S": "send_backward", "I": "backward_b", "W": "backward_w",
               "O": "optimizer"}  # fmt: skip
@@ -165,7 +166,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             return []
         held = PairMemory(Graph(program), [op for op in program.ops if op.role == "backward" and not is_boundary(op)], ()).start
         return [f"mixed holds {depth} micro-batches in flight on stage {pipe.stage}, {depth - plain} more than 1F1B: "
-                f"{held} bytes of activations each"]  # fmt: skip
+                f"{size(held)} of activations each"]  # fmt: skip
 
     def _pairs(self, program: Program, slots: list[Slot], parts: Parts, context: Context,
                form: Form) -> dict[tuple[int, int], PairPlan]:  # fmt: skip

@@ -25,6 +25,7 @@ from interlace.scheduler.lower_to_sim import awaits, lower, wait_ns
 from interlace.scheduler.memory import GPU, in_order, storages
 from interlace.scheduler.sim_input import Options, SimInput
 from interlace.scheduler.simulator import run
+from interlace.units import ms, ms_figure, size
 
 LOOK_BACK = 50
 """A wait looks back this many times the host's own time for a wait (on an H200 about 1 ms): enough to issue what follows."""
@@ -32,7 +33,6 @@ SPACING = (16, 8, 4, 2, 1)
 """Waits stand apart by a multiple of what they look back; the widest spacing that keeps memory is taken."""
 NEAR = 4
 """Where no spacing keeps the peak, one is as good as the best within this part of `run_ahead_bytes`."""
-GIB = 1 << 30
 
 
 Wait = tuple[tuple[int, int], tuple[int, int]]
@@ -67,8 +67,8 @@ class Holds:
 
     def text(self) -> str:
         """The numbers in one line."""
-        return (f"GPU-place peak {self.free_bytes / GIB:.3f} -> {self.held_bytes / GIB:.3f} GiB ({self.serial_bytes / GIB:.3f} "
-                f"without any run-ahead), step of this rank alone {self.free_ns / 1e6:.3f} -> {self.held_ns / 1e6:.3f} ms")  # fmt: skip
+        return (f"GPU-place peak {size(self.free_bytes)} -> {size(self.held_bytes)} ({size(self.serial_bytes)} "
+                f"without any run-ahead), step of this rank alone {ms_figure(self.free_ns)} -> {ms(self.held_ns)}")  # fmt: skip
 
 
 def candidates(program: Program) -> list[str]:
@@ -108,7 +108,7 @@ def plan_holds(program: Program, cost: Costs, run_ahead_bytes: int) -> Holds:
     if not names:
         return Holds(reason="no job has work beside computation that holds memory")
     if (most := _most_held(program)) <= run_ahead_bytes:
-        return Holds(reason=f"side streams hold {most / GIB:.3f} GiB at most, run_ahead_bytes allows {run_ahead_bytes / GIB:.3f}")
+        return Holds(reason=f"side streams hold {size(most)} at most, run_ahead_bytes allows {size(run_ahead_bytes)}")
     try:
         return _Search(program, cost, frozenset(names)).run(run_ahead_bytes)
     except PlanError as error:
@@ -142,7 +142,7 @@ class _Search:
         serial, free = in_order(self.program).peak(), _peak(fast)
         free_ns = run(free_sim, with_memory=False).step_ns
         if free <= serial + run_ahead_bytes:
-            return Holds({}, serial, free, free, free_ns, free_ns, f"run_ahead_bytes allows {run_ahead_bytes / GIB:.3f} GiB")
+            return Holds({}, serial, free, free, free_ns, free_ns, f"run_ahead_bytes allows {size(run_ahead_bytes)}")
         tried: list[tuple[int, dict[str, tuple[Wait, ...]]]] = [(free, {})]
         for form in self._forms(free_sim):
             waits = awaits(held(self.program, form), free_sim.awaits >= 0)

@@ -22,6 +22,7 @@ from interlace.scheduler.pair_list import TRIES, ListScheduler
 from interlace.scheduler.pair_memory import PairMemory
 from interlace.scheduler.pair_search import Form as Form
 from interlace.scheduler.pair_search import Rules, Search
+from interlace.units import ms, ms_figure, size
 
 Placed = tuple[str, int]
 SEARCH_WORK = 150_000
@@ -57,11 +58,11 @@ class PairPlan(msgspec.Struct, frozen=True):
         """One line for reports."""
         if self.note:
             return self.note
-        saved = (self.serial_ns - self.planned_ns) / self.comm_ns if self.comm_ns else 0.0
-        return (f"{len(self.order)} ops, simulated {self.serial_ns / 1e6:.3f} -> {self.planned_ns / 1e6:.3f} ms "
-                f"({self.serial_ns / max(self.planned_ns, 1) - 1:+.1%}), "
-                f"which saves {saved:.0%} of {self.comm_ns / 1e6:.3f} ms of communication; "
-                f"live memory {self.plain_peak_bytes} -> {self.peak_bytes} bytes")  # fmt: skip
+        hidden = (self.serial_ns - self.planned_ns) / self.comm_ns if self.comm_ns else 0.0
+        return (f"{len(self.order)} ops, simulated {ms_figure(self.serial_ns)} -> {ms(self.planned_ns)} "
+                f"({self.serial_ns / max(self.planned_ns, 1) - 1:+.1%}): of {ms(self.comm_ns)} of communication "
+                f"{hidden:.0%} hidden, net of what it slows down; "
+                f"live memory {size(self.plain_peak_bytes)} -> {size(self.peak_bytes)}")  # fmt: skip
 
 
 def plan_pairs(program: Program, backward: Sequence[Op], forward: Sequence[Op], cost: Costs, form: Form,

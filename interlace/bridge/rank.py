@@ -87,8 +87,7 @@ def main(arguments: list[str]) -> int:
         _end_with_parent()
     transport, recorder, failure = None, None, None
     try:
-        if rank == 0:
-            sys.stdout = _Copied(sys.stdout, output_path(run_dir))
+        sys.stdout = _Copied(sys.stdout, output_path(run_dir, rank))
         transport = _start(rank, world, run_dir)
         _use_configuration()
         recorder = _recorder(rank, run_dir)

@@ -104,9 +104,9 @@ def progress_path(run_dir: str | os.PathLike[str], rank: int) -> Path:
     return Path(run_dir) / f"rank{rank}.progress"
 
 
-def output_path(run_dir: str | os.PathLike[str]) -> Path:
-    """Where rank 0 leaves a copy of what the script prints."""
-    return Path(run_dir) / "rank0.printed"
+def output_path(run_dir: str | os.PathLike[str], rank: int) -> Path:
+    """Where rank `rank` leaves a copy of what the script prints."""
+    return Path(run_dir) / f"rank{rank}.printed"
 
 
 def write_report(run_dir: str | os.PathLike[str], report: RankReport) -> None:

@@ -31,11 +31,13 @@ def main(args: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
     os.environ.setdefault("GLOG_minloglevel", "1")  # Paddle's executor tells of itself on stderr
     from interlace.bridge.calibrate import calibrate
+    from interlace.cli.alive import Alive
     from interlace.cost_model.profile import save_profile
 
     _check(args)
     command = "interlace calibrate" + (" --quick" if args.quick else "")
-    profile = calibrate(args.device, args.quick, args.date, command)
+    with Alive("calibrate", "measuring operations, copies and collectives through Paddle"):
+        profile = calibrate(args.device, args.quick, args.date, command)
     path = save_profile(profile, args.output)
     if args.json:
         _write_summary(args.json, str(path), profile)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from interlace.scheduler.hazards import Finding
 
 DEFAULT_DEVICE = "h200"
-SHOWN = 20
-"""Findings printed in full; `--json` has them all."""
 COLUMNS = ("step_ns", "compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns")
 
 
@@ -35,7 +33,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--place", choices=("gpu", "cpu", "custom"), help="whose rules hold (default: cpu for the profile cpu, else gpu)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write findings and times there")
+    parser.add_argument("--all", action="store_true", help="print every finding (default: many are summed up, one line a class)")
+    parser.add_argument("--json", metavar="FILE", help="write all findings and the times there")
     return parser
 
 
@@ -57,8 +56,8 @@ def main(args: argparse.Namespace) -> int:
     times, stall = (
         _times(programs, cost, place.name) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "")
     )
-    for line in [*_head(programs, place.name), *_finding_lines(findings), *([stall] if stall else []), *_time_lines(times, args.device)]:
-        print(line)
+    said = [*_head(programs, place.name), *_finding_lines(findings, args.all), *([stall] if stall else [])]
+    print("\n".join([*said, *_time_lines(times, args.device)]))
     if args.json:
         _write_json(args.json, args.device, place.name, findings, times, stall)
     return 1 if findings or stall else 0
@@ -108,11 +107,14 @@ def _head(programs: Sequence[Program], place: str) -> list[str]:
     return [text, note] if missing else [text]
 
 
-def _finding_lines(findings: Sequence[Finding]) -> list[str]:
+def _finding_lines(findings: Sequence[Finding], in_full: bool) -> list[str]:
+    from interlace.scheduler.hazards import findings_text
+
     if not findings:
         return ["safe: no race, no early free, no disagreement, no deadlock"]
-    more = [f"... and {len(findings) - SHOWN} more"] if len(findings) > SHOWN else []
-    return [f"{len(findings)} finding(s):", *(f"- {finding}" for finding in findings[:SHOWN]), *more]
+    lines = [f"- {line}" for line in findings_text(findings, in_full)]
+    rest = ["each of them: --all, or --json FILE"] if len(lines) < len(findings) else []
+    return [f"{len(findings)} finding(s):", *lines, *rest]
 
 
 def _time_lines(times: Sequence[dict[str, Any]], device: str) -> list[str]:

@@ -10,7 +10,10 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interlace.cli.alive import Alive
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -34,6 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 where a script fails, 2 for its user's errors."""
+    from interlace.cli.alive import Alive
     from interlace.cli.outputs import check_file, check_folder
     from interlace.errors import ConfigError, LaunchError
     from interlace.ir.dump import write_whole
@@ -50,7 +54,8 @@ def main(args: argparse.Namespace) -> int:
     else:
         check_folder("-o", args.output)
     try:
-        done = list(_build_all(args))
+        with Alive("dump", f"building the program of {args.world if args.rank is None else 1} rank(s)") as alive:
+            done = list(_build_all(args, alive))
     except LaunchError as error:
         print(f"interlace dump: {error}", file=sys.stderr)
         return 1
@@ -59,13 +64,16 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _build_all(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _build_all(args: argparse.Namespace, alive: Alive) -> Iterator[dict[str, Any]]:
+    from interlace.units import size
+
     ranks = range(args.world) if args.rank is None else [args.rank]
     with ThreadPoolExecutor(max(1, args.jobs)) as pool:
         for k, result in enumerate(pool.map(lambda rank: _build(args, rank), ranks), 1):
             print(f"[{k}/{len(ranks)}] rank {result['rank']}: {result['ops']} ops, {result['seconds']:.1f} s, "
-                  f"{result['peak_rss_bytes'] / 1e6:.0f} MB of memory, {result['file_bytes'] / 1e6:.2f} MB file -> {result['path']}",
+                  f"{size(result['peak_rss_bytes'])} of memory, {size(result['file_bytes'])} file -> {result['path']}",
                   flush=True)  # fmt: skip
+            alive.now(f"building; {k} of {len(ranks)} rank(s) are done")
             yield result
 
 

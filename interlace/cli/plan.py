@@ -24,14 +24,15 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
     import msgspec
 
+    from interlace.cli.alive import Alive
     from interlace.cli.outputs import check_file, check_folder
     from interlace.config import Config, load_config, make_config
     from interlace.cost_model import CostModel, load_profile
-    from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
     from interlace.errors import ProgramError
     from interlace.ir import load
     from interlace.ir.dump import find_dumps, write_whole
-    from interlace.plan import make_plans
+    from interlace.plan import explain_all, make_plans
+    from interlace.units import ranks_text
 
     check_folder("-o", args.output)
     check_file("--json", args.json)
@@ -45,11 +46,12 @@ def main(args: argparse.Namespace) -> int:
     twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
     if twice is not None:
         raise ProgramError(f"rank {twice} is given twice; give one dump a rank, and one world at a time")
-    for plan in make_plans(programs, config, cost, profile):
+    with Alive("plan", f"planning {ranks_text(sorted(ranks))}"):
+        plans = make_plans(programs, config, cost, profile)
+    for plan in plans:
         plan.dump(args.output)
-        rows = cost.table(plan.program)
-        print(plan.explain(4), trust_text(rows), sep="\n", end="\n\n")
-        summaries.append({**plan.summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)})
+        summaries.append(plan.summary())
+    print(explain_all(plans, 4), end="\n\n")
     print(f"{len(summaries)} plans in {args.output}; look at them with `interlace show`, prove them with `interlace check {args.output}`")
     if args.json:
         write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"ranks": summaries})) + b"\n")

@@ -9,12 +9,15 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from interlace.cli.alive import Alive
 from interlace.own import VARIABLE as IMPORT_VARIABLE
 from interlace.own import add_import, import_own
+from interlace.units import ms, ranks_text
 
 if TYPE_CHECKING:
     from interlace.bridge.rank_report import Progress, RankReport, StepLoss
@@ -49,23 +52,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="S",
         help=f"seconds a rank waits for another before it gives up (default {DEFAULT_TIMEOUT_S:g})",
     )
-    parser.set_defaults(main=main, script_args=[])
-    _give_script_the_rest(parser)
+    parser.set_defaults(script_args=[])
     return parser
-
-
-def _give_script_the_rest(parser: argparse.ArgumentParser) -> None:
-    """Let everything after the first `--` be the script's; argparse itself takes positionals in one place only."""
-    parse = parser.parse_known_args
-
-    def parse_own(args: Any = None, namespace: Any = None) -> Any:
-        words = list(args)
-        cut = words.index("--") if "--" in words else len(words)
-        own, unknown = parse(words[:cut], namespace)
-        own.script_args = words[cut + 1 :]
-        return own, unknown
-
-    setattr(parser, "parse_known_args", parse_own)  # noqa: B010 - a method of this one parser
 
 
 def main(args: argparse.Namespace) -> int:
@@ -214,7 +202,7 @@ def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchR
     from interlace.launch import launch
 
     logs = Path(args.log_dir or args.temporary_logs) / name
-    with _Display(name) as display:
+    with _Display(name, args.world) as display:
         return launch(args.script, args.script_args, args.world, env, None, logs, args.timeout, display.show, display.say)
 
 
@@ -234,42 +222,73 @@ def _logs(args: argparse.Namespace) -> Iterator[None]:
 
 
 class _Display:
-    """Progress over steps on stderr: a bar on a terminal, a line a step elsewhere. Follows the rank that has losses."""
+    """What a run shows while it runs: printed lines on stdout, steps and signs of life on stderr.
 
-    def __init__(self, name: str) -> None:
+    Lines come from rank 0 and from the first rank that has losses (a rank of the last stage); one that both print is shown
+    once. Steps are a bar on a terminal and a line each elsewhere.
+    """
+
+    def __init__(self, name: str, world: int) -> None:
         self._name = name
         self._bar: Any = None
-        self._shown: dict[str, int] = {}
+        self._steps: dict[str, int] = {}
+        self._loss_rank: int | None = None
+        self._waiting: list[tuple[int, str]] = []
+        self._printed: Counter[tuple[int, str]] = Counter()
+        self._shown: Counter[str] = Counter()
+        self._alive = Alive(name if name == "run" else f"run, {name}", f"building programs and plans of {world} rank(s)", self._note)
 
     def __enter__(self) -> _Display:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(desc=self._name, unit="step", file=sys.stderr)
+        self._alive.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._alive.__exit__()
         if self._bar is not None:
             self._bar.close()
 
-    def say(self, line: str) -> None:
-        """Show a line that the script printed on rank 0."""
-        if self._bar is not None:
-            self._bar.write(f"{self._name} | {line}", file=sys.stdout)
-        else:
-            print(f"{self._name} | {line}", flush=True)
+    def say(self, rank: int, line: str) -> None:
+        """Show a line that the script printed, if its rank is one that is shown; others wait until losses are seen."""
+        if rank not in (0, self._loss_rank):
+            if self._loss_rank is None:
+                self._waiting.append((rank, line))
+            return
+        self._printed[rank, line] += 1
+        if self._printed[rank, line] > self._shown[line]:
+            self._shown[line] += 1
+            self._print(f"{self._name}{f' rank {rank}' if rank else ''} | {line}")
 
     def show(self, progress: Progress) -> None:
         """Show a step once, when the first rank that knows its loss is done with it."""
-        if progress.loss is None or progress.step <= self._shown.get(progress.mode, 0):
+        if progress.loss is None or progress.step <= self._steps.get(progress.mode, 0):
             return
-        self._shown[progress.mode] = progress.step
+        if self._loss_rank is None:
+            self._loss_rank = progress.rank
+            waiting, self._waiting = self._waiting, []
+            for rank, line in waiting:
+                self.say(rank, line)
+        self._steps[progress.mode] = progress.step
+        self._alive.now(f"{progress.mode} step {progress.step} is done, and none since")
         if self._bar is not None:
             self._bar.update()
             self._bar.set_postfix_str(f"{progress.mode} loss {progress.loss:.6g}")
         else:
-            took_ms = progress.dur_ns / 1e6
-            line = f"{self._name}: {progress.mode} step {progress.step}: loss {progress.loss:.6g} ({took_ms:.1f} ms)"
+            self._note(f"{self._name}: {progress.mode} step {progress.step}: loss {progress.loss:.6g} ({ms(progress.dur_ns)})")
+
+    def _print(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stdout)
+        else:
+            print(line, flush=True)
+
+    def _note(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        else:
             print(line, file=sys.stderr, flush=True)
 
 
@@ -278,24 +297,36 @@ def _mean(loss: StepLoss) -> str:
 
 
 def _losses_text(reports: tuple[RankReport, ...]) -> str:
-    lines = ["rank  mode     step  loss"]
-    for report in reports:
-        shown = [loss for loss in report.losses if loss.raw_hex]
-        lines += [f"{report.rank:>4}  {x.mode:<7}  {x.step:>4}  {_mean(x)}" for x in shown[-_SHOWN_STEPS:]]
-    return "\n".join(lines)
+    """The last steps' losses; ranks that have the same ones share their lines, ranks without any are named in one."""
+    found = {report.rank: tuple(f"{x.mode:<7}  {x.step:>4}  {_mean(x)}" for x in report.losses if x.raw_hex)[-_SHOWN_STEPS:]
+             for report in reports}  # fmt: skip
+    return _by_rank("mode     step  loss", found)
 
 
 def _table_text(stock: tuple[RankReport, ...], planned: tuple[RankReport, ...]) -> str:
-    """Losses of both runs side by side: all that differ, and the last steps of each rank."""
-    lines = [f"rank  mode     step  {'stock':<14}  {'interlace':<14}"]
-    for one, other in zip(stock, planned, strict=True):
-        pairs = [(a, b) for a, b in zip(one.losses, other.losses, strict=False) if a.raw_hex or b.raw_hex]
-        for position, (a, b) in enumerate(pairs):
-            same = a.raw_hex == b.raw_hex
-            if not same or position >= len(pairs) - _SHOWN_STEPS:
-                mark = "" if same else "  <-- differs"
-                lines.append(f"{one.rank:>4}  {a.mode:<7}  {a.step:>4}  {_mean(a):<14}  {_mean(b):<14}{mark}")
-    return "\n".join(lines)
+    """Losses of both runs side by side: all that differ, and the last steps of each rank; alike ranks share their lines."""
+    found = {one.rank: tuple(_rows(one, other)) for one, other in zip(stock, planned, strict=True)}
+    return _by_rank(f"mode     step  {'stock':<14}  {'interlace':<14}", found)
+
+
+def _rows(stock: RankReport, planned: RankReport) -> Iterator[str]:
+    pairs = [(a, b) for a, b in zip(stock.losses, planned.losses, strict=False) if a.raw_hex or b.raw_hex]
+    for position, (a, b) in enumerate(pairs):
+        same = a.raw_hex == b.raw_hex
+        if not same or position >= len(pairs) - _SHOWN_STEPS:
+            mark = "" if same else "  <-- differs"
+            yield f"{a.mode:<7}  {a.step:>4}  {_mean(a):<14}  {_mean(b):<14}{mark}"
+
+
+def _by_rank(head: str, found: dict[int, tuple[str, ...]]) -> str:
+    from interlace.report.split import merged
+
+    labels = merged({rank: rows for rank, rows in found.items() if rows})
+    width = max((len(label) for label, _ in labels), default=0)
+    lines = [f"{label:>{max(width, 5)}}  {row}" for label, rank in labels for row in found[rank]]
+    silent = [rank for rank, rows in found.items() if not rows]
+    none = [f"{ranks_text(silent)}: no loss here (it is known on the last pipeline stage)"] if silent and lines else []
+    return "\n".join([f"{'ranks':>{max(width, 5)}}  {head}", *lines, *none])
 
 
 def _median_step_ms(result: LaunchResult) -> dict[str, float]:
@@ -320,7 +351,8 @@ def _plan_text(result: LaunchResult) -> str:
     if plan is None:
         return "plan: none; the script never called interlace.enable(strategy), or Interlace is off"
     done = ", ".join(f"{each['name']} {len(each['changed'])} changed" for each in plan["passes"])
-    return f"plan of rank 0: {done or 'no pass ran'}; interlace.plan_of(model).explain() tells why"
+    return (f"plan of rank 0: {done or 'no pass ran'}; why: print(interlace.plan_of(model).explain()) in the script, or "
+            "dump: FOLDER in the configuration and `interlace show FOLDER/rank0.ilp --why`")  # fmt: skip
 
 
 def _as_dict(result: LaunchResult) -> dict[str, Any]:

@@ -148,5 +148,5 @@ def _costs(program: Program, device: str) -> Shown:
 
     cost = CostModel(load_profile(device))
     rows = list(cost.table(program))
-    lines = [f"#{row.op:<6} {row.kind:28} {row.layer:32} {row.category:24} {row.dur_ns / 1e3:10.1f} us  {row.how}" for row in rows]
+    lines = [f"#{row.op:<6} {row.kind:28} {row.layer:32} {row.category:24} {row.dur_ns / 1e6:10.4f} ms  {row.how}" for row in rows]
     return Shown([f"device profile {device}", *lines, *cost.explain(program).splitlines()], {"device": device, "ops": rows})

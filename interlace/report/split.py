@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 
 from interlace.scheduler.simulator import RankTime, Result
+from interlace.units import ranges
 
 COLUMNS = (("compute", "compute_ns"), ("exposed", "exposed_comm_ns"), ("bubble", "bubble_ns"), ("host", "host_ns"),
-           ("hidden", "hidden_comm_ns"), ("idle", "idle_ns"), ("slowed", "slowed_ns"))  # fmt: skip
+           ("hidden", "hidden_comm_ns"), ("slowed", "slowed_ns"))  # fmt: skip
 _LEGEND = """\
 ms a step: step = compute + exposed + bubble + host
 exposed  communication or copies run, no compute does, and the next compute op waits for them
 bubble   waits for other ranks
 host     waits for the host to issue
-hidden   communication or copies that run beside compute
-idle     nothing runs on the device (part of bubble and host)
+hidden   communication or copies that are not exposed
 slowed   the part of compute that is due to what runs beside it"""
 
 
@@ -32,22 +32,7 @@ def merged(lines: Mapping[int, Hashable]) -> list[tuple[str, int]]:
     groups: dict[Hashable, list[int]] = {}
     for rank, line in lines.items():
         groups.setdefault(line, []).append(rank)
-    return [(span(ranks), ranks[0]) for ranks in groups.values()]
-
-
-def span(ranks: Sequence[int]) -> str:
-    """Rising numbers, runs of them joined.
-
-    >>> span([0, 1, 2, 5])
-    '0-2, 5'
-    """
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return [(ranges(ranks), ranks[0]) for ranks in groups.values()]
 
 
 def split_text(results: Mapping[str, Result]) -> str:

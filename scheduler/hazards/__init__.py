@@ -22,7 +22,7 @@ them.
 
 from interlace.scheduler.hazards.check import check, require_safe
 from interlace.scheduler.hazards.comm import compare_digests, digest, require_straight
-from interlace.scheduler.hazards.finding import Finding, Where
+from interlace.scheduler.hazards.finding import Finding, Where, findings_text
 from interlace.scheduler.hazards.place import CPU, CUSTOM, GPU, PLACES, Place
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "check",
     "compare_digests",
     "digest",
+    "findings_text",
     "require_safe",
     "require_straight",
 ]

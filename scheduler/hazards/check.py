@@ -13,15 +13,12 @@ from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.scheduler.hazards.comm import calls_of, disagreements, shared_streams
 from interlace.scheduler.hazards.deadlock import circles
-from interlace.scheduler.hazards.finding import Finding, merged
+from interlace.scheduler.hazards.finding import Finding, findings_text, merged
 from interlace.scheduler.hazards.memory import freed_in_use, overlapping_steps
 from interlace.scheduler.hazards.order import Fault, Trace, Tracer
 from interlace.scheduler.hazards.place import GPU, Place
 from interlace.scheduler.hazards.steps import flatten
 from interlace.scheduler.hazards.texts import finding_of
-
-SHOWN = 20
-"""Findings that an error text holds."""
 
 
 def check(programs: Sequence[Program], place: Place = GPU) -> list[Finding]:
@@ -72,13 +69,12 @@ def require_safe(programs: Sequence[Program], place: Place = GPU) -> None:
     """Refuse an unsafe plan.
 
     Raises:
-        PlanError: With the findings, the first 20 in full.
+        PlanError: With the findings, summed up by class where they are many.
     """
     findings = check(programs, place)
     if findings:
-        more = f"\n  ... and {len(findings) - SHOWN} more" if len(findings) > SHOWN else ""
-        texts = "\n  ".join(map(str, findings[:SHOWN]))
-        raise PlanError(f"the plan is not safe on {place.name}: {len(findings)} finding(s)\n  {texts}{more}")
+        texts = "\n  ".join(findings_text(findings))
+        raise PlanError(f"the plan is not safe on {place.name}: {len(findings)} finding(s)\n  {texts}")
 
 
 def _same_world(programs: Sequence[Program]) -> None:

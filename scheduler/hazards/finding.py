@@ -9,6 +9,7 @@ import msgspec
 
 from interlace.ir import Op, describe
 from interlace.ir.kinds import COMPUTE_STREAMS
+from interlace.units import ranks_text
 
 Kind = Literal[
     "read-before-write",  # the read's producer comes later in host order, or in no job
@@ -63,6 +64,30 @@ class Finding(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
     def __str__(self) -> str:
         more = f" (and for {self.count - 1} more micro-batches)" if self.count > 1 else ""
         return f"{self.kind}: {self.message}{more}; {self.remedy}"
+
+
+IN_FULL = 5
+"""So many findings are shown in full; more are summed up by class."""
+
+
+def findings_text(findings: Sequence[Finding], in_full: bool = False) -> list[str]:
+    """Findings as lines, one each; many are one line a class, with its number, its ranks and its first finding.
+
+    Args:
+        findings: In the order found.
+        in_full: One line each, however many there are.
+    """
+    if in_full or len(findings) <= IN_FULL:
+        return [str(finding) for finding in findings]
+    kinds: dict[str, list[Finding]] = {}
+    for finding in findings:
+        kinds.setdefault(finding.kind, []).append(finding)
+    return [_class_text(found) for found in kinds.values()]
+
+
+def _class_text(found: Sequence[Finding]) -> str:
+    ranks = ranks_text(sorted({rank for finding in found for rank in finding.ranks}))
+    return str(found[0]) if len(found) == 1 else f"{found[0].kind}, {len(found)} findings on {ranks}; the first: {found[0]}"
 
 
 def where(rank: int, op: Op, micro_batch: int) -> Where:

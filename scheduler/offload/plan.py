@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from itertools import groupby
 
 import msgspec
 
 from interlace.ir import Program, describe
 from interlace.scheduler.saved import REASONS, Reason, Saved, Skipped
+from interlace.units import ms, ms_figure, ranges, size
 
 Item = tuple[int, int]
 """Operation id and micro-batch."""
@@ -86,27 +85,27 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def summary(self) -> str:
         """The decision in one line."""
         if not self.moves:
-            return f"moves nothing; peak {mib(self.before_peak_bytes)}"
+            return f"moves nothing; peak {size(self.before_peak_bytes)}"
         waits = f"readers wait {ms(self.stall_ns)}" if self.measured else "copies not measured: back just in time"
-        peak = f"peak {mib(self.before_peak_bytes)} -> {mib(self.peak_bytes)}, pinned {mib(self.pinned_peak_bytes)}"
+        peak = f"peak {size(self.before_peak_bytes)} -> {size(self.peak_bytes)}, pinned {size(self.pinned_peak_bytes)}"
         count = f"{len(self.moves)} value(s) of {len(self.micro_batch_bytes())} micro-batch(es)"
-        return f"moves {count}, {mib(self.out_bytes)} out and back; {peak}; {waits}"
+        return f"moves {count}, {size(self.out_bytes)} out and back; {peak}; {waits}"
 
     def reasons(self) -> dict[Reason, tuple[int, int]]:
         """Reason -> number of values (or of micro-batches of eligible ones) that stay for it, and their known bytes."""
         found: dict[Reason, tuple[int, int]] = {}
         stays = [(each.reason, each.size_bytes) for each in self.skipped]
         for reason, size_bytes in [*stays, *((each.reason, each.size_bytes) for each in self.stayed)]:
-            count, size = found.get(reason, (0, 0))
-            found[reason] = count + 1, size + max(0, size_bytes)
+            count, total = found.get(reason, (0, 0))
+            found[reason] = count + 1, total + max(0, size_bytes)
         return {reason: found[reason] for reason in REASONS if reason in found}
 
     def declined(self) -> list[str]:
         """What stays and why, one line a reason."""
         single = {stay.reason for stay in self.stayed}
         unit = {reason: "trip(s)" if reason in single else "value(s)" for reason in REASONS}
-        return [f"{count} {unit[reason]}, {mib(size)}: {reason}: {REASONS[reason]}"
-                for reason, (count, size) in self.reasons().items()]  # fmt: skip
+        return [f"{count} {unit[reason]}, {size(total)}: {reason}: {REASONS[reason]}"
+                for reason, (count, total) in self.reasons().items()]  # fmt: skip
 
     def explain(self, program: Program) -> list[str]:
         """The whole decision as text, one line a value and one a reason."""
@@ -127,29 +126,11 @@ def show_move(move: Move) -> str:
     if any(trip.just_in_time for trip in move.trips):
         when = "just in time (copies were not measured)"
     else:
-        when = f"{ahead[0] / 1e6:.3f}-{ahead[-1] / 1e6:.3f} ms of op time ahead"
+        when = f"{ms_figure(ahead[0])}-{ms(ahead[-1])} of op time ahead"
         when += f", up to {ms(late)} late" if late else ""
     views = " ".join(f"%{each.value}" for each in move.saved.rebuilt)
     again = f", its view(s) {views} remade" if views else ""
-    which = ranges(trip.micro_batch for trip in move.trips)
-    return f"%{move.saved.value} ({mib(move.saved.size_bytes)}) of micro-batches {which}{again}; back {when}"
+    which = ranges(sorted(trip.micro_batch for trip in move.trips))
+    return f"%{move.saved.value} ({size(move.saved.size_bytes)}) of micro-batches {which}{again}; back {when}"
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as ranges.
-
-    >>> ranges([0, 1, 2, 5])
-    '0-2,5'
-    """
-    runs = [[n for _, n in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def mib(size_bytes: int) -> str:
-    """Bytes as text: `1.5 MiB`."""
-    return f"{size_bytes / (1 << 20):.1f} MiB" if size_bytes >= 1 << 20 else f"{size_bytes} B"
-
-
-def ms(dur_ns: int) -> str:
-    """Nanoseconds as text: `3.200 ms`."""
-    return f"{dur_ns / 1e6:.3f} ms"

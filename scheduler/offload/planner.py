@@ -15,8 +15,9 @@ from interlace.scheduler.offload.choice import Choice, Names, names_layer, names
 from interlace.scheduler.offload.fit import Fit, Ints, curve
 from interlace.scheduler.offload.measured import Measured
 from interlace.scheduler.offload.placement import OpenTrip, Placement, Span, Timeline, earlier, place_trips
-from interlace.scheduler.offload.plan import Move, OffloadPlan, Stay, Trip, mib
+from interlace.scheduler.offload.plan import Move, OffloadPlan, Stay, Trip
 from interlace.scheduler.saved import Reason, Saved, Skipped, census
+from interlace.units import size
 
 SAVING_FOR_RESERVE = 4
 """The reserve of copies back may cost this part of the saved bytes."""
@@ -173,7 +174,7 @@ class Planner:
     def _under_budget(self, trips: list[OpenTrip]) -> Placement:
         assert self.budget is not None
         if self.curve().max(initial=0) <= self.budget:
-            self.notes.append(f"the peak is under the budget of {mib(self.budget)} as it is")
+            self.notes.append(f"the peak is under the budget of {size(self.budget)} as it is")
             self._stay(trips, "kept")
             return Placement()
         found = Fit(self, trips).run(self.budget)
@@ -182,9 +183,9 @@ class Planner:
             least = Fit(self, trips).least(self.budget) + reserved
             where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
             given = self.budget + reserved
-            free = f"; {mib(reserved)} of it stay free for what side streams hold on the GPU place" if reserved else ""
-            raise PlanError(f"{where}: offload cannot hold a budget of {given} bytes ({mib(given)}){free}; the least "
-                            f"feasible one is {least} bytes ({mib(least)}). {self._advice()}")  # fmt: skip
+            free = f"; {size(reserved)} of it stay free for what side streams hold on the GPU place" if reserved else ""
+            raise PlanError(f"{where}: offload cannot hold a budget of {given} bytes ({size(given)}){free}; the least "
+                            f"feasible one is {least} bytes ({size(least)}). {self._advice()}")  # fmt: skip
         tried = {id(trip) for trip in found.trips} | {id(trip) for trip, _ in found.refused}
         self._stay([trip for trip in trips if id(trip) not in tried], "kept")
         return found

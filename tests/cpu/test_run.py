@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from interlace import cli
 from interlace import launch as launch_module
 from interlace.bridge.rank_report import RankReport, StepLoss
 from interlace.cli import run as run_command
@@ -70,11 +70,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def command(*words: object) -> int:
-    parser = argparse.ArgumentParser()
-    run_command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["run", *map(str, words)])
-    code: int = args.main(args)
-    return code
+    return cli.main(["run", *map(str, words)])
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from interlace.passes.pipeline import PassReport
 from interlace.plan import make_plans
 from interlace.scheduler.hold import place_peak
 from interlace.scheduler.memory import in_order
+from interlace.units import size
 from tests.scheduler.test_hold import BLOCK, COST, run_ahead_program
 from tests.strategies import World, programs, worlds
 
@@ -29,11 +30,12 @@ def test_the_plan_says_that_the_place_keeps_the_budget_or_is_refused(hold: str) 
     passes, peak = (OffloadActivations(memory_budget=8 * BLOCK), streams), place_peak(planned, COST)
     assert bytes_over(planned, passes, COST) == max(0, peak - 8 * BLOCK)
     if hold == "off":
-        with pytest.raises(PlanError, match=rf"holds {peak} bytes, {peak - 8 * BLOCK} of which side streams hold.*ask for {peak} bytes"):
+        held = f"holds {size(peak)}, of which side streams hold {size(peak - 8 * BLOCK)}"
+        with pytest.raises(PlanError, match=f"{held}.*ask for {peak} bytes"):
             say_budget(planned, passes, [EMPTY, *reports], COST)
     else:
         (told, _) = say_budget(planned, passes, [EMPTY, *reports], COST)
-        assert f"the plan holds {peak / 2**30:.3f} GiB at most" in told.changed[0]
+        assert f"the plan holds {size(peak)} at most" in told.changed[0]
 
 
 def test_without_a_budget_nothing_is_said() -> None:
@@ -69,4 +71,4 @@ def keeps_or_refuses(world: World, share: float, kept: list[bool], refusals: lis
         kept.append(True)
         assert place_peak(plan.program, COPIES) <= budget
         told = [line for report in plan.reports for line in report.changed]
-        assert any(f"memory_budget {budget / 2**30:.3f} GiB: on the GPU place" in line for line in told)
+        assert any(f"memory_budget {size(budget)}: on the GPU place" in line for line in told)

@@ -1,0 +1,52 @@
+"""One unit for each kind of figure in what users read: times in ms, memory in MiB and GiB."""
+
+from __future__ import annotations
+
+
+def ms(dur_ns: float) -> str:
+    """Nanoseconds as text, short times with more digits.
+
+    >>> [ms(3_200_000), ms(68_678), ms(5), ms(0)]
+    ['3.200 ms', '0.069 ms', '0.000005 ms', '0.000 ms']
+    """
+    return f"{ms_figure(dur_ns)} ms"
+
+
+def ms_figure(dur_ns: float) -> str:
+    """The same without its unit, for `1.2 -> 1.1 ms`."""
+    return f"{dur_ns / 1e6:.{3 if dur_ns == 0 or dur_ns >= 10_000 else 6}f}"
+
+
+def size(size_bytes: int) -> str:
+    """Bytes as text; below a MiB they are counted one by one.
+
+    >>> [size(5_153_325_072), size(3 << 19), size(512)]
+    ['4.799 GiB', '1.5 MiB', '512 B']
+    """
+    if size_bytes >= 1 << 30:
+        return f"{size_bytes / (1 << 30):.3f} GiB"
+    return f"{size_bytes / (1 << 20):.1f} MiB" if size_bytes >= 1 << 20 else f"{size_bytes} B"
+
+
+def ranges(numbers: list[int] | tuple[int, ...] | range) -> str:
+    """Rising numbers as text, runs of them joined.
+
+    >>> [ranges([0, 1, 2, 5]), ranges([3])]
+    ['0-2, 5', '3']
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def ranks_text(ranks: list[int] | tuple[int, ...] | range) -> str:
+    """Ranks as messages name them.
+
+    >>> [ranks_text([2]), ranks_text([0, 1, 3])]
+    ['rank 2', 'ranks 0-1, 3']
+    """
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"

@@ -1,0 +1,152 @@
+"""What commands print: one unit for each kind of figure, alike ranks once, many findings summed up, hints, signs of life."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from interlace.bridge.rank_report import Progress, RankReport, StepLoss
+from interlace.cli import main, run
+from interlace.cli.alive import Alive
+from interlace.errors import PlanError
+from interlace.ir import Program, load, save
+from interlace.scheduler.hazards import GPU, Finding, findings_text, require_safe
+from tests.strategies import World, programs
+
+OTHER_UNITS = re.compile(r"\d (?:ns|us|s|bytes|KB|KiB|kB|MB|GB)\b")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Dumps and plans of two stages of two ranks."""
+    folder = tmp_path_factory.mktemp("world")
+    for program in programs(World(pp=2, mp=2, micro_batches=4)):
+        save(program, folder / "dumps" / f"rank{program.rank}.ilp")
+    assert main(["plan", str(folder / "dumps"), "--config", "offload-half", "-o", str(folder / "plan")]) == 0
+    return folder
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    assert main([str(word) for word in words]) in (0, 1)
+    return capsys.readouterr().out
+
+
+def test_one_unit_for_each_kind_of_figure(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Times are ms, memory is MiB and GiB (single bytes below one MiB)."""
+    text = printed(capsys, "plan", world / "dumps", "--config", "offload-half", "-o", world / "again")
+    text += printed(capsys, "check", world / "plan")
+    text += printed(capsys, "show", world / "plan" / "rank0.ilp", "--why")
+    text += printed(capsys, "show", world / "plan" / "rank0.ilp", "--costs")
+    assert " ms" in text
+    assert OTHER_UNITS.findall(text) == []
+
+
+def test_alike_ranks_are_told_once(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "plan", world / "dumps", "-o", world / "once")
+    heads = [line for line in text.splitlines() if "stage" in line and line.startswith("rank")]
+    assert [head.partition(", stage")[0] for head in heads] == ["ranks 0-1 of 4", "ranks 2-3 of 4"]
+
+
+def reversed_jobs(program: Program) -> Program:
+    """Every job's operations in the opposite order."""
+    jobs = tuple(msgspec.structs.replace(job, items=job.items[::-1]) for job in program.jobs)
+    return msgspec.structs.replace(program, jobs=jobs)
+
+
+def test_many_findings_are_summed_up_by_class(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (world / "plan").glob("*.ilp"):
+        save(reversed_jobs(load(path)), tmp_path / path.name)
+    found = tmp_path / "found.json"
+    short = printed(capsys, "check", tmp_path, "--json", found).splitlines()
+    number = int(next(line for line in short if line.endswith("finding(s):")).split()[0])
+    every = json.loads(found.read_text())["findings"]
+    assert number == len(every) > 20
+    lines = [line for line in short if line.startswith("- ")]
+    assert len(lines) == len({each["kind"] for each in every})
+    of_kind = [each for each in every if each["kind"] == "read-before-write"]
+    shown = next(line for line in lines if line.startswith("- read-before-write"))
+    assert shown.startswith(f"- read-before-write, {len(of_kind)} findings on ranks 0-3; the first: read-before-write: ")
+    assert of_kind[0]["message"] in shown
+    assert any("--all" in line for line in short)
+    full = printed(capsys, "check", tmp_path, "--all").splitlines()
+    assert len([line for line in full if line.startswith("- ")]) == number
+    with pytest.raises(PlanError) as refused:
+        require_safe([load(path) for path in sorted(tmp_path.glob("*.ilp"))], GPU)
+    assert len(str(refused.value).splitlines()) == 1 + len(lines)
+
+
+def test_few_findings_stay_whole() -> None:
+    few = [Finding("race", (0,), (), f"rank 0: {k}", "order them") for k in range(5)]
+    assert findings_text(few) == [str(each) for each in few]
+    assert len(findings_text([*few, few[0]])) == 1
+
+
+@pytest.mark.parametrize("command", [["run"], ["dump"]])
+def test_the_separator_is_hinted_at(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "gpt.py"
+    script.write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main([*command, str(script), "--world", "4", "--pp", "2", "--w"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"{command[0]} does not know --pp 2 --w; arguments of {script} stand behind --" in said
+    assert f"interlace {command[0]} {script} --world 4 -- --pp 2 --w" in said
+
+
+def test_other_commands_have_no_such_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "dumps", "--pp", "2"])
+    said = capsys.readouterr().err
+    assert "plan does not know --pp 2" in said
+    assert "behind --" not in said
+
+
+def test_a_silent_command_gives_signs_of_life() -> None:
+    lines: list[str] = []
+    with Alive("plan", "planning ranks 0-3", lines.append, wait_s=(0.02, 0.02)) as alive:
+        time.sleep(0.2)
+        alive.now("writing")
+        time.sleep(0.1)
+    assert len(lines) > 2
+    assert lines[0].startswith("interlace plan: planning ranks 0-3, ")
+    assert lines[-1].startswith("interlace plan: writing, ")
+    count = len(lines)
+    time.sleep(0.05)
+    assert len(lines) == count
+    with Alive("plan", "planning", lines.append, wait_s=(60, 60)):
+        pass
+    assert len(lines) == count
+
+
+def test_losses_are_shown_where_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 0 prints none; ranks 2 and 3, of the last stage, both do; what ranks print alike is shown once."""
+    with run._Display("run", 4) as display:
+        for rank in range(4):
+            display.say(rank, "built")
+        display.say(1, "nothing to see")
+        display.say(2, "step 1 loss 4.5")
+        display.show(Progress(0, "train", 1, 2_000_000))
+        display.show(Progress(2, "train", 1, 2_000_000, 4.5))
+        display.say(3, "step 1 loss 4.5")
+        display.say(2, "step 2 loss 4.4")
+        display.say(0, "done")
+        display.say(2, "done")
+        display.say(2, "done")
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ["run | built", "run rank 2 | step 1 loss 4.5", "run rank 2 | step 2 loss 4.4", "run | done",
+                                     "run rank 2 | done"]  # fmt: skip
+    assert said.err.splitlines() == ["run: train step 1: loss 4.5 (2.000 ms)"]
+
+
+def test_losses_of_alike_ranks_share_their_lines() -> None:
+    loss = StepLoss("train", 1, "float32", (1,), "00009040", (4.5,), 5)
+    reports = tuple(RankReport(rank, 4, (loss if rank > 1 else StepLoss("train", 1),)) for rank in range(4))
+    assert run._losses_text(reports).splitlines() == ["ranks  mode     step  loss", "  2-3  train       1  4.5",
+                                                      "ranks 0-1: no loss here (it is known on the last pipeline stage)"]  # fmt: skip
+    assert run._table_text(reports, reports).splitlines()[1].startswith("  2-3  train       1  4.5             4.5")
