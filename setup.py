@@ -4,6 +4,7 @@ path, and a wheel that holds nothing but `interlace`."""
 from setuptools import find_namespace_packages, setup
 
 setup(
+    package_dir={"": "."},
     packages=find_namespace_packages(include=["interlace", "interlace.*"], exclude=["*.__pycache__"]),
     package_data={
         "interlace.configs.devices": ["*.json"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -16,8 +16,14 @@ from interlace.errors import ConfigError
 from interlace.ir.kinds import is_copy, is_p2p
 from interlace.ir.program import Group, Op, Program
 
-How = Literal["exact", "interpolated", "roofline", "unknown", "free", "given"]
-HOWS: tuple[How, ...] = ("exact", "interpolated", "roofline", "unknown", "free", "given")
+How = Literal["exact", "interpolated", "extrapolated", "proxy", "roofline", "unknown", "free", "given"]
+HOWS: tuple[How, ...] = ("exact", "interpolated", "extrapolated", "proxy", "roofline", "unknown", "free", "given")
+"""How a time is known, strongest first: a sample of this very shape; between measured sizes of the kind and type; beyond them;
+samples of another kind, type or group size (`proxy`); rates of the device; a lower bound at best (`unknown`)."""
+MEASURED: tuple[How, ...] = ("exact", "interpolated", "free", "given")
+"""Ways that rest on measurements of what is asked for."""
+LARGEST = 4
+"""Kinds that a summary names."""
 Groups = Mapping[int, Group]
 
 
@@ -38,7 +44,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Row(NamedTuple):
-    """One operation of a cost table."""
+    """One operation of a cost table; `runs` is how often a step issues it."""
 
     op: int
     kind: str
@@ -48,6 +54,7 @@ class Row(NamedTuple):
     how: How
     rel_error: float
     detail: str
+    runs: int = 1
 
 
 class Costs(ABC):
@@ -101,14 +108,16 @@ class Costs(ABC):
     def table(self, program: Program) -> list[Row]:
         """Every operation with its time, in program order."""
         values, groups = tables_of(program)
+        runs = runs_of(program)
         rows = []
         for op in program.ops:
             found = self.op_time(op, values, groups)
-            rows.append(Row(op.id, op.kind, op.layer, self.category(op, values, groups), *msgspec.structs.astuple(found)))
+            head = (op.id, op.kind, op.layer, self.category(op, values, groups))
+            rows.append(Row(*head, *msgspec.structs.astuple(found), runs=runs[op.id]))
         return rows
 
     def explain(self, program: Program) -> str:
-        """The table's totals by how they were found, and what is unknown."""
+        """The table's totals by how they were found, what has no sample of its own, and what is unknown."""
         return explain_rows(self.table(program))
 
 
@@ -117,16 +126,62 @@ def tables_of(program: Program) -> tuple[Values, Groups]:
     return {value.id: value for value in program.values}, {group.id: group for group in program.groups}
 
 
-def explain_rows(rows: list[Row]) -> str:
-    """Totals of a cost table: `how  ops  time  share  expected error`, then unknown kinds."""
-    total = sum(row.dur_ns for row in rows) or 1
-    lines = [f"{len(rows)} operations, {total / 1e6:.3f} ms when run one after the other"]
+def runs_of(program: Program) -> Counter[int]:
+    """How often a step issues each operation: as its jobs say; without jobs, once a micro-batch in forward and backward."""
+    if program.jobs:
+        return Counter(op_id for job in program.jobs for op_id, _ in job.items)
+    batches = max(1, program.pipeline.num_micro_batches)
+    return Counter({op.id: batches if op.role in ("forward", "backward") else 1 for op in program.ops})
+
+
+def shares_by_how(rows: Sequence[Row]) -> dict[How, float]:
+    """Share of a step's time on the device, all operations one after the other, by how it is known; strongest first.
+
+    >>> rows = [Row(0, "add", "", "", 30, "exact", 0.0, "", 2), Row(1, "cast", "", "", 40, "proxy", 0.4, "")]
+    >>> shares_by_how(rows)
+    {'exact': 0.6, 'proxy': 0.4}
+    """
+    time: Counter[How] = Counter()
+    for row in rows:
+        time[row.how] += row.runs * row.dur_ns
+    return {how: time[how] / time.total() for how in HOWS if time[how]}
+
+
+def largest_unmeasured(rows: Sequence[Row]) -> list[tuple[str, How, float]]:
+    """Kinds whose time rests on no measurement of their own, with their share of a step's time on the device, largest first."""
+    time: Counter[tuple[str, How]] = Counter()
+    for row in rows:
+        if row.how not in MEASURED:
+            time[row.kind, row.how] += row.runs * row.dur_ns
+    total = sum(row.runs * row.dur_ns for row in rows)
+    found = sorted(time.items(), key=lambda each: (-each[1], each[0]))
+    return [(kind, how, spent / total) for (kind, how), spent in found if spent]
+
+
+def trust_text(rows: Sequence[Row]) -> str:
+    """Two lines for reports: shares of a step's device time by how it is known, and the largest that were not measured themselves."""
+    total = sum(row.runs * row.dur_ns for row in rows)
+    shares = ", ".join(f"{how} {share:.0%}" for how, share in shares_by_how(rows).items())
+    error = sum(row.runs * row.dur_ns * row.rel_error for row in rows) / total if total else 0.0
+    lines = [f"device time {total / 1e6:.3f} ms a step, one operation after another: {shares or 'none'}; expected error of one {error:.0%}"]
+    largest = largest_unmeasured(rows)
+    if largest:
+        names = ", ".join(f"{kind} {share:.1%} ({how})" for kind, how, share in largest[:LARGEST])
+        more = f", {len(largest) - LARGEST} more" if len(largest) > LARGEST else ""
+        lines.append(f"  largest without a measurement of their own: {names}{more}")
+    return "\n".join(lines)
+
+
+def explain_rows(rows: Sequence[Row]) -> str:
+    """Totals of a cost table: `how  ops  time  share  expected error`, what has no sample of its own, unknown kinds."""
+    shares = shares_by_how(rows)
+    lines = [f"{len(rows)} operations", trust_text(rows)]
     for how in HOWS:
         found = [row for row in rows if row.how == how]
-        time = sum(row.dur_ns for row in found)
-        error = sum(row.dur_ns * row.rel_error for row in found) / time if time else 0.0
+        time = sum(row.runs * row.dur_ns for row in found)
+        error = sum(row.runs * row.dur_ns * row.rel_error for row in found) / time if time else 0.0
         if found:
-            share = f"{time / 1e6:10.3f} ms {time / total:6.1%}  expected error {error:.0%}"
+            share = f"{time / 1e6:10.3f} ms {shares.get(how, 0.0):6.1%}  expected error {error:.0%}"
             lines.append(f"  {how:13s}{len(found):6d} ops {share if how != 'free' else ''}".rstrip())
     unknown = Counter(row.kind for row in rows if row.how == "unknown")
     if unknown:

@@ -1,4 +1,4 @@
-"""The cost model of a measured device: exact sample, interpolation, roofline, and which of them it was."""
+"""The cost model of a measured device: exact sample, interpolation, a proxy, roofline, and which of them it was."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SAME_BYTES = 0.01
 """A sample of equal dims answers exactly if its traffic is equal within this (scales and statistics are left out)."""
 SAME_ERROR = 0.05
 """Least expected error of a sample of the very shape; a tenth of the H200's differ by 15 % between programs, half by 2 %."""
-STAND_IN_ERROR = 0.4
-"""Least expected error of a kind answered by another kind of its family (on the H200 members differ by 10 to 40 %)."""
+PROXY_ERROR = 0.4
+"""Least expected error of a kind or type answered by another (`proxy`; on the H200 members differ by 10 to 40 %)."""
 UNMEASURED_ERROR = 2.5
 """Expected error of a roofline: measured kernels of the H200 take 1 to 3.1 times theirs."""
 ATTENTION_ERROR = 5.0
@@ -129,14 +129,14 @@ class CostModel(Costs):
             return self._carried(part, self._comm.time(part.kind, 2 if part.family == "p2p" else ranks, part.size_bytes))
         if part.family == "copy":
             return self._carried(part, self._copies.time(part.kind, part.size_bytes))
-        return self._exact(part) or self._interpolated(part) or self._roofline(part)
+        return self._exact(part) or self._sampled(part) or self._roofline(part)
 
     def _carried(self, part: Part, found: Found | None) -> Estimate:
         if found is None:
             dur_ns = part.size_bytes * 1e9 / self.profile.memory_rate.per_s
             return Estimate(round(dur_ns), "unknown", UNMEASURED_ERROR, f"lower bound, {part.kind} was not measured")
         return Estimate(
-            max(1, round(found.dur_ns)), "exact" if found.exact else "interpolated", found.rel_error, found.detail
+            max(1, round(found.dur_ns)), found.how, found.rel_error, found.detail
         )
 
     def _exact(self, part: Part) -> Estimate | None:
@@ -146,8 +146,8 @@ class CostModel(Costs):
                 return Estimate(sample.dur_ns, "exact", error, f"{sample.source}, {sample.num_runs} run(s)")
         return None
 
-    def _interpolated(self, part: Part) -> Estimate | None:
-        """From samples of the kind, else of a stand-in; in this dtype, one like it, or (traffic only) any other."""
+    def _sampled(self, part: Part) -> Estimate | None:
+        """From samples of the kind, else of a proxy for it; in this dtype, one like it, or (traffic only) any other."""
         if part.family == "unknown":
             return None
         for kind in dict.fromkeys((part.kind, *REPRESENTATIVES.get(part.family, ()))):
@@ -161,11 +161,12 @@ class CostModel(Costs):
         curve, error = self._curve(kind, dtype)
         size = part.flops or part.size_bytes
         dur_ns = max(curve.at(size), self._traffic_ns(part) if part.flops else 0.0)
-        stands_in = (kind, dtype) != (part.kind, part.dtype)
-        error = max(error, STAND_IN_ERROR) if stands_in else error
+        proxy = (kind, dtype) != (part.kind, part.dtype)
+        error = max(error, PROXY_ERROR) if proxy else error
         outside = "" if curve.inside(size) else ", beyond the measured sizes"
-        detail = f"{len(curve)} size(s) of {kind} in {dtype}{' for ' + part.kind if stands_in else ''}{outside}"
-        return Estimate(max(1, round(dur_ns)), "interpolated", error if not outside else 2 * error, detail)
+        detail = f"{len(curve)} size(s) of {kind} in {dtype}{' for ' + part.kind if proxy else ''}{outside}"
+        how: How = "proxy" if proxy else "extrapolated" if outside else "interpolated"
+        return Estimate(max(1, round(dur_ns)), how, error if not outside else 2 * error, detail)
 
     def _curve(self, kind: str, dtype: str) -> tuple[Curve, float]:
         """Time over FLOPs (matrix products, attention) or bytes, and its expected error."""

@@ -102,11 +102,11 @@ class Plan:
         return Record(self.profile, options, tuple(each.name for each in self.passes), self.reports)
 
 
-def explain_all(plans: Sequence[Plan], limit: int = 8) -> str:
-    """What was moved and declined on every rank; ranks that have the same to tell are told once."""
+def explain_all(plans: Sequence[Plan], limit: int = 8, notes: Sequence[str] = ()) -> str:
+    """What was moved and declined on every rank, each with its note; ranks that have the same to tell are told once."""
     ranks: dict[str, list[int]] = {}
-    for plan in plans:
-        ranks.setdefault(plan._text(limit), []).append(plan.program.rank)
+    for k, plan in enumerate(plans):
+        ranks.setdefault("\n".join([plan._text(limit), *notes[k : k + 1]]), []).append(plan.program.rank)
     return "\n\n".join(f"{ranks_text(alike)} {text}" for text, alike in ranks.items())
 
 

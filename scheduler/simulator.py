@@ -23,7 +23,8 @@ The step of every rank lasts until the last item and the last host is done. Each
   issuing that op (behind the last one: to the end of its jobs).
 - *bubble*: all the rest: the rank waits for other ranks.
 
-*Hidden* is the time in which a communication or copy runs and is not exposed.
+Beside that, whatever the part: *hidden* is the time in which a communication or copy runs beside a compute op, *idle* the time in
+which nothing runs on the rank. What runs in a bubble is neither exposed nor hidden: nothing computes and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class RankTime:
     hidden_comm_ns: int
     bubble_ns: int
     host_ns: int
+    idle_ns: int
     slowed_ns: int
     peak_bytes: int = 0
     pinned_bytes: int = 0
@@ -159,7 +161,7 @@ def _rank_times(sim: SimInput, times: Times, split: Any, profiles: Sequence[memo
     for at, rank in enumerate(sim.ranks):
         mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
         deps = slice(int(sim.dep_first[mine.start]), int(sim.dep_first[mine.stop]))
-        compute, exposed, hidden, bubble, host = split(
+        compute, exposed, hidden, bubble, host, idle = split(
             sim.stream[mine] - sim.first_stream[at], sim.side[mine],
             np.where(sim.awaits[mine] >= 0, sim.awaits[mine] - mine.start, -1),
             sim.dep_first[mine.start : mine.stop + 1] - deps.start, sim.dep[deps] - mine.start, times.issue[mine],
@@ -168,7 +170,7 @@ def _rank_times(sim: SimInput, times: Times, split: Any, profiles: Sequence[memo
         took = (times.end[mine] - times.start[mine] - sim.dur[mine])[~sim.side[mine]]
         peaks = (profiles[at].peak("device"), profiles[at].peak("pinned")) if profiles else (0, 0)
         found.append(
-            RankTime(rank, step, int(compute), int(exposed), int(hidden), int(bubble), int(host), int(took.sum()), *peaks)
+            RankTime(rank, step, int(compute), int(exposed), int(hidden), int(bubble), int(host), int(idle), int(took.sum()), *peaks)
         )
     return found
 
@@ -351,8 +353,8 @@ def host_ends(sim: SimInput, times: Times) -> Ints:
 
 
 def split_rank(stream: Ints, side: Any, awaits: Ints, dep_first: Ints, dep: Ints, issue: Ints, ready: Ints, start: Ints,
-               end: Ints, step: int, host_end: int) -> tuple[int, int, int, int, int]:  # fmt: skip
-    """Compute, exposed, hidden, bubble and host time of one rank, as the head of this file defines them.
+               end: Ints, step: int, host_end: int) -> tuple[int, int, int, int, int, int]:  # fmt: skip
+    """Compute, exposed, hidden, bubble, host and idle time of one rank, as the head of this file defines them.
 
     Items are numbered from 0 in issue order, streams from 0. Written in the subset of Python that numba compiles, so that
     there is one definition. Cost O(items log items).
@@ -431,12 +433,11 @@ def split_rank(stream: Ints, side: Any, awaits: Ints, dep_first: Ints, dep: Ints
         spans[-1, 0], spans[-1, 1] = low, busy
         exposed += covered(spans[:n])
         host += covered(spans) - covered(spans[:-1])
-    beside = np.flatnonzero(side)
-    runs = np.empty((len(beside), 2), np.int64)
-    for k in range(len(beside)):
-        runs[k, 0], runs[k, 1] = start[beside[k]], end[beside[k]]
-    hidden = covered(runs) - exposed
-    return compute, exposed, hidden, step - compute - exposed - host, host
+    spans = np.empty((count, 2), np.int64)
+    spans[:, 0], spans[:, 1] = start, end
+    busy = covered(spans)
+    hidden = compute + covered(spans[side]) - busy
+    return compute, exposed, hidden, step - compute - exposed - host, host, step - busy
 
 
 def covered(spans: Any) -> int:

@@ -151,7 +151,11 @@ def _memory(ranked: RankTrace, start: float) -> Iterable[Event]:
 
 
 def summary(ranked: RankTrace) -> dict[str, Any]:
-    """Where the step's time went: length, busy time by stream and kernel, gaps, host time an operation and a job."""
+    """Where the step's time went: length, busy time by stream and kernel, host time an operation and a job.
+
+    `idle_us` is the simulator's *idle*. `comm_alone_us` is communication with no computation beside it, kernels that wait for
+    their peers included: the simulator's *exposed* (less copies) and what of it runs in a *bubble*, which a trace cannot tell apart.
+    """
     known = align(ranked.planned, ranked.trace.issues)
     names = stream_names(ranked, known)
     work = sorted(ranked.trace.intervals)
@@ -170,7 +174,7 @@ def summary(ranked: RankTrace) -> dict[str, Any]:
     return {
         "device_us": round(length, 1),
         "busy_us": {name: round(value, 1) for name, value in busy.items()},
-        "exposed_comm_us": round(_outside(comm, beside), 1),
+        "comm_alone_us": round(_outside(comm, beside), 1),
         "idle_us": round(length - _covered(work), 1),
         "kernels_us": {name: _times(each) for name, each in top},
         "ops_issued": len(ranked.trace.issues),

@@ -94,6 +94,11 @@ def test_plan_writes_what_check_accepts(dumps: Path, tmp_path: Path, capsys: Any
     ranks = json.loads(summary.read_text())["ranks"]
     assert [each["rank"] for each in ranks] == [0, 1]
     assert [each["name"] for each in ranks[0]["passes"]] == ["split-backward", "overlap-column-backward", "schedule-1f1b", "assign-streams"]
+    shares = ranks[0]["time_by_how"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert f"one operation after another: {', '.join(f'{how} {share:.0%}' for how, share in shares.items())}; expected error" in said
+    kind, how, share = ranks[0]["largest_unmeasured"][0]
+    assert f"largest without a measurement of their own: {kind} {share:.1%} ({how})" in said
     assert all(load(out / f"rank{rank}.ilp").jobs for rank in (0, 1))
     assert [load(out / "captured" / f"rank{rank}.ilp") for rank in (0, 1)] == [load(dumps / f"rank{rank}.ilp") for rank in (0, 1)]
     assert main(["check", str(out)]) == 0

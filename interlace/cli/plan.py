@@ -28,6 +28,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.outputs import check_file, check_folder
     from interlace.config import Config, load_config, make_config
     from interlace.cost_model import CostModel, load_profile
+    from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
     from interlace.errors import ProgramError
     from interlace.ir import load
     from interlace.ir.dump import find_dumps, write_whole
@@ -40,7 +41,8 @@ def main(args: argparse.Namespace) -> int:
     config: Config = load_config(args.config) if args.config else make_config({})
     profile = args.device or config.device or "h200"
     cost = CostModel(load_profile(profile))
-    summaries = []
+    summaries: list[dict[str, object]] = []
+    notes: list[str] = []
     programs = [load(path) for path in find_dumps(args.dumps)]
     ranks = [program.rank for program in programs]
     twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
@@ -50,8 +52,10 @@ def main(args: argparse.Namespace) -> int:
         plans = make_plans(programs, config, cost, profile)
     for plan in plans:
         plan.dump(args.output)
-        summaries.append(plan.summary())
-    print(explain_all(plans, 4), end="\n\n")
+        rows = cost.table(plan.program)
+        notes.append(trust_text(rows))
+        summaries.append({**plan.summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)})
+    print(explain_all(plans, 4, notes), end="\n\n")
     print(f"{len(summaries)} plans in {args.output}; look at them with `interlace show`, prove them with `interlace check {args.output}`")
     if args.json:
         write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"ranks": summaries})) + b"\n")

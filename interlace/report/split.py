@@ -8,13 +8,14 @@ from interlace.scheduler.simulator import RankTime, Result
 from interlace.units import ranges
 
 COLUMNS = (("compute", "compute_ns"), ("exposed", "exposed_comm_ns"), ("bubble", "bubble_ns"), ("host", "host_ns"),
-           ("hidden", "hidden_comm_ns"), ("slowed", "slowed_ns"))  # fmt: skip
+           ("hidden", "hidden_comm_ns"), ("idle", "idle_ns"), ("slowed", "slowed_ns"))  # fmt: skip
 _LEGEND = """\
 ms a step: step = compute + exposed + bubble + host
 exposed  communication or copies run, no compute does, and the next compute op waits for them
 bubble   waits for other ranks
 host     waits for the host to issue
-hidden   communication or copies that are not exposed
+hidden   communication or copies that run beside compute
+idle     nothing runs on the device (part of bubble and host)
 slowed   the part of compute that is due to what runs beside it"""
 
 

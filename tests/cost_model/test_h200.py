@@ -30,7 +30,8 @@ def load_builder():
 
 
 BUILD = load_builder()
-PAIRS, ORACLES, SINGLE = BUILD.read("pairs_"), BUILD.read("oracle_"), BUILD.read("", ["single.json"])[0]
+PAIRS, ORACLES = BUILD.read("pairs_"), BUILD.read("oracle_")
+SINGLE, HOST, COLLECTIVES = BUILD.read("", ["single.json", "testbed_host.json", "testbed_collectives.json"])
 RATES_ONLY = {"shortest", "gemm_no_tf32"}
 
 
@@ -41,7 +42,7 @@ def config_of(raw) -> str:
 def model_without(config: str, single=SINGLE) -> CostModel:
     """The model of all files but those of one configuration."""
     pairs, oracles = ([raw for raw in files if config_of(raw) != config] for files in (PAIRS, ORACLES))
-    profile = BUILD.build(pairs, oracles, single)
+    profile = BUILD.build(pairs, oracles, single, HOST)
     return CostModel(profile)
 
 
@@ -76,7 +77,7 @@ def test_op_times_of_a_configuration_from_the_others(config, median_abs, p90_abs
     found = summarize(cases, same=0.05)
     with capsys.disabled():
         print(f"\n{config} from the other files ({hows}): {headline(found)}")
-    assert hows.keys() <= {"exact", "interpolated"}
+    assert hows.keys() <= {"exact", "interpolated", "extrapolated", "proxy"}
     assert found.median_abs < median_abs
     assert found.p90_abs < p90_abs
     assert found.order > 0.95
@@ -94,11 +95,39 @@ def test_expected_errors_hold(config):
     assert sum(off) >= 0.8 * len(off)
 
 
+def test_exact_samples_claim_what_another_program_measured():
+    """Four in five measurements of the very shape, by another program, lie within the error that the sample claims."""
+    ops = []
+    for config in CONFIGS:
+        model = model_without(config)
+        for timed in (timed for raw in ORACLES if config_of(raw) == config for _, timed in BUILD.oracle_ops(raw)):
+            found = model.part_time(as_part(timed))
+            ops += [abs(found.dur_ns / 1e3 / timed[4] - 1) <= found.rel_error] if found.how == "exact" else []
+    assert len(ops) > 50
+    assert sum(ops) >= 0.8 * len(ops)
+    for how, at_least in (("exact", 8), ("proxy", 16)):
+        cases = [each for each in collective_cases() if each[0] == how]
+        assert len(cases) == at_least
+        assert 0.8 * len(cases) <= sum(abs(case.error) <= error for _, error, case in cases) < len(cases)
+
+
+def collective_cases() -> list[tuple[str, float, Case]]:
+    """How it was found, the error it claims, and the time: of collectives that the testbed measured."""
+    model = CostModel(BUILD.build(PAIRS, ORACLES, SINGLE, HOST))
+    cases = []
+    for ranks, measured in COLLECTIVES["worlds"].items():
+        for name, raw in measured.items():
+            kind, mib, _ = name.split()
+            found = model.part_time(Part(kind, "comm", "", (), 0, int(mib) << 20), int(ranks))
+            cases.append((found.how, found.rel_error, Case(name, found.dur_ns / 1e3, raw["median_us"])))
+    return cases
+
+
 def test_the_roofline_alone_keeps_its_word(capsys):
     """Without any sample but the rates of one product and one add: too fast, mostly within the stated error."""
     import msgspec
 
-    bare = CostModel(msgspec.structs.replace(BUILD.build(PAIRS, ORACLES, SINGLE), ops=()))
+    bare = CostModel(msgspec.structs.replace(BUILD.build(PAIRS, ORACLES, SINGLE, HOST), ops=()))
     cases = []
     for raw in ORACLES:
         for name, timed in BUILD.oracle_ops(raw):

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from interlace.cost_model import CostModel, DeviceProfile, load_profile
+from interlace.cost_model.base import largest_unmeasured, shares_by_how
 from interlace.ir.text import parse
 from tests.cost_model.programs import binary, collective, last_op, matmul, unary
 
@@ -28,9 +29,14 @@ def test_between_samples_is_interpolated_and_says_from_how_many(h200):
     assert 2 * 3000 * 4096 * 4096 / 800e12 * 1e9 * 0.95 < found.dur_ns < 180_000
 
 
+def test_beyond_the_samples_is_extrapolated(h200):
+    found = h200.op_time(*matmul("65536,16384", "16384,16384", "65536,16384"))
+    assert (found.how, found.detail.endswith("beyond the measured sizes")) == ("extrapolated", True)
+
+
 def test_float16_is_answered_by_bfloat16_and_trusted_less(h200):
     half = h200.op_time(*matmul("2048,4096", "4096,4096", "2048,4096", dtype="float16"))
-    assert (half.how, half.rel_error >= 0.4) == ("interpolated", True)
+    assert (half.how, half.rel_error >= 0.4) == ("proxy", True)
 
 
 def test_a_dtype_without_samples_takes_the_roofline(h200):
@@ -46,7 +52,7 @@ def test_a_thin_product_takes_at_least_its_traffic(h200):
 
 def test_an_unmeasured_kind_of_a_family_is_answered_by_another(h200):
     found = h200.op_time(*unary("pd_op.silu", "2048,4096"))
-    assert (found.how, "for silu" in found.detail, found.rel_error >= 0.4) == ("interpolated", True, True)
+    assert (found.how, "for silu" in found.detail, found.rel_error >= 0.4) == ("proxy", True, True)
 
 
 def test_an_unknown_kind_is_a_marked_lower_bound_and_listed(h200):
@@ -81,7 +87,7 @@ def test_a_measured_collective(h200, name):
 def test_collectives_beyond_what_was_measured_say_so(h200):
     four = h200.op_time(*collective("pd_op.all_reduce_", "1,2048,4096", ranks="0,1,2,3"))
     eight = h200.op_time(*collective("pd_op.all_reduce_", "1,2048,4096", ranks="0,1,2,3,4,5,6,7"))
-    assert (four.how, eight.how, "scaled by ring traffic to 8" in eight.detail) == ("exact", "interpolated", True)
+    assert (four.how, eight.how, "scaled by ring traffic to 8" in eight.detail) == ("exact", "proxy", True)
     assert eight.dur_ns == pytest.approx(four.dur_ns * (14 / 8) / 1.5, rel=1e-3)
     apart = h200.op_time(*collective("pd_op.all_reduce_", "1,2048,4096", ranks="0,8"))
     assert (apart.how, "across hosts" in apart.detail) == ("unknown", True)
@@ -135,9 +141,9 @@ def test_categories(h200):
 
 
 def test_host_costs_are_for_what_is_launched(h200):
-    assert h200.host_ns(binary("pd_op.add", "4")[0]) == 3000
+    assert h200.host_ns(binary("pd_op.add", "4")[0]) == 5213
     assert h200.host_ns(unary("builtin.combine", "4")[0]) == 0
-    assert h200.job_ns() == 13000
+    assert h200.job_ns() == 8432
 
 
 def test_a_profile_without_samples_still_says_what_it_does():
@@ -163,3 +169,27 @@ def test_the_table_adds_up(h200):
         (1, "gelu", "mlp.act", rows[1].how),
     ]
     assert "2 operations" in h200.explain(parse(text + "\n".join(f"#{k} {line}" for k, line in enumerate(lines))))
+
+
+STEP = """
+program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=4 chunks=1 schedule=none
+#0 %0:bfloat16[8192,4096] = pd_op.data() forward
+#1 %1:bfloat16[8192,4096] = pd_op.add(%0, %0) forward
+#2 %2:bfloat16[8192,4096] = pd_op.silu(%1) forward
+#3 %3:bfloat16[8192,4096] = pd_op.add(%1, %2) optimize
+"""
+
+
+def test_a_step_says_how_its_times_are_known(h200):
+    """Operations count as often as a step issues them; what no measurement stands behind is named, largest first."""
+    rows = h200.table(parse(STEP))
+    assert [row.runs for row in rows] == [4, 4, 4, 1]
+    adds, silu = 4 * rows[1].dur_ns + rows[3].dur_ns, rows[2].dur_ns
+    shares = shares_by_how(rows)
+    assert list(shares) == ["interpolated", "proxy"]
+    assert shares["proxy"] == pytest.approx(4 * silu / (adds + 4 * silu))
+    assert largest_unmeasured(rows) == [("silu", "proxy", shares["proxy"])]
+    assert h200.explain(parse(STEP)).splitlines()[2] == f"  largest without a measurement of their own: silu {shares['proxy']:.1%} (proxy)"
+    jobs = parse(STEP.lstrip() + "job a forward 0: 1-2@0\n")
+    assert [row.runs for row in h200.table(jobs)] == [0, 1, 1, 0]

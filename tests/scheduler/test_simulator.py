@@ -186,12 +186,12 @@ def test_parts_of_the_step_by_the_nanosecond(shape: Shape, cost: GivenCosts, p2p
     found = simulate(world(shape), cost, Options(p2p=p2p), with_memory=False)  # type: ignore[arg-type]
     for at, rank in enumerate(found.ranks):
         assert rank.step_ns == rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns + rank.host_ns
-        count = dict.fromkeys(("compute", "exposed", "hidden", "bubble", "host"), 0)
+        count = dict.fromkeys(("compute", "exposed", "hidden", "bubble", "host", "idle"), 0)
         for part in moments(found, at):
             for name in part:
                 count[name] += 1
         assert count == {"compute": rank.compute_ns, "exposed": rank.exposed_comm_ns, "hidden": rank.hidden_comm_ns,
-                         "bubble": rank.bubble_ns, "host": rank.host_ns}  # fmt: skip
+                         "bubble": rank.bubble_ns, "host": rank.host_ns, "idle": rank.idle_ns}  # fmt: skip
 
 
 def moments(found: Result, at: int) -> Iterator[list[str]]:
@@ -216,7 +216,7 @@ def moments(found: Result, at: int) -> Iterator[list[str]]:
         if any(k in wanted for k in beside):
             yield ["exposed"]
             continue
-        extra = ["hidden"] if beside else []
+        extra = [] if beside else ["idle"]
         standing = any(ready[k] <= now < start[k] for k in wanted)
         blocked = any(issue[k] <= now < end[sim.awaits[k]] for k in items if sim.awaits[k] >= 0)
         busy = now < (host_end if target < 0 else issue[target])

@@ -83,7 +83,7 @@ def test_traces_are_json_and_the_same_each_time(result: Result, tmp_path: Path) 
 def test_splits_side_by_side(result: Result) -> None:
     serial = simulate(world(Shape(2, 2, 3, 2, ("", "send", "receive", ""), norm=True, width=256)), COST)
     text = split_text({"stock": serial, "ours": result})
-    assert text.splitlines()[0].split() == ["ranks", "plan", "step", "compute", "exposed", "bubble", "host", "hidden",
+    assert text.splitlines()[0].split() == ["ranks", "plan", "step", "compute", "exposed", "bubble", "host", "hidden", "idle",
                                             "slowed", "peak", "GiB", "pinned"]  # fmt: skip
     assert [line.split()[0] for line in text.splitlines() if line.split()[1:2] == ["ours"]] == ["0-3", "mean"]  # equal ranks on one row
     assert "ours against stock:" in text
