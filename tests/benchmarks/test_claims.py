@@ -1,0 +1,95 @@
+"""The texts say what the stored results say, of all their cases. No Paddle, no device."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import claims  # noqa: E402
+
+
+@pytest.mark.parametrize("name", claims.TEXTS)
+def test_texts_say_what_the_results_say(name: str) -> None:
+    """`python benchmarks/claims.py` writes them."""
+    text = (ROOT / name).read_text()
+    assert claims.BLOCK.findall(text)
+    assert claims.rewritten(text, name) == text
+
+
+def test_examples_in_docstrings() -> None:
+    assert doctest.testmod(claims).failed == 0
+
+
+def test_every_claim_stands_somewhere() -> None:
+    """What nobody reads goes."""
+    said = {name for text in claims.TEXTS for name, _ in claims.BLOCK.findall((ROOT / text).read_text())}
+    assert said == claims.CLAIMS.keys()
+
+
+def test_no_text_has_blocks_that_nothing_checks() -> None:
+    """A block in another text would be written by nobody."""
+    texts = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/*/*.md")) if "<!-- claims:" in path.read_text()]
+    assert {str(path.relative_to(ROOT)) for path in texts} == set(claims.TEXTS)
+
+
+def test_a_wrong_figure_is_written_anew_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """`--check` writes nothing and fails; without it the text is right again; what is no claim is refused."""
+    text = f"# T\n\n<!-- claims: order -->{claims.CLAIMS['order']()}<!-- /claims -->\n"
+    wrong = tmp_path / "t.md"
+    wrong.write_text(re.sub(r"\d+ of", "999 of", text))
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    monkeypatch.setattr(claims, "TEXTS", ("t.md",))
+    assert claims.main(["--check"]) == 1
+    assert "999 of" in wrong.read_text()
+    assert claims.main([]) == 0
+    assert wrong.read_text() == text
+    assert claims.main(["--check"]) == 0
+    assert capsys.readouterr().out == "t.md says other than the results\nt.md written\n"
+    unclosed = text.replace("<!-- /claims -->", "")
+    for broken, told in ((text.replace("order", "disorder"), "no claim 'disorder'"), (unclosed, "t.md: a `<!--")):
+        with pytest.raises(SystemExit, match=told):
+            claims.rewritten(broken, "t.md")
+
+
+def run(case: str, plan: str, ms: float, sitting: str = "now", **more: Any) -> dict[str, Any]:
+    held = {"allocated": round(10 * ms), "reserved": 100}
+    return {"case": case, "plan": plan, "world": 2, "sitting": sitting, "step_ms": {"median": ms, "min": ms, "max": ms},
+            "peak_bytes_by_rank": [held], "losses": [ms], **more}  # fmt: skip
+
+
+def stored(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, Any]) -> None:
+    args = {row["case"]: row["case"].removesuffix("-again") for row in rows}
+    monkeypatch.setattr(claims, "raw", lambda name: {"runs": list(rows), "args": args})
+
+
+def test_ranges_hold_every_case_that_has_stock_in_its_sitting(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(monkeypatch, run("a-mp2", "stock", 10), run("a-mp2", "mixed", 8), run("b-mp2-odd", "stock", 10), run("b-mp2-odd", "mixed", 12.5),
+           run("c-mp2", "stock", 10, "before"), run("c-mp2", "mixed", 1))  # fmt: skip
+    assert "| mp 2 |  |  | -20.0 to +25.0 % (2) |  |  |" in claims.gains()
+    assert "| mixed | 2 | -20 to +25 %, 1 | +0 %, 2 |" in claims.memory()
+
+
+def test_bits_say_who_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal, not equal, like another sitting's stock, like none, without any stock."""
+    yes, no = ({"losses_equal_stock": same, "parameters_equal_stock": same} for same in (True, False))
+    stored(monkeypatch, run("a", "stock", 1, **yes), run("a", "mixed", 1, **no), run("a-again", "mixed", 1), run("a-again", "odd", 2),
+           run("b", "mixed", 3))  # fmt: skip
+    said = claims.bits()
+    assert "of 5 runs (0 failed) 2 have a stock run of their own sitting beside them, and 1 of these have its losses" in said
+    assert "3 were run without stock: by their last loss 1 are like a stock run" in said
+    assert "1 have none, 1 are like none: `a-again` odd." in said
+
+
+def test_every_run_that_was_compared_has_stocks_bits() -> None:
+    """As README.md says."""
+    compared = [row for row in claims.raw("h200/testbed_layers.json")["runs"] if "losses_equal_stock" in row]
+    assert len(compared) > 100
+    assert all(row["losses_equal_stock"] and row["parameters_equal_stock"] for row in compared)
