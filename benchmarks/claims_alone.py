@@ -1,0 +1,85 @@
+"""Claims about operations, collectives, the host and orders measured alone on H200s."""
+
+from __future__ import annotations
+
+from claiming import Row, claim, raw, span, table
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
+
+
+@claim
+def reserve() -> str:
+    """Offload with copies back issued with and without a reserve."""
+    runs = {(row["case"], row["plan"]): row["step_ms"]["median"] for row in raw("h200/testbed_variants.json")["runs"]}
+    cases = [case for case, plan in runs if plan == "offload-1, reserve 0"]
+    rows = ([f"reserve {share}", *(f"{runs[case, f'offload-1, reserve {share}']:.1f}" for case in cases)] for share in ("0", "0.25"))
+    return table(["offload 1, ms (medians of nine steps, one sitting)", *cases], rows)
+
+
+@claim
+def operations() -> str:
+    """Operations alone."""
+    found = raw("h200/testbed_ops.json")["ops"]
+    rate = ((name, each, f"{each['tflops']} TFLOP/s" if "tflops" in each else f"{each['gb_per_s']} GB/s") for name, each in found.items())
+    return table(["operation alone, bfloat16", "median us", ""], ([name, str(each["median_us"]), shown] for name, each, shown in rate))
+
+
+@claim
+def collectives() -> str:
+    """Collectives alone: time and bus bandwidth."""
+    worlds, sizes = raw("h200/testbed_collectives.json")["worlds"], (4, 16, 64, 256)
+    head = ["", *(f"{world} GPUs: 4 MiB" if size == 4 else str(size) for world in worlds for size in sizes)]
+    found = {kind: [worlds[world][f"{kind} {size} MiB"] for world in worlds for size in sizes] for kind in COLLECTIVES}
+    return table(head, ([kind, *(f"{each['median_us']:.0f} / {each['bus_gb_per_s']:.0f}" for each in row)] for kind, row in found.items()))
+
+
+@claim
+def host() -> str:
+    """The executor's cost of an operation."""
+    found = raw("h200/testbed_host.json")
+    fast, alone, two = found["fast"], found["fast in one thread"]["an_op_us"], found["event"]["an_op_us_two_streams"]
+    return (f"an operation costs the executor {fast['an_op_us']:.1f} us ({alone:.1f} us from one thread), "
+            f"{fast['an_op_us_two_streams']:.1f} us where two streams alternate, {two:.1f} us there where memory is collected by "
+            f"events; a job {fast['a_job_us']:.1f} us beyond its operations")  # fmt: skip
+
+
+def oracle_of(source: str) -> dict[str, Row]:
+    """The oracle's results by configuration, with times alone from its own file (`own`) or from the others (`left-out`)."""
+    found = raw("oracle.json")["configurations"].items()
+    return {key.rpartition(" ")[0].replace("_s", " seq "): each for key, each in found if key.endswith(f" {source}")}
+
+
+@claim
+def oracle_errors() -> str:
+    """Predicted against measured step times of the oracle's plans."""
+    rows = []
+    for name, own in oracle_of("own").items():
+        judged = [each["judged"]["simulator"] for each in (own, oracle_of("left-out")[name])]
+        shown = [[f"{100 * each['median_abs']:.1f}" for each in judged], [f"{100 * each['worst'][1]:+.1f}" for each in judged],
+                 [f"{100 * each['order']:.0f}" for each in judged]]  # fmt: skip
+        rows.append([name, *(f"{' / '.join(both)} %" for both in shown)])
+    return table(["", "median error own / left out", "worst own / left out", "order right own / left out"], rows)
+
+
+@claim
+def oracle_orders() -> str:
+    """Our orders, simulated, beside the best known, measured."""
+    rows = []
+    for name, found in oracle_of("own").items():
+        row = [name]
+        for form in ("dx-first", "mixed"):
+            ours = {each["memory"]: each for each in found["planner"] if each["form"] == form}
+            best = ours["free"]["best_known"]
+            row += [" / ".join(f"{100 * each['gain']:+.1f} % ({100 * each['comm_saved']:.0f} %)" for each in ours.values()),
+                    f"{100 * best['measured_gain']:+.1f} % ({100 * best['measured_comm_saved']:.0f} %)"]  # fmt: skip
+        rows.append(row)
+    return table(["gain over serial (of communication's time saved)", "dx-first, free / plain order's memory", "best known, measured",
+                  "mixed, free / plain order's memory", "best known, measured"], rows)  # fmt: skip
+
+
+@claim
+def oracle_distance() -> str:
+    """How far our orders' simulated time is from the best known ones', and the host time that they take."""
+    rows = [row for found in oracle_of("own").values() for row in found["planner"]]
+    over, spent = [row["over_best_known"] for row in rows], [row["plan_cpu_s"] for row in rows]
+    return f"{span(over)} off the best known orders' time, at {min(spent):.1f} to {max(spent):.1f} s of host time"

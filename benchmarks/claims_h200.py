@@ -1,0 +1,270 @@
+"""Claims about plans measured on H200s, their peaks, and what was simulated of them."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from claiming import ROOT, Row, claim, raw, span, table
+
+sys.path.insert(0, str(ROOT))
+
+from testbed import results
+
+FORMS = ("column", "dx-first", "mixed", "offload-0.5", "offload-1")
+PEAKS = (("hidden 4096, seq 4096", "peak-gpt-h4096-s4096-pp2"), ("hidden 2048, seq 8192", "peak-gpt-h2048-s8192-pp2"))
+LATE = 1.2
+"""Times the median from which on a step counts as one of the rare late ones."""
+BY_COPIES = "waits by copies out"
+"""How a sitting's name says that the host waited by copies out, as it no longer does."""
+
+
+class Pair(NamedTuple):
+    """A plan's run and stock's run of the same case and sitting."""
+
+    ours: Row
+    stock: Row
+
+    @property
+    def gain(self) -> float:
+        """Stock's median step over the plan's, less 1."""
+        return float(self.stock["step_ms"]["median"] / self.ours["step_ms"]["median"] - 1)
+
+    @property
+    def simulated_gain(self) -> float:
+        """The same of simulated steps."""
+        return float(self.stock["simulated"]["step_ms"] / self.ours["simulated"]["step_ms"] - 1)
+
+    def more(self, key: str) -> float:
+        """How much more the first rank holds at its peak, as a share of stock's."""
+        ours, stock = (row["peak_bytes_by_rank"][0][key] for row in self)
+        return float(ours / stock - 1)
+
+
+def layers() -> list[Row]:
+    """Runs of layers of the 6.7B size, without the small cases that are there for their losses."""
+    return [row for row in raw("h200/testbed_layers.json")["runs"] if not row["case"].startswith("small")]
+
+
+def pairs(plans: Sequence[str]) -> list[Pair]:
+    """Runs of these plans that have stock's beside them, without the cases that are there for their peaks."""
+    found = {(row["case"], row["plan"]): row for row in layers() if "step_ms" in row and not row["case"].startswith("peak")}
+    both = ((row, found.get((case, "stock"))) for (case, plan), row in found.items() if plan in plans)
+    return [Pair(row, stock) for row, stock in both if stock and stock["sitting"] == row["sitting"]]
+
+
+def place_of(case: str) -> str:
+    """`mp 2, pp 2` of `gpt-s2048-mp2-pp2-b2`.
+
+    >>> place_of("gpt-s2048-mp2-pp2-b2"), place_of("llama-s2048-mp1-pp2"), place_of("llama-s2048-mp1-sendrecv")
+    ('mp 2, pp 2', 'pp 2', 'one GPU')
+    """
+    words = [f"{axis} {size}" for axis, size in re.findall(r"-(mp|pp|vpp)(\d)", case) if size != "1"]
+    return ", ".join(words) or "one GPU"
+
+
+def by_place(found: Iterable[Pair]) -> dict[str, list[Pair]]:
+    """Pairs by the axes of their case, small worlds first."""
+    groups: dict[str, list[Pair]] = {}
+    for pair in found:
+        groups.setdefault(place_of(pair.ours["case"]), []).append(pair)
+    return dict(sorted(groups.items(), key=lambda item: (item[1][0].ours["world"], "pp" in item[0], item[0])))
+
+
+@claim
+def step_times() -> str:
+    """Step times of every case and plan, and the gain over stock of the same sitting."""
+    return results.step_table(layers())
+
+
+@claim
+def gains() -> str:
+    """Smallest and largest gain of each form by the axes of its cases."""
+    found = {form: by_place(pairs([form])) for form in FORMS}
+    places = by_place(pairs(FORMS))
+    return table(["gain over stock (cases)", *FORMS], (
+        [place, *(f"{span(pair.gain for pair in found[form][place])} ({len(found[form][place])})" if place in found[form] else ""
+                  for form in FORMS)] for place in places))  # fmt: skip
+
+
+@claim
+def gains_in_short() -> str:
+    """The gains of `mixed` and `dx-first` in one sentence."""
+    said = []
+    for form in ("mixed", "dx-first"):
+        found = [(place, here) for place, here in by_place(pairs([form])).items() if place != "one GPU"]
+        ranges = "; ".join(f"{span(pair.gain for pair in here)} at {place}" for place, here in found)
+        said.append(f"`{form}` {ranges}")
+    now = [pair.gain for pair in pairs(["offload-1"]) if BY_COPIES not in pair.ours["sitting"]]
+    return (f"step time gained over stock, smallest to largest of all cases: {'. '.join(said)}. Offload of all that can move, "
+            f"with the host's waits as they are now: {span(now)}")  # fmt: skip
+
+
+@claim
+def memory() -> str:
+    """What the first rank holds more than under stock."""
+    rows = []
+    for form in ("dx-first", "mixed", "offload-1"):
+        found = pairs([form])
+        if not found:
+            continue
+        more = [[pair.more(key) for pair in found] for key in ("allocated", "reserved")]
+        rows.append([form, str(len(found)), *(f"{span(each, 0)}, {sum(share <= 0.005 for share in each)}" for each in more)])
+    head = ["first rank's peak against stock's", "cases"]
+    return table([*head, *(f"{what}: range, cases within stock's" for what in ("tensors", "pools reserve"))], rows)
+
+
+@claim
+def comm_alone() -> str:
+    """Communication with no computation beside it in a traced step of GPT, mp 4."""
+    found = {row["plan"]: row["traced_step"] for row in layers() if row["case"] == "gpt-s4096-mp4-b2"}
+    return ", ".join(f"{found[plan]['comm_alone_us'] / 1e3:.1f} ms {plan}" for plan in ("stock", "column", "dx-first", "mixed"))
+
+
+@claim
+def stretched() -> str:
+    """What collectives and products take in stock's traced step and in `mixed`'s."""
+    found = {row["plan"]: row["kernels_us"] for row in layers() if row["case"] == "gpt-s2048-mp4-b4"}
+    took = {kernel: [found[plan][kernel]["total"] / 1e3 for plan in ("stock", "mixed")] for kernel in ("gemm", "all_reduce")}
+    products, reduces = took["gemm"], took["all_reduce"]
+    return f"products {products[0]:.1f} -> {products[1]:.1f} ms, all_reduces {reduces[0]:.1f} -> {reduces[1]:.1f}"
+
+
+@claim
+def repeated() -> str:
+    """How far two runs of stock are apart, and how far a run's steps are."""
+    again = [abs(pair.gain) for pair in pairs(["stock-again"])]
+    runs = [[step / row["step_ms"]["median"] for step in row["steps_ms"][2:-1]] for row in layers()]
+    steps = [step for run in runs for step in run]
+    kept = [[step for step in run if step <= LATE] for run in runs]
+    late = sum(step > LATE for step in steps)
+    within = [max(run) / min(run) - 1 for run in kept]
+    return (f"stock run again in the same sitting: {100 * min(again):.1f} to {100 * max(again):.1f} % apart ({len(again)} pairs). Slowest "
+            f"over fastest step of a run: {100 * statistics.median(within):.1f} % in the median, up to {100 * max(within):.0f} %, without "
+            f"the {late} of {len(steps)} steps that took {LATE} to {max(steps):.1f} times the median")  # fmt: skip
+
+
+@claim
+def traced() -> str:
+    """How much longer the traced step is than the median of the others."""
+    longer = [row["traced_step"]["device_us"] / 1e3 / row["step_ms"]["median"] - 1 for row in layers()]
+    return f"{100 * min(longer):.0f} to {100 * max(longer):.0f} %"
+
+
+@claim
+def offload_cost() -> str:
+    """Offload over the same plan without it, in sittings with the host's waits as they are."""
+    runs = {(row["case"], row["plan"], row["sitting"]): row["step_ms"]["median"] for row in layers() if BY_COPIES not in row["sitting"]}
+    groups: dict[str, list[tuple[float, str]]] = {}
+    for (case, plan, sitting), took in runs.items():
+        if plan == "offload-1" and (case, "dx-first", sitting) in runs:
+            groups.setdefault(place_of(case), []).append((took / runs[case, "dx-first", sitting] - 1, case))
+    said = {place: ", ".join(f"{100 * share:+.1f} % ({case})" for share, case in sorted(found)) for place, found in groups.items()}
+    return "; ".join(f"{place} {each}" for place, each in said.items())
+
+
+@claim
+def host_waits() -> str:
+    """Plans with the host's waits and with a free host."""
+    runs = {(row["case"], row["plan"]): row for row in layers()}
+    rows = []
+    for (case, plan), free in runs.items():
+        if plan.endswith("-free") and (held := runs.get((case, plan.removesuffix("-free")))) and held["sitting"] == free["sitting"]:
+            times = (f"{row['step_ms']['median']:.1f} ms, {row['peak_bytes_by_rank'][0]['reserved'] / 1e9:.1f} GB" for row in (held, free))
+            rows.append([case, plan.removesuffix("-free"), *times])
+    return table(["case", "plan", "with waits: step, reserved", "free host"], rows)
+
+
+@claim
+def bits() -> str:
+    """Which runs were compared with stock's, and what the others' last losses are like."""
+    data = raw("h200/testbed_layers.json")
+    runs, args = data["runs"], data["args"]
+    compared = [row for row in runs if "losses_equal_stock" in row]
+    same = sum(row["losses_equal_stock"] and row["parameters_equal_stock"] for row in compared)
+    others = [row for row in runs if "losses" in row and "losses_equal_stock" not in row]
+    stocks: dict[str, set[float]] = {}
+    for row in runs:
+        if row["plan"].startswith("stock"):
+            stocks.setdefault(args[row["case"]], set()).add(row["losses"][-1])
+    like = [row for row in others if row["losses"][-1] in stocks.get(args[row["case"]], ())]
+    lone = [row for row in others if args[row["case"]] not in stocks]
+    unlike = [row for row in others if row not in like and row not in lone]
+    two = sum(len(each) > 1 for each in stocks.values())
+    failed = sum("failed" in row for row in runs)
+    names = ", ".join(f"`{row['case']}` {row['plan']}" for row in unlike)
+    return (f"of {len(runs)} runs ({failed} failed) {len(compared)} have a stock run of their own sitting beside them, and {same} of these "
+            "have its losses of every step and all its parameters after the last, bit for bit. "
+            f"{len(others)} were run without stock: by their last loss {len(like)} are like a stock run of the same arguments in another "
+            f"sitting, {len(lone)} have none, {len(unlike)} are like none{': ' * bool(unlike)}{names}. "
+            f"Stock's own last loss differs between sittings in {two} cases")  # fmt: skip
+
+
+# -- peaks -----------------------------------------------------------------------------------------------------------
+
+
+def peak_rows() -> dict[tuple[str, str], Row]:
+    """The runs of the peak cases."""
+    return {(row["case"], row["plan"]): row for row in layers() if row["case"].startswith("peak")}
+
+
+@claim
+def peaks() -> str:
+    """Bytes held by tensors, measured and planned."""
+    found = peak_rows()
+
+    def held(plan: str) -> list[int]:
+        return [each["allocated"] for _, case in PEAKS for each in found[case, plan]["peak_bytes_by_rank"]]
+
+    def planned(plan: str) -> list[int]:
+        return [size for _, case in PEAKS for size in found[case, plan]["simulated"]["in_order_peak_bytes_by_rank"]]
+
+    rows = [("plain, measured", held("plain")), ("offload, measured", held("offload")),
+            ("saved, measured", [a - b for a, b in zip(held("plain"), held("offload"), strict=True)]),
+            ("saved, planned (in issue order)", [a - b for a, b in zip(planned("plain"), planned("offload"), strict=True)])]  # fmt: skip
+    head = ["bytes held by tensors, stage", *(word for name, _ in PEAKS for word in (f"{name}: first", "last"))]
+    return table(head, ([name, *(f"{size:,}" for size in sizes)] for name, sizes in rows))
+
+
+@claim
+def peaks_held() -> str:
+    """What pools hold and reserve with offload, and the steps."""
+    found = peak_rows()
+
+    def said(key: str, rank: int) -> str:
+        sizes = ([found[case, plan]["peak_bytes_by_rank"][rank][key] / 1e9 for plan in ("plain", "offload")] for _, case in PEAKS)
+        return " and ".join(f"{plain:.2f} -> {offload:.2f}" for plain, offload in sizes)
+
+    took = ([found[case, plan]["step_ms"]["median"] for plan in ("plain", "offload")] for _, case in PEAKS)
+    steps = " and ".join(f"{plain:.1f} -> {offload:.1f}" for plain, offload in took)
+    return ("with what side streams hold (`in_use`, workspaces included): "
+            f"first stages {said('in_use', 0)} GB, last {said('in_use', 1)}. "
+            f"Pools reserve {said('reserved', 0)} GB on first stages, {said('reserved', 1)} on last ones. Steps: {steps} ms")  # fmt: skip
+
+
+# -- simulated -------------------------------------------------------------------------------------------------------
+
+
+@claim
+def accuracy() -> str:
+    """Errors of simulated steps and peaks, and how many pairs of plans are in the right order, of all runs."""
+    return results.accuracy_table(layers())
+
+
+@claim
+def order() -> str:
+    """How many pairs of plans come in the right order, of all runs and without offload."""
+    every, without = (results.count_order(rows) for rows in (layers(), [row for row in layers() if "offload" not in row["plan"]]))
+    return f"{every[0]} of {every[1]} pairs of plans (without offload {without[0]} of {without[1]})"
+
+
+@claim
+def gains_simulated() -> str:
+    """Simulated gains against measured ones."""
+    found = [pair for pair in pairs(["dx-first", "mixed"]) if "step_ms" in pair.ours.get("simulated", {})]
+    more = sum(pair.simulated_gain > pair.gain for pair in found)
+    ratio = statistics.median(pair.simulated_gain / pair.gain for pair in found)
+    return f"simulated gains of `dx-first` and `mixed` exceed measured ones in {more} of {len(found)} runs, in the median {ratio:.1f} times"

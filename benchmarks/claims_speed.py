@@ -1,0 +1,86 @@
+"""Claims about Interlace's own speed and memory on CPUs, and what was only simulated."""
+
+from __future__ import annotations
+
+from claiming import claim, raw, span
+
+
+@claim
+def road() -> str:
+    """Share of Paddle's own build, and where the time goes."""
+    said = []
+    for row, dtype in zip(raw("road.json")["rows"], ("float32", "bfloat16"), strict=True):
+        took, share = {name: each["median"] for name, each in row["cpu_s"].items()}, row["share"]
+        parts = ", ".join(f"{name} {took[name]:.2f}" for name in ("capture", "passes", "checks", "lowering"))
+        said.append(f"{dtype}: share {share['min']:.2f} to {share['max']:.2f} in {share['runs']} processes, {took['interlace']:.1f} of "
+                    f"{took['paddle']:.1f} s ({parts})")  # fmt: skip
+    return "; ".join(said)
+
+
+@claim
+def executor() -> str:
+    """Building jobs of many operations."""
+    found = raw("executor.json")
+    sizes, job, flagged = found["programs"], found["jobs"]["us_per_job"], found["jobs"]["us_per_job_traced"]
+    numbers, built, held, issued = (
+        " / ".join(words) for words in (
+            [f"{row['ops']:,}" for row in sizes], [f"{row['build_cpu_s']['median']:.2g}" for row in sizes],
+            [f"{row['mb']['median']:.0f}" for row in sizes], [f"{row['us_per_op']['median']:.1f}" for row in sizes]))  # fmt: skip
+    return (f"{numbers} operations build in {built} CPU seconds (power {found['build_grows_with_ops_to_the']}) and {held} MB. "
+            f"An operation of them takes {issued} us, a job {job:.0f} us, {flagged:.0f} us with the flag")  # fmt: skip
+
+
+@claim
+def dumps() -> str:
+    """The largest program's size and times."""
+    row = raw("dumps.json")["rows"][-1]
+    took = ", ".join(f"{name} {row[f'{name}_s']['median']:.2f} s" for name in ("encode", "decode", "verify", "show", "parse"))
+    return f"{row['ops']:,} operations: {row['bytes'] / 1e6:.1f} MB ({row['gzip_bytes'] / 1e6:.1f} MB gzip), {took}"
+
+
+@claim
+def check() -> str:
+    """Seconds of the checker by size."""
+    rows = raw("check.json")["rows"]
+    took = " / ".join(f"{row['check_s']['median']:.3g}" for row in rows)
+    sizes = " / ".join(f"{row['items_a_rank']:,}" for row in rows)
+    each = [row["us_an_item"] for row in rows]
+    return f"{took} CPU seconds at {sizes} operations issued on each rank: {min(each):.0f} to {max(each):.0f} us each"
+
+
+@claim
+def memory_model() -> str:
+    """Predicted against held bytes on the CPU."""
+    found = raw("memory.json")
+    return f"error {found['median_error_percent']} % in the median, {found['worst_error_percent']} % at worst"
+
+
+@claim
+def splitting() -> str:
+    """What cut products gain, in simulation."""
+    rows = [row for rows in raw("splitting.json")["configurations"].values() for row in rows]
+    free, slower = ([row["gain"] for row in rows if (row["overhead"] == 0) is exact] for exact in (True, False))
+    return f"free parts {span(free)}, parts 5 % slower {span(slower)}"
+
+
+@claim
+def grid() -> str:
+    """Points of acceptance R1 with the same bits."""
+    rows = raw("grid.json")["rows"]
+    return f"the same at {sum(row['same'] for row in rows)} of {len(rows)} points"
+
+
+@claim
+def simulator() -> str:
+    """Seconds of one thread for plans of some million events, each part, and all of it for five million."""
+    rows = [row for row in raw("simulator.json")["rows"] if row["events"] > 1e6]
+    whole = [(row["lower_s"] + row["fast_split_memory_s"]) * 5e6 / row["events"] for row in rows]
+    engine = [row["fast_5m_events_s"] for row in rows]
+    said = "; ".join(
+        f"{row['events'] / 1e6:.1f} million events ({row['plan']}): plans to arrays {row['lower_s']:.1f} s, events {row['fast_s']:.1f} s, "
+        f"parts of the step {row['fast_split_s'] - row['fast_s']:.1f} s, memory {row['fast_split_memory_s'] - row['fast_split_s']:.1f} s"
+        for row in rows
+    )
+    plain = [row["plain_over_fast"] for row in raw("simulator.json")["rows"] if "plain_over_fast" in row]
+    return (f"{said}. 5 million take {min(whole):.1f} to {max(whole):.1f} s of one core in all, the events alone {min(engine):.1f} to "
+            f"{max(engine):.1f}, for which the plain simulator takes {min(plain):.0f} to {max(plain):.0f} times as long")  # fmt: skip
