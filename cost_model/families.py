@@ -82,7 +82,7 @@ COMM = dict.fromkeys(ALL_REDUCES, "all_reduce") | {
     "reduce_scatter": "reduce_scatter", "c_reducescatter": "reduce_scatter", "all_to_all": "all_to_all",
     "broadcast": "broadcast", "c_broadcast": "broadcast", "reduce": "reduce", "c_reduce_sum": "reduce", "barrier": "barrier",
     "c_softmax_with_cross_entropy": "all_reduce", "c_softmax_with_multi_label_cross_entropy": "all_reduce",
-    "c_scatter": "broadcast",
+    "margin_cross_entropy": "all_reduce", "c_scatter": "broadcast",
 }  # fmt: skip
 """Paddle's collectives -> the collective whose traffic they have."""
 

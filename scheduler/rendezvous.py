@@ -10,6 +10,7 @@ import numpy as np
 from interlace.errors import PlanError
 from interlace.ir import Op, Program, describe
 from interlace.ir.kinds import is_collective, is_comm, is_send
+from interlace.scheduler.rings import RingName, RingNames
 from interlace.scheduler.sim_input import Ints, Options, RankItems, ints, offsets
 
 
@@ -18,8 +19,9 @@ def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[
     acting = {part.program.rank: part.program.rank for part in parts}
     acting |= {rank: twin for rank, twin in options.stands_for.items() if rank not in acting}
     queues: dict[Hashable, dict[int, list[int]]] = {}
+    names = RingNames({part.program.rank: part.program.groups for part in parts})
     for k, part in enumerate(parts):
-        channel = {op.id: _channel(op, part.program, acting, options) for op in part.ops.values() if is_comm(op)}
+        channel = {op.id: _channel(op, part.program, acting, options, names) for op in part.ops.values() if is_comm(op)}
         comm = np.flatnonzero(np.isin(part.items[:, 0], list(channel)))
         for at, op_id in zip(comm.tolist(), part.items[comm, 0].tolist(), strict=True):
             if (found := channel[op_id]) is not None:
@@ -28,7 +30,7 @@ def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[
 
 
 def _channel(
-    op: Op, program: Program, acting: Mapping[int, int], options: Options
+    op: Op, program: Program, acting: Mapping[int, int], options: Options, names: RingNames
 ) -> tuple[Hashable, list[Any], Any] | None:
     """Key of the channel, who takes part in it, and as whom this op does; None where nobody else does."""
     ranks = next((group.ranks for group in program.groups if group.id == op.group), ())
@@ -41,7 +43,7 @@ def _channel(
     if is_collective(op):
         members = sorted({acting[rank] for rank in ranks if rank in acting})
         exact = all(acting[rank] == rank for rank in ranks if rank in acting)
-        return ((op.group if exact else -1, tuple(members)), members, program.rank)
+        return ((names.name(program.rank, op.group) if exact else None, tuple(members)), members, program.rank)
     peer = ranks[int(op.attrs.get("peer", 0))]
     if peer not in acting:
         return None
@@ -49,7 +51,8 @@ def _channel(
     if source == target:
         raise PlanError(f"rank {program.rank}: {describe(op)} sends to rank {peer}, for which the same rank stands")
     exact = all(acting[rank] == rank for rank in (program.rank, peer))
-    return (("p2p", op.group if exact else -1, source, target), ["send", "receive"], "send" if is_send(op) else "receive")
+    name = names.name(program.rank, op.group) if exact else None
+    return (("p2p", name, source, target), ["send", "receive"], "send" if is_send(op) else "receive")
 
 
 def _numbered(queues: Mapping[Hashable, Mapping[Any, list[int]]], parts: Sequence[RankItems], first: Ints,
@@ -84,9 +87,13 @@ def _numbered(queues: Mapping[Hashable, Mapping[Any, list[int]]], parts: Sequenc
 
 def _lack(key: Hashable, lacking: Sequence[str], k: int) -> str:
     if isinstance(key, tuple) and key[0] == "p2p":
-        return f"number {k + 1} from rank {key[2]} to rank {key[3]} on group {key[1]} has no {lacking[0]}"
+        return f"number {k + 1} from rank {key[2]} to rank {key[3]}{_on_group(key[1])} has no {lacking[0]}"
     assert isinstance(key, tuple)
-    return f"number {k + 1} on group {key[0]} is never issued by rank(s) {', '.join(lacking)}"
+    return f"number {k + 1}{_on_group(key[0])} is never issued by rank(s) {', '.join(lacking)}"
+
+
+def _on_group(name: RingName | None) -> str:
+    return f" on group {name[1]} of ranks {list(name[0])}" if name else ""
 
 
 def _same_kind(row: Sequence[int], k: int, parts: Sequence[RankItems], first: Ints) -> None:

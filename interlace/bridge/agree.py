@@ -1,45 +1,139 @@
-"""Ranks of one run talk to each other while they plan, and compare their plans before the first step."""
+"""Ranks of one run talk to each other while they plan, and prove their plans together before the first step."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import time
+import zlib
+from collections.abc import Sequence
+from functools import cache
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import paddle
 
 from interlace.errors import PlanError
-from interlace.ir import Program
+from interlace.ir import Group, Program
 from interlace.passes.peers import Peers, require_one_topic
 from interlace.plan import Plan
-from interlace.scheduler.hazards import compare_digests, digest
+from interlace.scheduler.hazards import Ask, Place, Teller, Told, Voice, check_together, refuse, tell, trace_of, unpacked
 
 CHANNEL = -2
 """Channel of the CPU transport for this exchange; groups of programs have numbers from 0."""
 STORE_KEY = "interlace/plan"
+STORE_TIMEOUT_S = 900.0
+"""Paddle's own time-out of a store, which it does not keep: a read of a key that nobody writes never ends."""
+Run = tuple[int, int, int]
+"""Ranks of a group in short: first, step, how many."""
 
 
-def require_agreement(plan: Plan) -> None:
-    """Compare options and communication orders of all ranks.
+class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What each rank says of its plan, some hundred bytes: marks of its options and of its skeleton, its groups, and which of them
+    the skeleton's rings are."""
+
+    options: bytes
+    skeleton: bytes
+    groups: tuple[tuple[int, tuple[Run, ...]], ...]
+    rings: tuple[int, ...]
+
+
+def require_agreement(plan: Plan, voice: Voice, place: Place) -> None:
+    """Compare options and prove the plans of all ranks together: partners agree, and no rank waits in a circle.
+
+    Every rank says what is its own in a few hundred bytes; the order of its communication is said once for all ranks that have the
+    same one.
+
+    Args:
+        plan: This rank's plan.
+        voice: What it says of its communication, as `require_safe` gave it.
+        place: Whose rules hold.
 
     Raises:
-        PlanError: On every rank alike, with the first difference.
+        PlanError: On every rank alike, with what `interlace check` says of the same plans.
     """
-    program = plan.program
-    peers = peers_of(program)
-    if peers is None or not program.jobs:
-        return
-    mine = msgspec.json.encode((plan.fingerprint(), digest(program)))
-    found = [msgspec.json.decode(text, type=tuple[str, str]) for text in peers.gather("the finished plan", mine)]
-    for rank, (options, _) in enumerate(found):
-        if options != found[0][0]:
-            raise PlanError(f"ranks 0 and {rank} planned with different options: {found[0][0]} and {options}; "
-                            "give every rank the same configuration and device profile")  # fmt: skip
-    differences = compare_digests([text for _, text in found])
-    if differences:
-        raise PlanError("ranks planned different orders of communication:\n  " + "\n  ".join(map(str, differences)))
+    peers = peers_of(plan.program)
+    if peers is not None:
+        agree(peers, plan.program, plan.fingerprint(), voice, place)
+
+
+def agree(peers: Peers, program: Program, options: str, voice: Voice, place: Place) -> None:
+    """See `require_agreement`."""
+    mine = Said(_mark(options), voice.skeleton.mark, tuple((group.id, runs(group.ranks)) for group in voice.groups), voice.rings)
+    said = [msgspec.msgpack.decode(each, type=Said) for each in peers.gather("the finished plan", msgspec.msgpack.encode(mine))]
+    _require_one_choice(peers, program.rank, options, said)
+    firsts = _firsts([each.skeleton for each in said])
+    own = voice.skeleton.packed if program.rank in firsts.values() else b""
+    packed = peers.gather("orders of communication", own)
+    skeletons = {mark: unpacked(packed[rank]) for mark, rank in firsts.items()}
+    voices = [
+        Voice(rank, tuple(Group(number, members(each)) for number, each in one.groups), one.rings, skeletons[one.skeleton])
+        for rank, one in enumerate(said)
+    ]
+    found = check_together(voices, place, _teller(peers, program, place))
+    refuse(found, f"the plans of all ranks together are not safe on {place.name}")
+
+
+def _require_one_choice(peers: Peers, rank: int, options: str, said: Sequence[Said]) -> None:
+    firsts = list(_firsts([each.options for each in said]).values())
+    if len(firsts) > 1:
+        texts = peers.gather("options that differ", options.encode() if rank in firsts else b"")
+        raise PlanError(f"ranks 0 and {firsts[1]} planned with different options: {texts[0].decode()} and {texts[firsts[1]].decode()}; "
+                        "give every rank the same configuration and device profile")  # fmt: skip
+
+
+def _firsts(marks: Sequence[bytes]) -> dict[bytes, int]:
+    """The first rank of each mark."""
+    found: dict[bytes, int] = {}
+    for rank, mark in enumerate(marks):
+        found.setdefault(mark, rank)
+    return found
+
+
+def _mark(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def _teller(peers: Peers, program: Program, place: Place) -> Teller:
+    """Answers from the ranks that are asked; every rank asks the same."""
+
+    def ask(asks: Sequence[Ask]) -> list[Told]:
+        mine = [each for each in asks if each.rank == program.rank]
+        answers = tell(trace_of(program, place), program.rank, mine) if mine else []
+        said = peers.gather("what waits", msgspec.msgpack.encode(answers))
+        told = [iter(msgspec.msgpack.decode(each, type=list[Told])) for each in said]
+        return [next(told[each.rank]) for each in asks]
+
+    return ask
+
+
+def runs(ranks: Sequence[int]) -> tuple[Run, ...]:
+    """Ranks as runs of equal steps; a mesh's groups are one or a few.
+
+    >>> runs((0, 1, 2, 8, 9, 10)), runs((5,)), runs((1, 0))
+    (((0, 1, 3), (8, 1, 3)), ((5, 1, 1),), ((1, -1, 2),))
+    """
+    found: list[Run] = []
+    for rank in ranks:
+        first, step, length = found[-1] if found else (rank, 1, 0)
+        if length == 1:
+            found[-1] = (first, rank - first, 2)
+        elif length and rank == first + step * length:
+            found[-1] = (first, step, length + 1)
+        else:
+            found.append((rank, 1, 1))
+    return tuple(found)
+
+
+def members(found: Sequence[Run]) -> tuple[int, ...]:
+    """The ranks of `runs`.
+
+    >>> members(runs((3, 7, 11, 1, 0, 4)))
+    (3, 7, 11, 1, 0, 4)
+    """
+    return tuple(first + step * k for first, step, length in found for k in range(length))
 
 
 def peers_of(program: Program) -> Peers | None:
@@ -55,33 +149,82 @@ class _Ranks:
 
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
         """See `Peers.gather`."""
-        packed = msgspec.msgpack.encode((topic, mine))
-        every = self._through_store(packed) if _local_transport() is None else self._through_transport(packed)
-        said = [msgspec.msgpack.decode(each, type=tuple[str, bytes]) for each in every]
-        require_one_topic([topic for topic, _ in said])
-        return [text for _, text in said]
+        transport = _local_transport()
+        rounds = _store_rounds(self.rank, self.world) if transport is None else TransportRounds(transport, self.world)
+        return gather_on(rounds, topic, mine)
 
-    def _through_store(self, mine: bytes) -> list[bytes]:
-        store = paddle.base.core.create_or_get_global_tcp_store()
-        tag = f"{STORE_KEY}/{next(_rounds)}"
-        store.set(f"{tag}/{self.rank}", mine.hex())
-        return [bytes.fromhex(_text(store.get(f"{tag}/{rank}"))) for rank in range(self.world)]
 
-    def _through_transport(self, mine: bytes) -> list[bytes]:
-        transport, ranks = _local_transport(), tuple(range(self.world))
-        sizes = transport.all_gather(np.array([len(mine)], dtype=np.int64), CHANNEL, ranks, "planning", "int64")
+class Rounds(Protocol):
+    """A way by which all ranks hear what each says."""
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """What every rank says, in the order of ranks; all ranks call it equally often."""
+        ...
+
+
+def gather_on(rounds: Rounds, topic: str, mine: bytes) -> list[bytes]:
+    """One round on a topic. See `Peers.gather`."""
+    said = [msgspec.msgpack.decode(each, type=tuple[str, bytes]) for each in rounds.exchange(msgspec.msgpack.encode((topic, mine)))]
+    require_one_topic([topic for topic, _ in said])
+    return [text for _, text in said]
+
+
+class StoreRounds:
+    """Rounds through Paddle's store. Rank 0 collects what all say and writes it down once: some calls a rank and round, where every
+    rank's reading of every other would be the square of the world.
+    """
+
+    def __init__(self, store: Any, rank: int, world: int, timeout_s: float = STORE_TIMEOUT_S) -> None:
+        self.store, self.rank, self.world, self.timeout_s = store, rank, world, timeout_s
+        self.rounds = count()
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """See `Rounds`.
+
+        Raises:
+            PlanError: A rank says nothing within the time-out.
+        """
+        key, deadline_s = f"{STORE_KEY}/{next(self.rounds)}", time.monotonic() + self.timeout_s
+        self._write(f"{key}/{self.rank}", mine)
+        if self.rank == 0:
+            every = [self._read(f"{key}/{rank}", rank, deadline_s) for rank in range(self.world)]
+            self._write(f"{key}/all", zlib.compress(msgspec.msgpack.encode(every), 1))
+        return msgspec.msgpack.decode(zlib.decompress(self._read(f"{key}/all", 0, deadline_s)), type=list[bytes])
+
+    def _write(self, key: str, text: bytes) -> None:
+        self.store.set(key, text)
+        self.store.add(f"{key}/there", 1)
+
+    def _read(self, key: str, rank: int, deadline_s: float) -> bytes:
+        pause_s = 0.001
+        while not self.store.add(f"{key}/there", 0):
+            if time.monotonic() > deadline_s:
+                raise PlanError(f"rank {rank} said nothing of its plan to rank {self.rank} within {self.timeout_s:g} s; it failed, or does "
+                                "not plan: see its log")  # fmt: skip
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.5)
+        return bytes(self.store.get(key))
+
+
+class TransportRounds:
+    """Rounds through the transport of CPU ranks."""
+
+    def __init__(self, transport: Any, world: int) -> None:
+        self.transport, self.ranks = transport, tuple(range(world))
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """See `Rounds`."""
+        sizes = self.transport.all_gather(np.array([len(mine)], dtype=np.int64), CHANNEL, self.ranks, "planning", "int64")
         longest = max(int(size[0]) for size in sizes)
         padded = np.frombuffer(mine.ljust(longest, b"\0"), dtype=np.uint8)
-        rows = transport.all_gather(padded, CHANNEL, ranks, "planning", "uint8")
+        rows = self.transport.all_gather(padded, CHANNEL, self.ranks, "planning", "uint8")
         return [row.tobytes()[: int(size[0])] for row, size in zip(rows, sizes, strict=True)]
 
 
-_rounds = count()
-"""One number for each exchange of this process, so that each uses keys of its own."""
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+@cache
+def _store_rounds(rank: int, world: int) -> StoreRounds:
+    """This process's, so that each round has keys of its own."""
+    return StoreRounds(paddle.base.core.create_or_get_global_tcp_store(), rank, world)
 
 
 def _local_transport() -> Any:

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import paddle
 
 from interlace.bridge.layers import LayerNames, name_layers
 from interlace.errors import ProgramError
-from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value
-from interlace.ir.kinds import COLLECTIVES, DATA, KEYWORD, RECEIVES, SENDS, STACK_CREATE, is_comm, is_random
+from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value, describe
+from interlace.ir.kinds import DATA, KEYWORD, STACK_CREATE, is_comm, is_known_comm, is_random, ring_of
 from interlace.ir.program import Role
 
 ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
@@ -110,8 +111,9 @@ class _Capture:
         no_buffer = tuple(k for k, v in enumerate(source.operands_source())
                           if operands[k] != ABSENT and (k in unread or source.is_no_need_buffer(v)))  # fmt: skip
         raw = source.attrs()
-        return Op(op_id, name, operands, results, role, chunk, attrs, "", _group_of(name, attrs), raw.get("execution_stream", ""),
+        made = Op(op_id, name, operands, results, role, chunk, attrs, "", -1, raw.get("execution_stream", ""),
                   raw.get("stream_priority", 0), op_id, no_buffer, inplace, views, len(list(source.blocks())))  # fmt: skip
+        return with_group(made)
 
     def _known(self, source: Any, op_id: int, name: str) -> int:
         key = source.id
@@ -168,7 +170,7 @@ def _check_blocks(source: Any, op_id: int) -> None:
     outer = {v.id for v in operand_sources(source)}
     for inner in _nested(source):
         name, attrs = inner.name(), inner.attrs()
-        found = Op(op_id, name, (), (), "forward", attrs=attrs, group=_group_of(name, attrs))
+        found = with_group(Op(op_id, name, (), (), "forward", attrs=attrs))
         written = [inner.operand_source(k) for k in paddle.base.libpaddle.pir.get_op_inplace_info(inner).values()]
         wrong = "communicates" if is_comm(found) else "draws random numbers" if is_random(found) else ""
         if not wrong and any(not paddle.pir.is_fake_value(v) and v.id in outer for v in written):
@@ -296,22 +298,29 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def _group_of(name: str, attrs: dict[str, Any]) -> int:
-    kind = name.rpartition(".")[2].rstrip("_")
-    ring = attrs.get("ring_id")
-    return ring if isinstance(ring, int) and (kind in COLLECTIVES or kind in SENDS or kind in RECEIVES) else -1
+def with_group(op: Op) -> Op:
+    """The operation with the ring that its attributes name as its group.
+
+    Raises:
+        ProgramError: It holds a ring, and it is not known how operations of its kind communicate.
+    """
+    group = ring_of(op)
+    if group >= 0 and not is_known_comm(op):
+        raise ProgramError(f"{describe(op)} communicates over ring {group}, and Interlace does not know how operations of this kind do; "
+                           "build the model without it, or set enable: false to train with Paddle's own plan")  # fmt: skip
+    return msgspec.structs.replace(op, group=group) if group >= 0 else op
 
 
 def _groups(ids: set[int]) -> tuple[Group, ...]:
-    from paddle.distributed.auto_parallel.static.process_group import get_process_group
+    """The groups that operations use, and all others of the same ranks, so that each can be known by its place among them."""
+    from paddle.distributed.auto_parallel.static.process_group import get_all_process_groups
 
-    made = []
-    for ring in sorted(ids):
-        found = get_process_group(ring)
-        if found is None:
-            raise ProgramError(f"communication group {ring} is used by an operation but Paddle knows no ranks for it")
-        made.append(Group(ring, tuple(int(rank) for rank in found.ranks)))
-    return tuple(made)
+    known = {int(group.id): tuple(int(rank) for rank in group.ranks) for group in get_all_process_groups()}
+    unknown = sorted(ids - known.keys())
+    if unknown:
+        raise ProgramError(f"communication group {unknown[0]} is used by an operation but Paddle knows no ranks for it")
+    used = {known[ring] for ring in ids}
+    return tuple(Group(ring, ranks) for ring, ranks in sorted(known.items()) if ring in ids or (ring and ranks in used))
 
 
 def feeds(program: Program) -> list[Value]:

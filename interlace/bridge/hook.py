@@ -25,7 +25,7 @@ from interlace.config import Config, find_config, load_config, read_yaml
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
 from interlace.plan import Plan, make_plan
-from interlace.scheduler.hazards import PLACES, require_safe, require_straight
+from interlace.scheduler.hazards import PLACES, Voice, require_safe, require_straight
 
 DISABLE_VARIABLE, CONFIG_VARIABLE = "INTERLACE_DISABLE", "INTERLACE_CONFIG"
 SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
@@ -34,14 +34,15 @@ SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
 
 @dataclass(slots=True)
 class Mode:
-    """What an engine runs in one mode: the plan, what it was captured from, and the executor's form of it."""
+    """What an engine runs in one mode: the plan, what it was captured from, and the executor's form of it; before the first step, what
+    the other ranks have to hear of it."""
 
     plan: Plan
     captured: Captured
     lowered: Lowered
     user_values: Any
     fetches: tuple[int, ...] = ()
-    agreed: bool = False
+    unheard: Voice | None = None
 
 
 @dataclass(slots=True)
@@ -249,13 +250,12 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
     plan = make_plan(captured.program, state.config, *costs_for(state.config, place), peers_of(captured.program))
     if state.config.dump:
         plan.dump(Path(state.config.dump) if mode == "train" else Path(state.config.dump) / mode)
-    if state.config.check:
-        require_safe([plan.program], PLACES[place.name])
+    voice = require_safe([plan.program], PLACES[place.name])[0] if state.config.check else None
     place.prepare()
     lowered = lower(captured, plan.program, place)
     if mode == "train":
         _last_plan[:] = [plan]
-    state.modes[mode] = Mode(plan, captured, lowered, mapping)
+    state.modes[mode] = Mode(plan, captured, lowered, mapping, unheard=voice)
     return lowered
 
 
@@ -290,9 +290,9 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
     engine._job_plan = mode.lowered if mode else None
     try:
         if mode is not None:
-            if state.config.check and not mode.agreed:
-                require_agreement(mode.plan)
-                mode.agreed = True
+            if mode.unheard is not None:
+                require_agreement(mode.plan, mode.unheard, PLACES[choose_place().name])
+                mode.unheard = None
             engine._pir_fetch_values = _translate(engine, mode, asked)
             engine._job_plan = mode.lowered
         engine._executor._set_plan(engine._job_plan)

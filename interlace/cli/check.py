@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     return 1 if findings or stall else 0
 
 
-STALLS = frozenset({"deadlock", "collective-order", "p2p-mismatch", "event-order", "read-before-write"})
+STALLS = frozenset({"deadlock", "collective-order", "p2p-mismatch", "event-order", "read-before-write", "wrong-group"})
 """Classes with which a step has no times."""
 
 

@@ -26,8 +26,17 @@ ALL_REDUCES = frozenset({"all_reduce", "mp_allreduce_sum", "c_allreduce_sum", "c
                          "c_allreduce_prod", "c_allreduce_avg"})  # fmt: skip
 COLLECTIVES = ALL_REDUCES | {
     "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "c_concat", "c_allgather", "c_reducescatter",
-    "c_broadcast", "c_reduce_sum", "c_softmax_with_cross_entropy", "c_softmax_with_multi_label_cross_entropy", "barrier",
+    "c_broadcast", "c_reduce_sum", "c_scatter", "partial_allgather", "barrier", "c_softmax_with_cross_entropy",
+    "c_softmax_with_multi_label_cross_entropy", "margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample",
+    "global_gather", "global_gather_grad", "global_scatter", "global_scatter_grad",
+    "fused_attention", "fused_attention_grad", "fused_feedforward", "fused_feedforward_grad",
 }  # fmt: skip
+"""Kinds that, with a ring, wait for all ranks of it."""
+SILENT = frozenset({"c_identity", "c_split", "c_concat_grad", "mp_allreduce_sum_grad", "c_softmax_with_cross_entropy_grad",
+                    "c_softmax_with_multi_label_cross_entropy_grad", "sync_comm_stream", "sync_calc_stream"})  # fmt: skip
+"""Kinds that name a ring and whose kernels send nothing."""
+ALONE_WITHOUT_RANKS = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample"})
+"""Kinds whose ring counts only with `nranks` above 1; Paddle sets ring 0 and one rank where the user names no group."""
 FLASH = frozenset({"flash_attn", "flash_attn_unpadded", "flash_attn_qkvpacked", "flashmask_attention",
                    "scaled_dot_product_attention", "memory_efficient_attention"})  # fmt: skip
 COPIES = frozenset({"memcpy", "memcpy_d2h", "memcpy_h2d"})
@@ -72,13 +81,31 @@ def is_p2p(op: Op) -> bool:
 
 
 def is_collective(op: Op) -> bool:
-    """Whether all ranks of a group take part."""
-    return op.kind in COLLECTIVES
+    """Whether all ranks of a group take part: whatever has a group and is no send or receive."""
+    return op.group >= 0 and not is_p2p(op)
 
 
 def is_comm(op: Op) -> bool:
-    """Whether the operation talks to other ranks."""
-    return op.group >= 0 and (op.kind in COLLECTIVES or is_p2p(op))
+    """Whether the operation talks to other ranks: what has a group does, of whatever kind it is."""
+    return op.group >= 0
+
+
+def ring_of(op: Op) -> int:
+    """The ring that an operation's attributes name and over which it communicates; -1 for none.
+
+    >>> ring_of(Op(1, "pd_op.all_reduce_", (), (), "forward", attrs={"ring_id": 5}))
+    5
+    >>> ring_of(Op(1, "pd_op.c_identity", (), (), "forward", attrs={"ring_id": 5}))
+    -1
+    """
+    ring = op.attrs.get("ring_id", -1)
+    alone = op.kind in ALONE_WITHOUT_RANKS and op.attrs.get("nranks", 1) == 1
+    return -1 if op.kind in SILENT or alone or not isinstance(ring, int) else ring
+
+
+def is_known_comm(op: Op) -> bool:
+    """Whether it is known how an operation with a ring communicates."""
+    return is_p2p(op) or op.kind in COLLECTIVES
 
 
 def is_random(op: Op) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from interlace.errors import ProgramError
-from interlace.ir.kinds import is_boundary, is_collective, is_copy, is_p2p
-from interlace.ir.program import ABSENT, Op, Program
+from interlace.ir.kinds import is_boundary, is_copy, is_known_comm, is_p2p, ring_of
+from interlace.ir.program import ABSENT, Group, Op, Program
 from interlace.ir.waits import computes
 
 JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -93,13 +93,21 @@ def _operations(program: Program) -> list[str]:
                 faults.append(f"{describe(op)}: result {result} aliases operand {operand} but has another storage")
         if any(not 0 <= k < len(op.operands) for k in op.no_buffer):
             faults.append(f"{describe(op)}: no_buffer {op.no_buffer} is out of range")
-        if (is_collective(op) or is_p2p(op)) and op.group >= 0 and op.group not in groups:
-            faults.append(f"{describe(op)} uses group {op.group}, which the program does not list")
-        if is_p2p(op) and op.group in groups:
-            peer = op.attrs.get("peer", -1)
-            if not 0 <= peer < len(groups[op.group].ranks):
-                faults.append(f"{describe(op)}: peer {peer} is not in group {op.group} {list(groups[op.group].ranks)}")
+        faults += _communication(op, groups)
     return faults
+
+
+def _communication(op: Op, groups: dict[int, Group]) -> list[str]:
+    ring, peer = ring_of(op), op.attrs.get("peer", -1)
+    if op.group < 0:
+        lost = f"{describe(op)} holds ring {ring} and has no group; what holds a ring communicates: dump the program again"
+        return [lost] if ring >= 0 else []
+    if not is_known_comm(op):
+        return [f"{describe(op)} has group {op.group}, and it is not known how operations of this kind communicate"]
+    if op.group not in groups:
+        return [f"{describe(op)} uses group {op.group}, which the program does not list"]
+    outside = is_p2p(op) and not 0 <= peer < len(groups[op.group].ranks)
+    return [f"{describe(op)}: peer {peer} is not in group {op.group} {list(groups[op.group].ranks)}"] if outside else []
 
 
 def _jobs(program: Program) -> list[str]:

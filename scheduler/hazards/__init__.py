@@ -20,23 +20,34 @@ Orders that hold only because another rank waits in between are not counted, exc
 them.
 """
 
-from interlace.scheduler.hazards.check import check, require_safe
-from interlace.scheduler.hazards.comm import compare_digests, digest, require_straight
+from interlace.scheduler.hazards.check import check, refuse, require_safe, trace_of
+from interlace.scheduler.hazards.comm import require_straight
 from interlace.scheduler.hazards.finding import Finding, Where, findings_text
 from interlace.scheduler.hazards.place import CPU, CUSTOM, GPU, PLACES, Place
+from interlace.scheduler.hazards.skeleton import Skeleton, Voice, unpacked
+from interlace.scheduler.hazards.together import check_together
+from interlace.scheduler.hazards.told import Ask, Teller, Told, tell
 
 __all__ = [
     "CPU",
     "CUSTOM",
     "GPU",
     "PLACES",
+    "Ask",
     "Finding",
     "Place",
+    "Skeleton",
+    "Teller",
+    "Told",
+    "Voice",
     "Where",
     "check",
-    "compare_digests",
-    "digest",
+    "check_together",
     "findings_text",
+    "refuse",
     "require_safe",
     "require_straight",
+    "tell",
+    "trace_of",
+    "unpacked",
 ]

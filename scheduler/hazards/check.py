@@ -6,19 +6,22 @@ import gc
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import msgspec
 
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.scheduler.hazards.comm import calls_of, disagreements, shared_streams
-from interlace.scheduler.hazards.deadlock import circles
+from interlace.scheduler.hazards.comm import shared_streams, wrong_groups
 from interlace.scheduler.hazards.finding import Finding, findings_text, merged
 from interlace.scheduler.hazards.memory import freed_in_use, overlapping_steps
 from interlace.scheduler.hazards.order import Fault, Trace, Tracer
 from interlace.scheduler.hazards.place import GPU, Place
+from interlace.scheduler.hazards.skeleton import Skeleton, Voice, skeleton_of, voice_of
 from interlace.scheduler.hazards.steps import flatten
 from interlace.scheduler.hazards.texts import finding_of
+from interlace.scheduler.hazards.together import check_together
+from interlace.scheduler.hazards.told import Ask, Told, tell
 
 
 def check(programs: Sequence[Program], place: Place = GPU) -> list[Finding]:
@@ -30,9 +33,7 @@ def check(programs: Sequence[Program], place: Place = GPU) -> list[Finding]:
     Raises:
         PlanError: Two programs of one rank, programs of different worlds, or p2p without a peer.
     """
-    _same_world(programs)
-    with _without_collector():
-        return _check(programs, place)
+    return prove(programs, place).findings
 
 
 @contextmanager
@@ -47,34 +48,65 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _check(programs: Sequence[Program], place: Place) -> list[Finding]:
-    walked: dict[bytes, tuple[Trace, list[Fault]]] = {}
+@dataclass(slots=True)
+class Proof:
+    """What is unsafe in some plans, and what each rank says of its communication to ranks that are elsewhere."""
+
+    findings: list[Finding]
+    voices: list[Voice]
+
+
+def prove(programs: Sequence[Program], place: Place) -> Proof:
+    """See `check`."""
+    _same_world(programs)
+    with _without_collector():
+        return _prove(programs, place)
+
+
+def _prove(programs: Sequence[Program], place: Place) -> Proof:
+    walked: dict[bytes, tuple[Trace, list[Fault], Skeleton]] = {}
+    traces: dict[int, Trace] = {}
     findings: list[Finding] = []
-    traces = []
-    all_calls = [calls_of(program) for program in programs]
-    for calls in all_calls:
-        key = _content(calls.program)
+    voices = []
+    for program in programs:
+        key = _content(program)
         if key not in walked:
-            trace = Tracer(flatten(calls.program, place.serial), place).run()
-            walked[key] = (trace, [*trace.faults, *freed_in_use(trace, place), *overlapping_steps(trace, place)])
-        trace, faults = walked[key]
-        traces.append(trace)
-        findings += _described(trace, faults, calls.program.rank)
-        findings += shared_streams(calls) if place.one_ring_a_stream else []
-    unequal = disagreements(all_calls)
-    return findings + unequal + ([] if unequal else circles(all_calls, traces, place))
+            trace = trace_of(program, place)
+            faults = [*trace.faults, *freed_in_use(trace, place), *overlapping_steps(trace, place)]
+            walked[key] = (trace, faults, skeleton_of(trace, place))
+        trace, faults, skeleton = walked[key]
+        traces[program.rank] = trace
+        voices.append(voice_of(program, skeleton))
+        findings += [*_described(trace, faults, program.rank), *wrong_groups(program)]
+        findings += shared_streams(program) if place.one_ring_a_stream else []
+
+    def ask(asks: Sequence[Ask]) -> list[Told]:
+        return [tell(traces[each.rank], each.rank, [each])[0] for each in asks]
+
+    return Proof(findings + check_together(voices, place, ask), voices)
 
 
-def require_safe(programs: Sequence[Program], place: Place = GPU) -> None:
-    """Refuse an unsafe plan.
+def trace_of(program: Program, place: Place) -> Trace:
+    """Happens-before of one rank's plan."""
+    return Tracer(flatten(program, place.serial), place).run()
+
+
+def require_safe(programs: Sequence[Program], place: Place = GPU) -> list[Voice]:
+    """Refuse an unsafe plan; gives what each rank says of its communication, for `check_together` with the other ranks.
 
     Raises:
         PlanError: With the findings, summed up by class where they are many.
     """
-    findings = check(programs, place)
+    proof = prove(programs, place)
+    refuse(proof.findings, f"the plan is not safe on {place.name}")
+    return proof.voices
+
+
+def refuse(findings: Sequence[Finding], what: str) -> None:
+    """Raise PlanError where there are findings, with a text that sums them up by class where they are many."""
     if findings:
         texts = "\n  ".join(findings_text(findings))
-        raise PlanError(f"the plan is not safe on {place.name}: {len(findings)} finding(s)\n  {texts}")
+        raise PlanError(f"{what}: {len(findings)} finding(s)\n  {texts}")
 
 
 def _same_world(programs: Sequence[Program]) -> None:

@@ -1,125 +1,149 @@
 """Waits in a circle over all ranks.
 
 Only communication can wait for another rank, so the graph holds communication alone: the partners of a call are one node,
-and the clocks of `order` say which earlier calls of a rank a call waits for. Cost O(calls x streams).
+and a rank's skeleton says which of its earlier calls a call waits for. Ranks of one skeleton are folded into one first: every circle
+of the world is a circle of the folded graph too, so where that has none the proof is done, at the cost of one rank a stage. A circle
+of the folded graph need not be one of the world; then the calls on it are looked at rank by rank.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
-from interlace.ir.kinds import is_send
-from interlace.scheduler.hazards.comm import Calls
-from interlace.scheduler.hazards.finding import Finding, Where, stream_text, where
-from interlace.scheduler.hazards.order import NEVER, Trace
-from interlace.scheduler.hazards.place import Place
-from interlace.scheduler.hazards.steps import HOST
+from interlace.scheduler.hazards.finding import Finding
+from interlace.scheduler.hazards.order import NEVER
+from interlace.scheduler.hazards.place import UNBOUNDED, Place
+from interlace.scheduler.hazards.skeleton import Channel, Skeleton
+from interlace.scheduler.hazards.told import Ask, Told
+from interlace.scheduler.hazards.world import NOBODY, World
 
 Node = int
+Seat = tuple[int, Channel]
+"""One actor's channel. An actor is a rank, or all ranks of one skeleton."""
 
 
 @dataclass(slots=True)
 class Waits:
-    """Who waits for whom: node -> `(node it waits for, rank place, earlier item, item)`; a call's partners are one node."""
+    """Who waits for whom.
 
+    Attributes:
+        nodes: The nodes, each with its calls `(actor, call)`.
+        edges: Node -> `(node it waits for, actor, earlier call, call)`.
+    """
+
+    nodes: dict[Node, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     edges: dict[Node, list[tuple[Node, int, int, int]]] = field(default_factory=lambda: defaultdict(list))
-    node: list[dict[int, Node]] = field(default_factory=list)
-    count: int = 0
 
 
-def circles(all_calls: Sequence[Calls], traces: Sequence[Trace], place: Place) -> list[Finding]:
-    """A finding with one cycle where some communication can never start; channels must match already."""
-    waits = Waits()
-    _number(waits, all_calls, traces, place)
-    for k, (calls, trace) in enumerate(zip(all_calls, traces, strict=True)):
-        _local_waits(waits, k, calls, trace, place)
-    stuck = _stuck(waits)
+@dataclass(slots=True, frozen=True)
+class Circle:
+    """Waits `(rank, earlier call, call)`, each for the next one's call, and how many communications never start."""
+
+    waits: list[Ask]
+    stuck: int
+
+
+def circle(world: World, place: Place) -> Circle | None:
+    """A circle in which some communication can never start; partners must agree already."""
+    folded = _waits(world.skeletons, world, world.kind, place, None)
+    stuck = _stuck(folded)
     if not stuck:
-        return []
-    return [_describe(_cycle(waits, stuck), len(stuck), all_calls, traces)]
+        return None
+    held = {call for node in stuck for call in folded.nodes[node]}
+    ranks = list(world.voices)
+    allowed = [{call for actor, call in held if actor == world.kind[rank]} for rank in ranks]
+    skeletons = [world.skeletons[world.kind[rank]] for rank in ranks]
+    whole = _waits(skeletons, world, {rank: k for k, rank in enumerate(ranks)}, place, allowed)
+    stuck = _stuck(whole)
+    return Circle([Ask(ranks[actor], call, earlier) for actor, earlier, call in _cycle(whole, stuck)], len(stuck)) if stuck else None
 
 
-def _number(waits: Waits, all_calls: Sequence[Calls], traces: Sequence[Trace], place: Place) -> None:
-    """Give every call its node; a buffered send and its receive get two, with a wait between them."""
-    meeting: dict[tuple[str, int], Node] = {}
-    sent: dict[tuple[str, int], tuple[Node, int, int]] = {}
-    received: list[tuple[tuple[str, int], Node, int, int]] = []
-    for k, (calls, trace) in enumerate(zip(all_calls, traces, strict=True)):
-        nodes: dict[int, Node] = {}
-        for key, channel in calls.channels.items():
-            for number, item in enumerate(channel.items):
-                size = calls.signatures[channel.calls[number]][1]
-                apart = ":" in key and 0 <= size <= place.p2p_buffer_bytes
-                node = waits.count if apart else meeting.setdefault((key, number), waits.count)
-                waits.count += node == waits.count
-                at = trace.steps.index[item]
-                nodes[at] = node
-                if apart and is_send(calls.ops[item[0]]):
-                    sent[key, number] = (node, k, at)
-                elif apart:
-                    received.append(((key, number), node, k, at))
-        waits.node.append(nodes)
-    for name, node, k, at in received:
-        if name in sent:
-            waits.edges[node].append((sent[name][0], k, NEVER, at))
+def _waits(skeletons: Sequence[Skeleton], world: World, actor: Mapping[int, int], place: Place,
+           allowed: Sequence[set[int]] | None) -> Waits:  # fmt: skip
+    """The graph of some actors' calls: of all, or of those `allowed` by actor."""
+    first = [0, *accumulate(len(skeleton.calls.ring) for skeleton in skeletons)]
+    node = list(range(first[-1]))
+    sent: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    for seats, p2p in _meetings(world, actor):
+        rows = [skeletons[at].channels[channel] for at, channel in seats]
+        for calls in zip(*rows, strict=True):
+            if p2p and _is_buffered([skeletons[at] for at, _ in seats], calls, place):
+                sent.append(((seats[0][0], calls[0]), (seats[1][0], calls[1])))
+                continue
+            roots = [_root(node, first[at] + call) for (at, _), call in zip(seats, calls, strict=True)]
+            for root in roots:
+                node[_root(node, root)] = _root(node, roots[0])
+    waits = Waits()
+    for at, skeleton in enumerate(skeletons):
+        for call, earlier in enumerate(skeleton.waits):
+            if allowed is None or call in allowed[at]:
+                mine = _root(node, first[at] + call)
+                waits.nodes[mine].append((at, call))
+                waits.edges[mine] += [(_root(node, first[at] + source), at, source, call) for source in earlier
+                                      if allowed is None or source in allowed[at]]  # fmt: skip
+    for (sender, source), (at, call) in sent:
+        if allowed is None or (call in allowed[at] and source in allowed[sender]):
+            waits.edges[_root(node, first[at] + call)].append((_root(node, first[sender] + source), at, NEVER, call))
+    return waits
 
 
-def _local_waits(waits: Waits, k: int, calls: Calls, trace: Trace, place: Place) -> None:
-    """Earlier calls of the same rank that a call waits for: the last one known of each stream, and of its ring."""
-    steps = trace.steps
-    nodes = waits.node[k]
-    by_stream: list[list[int]] = [[] for _ in steps.streams]
-    ring: dict[int, int] = {}
-    for item in sorted(nodes):
-        clock, stream = trace.clock[item], steps.stream[item]
-        sources = [_last_at(earlier, clock[s] if s != stream else item) for s, earlier in enumerate(by_stream)]
-        group = steps.program.ops[steps.op[item]].group
-        sources.append(ring.get(group, NEVER) if place.ring_is_serial else NEVER)
-        waits.edges[nodes[item]] += [
-            (nodes[source], k, source, item) for source in dict.fromkeys(sources) if source != NEVER
-        ]
-        ring[group] = item
-        by_stream[stream].append(item)
+def _meetings(world: World, actor: Mapping[int, int]) -> list[tuple[list[Seat], bool]]:
+    """Channels whose calls start together, each once, and whether they are a send and its receive (in this order)."""
+    found: dict[tuple[Seat, ...], bool] = {}
+    for (_, source, target), by_rank in world.lines.items():
+        p2p = source != NOBODY
+        ranks = [source, target] if p2p else list(by_rank)
+        if len(by_rank) > 1:
+            seats = [(actor[rank], by_rank[rank]) for rank in ranks]
+            found[tuple(seats if p2p else sorted(set(seats)))] = p2p
+    return [(list(seats), p2p) for seats, p2p in found.items()]
 
 
-def _last_at(items: list[int], bound: int) -> int:
-    """The last item of an ascending list that is not beyond a bound."""
-    place = bisect_right(items, bound)
-    return items[place - 1] if place else NEVER
+def _is_buffered(skeletons: Sequence[Skeleton], calls: Sequence[int], place: Place) -> bool:
+    """Whether a message is over for its sender before it is received."""
+    sizes = [skeleton.signatures[skeleton.calls.signature[call]][1] for skeleton, call in zip(skeletons, calls, strict=True)]
+    return place.p2p_buffer_bytes == UNBOUNDED or 0 <= max(sizes) <= place.p2p_buffer_bytes
+
+
+def _root(node: list[Node], at: Node) -> Node:
+    """The node that stands for all that were joined with one."""
+    while node[at] != at:
+        node[at] = node[node[at]]
+        at = node[at]
+    return at
 
 
 def _stuck(waits: Waits) -> set[Node]:
     """Nodes that never start (Kahn's algorithm)."""
-    missing = [0] * waits.count
+    missing = {node: len(waits.edges[node]) for node in waits.nodes}
     after: dict[Node, list[Node]] = defaultdict(list)
     for node, edges in waits.edges.items():
         for source, *_ in edges:
-            missing[node] += 1
             after[source].append(node)
-    ready = [node for node in range(waits.count) if not missing[node]]
-    done = 0
+    ready = [node for node, count in missing.items() if not count]
     while ready:
-        done += 1
-        for node in after[ready.pop()]:
+        done = ready.pop()
+        del missing[done]
+        for node in after[done]:
             missing[node] -= 1
             if not missing[node]:
                 ready.append(node)
-    return {node for node in range(waits.count) if missing[node]} if done < waits.count else set()
+    return set(missing)
 
 
 def _cycle(waits: Waits, stuck: set[Node]) -> list[tuple[int, int, int]]:
-    """A circle of waits `(rank place, earlier item, item)`, each for the next one's item, staying on a rank where it can."""
+    """A circle of waits `(actor, earlier call, call)`, each for the next one's call, staying on a rank where it can."""
     walk: dict[Node, int] = {}
     steps: list[tuple[int, int, int]] = []
-    node, rank = min(stuck), -1
+    node, rank = min(stuck), NOBODY
     while node not in walk:
         walk[node] = len(steps)
         edges = [edge for edge in waits.edges[node] if edge[0] in stuck]
-        node, rank, earlier, item = next((edge for edge in edges if edge[1] == rank), edges[0])
-        steps.append((rank, earlier, item))
+        node, rank, earlier, call = next((edge for edge in edges if edge[1] == rank), edges[0])
+        steps.append((rank, earlier, call))
     return _shortened(steps[walk[node] :])
 
 
@@ -137,69 +161,11 @@ def _shortened(steps: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return short
 
 
-def _describe(cycle: list[tuple[int, int, int]], stuck: int, all_calls: Sequence[Calls], traces: Sequence[Trace]) -> Finding:
-    lines, items = [], []
-    for k, earlier, item in cycle:
-        rank, trace = all_calls[k].program.rank, traces[k]
-        here = _where(trace, item, rank)
-        items.append(here)
-        if earlier == NEVER:
-            lines.append(f"{here} waits for its send")
-            continue
-        lines.append(f"{here} waits for {_where(trace, earlier, rank)} ({_reason(trace, earlier, item)})")
-    last_ranks = tuple(sorted({item.rank for item in items}))
+def circle_text(found: Circle, told: Sequence[Told]) -> Finding:
+    """A circle as a finding; `told` answers `found.waits`."""
+    lines = [f"{each.call} waits for {each.earlier} ({each.why})" if each.earlier else f"{each.call} waits for its send" for each in told]
+    items = tuple(each.call for each in told)
     message = "ranks wait in a circle:\n    " + "\n    and its partner ".join(lines)
-    remedy = (f"{stuck} communications never start; put one of these pairs in the other order, or on two streams "
+    remedy = (f"{found.stuck} communications never start; put one of these pairs in the other order, or on two streams "
               "(a receive in front of the send its neighbour waits behind)")  # fmt: skip
-    return Finding("deadlock", last_ranks, tuple(items), message, remedy)
-
-
-def _where(trace: Trace, item: int, rank: int) -> Where:
-    steps = trace.steps
-    return where(rank, steps.program.ops[steps.op[item]], steps.micro_batch[item])
-
-
-def _reason(trace: Trace, earlier: int, item: int) -> str:
-    """Why an item waits for an earlier one: same stream, same ring, or the chain of events and data between them."""
-    steps = trace.steps
-    if steps.stream[earlier] == steps.stream[item]:
-        return f"ahead of it on {stream_text(steps.program.ops[steps.op[item]].stream)}"
-    if not trace.before(earlier, item):
-        ops = [steps.program.ops[steps.op[k]] for k in (earlier, item)]
-        return "next on the same ring" if ops[0].group == ops[1].group else "ordered behind it"
-    path = _path(trace, earlier, item)
-    return "through " + ", ".join(path) if path else "ordered behind it"
-
-
-def _path(trace: Trace, earlier: int, item: int) -> list[str]:
-    """The items and reasons that carry an order from one stream to another, from the later item back."""
-    steps = trace.steps
-    previous: list[int] = [NEVER] * len(steps.streams)
-    behind: dict[int, int] = {}
-    for k in range(item + 1):
-        if steps.stream[k] != HOST:
-            behind[k] = previous[steps.stream[k]]
-            previous[steps.stream[k]] = k
-    came: dict[int, tuple[int, str]] = {}
-    queue = [item]
-    for at in queue:
-        if at <= earlier or steps.stream[at] == steps.stream[earlier]:
-            if steps.stream[at] == steps.stream[earlier] and at >= earlier:
-                return _hops(trace, came, at, item)
-            continue
-        for source, why in [*trace.joins.get(at, ()), (behind[at], "")]:
-            if source != NEVER and source not in came and source != item:
-                came[source] = (at, why)
-                queue.append(source)
-    return []
-
-
-def _hops(trace: Trace, came: dict[int, tuple[int, str]], at: int, item: int) -> list[str]:
-    hops = []
-    while at != item:
-        nxt, why = came[at]
-        if why:
-            op = trace.steps.program.ops[trace.steps.op[nxt]]
-            hops.append(f"{why} to #{op.id} {op.name}" + (f" ({op.layer})" if op.layer else ""))
-        at = nxt
-    return hops[:6]
+    return Finding("deadlock", tuple(sorted({item.rank for item in items})), items, message, remedy)

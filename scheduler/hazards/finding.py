@@ -22,6 +22,7 @@ Kind = Literal[
     "collective-order",  # ranks of a group disagree about what comes when
     "p2p-mismatch",  # sends and receives between two ranks do not match
     "deadlock",  # ranks wait in a circle
+    "wrong-group",  # a call on a group that the rank is not in, to the rank itself, or on one of which it is not clear which it is
     "shared-stream",  # a stream would keep the communicator of another ring
 ]
 

@@ -1,0 +1,178 @@
+"""What other ranks must know of a rank's communication to prove that nobody waits in a circle.
+
+A skeleton holds no rank, group number or operation, so ranks that do the same at other places of the mesh have the same one: a world
+of thousands has one a stage. With the groups of each rank (`Voice`) it is all that the proof needs (`together`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from interlace.errors import PlanError
+from interlace.ir import Group, Op, Program
+from interlace.ir.kinds import is_comm, is_p2p, is_send
+from interlace.scheduler.hazards.comm import Signature, signature
+from interlace.scheduler.hazards.order import NEVER, Trace
+from interlace.scheduler.hazards.place import Place
+from interlace.scheduler.hazards.steps import Steps
+
+ROLES = ("forward", "backward", "optimize")
+COLLECTIVE = 0
+MAX_BYTES = 1 << 28
+"""What a skeleton of another rank may unpack to; one call takes about ten bytes."""
+Channel = tuple[int, int]
+"""A rank's ring, and how it is used there: `COLLECTIVE`, `1 + k` sends to the ring's k-th rank, `-1 - k` receives from it."""
+
+
+class Calls(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The calls of a rank in host order, by column.
+
+    Attributes:
+        ring: Which of the rank's rings, numbered as they are first used.
+        way: See `Channel`.
+        signature: Place in the skeleton's `signatures`.
+        role: Place in `ROLES`.
+        micro_batch: As in the plan.
+        num_waits: How many earlier calls of the same rank the call waits for.
+        waits: For each of these, how many calls back it is.
+    """
+
+    ring: list[int]
+    way: list[int]
+    signature: list[int]
+    role: list[int]
+    micro_batch: list[int]
+    num_waits: list[int]
+    waits: list[int]
+
+
+class Skeleton(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
+    """Calls of one rank, without the rank.
+
+    Attributes:
+        stage, schedule: Of the pipeline.
+        signatures: What partners must agree on: kind, bytes, dtype, root.
+        calls: The calls.
+    """
+
+    stage: int
+    schedule: str
+    signatures: tuple[Signature, ...]
+    calls: Calls
+
+    @cached_property
+    def channels(self) -> dict[Channel, list[int]]:
+        """Calls of each channel, by number, in host order."""
+        found: dict[Channel, list[int]] = defaultdict(list)
+        for number, channel in enumerate(zip(self.calls.ring, self.calls.way, strict=True)):
+            found[channel].append(number)
+        return dict(found)
+
+    @cached_property
+    def waits(self) -> list[list[int]]:
+        """For each call the earlier ones it waits for, by number."""
+        back = iter(self.calls.waits)
+        return [[number - next(back) for _ in range(count)] for number, count in enumerate(self.calls.num_waits)]
+
+    @cached_property
+    def packed(self) -> bytes:
+        """For the way to other ranks; some two bytes a call."""
+        return zlib.compress(msgspec.msgpack.encode(self), 6)
+
+    @cached_property
+    def mark(self) -> bytes:
+        """Equal for equal skeletons."""
+        return hashlib.sha256(msgspec.msgpack.encode(self)).digest()[:16]
+
+
+def unpacked(packed: bytes) -> Skeleton:
+    """The skeleton that another rank packed.
+
+    Raises:
+        PlanError: It is cut short or altered.
+    """
+    try:
+        opened = zlib.decompressobj()
+        return msgspec.msgpack.decode(opened.decompress(packed, MAX_BYTES), type=Skeleton)
+    except (zlib.error, msgspec.DecodeError) as error:
+        raise PlanError(f"the communication of another rank did not come whole ({error}); expected what its `packed` gave") from error
+
+
+@dataclass(slots=True, frozen=True)
+class Voice:
+    """One rank's communication: who it is, its groups, which of them its skeleton's rings are, and the skeleton."""
+
+    rank: int
+    groups: tuple[Group, ...]
+    rings: tuple[int, ...]
+    skeleton: Skeleton
+
+
+def voice_of(program: Program, skeleton: Skeleton) -> Voice:
+    """A rank's own; the skeleton may be that of another rank with the same operations and jobs."""
+    used = dict.fromkeys(op.group for op in program.ops if is_comm(op))
+    return Voice(program.rank, program.groups, tuple(used), skeleton)
+
+
+def call_items(steps: Steps) -> list[int]:
+    """Items of a plan that communicate, in host order; a call's number is its place in the list."""
+    talks = [is_comm(op) for op in steps.program.ops]
+    return [item for item, position in enumerate(steps.op) if talks[position]]
+
+
+def skeleton_of(trace: Trace, place: Place) -> Skeleton:
+    """What other ranks must know of a traced plan; O(calls x streams)."""
+    steps, program = trace.steps, trace.steps.program
+    values = {value.id: value for value in program.values}
+    rings = {group: number for number, group in enumerate(dict.fromkeys(op.group for op in program.ops if is_comm(op)))}
+    numbers: dict[Signature, int] = {}
+    rows: dict[int, tuple[int, int, int, int]] = {}
+    for position, op in enumerate(program.ops):
+        if is_comm(op):
+            signed = numbers.setdefault(signature(op, values), len(numbers))
+            rows[position] = (rings[op.group], _way(op), signed, ROLES.index(op.role))
+    items = call_items(steps)
+    columns = [list(column) for column in zip(*(rows[steps.op[item]] for item in items), strict=True)] or [[], [], [], []]
+    waits = _waits(trace, items, place)
+    back = [number - earlier for number, found in enumerate(waits) for earlier in found]
+    calls = Calls(*columns, [steps.micro_batch[item] for item in items], [len(found) for found in waits], back)
+    return Skeleton(program.pipeline.stage, program.pipeline.schedule, tuple(numbers), calls)
+
+
+def _way(op: Op) -> int:
+    if not is_p2p(op):
+        return COLLECTIVE
+    peer = int(op.attrs.get("peer", -1))
+    return 1 + peer if is_send(op) else -1 - peer
+
+
+def _waits(trace: Trace, items: Sequence[int], place: Place) -> list[list[int]]:
+    """Earlier calls of the rank that each call waits for: the last one known of each stream, and of its ring."""
+    steps = trace.steps
+    number = {item: k for k, item in enumerate(items)}
+    by_stream: list[list[int]] = [[] for _ in steps.streams]
+    ring: dict[int, int] = {}
+    found = []
+    for item in items:
+        clock, stream = trace.clock[item], steps.stream[item]
+        sources = [_last_at(earlier, clock[s] if s != stream else item) for s, earlier in enumerate(by_stream)]
+        group = steps.program.ops[steps.op[item]].group
+        sources.append(ring.get(group, NEVER) if place.ring_is_serial else NEVER)
+        found.append([number[source] for source in dict.fromkeys(sources) if source != NEVER])
+        ring[group] = item
+        by_stream[stream].append(item)
+    return found
+
+
+def _last_at(items: list[int], bound: int) -> int:
+    """The last item of an ascending list that is not beyond a bound."""
+    place = bisect_right(items, bound)
+    return items[place - 1] if place else NEVER
