@@ -11,30 +11,26 @@ import importlib.metadata
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import BinaryIO
 
 import msgspec
 
+from interlace import processes
 from interlace.bridge.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, rank_environment
 from interlace.bridge.rank_report import Failure, Progress, RankReport, output_path, progress_path, read_report
-from interlace.bridge.say import VARIABLE as SAY_VARIABLE
-from interlace.bridge.say import heard
 from interlace.errors import ConfigError, InterlaceError, LaunchError, ScriptError
+from interlace.interrupts import as_interrupts, uninterrupted
 
 RANK_MODULE = "interlace.bridge.rank"
 PLACE_VARIABLE = "INTERLACE_PLACE"  # "cpu", "testbed" or "gpu"; unset: a GPU where one is
 _POLL_S = 0.05
 _ORIGIN_GRACE_S = 1.0  # after the first failed rank, how long the real cause may still come from another one
-_TERMINATE_GRACE_S = 2.0
 _LOG_TAIL_LINES = 15
 
 OnProgress = Callable[[Progress], None]
@@ -51,12 +47,11 @@ class LaunchResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class _Rank:
-    """A process of the run (rank 0 stands for Paddle's launcher on GPUs), and our end of the pipe that says we live."""
+    """A process of the run (rank 0 stands for Paddle's launcher on GPUs) and its log."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    child: processes.Child
     log: BinaryIO
-    alive_fd: int
 
 
 @dataclass(slots=True)
@@ -94,7 +89,7 @@ def launch(
     start_s = time.monotonic()
     logs = Path(log_dir)
     logs.mkdir(parents=True, exist_ok=True)
-    with _run_directory(run_dir) as directory, _terminate_as_interrupt():
+    with as_interrupts(), _run_directory(run_dir) as directory:
         run = _Run(world, directory, logs)
         try:
             _start(run, Path(script), list(args), world, dict(env), timeout_s)
@@ -177,21 +172,9 @@ def _testbed_root() -> str:
 
 
 def _spawn(run: _Run, rank: int, command: list[str], env: dict[str, str], log_name: str) -> None:
-    """Start a process in a group of its own. It holds one end of a pipe that closes when we end."""
-    rank_fd, alive_fd = os.pipe()
     log = open(run.log_dir / log_name, "wb")  # noqa: SIM115 - open as long as the process
-    with heard() as said_fd:
-        process = subprocess.Popen(
-            command,
-            env={**env, "INTERLACE_PARENT_FD": str(rank_fd), SAY_VARIABLE: str(said_fd)},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=[rank_fd, said_fd],
-        )
-    os.close(rank_fd)
-    run.ranks.append(_Rank(rank, process, log, alive_fd))
+    with uninterrupted():
+        run.ranks.append(_Rank(rank, processes.start(command, env, log), log))
 
 
 def _watch(run: _Run, on_progress: OnProgress, on_output: OnOutput) -> None:
@@ -199,7 +182,7 @@ def _watch(run: _Run, on_progress: OnProgress, on_output: OnOutput) -> None:
     while True:
         _read_progress(run, on_progress)
         _read_output(run, on_output)
-        codes = [rank.process.poll() for rank in run.ranks]
+        codes = [rank.child.process.poll() for rank in run.ranks]
         if any(code not in (None, 0) for code in codes):
             _read_output(run, on_output)
             raise _explain(run)
@@ -236,7 +219,7 @@ def _new_lines(run: _Run, path: Path) -> list[bytes]:
 def _explain(run: _Run) -> InterlaceError:
     """Wait a moment for the cause, then tell it, once; the ranks that only lost a peer come last, in one line."""
     deadline_s = time.monotonic() + _ORIGIN_GRACE_S
-    while time.monotonic() < deadline_s and any(rank.process.poll() is None for rank in run.ranks):
+    while time.monotonic() < deadline_s and any(rank.child.process.poll() is None for rank in run.ranks):
         time.sleep(_POLL_S)
     known = _failures(run)
     origins = {rank: failure for rank, failure in known.items() if not failure.follow_up} or known
@@ -262,7 +245,7 @@ def _failures(run: _Run) -> dict[int, Failure]:
     reports = {rank: read_report(run.run_dir, rank) for rank in range(run.world)}
     found = {rank: report.failure for rank, report in reports.items() if report is not None and report.failure is not None}
     for rank in run.ranks:
-        code = rank.process.poll()
+        code = rank.child.process.poll()
         if code and (reports[rank.rank] is None or not found):
             found.setdefault(rank.rank, Failure(_exit_text(code)))
     return found
@@ -299,22 +282,9 @@ def _collect(run: _Run, world: int) -> tuple[RankReport, ...]:
 
 def _end(run: _Run) -> None:
     """End all processes of the run with all they started."""
+    processes.end(rank.child for rank in run.ranks)
     for rank in run.ranks:
-        if rank.process.poll() is None:
-            _signal_group(rank.process, signal.SIGTERM)
-    deadline_s = time.monotonic() + _TERMINATE_GRACE_S
-    for rank in run.ranks:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            rank.process.wait(max(0.0, deadline_s - time.monotonic()))
-        _signal_group(rank.process, signal.SIGKILL)
-        rank.process.wait()
         rank.log.close()
-        os.close(rank.alive_fd)
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 @contextlib.contextmanager
@@ -331,20 +301,3 @@ def _run_directory(given: str | os.PathLike[str] | None) -> Iterator[Path]:
     yield path
     for socket_file in path.glob("*.sock"):
         socket_file.unlink()
-
-
-@contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end the ranks too, as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -48,8 +48,12 @@ def plan_together(plan: Callable[[Given, Peers], Made], given: Sequence[Given]) 
             table.barrier.abort()
             raise
 
-    with ThreadPoolExecutor(max(1, len(given))) as pool:
-        futures = [pool.submit(at, seat) for seat in range(len(given))]
+    try:
+        with ThreadPoolExecutor(max(1, len(given))) as pool:
+            futures = [pool.submit(at, seat) for seat in range(len(given))]
+    except BaseException:  # an interrupt of the wait for them
+        table.barrier.abort()
+        raise
     failed = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(failed, key=lambda error: isinstance(error, BrokenBarrierError)):
         raise error

@@ -329,6 +329,7 @@ def _cpu_collectives(quick: bool) -> list[CommSample]:
             process = subprocess.Popen(
                 [sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
+            stack.enter_context(process)
             stack.callback(process.kill)
             ranks.append(process)
         said = [_last_words(process) for process in ranks]
@@ -364,6 +365,14 @@ def all_reduce_rank(rank: int, folder: str, sizes: list[int]) -> None:
 
 
 # -- the machine ----------------------------------------------------------------------------------------------------
+
+
+def import_paddle() -> None:
+    """Import Paddle and leave SIGTERM to us: its answer is a traceback of its own. Raises ConfigError where Paddle is missing."""
+    _device("")
+    import paddle
+
+    paddle.disable_signal_handler()
 
 
 def _device(device: str) -> str:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from interlace.bridge.cpu.install import rank_environment
-from interlace.bridge.rank import failure_of, run_script
+from interlace.bridge.rank import end_with_parent, failure_of, run_script
 from interlace.errors import InterlaceError, LaunchError
 from interlace.ir import Program, save
 
@@ -66,6 +66,7 @@ def main(argv: list[str]) -> int:
     """Build, store, and print one JSON line: operations, seconds, highest resident memory in bytes."""
     args = _parser().parse_args(argv)
     start = time.perf_counter()
+    end_with_parent()
     try:
         program = build_program(args.script, args.script_args, args.rank, args.world, lazy=not args.materialize)
         save(program, args.out)

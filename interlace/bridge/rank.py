@@ -27,9 +27,9 @@ from interlace.bridge.rank_report import STATE_KINDS, Failure, Progress, RankRep
 from interlace.errors import ConfigError, InterlaceError
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
 from interlace.own import import_from_environment
+from interlace.processes import PARENT_PIPE_VARIABLE
 
 PLACE_VARIABLE = "INTERLACE_PLACE"
-PARENT_PIPE_VARIABLE = "INTERLACE_PARENT_FD"
 MASTER_WEIGHT = re.compile(r"_fp32_master_\d+$")
 """How Paddle's optimizers name the float32 copy of a parameter of lower precision."""
 
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
     world = int(os.environ["PADDLE_TRAINERS_NUM"])
     run_dir = os.environ[RUN_DIR_VARIABLE]
     if os.environ.get(PLACE_VARIABLE) != "gpu":  # there, Paddle's launcher stands between and keeps the pipe
-        _end_with_parent()
+        end_with_parent()
     transport, recorder, failure = None, None, None
     try:
         sys.stdout = _Copied(sys.stdout, output_path(run_dir, rank))
@@ -252,7 +252,7 @@ def _step_loss(mode: str, step: int, loss: Any, dur_ns: int) -> StepLoss:
     return StepLoss(mode, step, str(array.dtype), array.shape, array.tobytes().hex(), values, dur_ns)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End this process and its children when the launcher disappears: its end of the pipe closes even if it is killed."""
     descriptor = os.environ.pop(PARENT_PIPE_VARIABLE, "")
     if not descriptor:

@@ -1,39 +1,78 @@
 """The command line. Each command is a module with `add_parser(subparsers)` and `main(args) -> exit code`.
 
-Exit codes everywhere: 0 done, 1 the plan or the run fails, 2 the user's error, 130 interrupted.
+Exit codes everywhere: 0 done, 1 the plan or the run fails, 2 the user's error, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP), 141 what reads
+the output went away. With 130 and 141 no process is left, and output files are there whole or not at all.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 
-from interlace.errors import InterlaceError
+from interlace.errors import InterlaceError, LaunchError
+from interlace.interrupts import EXIT_CODE as INTERRUPTED
+from interlace.interrupts import as_interrupts
 from interlace.version import VERSION
 
+BROKEN_PIPE = 141
+"""As a shell reports SIGPIPE."""
 COMMANDS = ("run", "dump", "plan", "show", "check", "timeline", "calibrate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors of the user's are printed in one line, without a traceback."""
-    args = _parse(list(sys.argv[1:] if argv is None else argv))
+    command = "interlace"
     try:
-        code: int = args.main(args)
+        with as_interrupts():
+            args = _parse(list(sys.argv[1:] if argv is None else argv))
+            command = f"interlace {args.command}"
+            code: int = args.main(args)
+            sys.stdout.flush()
+            return code
+    except KeyboardInterrupt:
+        _tell(f"{command}: interrupted; nothing that it started is left")
+        if argv is None:
+            _leave(INTERRUPTED)
+        return INTERRUPTED
+    except LaunchError as error:
+        _tell(f"{command}: {error}")
+        return 1
     except InterlaceError as error:
-        print(f"interlace {args.command}: {error}", file=sys.stderr)
+        _tell(f"{command}: {error}")
         return 2
     except BrokenPipeError:
-        sys.stderr.close()
-        return 0
+        _drop_output()
+        return BROKEN_PIPE
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"interlace {args.command}: {where}{error.strerror or error}; expected a path that can be read or written", file=sys.stderr)
+        _tell(f"{command}: {where}{error.strerror or error}; expected a path that can be read or written")
         return 2
-    return code
+
+
+def _tell(text: str) -> None:
+    """A last word; nobody may be there to hear it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere when the interpreter ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _leave(code: int) -> None:
+    """End at once: threads that still plan would be waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -56,4 +57,5 @@ class Alive:
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody listens
+        print(line, file=sys.stderr, flush=True)

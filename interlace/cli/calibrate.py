@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from interlace.interrupts import postponed
 
 if TYPE_CHECKING:
     from interlace.cost_model.profile import DeviceProfile
@@ -30,17 +31,20 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
     os.environ.setdefault("GLOG_minloglevel", "1")  # Paddle's executor tells of itself on stderr
-    from interlace.bridge.calibrate import calibrate
     from interlace.cli.alive import Alive
-    from interlace.cost_model.profile import save_profile
+    from interlace.cli.outputs import write_json
 
     _check(args)
+    with postponed():
+        from interlace.bridge.calibrate import calibrate, import_paddle
+        from interlace.cost_model.profile import save_profile
+
+        import_paddle()
     command = "interlace calibrate" + (" --quick" if args.quick else "")
     with Alive("calibrate", "measuring operations, copies and collectives through Paddle"):
         profile = calibrate(args.device, args.quick, args.date, command)
     path = save_profile(profile, args.output)
-    if args.json:
-        _write_summary(args.json, str(path), profile)
+    write_json(args.json, _summary(str(path), profile))
     rates = ", ".join(f"{dtype} {peak.per_s / 1e9:.0f} GFLOP/s" for dtype, peak in sorted(profile.matrix_flops.items()))
     counts = f"{len(profile.ops)} operations, {len(profile.collectives)} collectives, {len(profile.copies)} copies"
     print(f"{profile.device}: {counts}")
@@ -65,14 +69,9 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--date {args.date!r}: expected a day as YYYY-MM-DD, such as 2026-01-31")
 
 
-def _write_summary(target: str, path: str, profile: DeviceProfile) -> None:
-    import msgspec
-
-    from interlace.ir.dump import write_whole
-
+def _summary(path: str, profile: DeviceProfile) -> dict[str, Any]:
     counts = {name: len(getattr(profile, name)) for name in ("ops", "collectives", "copies")}
     rates = {dtype: peak.per_s for dtype, peak in sorted(profile.matrix_flops.items())}
-    document = {"profile": path, "device": profile.device, "provenance": profile.provenance, "samples": counts,
-                "matrix_flops": rates, "memory_bytes_per_s": profile.memory_rate.per_s, "host_op_ns": profile.host.op_ns,
-                "host_job_ns": profile.host.job_ns}  # fmt: skip
-    write_whole(Path(target), msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+    return {"profile": path, "device": profile.device, "provenance": profile.provenance, "samples": counts,
+            "matrix_flops": rates, "memory_bytes_per_s": profile.memory_rate.per_s, "host_op_ns": profile.host.op_ns,
+            "host_job_ns": profile.host.job_ns}  # fmt: skip

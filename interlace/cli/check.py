@@ -40,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0 where the plan is safe, 1 where it is not."""
-    from interlace.cli.outputs import check_file
+    from interlace.cli.outputs import check_file, write_json
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
@@ -56,10 +56,9 @@ def main(args: argparse.Namespace) -> int:
     times, stall = (
         _times(programs, cost, place.name) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "")
     )
+    write_json(args.json, {"device": args.device, "place": place.name, "ranks": times, "findings": findings, "stall": stall})
     said = [*_head(programs, place.name), *_finding_lines(findings, args.all), *([stall] if stall else [])]
     print("\n".join([*said, *_time_lines(times, args.device)]))
-    if args.json:
-        _write_json(args.json, args.device, place.name, findings, times, stall)
     return 1 if findings or stall else 0
 
 
@@ -136,14 +135,3 @@ def _time_lines(times: Sequence[dict[str, Any]], device: str) -> list[str]:
     title = f"simulated with the profile {Path(device).stem}, a step of each rank:"
     table = ["ranks " + " ".join(f"{head:>16}" for head in heads), *(f"{label:>5} {bodies[rank]}" for label, rank in merged(bodies))]
     return [title, *table, *(f"{label:>5} {causes[rank]}" for label, rank in merged(causes))]
-
-
-def _write_json(
-    path: str, device: str, place: str, findings: Sequence[Finding], times: list[dict[str, Any]], stall: str
-) -> None:
-    import msgspec
-
-    from interlace.ir.dump import write_whole
-
-    document = {"device": device, "place": place, "ranks": times, "findings": findings, "stall": stall}
-    write_whole(Path(path), msgspec.json.format(msgspec.json.encode(document)) + b"\n")

@@ -5,15 +5,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from interlace.interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from interlace.cli.alive import Alive
+    from interlace.processes import Child
+
+BUILDER = [sys.executable, "-m", "interlace.bridge.dump"]
+_POLL_S = 0.02
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -38,9 +45,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 where a script fails, 2 for its user's errors."""
     from interlace.cli.alive import Alive
-    from interlace.cli.outputs import check_file, check_folder
-    from interlace.errors import ConfigError, LaunchError
-    from interlace.ir.dump import write_whole
+    from interlace.cli.outputs import check_file, check_folder, staged, write_json
+    from interlace.errors import ConfigError
 
     if args.world < 1 or (args.rank is not None and not 0 <= args.rank < args.world):
         raise ConfigError(f"--world {args.world} --rank {args.rank}: expected a world of at least 1 and a rank inside it")
@@ -53,28 +59,40 @@ def main(args: argparse.Namespace) -> int:
         check_file("-o", args.output)
     else:
         check_folder("-o", args.output)
-    try:
-        with Alive("dump", f"building the program of {args.world if args.rank is None else 1} rank(s)") as alive:
-            done = list(_build_all(args, alive))
-    except LaunchError as error:
-        print(f"interlace dump: {error}", file=sys.stderr)
-        return 1
-    if args.json:
-        write_whole(Path(args.json), (json.dumps({"ranks": done}, indent=1) + "\n").encode())
+    told = f"building the program of {args.world if args.rank is None else 1} rank(s)"
+    with Alive("dump", told) as alive, staged(args.output.parent if _is_file(args) else args.output) as folder:
+        done = sorted(_build_all(args, folder, alive), key=lambda each: int(each["rank"]))
+    write_json(args.json, {"ranks": done})
+    print(f"{len(done)} programs in {args.output}; plan them with `interlace plan {args.output}`")
     return 0
 
 
-def _build_all(args: argparse.Namespace, alive: Alive) -> Iterator[dict[str, Any]]:
+def _build_all(args: argparse.Namespace, folder: Path, alive: Alive) -> Iterator[dict[str, Any]]:
+    """Build ranks, some at once; all are ended where one fails, or what reads of them stops."""
+    from interlace import processes
     from interlace.units import size
 
-    ranks = range(args.world) if args.rank is None else [args.rank]
-    with ThreadPoolExecutor(max(1, args.jobs)) as pool:
-        for k, result in enumerate(pool.map(lambda rank: _build(args, rank), ranks), 1):
-            print(f"[{k}/{len(ranks)}] rank {result['rank']}: {result['ops']} ops, {result['seconds']:.1f} s, "
-                  f"{size(result['peak_rss_bytes'])} of memory, {size(result['file_bytes'])} file -> {result['path']}",
-                  flush=True)  # fmt: skip
-            alive.now(f"building; {k} of {len(ranks)} rank(s) are done")
-            yield result
+    waiting = list(range(args.world) if args.rank is None else [args.rank])
+    total, running = len(waiting), list[_Build]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < args.jobs:
+                with uninterrupted():
+                    running.append(_start(args, waiting.pop(0), folder))
+            done = [build for build in running if build.child.process.poll() is not None]
+            for build in done:
+                result = _result(args, build)
+                running.remove(build)
+                processes.end([build.child])
+                count = total - len(waiting) - len(running)
+                print(f"[{count}/{total}] rank {build.rank}: {result['ops']} ops, {result['seconds']:.1f} s, "
+                      f"{size(result['peak_rss_bytes'])} of memory, {size(result['file_bytes'])} file", flush=True)  # fmt: skip
+                alive.now(f"building; {count} of {total} rank(s) are done")
+                yield result
+            if not done:
+                time.sleep(_POLL_S)
+    finally:
+        processes.end(build.child for build in running)
 
 
 def _is_file(args: argparse.Namespace) -> bool:
@@ -84,20 +102,42 @@ def _is_file(args: argparse.Namespace) -> bool:
     return args.rank is not None and args.output.suffix in (SUFFIX, ".gz")
 
 
-def _build(args: argparse.Namespace, rank: int) -> dict[str, Any]:
-    from interlace.bridge.say import VARIABLE, heard
-    from interlace.errors import LaunchError, ScriptError
+@dataclass(slots=True)
+class _Build:
+    """A process that builds a rank's program: where the program goes, and what the process says."""
+
+    rank: int
+    path: Path
+    child: Child
+    out: BinaryIO
+    err: BinaryIO
+
+
+def _start(args: argparse.Namespace, rank: int, folder: Path) -> _Build:
+    from interlace import processes
     from interlace.ir.dump import SUFFIX
 
-    path = args.output if _is_file(args) else args.output / f"rank{rank}{SUFFIX}"
-    command = [sys.executable, "-m", "interlace.bridge.dump", "--rank", str(rank), "--world", str(args.world), "--out", str(path)]
+    path = folder / (args.output.name if _is_file(args) else f"rank{rank}{SUFFIX}")
+    command = [*BUILDER, "--rank", str(rank), "--world", str(args.world), "--out", str(path)]
     command += ["--materialize"] if args.materialize else []
-    with heard() as said_fd:
-        found = subprocess.run([*command, args.script, *args.script_args], capture_output=True, text=True, check=False,
-                               env={**os.environ, VARIABLE: str(said_fd)}, pass_fds=[said_fd])  # fmt: skip
-    if found.returncode:
-        tail = "\n".join(found.stderr.strip().splitlines()[-12:])
-        kind = ScriptError if found.returncode == 2 else LaunchError
-        raise kind(f"rank {rank} of {args.script} could not be built:\n{tail}")
-    result: dict[str, Any] = json.loads(found.stdout.strip().splitlines()[-1])
-    return {**result, "file_bytes": path.stat().st_size, "path": str(path)}
+    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
+    return _Build(rank, path, processes.start([*command, args.script, *args.script_args], os.environ, out, err), out, err)
+
+
+def _result(args: argparse.Namespace, build: _Build) -> dict[str, Any]:
+    """What a finished process says of its program. Raises LaunchError or ScriptError where there is none."""
+    from interlace.errors import LaunchError, ScriptError
+
+    code = build.child.process.returncode
+    if code:
+        tail = "\n".join(_text(build.err).strip().splitlines()[-12:])
+        kind = ScriptError if code == 2 else LaunchError
+        raise kind(f"rank {build.rank} of {args.script} could not be built:\n{tail}")
+    result: dict[str, Any] = json.loads(_text(build.out).strip().splitlines()[-1])
+    path = args.output if _is_file(args) else args.output / build.path.name
+    return {**result, "file_bytes": build.path.stat().st_size, "path": str(path)}
+
+
+def _text(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

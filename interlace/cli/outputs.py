@@ -1,11 +1,17 @@
-"""One rule for all outputs: folders are made as they are needed, and what cannot be written is refused before any work."""
+"""One rule for all outputs: folders are made as they are needed, what cannot be written is refused before any work, and what is
+written is there whole or not at all, before anything is printed of it."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from interlace.errors import ConfigError
+from interlace.interrupts import uninterrupted
 
 
 def check_file(option: str, target: str | os.PathLike[str] | None) -> None:
@@ -37,3 +43,38 @@ def check_folder(option: str, folder: str | os.PathLike[str], target: str = "") 
         raise ConfigError(f"{option} {said!r}: {known} is a file; expected a folder there")
     if not os.access(known, os.W_OK | os.X_OK):
         raise ConfigError(f"{option} {said!r}: nothing may be written in {known}; choose another folder")
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A folder to write into in the place of `folder`. Behind the block its files are moved there, all of them; none where it fails.
+
+    Raises:
+        ConfigError: Where a file should go stands a folder.
+    """
+    wanted = folder.absolute()
+    known = next(each for each in (wanted, *wanted.parents) if each.is_dir())
+    with tempfile.TemporaryDirectory(prefix=".interlace-", dir=known) as made:
+        yield Path(made)
+        with uninterrupted():
+            _move(Path(made), wanted)
+
+
+def _move(made: Path, folder: Path) -> None:
+    moves = [(path, folder / path.relative_to(made)) for path in sorted(made.rglob("*")) if path.is_file()]
+    for _, target in moves:
+        if target.is_dir():
+            raise ConfigError(f"{target}: is a folder; expected a file there, or nothing")
+    for path, target in moves:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, target)
+
+
+def write_json(target: str | os.PathLike[str] | None, document: Any) -> None:
+    """Write what a command has for machines; None writes nothing."""
+    if target is not None:
+        import msgspec
+
+        from interlace.ir.dump import write_whole
+
+        write_whole(Path(target), msgspec.json.format(msgspec.json.encode(document)) + b"\n")

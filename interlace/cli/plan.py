@@ -22,16 +22,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
-    import msgspec
-
     from interlace.cli.alive import Alive
-    from interlace.cli.outputs import check_file, check_folder
+    from interlace.cli.outputs import check_file, check_folder, staged, write_json
     from interlace.config import Config, load_config, make_config
     from interlace.cost_model import CostModel, load_profile
     from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
     from interlace.errors import ProgramError
     from interlace.ir import load
-    from interlace.ir.dump import find_dumps, write_whole
+    from interlace.ir.dump import find_dumps
     from interlace.plan import explain_all, make_plans
     from interlace.units import ranks_text
 
@@ -41,8 +39,6 @@ def main(args: argparse.Namespace) -> int:
     config: Config = load_config(args.config) if args.config else make_config({})
     profile = args.device or config.device or "h200"
     cost = CostModel(load_profile(profile))
-    summaries: list[dict[str, object]] = []
-    notes: list[str] = []
     programs = [load(path) for path in find_dumps(args.dumps)]
     ranks = [program.rank for program in programs]
     twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
@@ -50,13 +46,13 @@ def main(args: argparse.Namespace) -> int:
         raise ProgramError(f"rank {twice} is given twice; give one dump a rank, and one world at a time")
     with Alive("plan", f"planning {ranks_text(sorted(ranks))}"):
         plans = make_plans(programs, config, cost, profile)
-    for plan in plans:
-        plan.dump(args.output)
-        rows = cost.table(plan.program)
-        notes.append(trust_text(rows))
-        summaries.append({**plan.summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)})
-    print(explain_all(plans, 4, notes), end="\n\n")
-    print(f"{len(summaries)} plans in {args.output}; look at them with `interlace show`, prove them with `interlace check {args.output}`")
-    if args.json:
-        write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"ranks": summaries})) + b"\n")
+    with staged(args.output) as folder:
+        for plan in plans:
+            plan.dump(folder)
+    costs = [cost.table(plan.program) for plan in plans]
+    summaries = [{**plan.summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)}
+                 for plan, rows in zip(plans, costs, strict=True)]  # fmt: skip
+    write_json(args.json, {"ranks": summaries})
+    print(explain_all(plans, 4, [trust_text(rows) for rows in costs]), end="\n\n")
+    print(f"{len(plans)} plans in {args.output}; look at them with `interlace show`, prove them with `interlace check {args.output}`")
     return 0

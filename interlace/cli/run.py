@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from interlace.launch import LaunchResult
 
 DEFAULT_TIMEOUT_S = 300.0
-_SAME, _DIFFERENT, _USER_ERROR, _INTERRUPTED = 0, 1, 2, 130
+_SAME, _DIFFERENT, _USER_ERROR = 0, 1, 2
 _SHOWN_STEPS = 20
 PLACES = ("cpu", "testbed", "gpu")
 
@@ -57,22 +57,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; returns 0, 1 where results differ or a rank failed, 2 for the user's errors."""
-    from interlace.errors import InterlaceError, LaunchError
-
-    try:
-        _check(args)
-        with _logs(args):
-            return _verify(args) if args.verify else _run_once(args)
-    except LaunchError as error:
-        print(f"interlace run: {error}", file=sys.stderr)
-        return _DIFFERENT
-    except InterlaceError as error:
-        print(f"interlace run: {error}", file=sys.stderr)
-        return _USER_ERROR
-    except KeyboardInterrupt:
-        print("interlace run: interrupted; all ranks were ended", file=sys.stderr)
-        return _INTERRUPTED
+    """Run the command; returns 0, 1 where results differ, 2 where nothing was verified."""
+    _check(args)
+    with _logs(args):
+        return _verify(args) if args.verify else _run_once(args)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -105,10 +93,10 @@ def _check(args: argparse.Namespace) -> None:
 
 def _run_once(args: argparse.Namespace) -> int:
     result = _launch(args, _environment(args, stock=False), "run")
+    _write_json(args, {"verdict": None, "runs": {"run": _as_dict(result)}})
     print(_losses_text(result.reports))
     print(_times_text("run", result, args))
     print(_plan_text(result))
-    _write_json(args, {"verdict": None, "runs": {"run": _as_dict(result)}})
     return _SAME
 
 
@@ -213,7 +201,7 @@ def _logs(args: argparse.Namespace) -> Iterator[None]:
     args.temporary_logs = "" if args.log_dir else tempfile.mkdtemp(prefix="interlace-logs-")
     try:
         yield
-    except BaseException:
+    except Exception:
         args.failed = True
         raise
     finally:
@@ -363,10 +351,6 @@ def _as_dict(result: LaunchResult) -> dict[str, Any]:
 
 
 def _write_json(args: argparse.Namespace, content: dict[str, Any]) -> None:
-    import msgspec
+    from interlace.cli.outputs import write_json
 
-    from interlace.ir.dump import write_whole
-
-    if args.json is not None:
-        head = {"script": args.script, "world": args.world, "config": args.config}
-        write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({**head, **content})) + b"\n")
+    write_json(args.json, {"script": args.script, "world": args.world, "config": args.config, **content})

@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
-    from interlace.cli.outputs import check_file
+    from interlace.cli.outputs import check_file, write_json
     from interlace.errors import ConfigError
     from interlace.ir.dump import find_dumps
 
@@ -44,14 +44,9 @@ def main(args: argparse.Namespace) -> int:
     import_own(args.imports)
     path = find_dumps([args.file], one=True)[0]
     shown = _shown(path, args)
+    write_json(args.json, {"file": str(path), **shown.data})
     for line in shown.lines:
         print(line)
-    if args.json:
-        import msgspec
-
-        from interlace.ir.dump import write_whole
-
-        write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"file": str(path), **shown.data})) + b"\n")
     return 0
 
 

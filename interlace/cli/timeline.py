@@ -43,11 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
-    import msgspec
-
-    from interlace.cli.outputs import check_file
+    from interlace.cli.outputs import check_file, write_json
     from interlace.cost_model import CostModel, load_profile
-    from interlace.ir.dump import write_whole
     from interlace.report.split import rows, split_text
     from interlace.report.timeline import write_trace
     from interlace.scheduler.simulator import Stall
@@ -65,11 +62,10 @@ def main(args: argparse.Namespace) -> int:
         print(f"interlace timeline: {stall}", file=sys.stderr)
         return 1
     write_trace(results[mine], args.output)
+    write_json(args.json, {"ranks": rows(results[mine])})
     print(f"trace of {len(results[mine].ranks)} rank(s) in {args.output}; open it at https://ui.perfetto.dev\n")
     print(f"simulated with the profile {Path(args.device).stem}, rules of the {_place(args)} place, a step of each rank:")
     print(split_text(results))
-    if args.json:
-        write_whole(Path(args.json), msgspec.json.format(msgspec.json.encode({"ranks": rows(results[mine])})) + b"\n")
     return 0
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from interlace import processes
 from interlace.cli import main
 from interlace.ir import load
 
@@ -48,6 +48,6 @@ def test_one_rank_is_dumped_planned_and_shown(tmp_path: Path, capsys: Any) -> No
 )  # fmt: skip
 def test_wrong_options_build_nothing(monkeypatch: Any, capsys: Any, words: list[Any], told: str) -> None:
     """acceptance: U3, P4."""
-    monkeypatch.setattr(subprocess, "run", lambda *args, **more: pytest.fail("a rank was built"))
+    monkeypatch.setattr(processes, "start", lambda *args, **more: pytest.fail("a rank was built"))
     assert main(["dump", *map(str, words)]) == 2
     assert told in capsys.readouterr().err

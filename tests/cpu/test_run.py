@@ -173,7 +173,7 @@ def test_terminated_launcher_ends_its_ranks(tmp_path: Path) -> None:
         program = (
             "import sys; from interlace import launch;"
             "launch.cpu_command = lambda s, a: [sys.executable, '-c', 'import os, time;"
-            " from interlace.bridge.rank import _end_with_parent; _end_with_parent(); time.sleep(60)', str(s)];"
+            " from interlace.bridge.rank import end_with_parent; end_with_parent(); time.sleep(60)', str(s)];"
             f"launch.launch({os.fspath(script)!r}, [], 2, {{}}, {os.fspath(tmp_path / f'run{number}')!r},"
             f" {os.fspath(tmp_path / 'logs')!r}, 5.0)"
         )
