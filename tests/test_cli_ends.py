@@ -153,10 +153,10 @@ def test_an_interrupted_dump_ends_its_processes(script: Path, tmp_path: Path, mo
     """One rank is done, the other still builds."""
     monkeypatch.setattr(dump, "BUILDER", [sys.executable, "-c", BUILDER])
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
-    second, made = tmp_path / "started1", tmp_path / "dumps"
+    first, second, made = tmp_path / "started0", tmp_path / "started1", tmp_path / "dumps"
 
     def stop() -> None:
-        wait_until(lambda: second.exists() and second.read_text() != "")
+        wait_until(lambda: all(file.exists() and file.read_text() for file in (first, second)))
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=stop)
