@@ -41,7 +41,8 @@ class Memory:
         in_use: Both, and freed blocks that another stream still read when their own stream last asked: nothing else could have them.
         reserved: What was taken from the device for them: free blocks, and blocks a stream still reads, included.
         outside: What Paddle's own allocators took: parameters and feeds.
-        pinned: Pinned host memory in use; `pinned_buffers` counts all buffers ever made, `pinned_free` the bytes lying free.
+        pinned: Pinned host memory in use; `pinned_buffers` counts the buffers ever made in memory that none had before.
+        pinned_free: Pinned memory that no buffer in use has, of `pinned_reserved` bytes in `pinned_allocations` allocations of the host.
     """
 
     allocated: int
@@ -58,6 +59,8 @@ class Memory:
     pinned_peak: int
     pinned_buffers: int
     pinned_free: int
+    pinned_reserved: int
+    pinned_allocations: int
 
 
 class Call(NamedTuple):
@@ -180,6 +183,21 @@ def synchronize() -> None:
 
 
 @contextmanager
+def new_streams(priority: int) -> Iterator[None]:
+    """Streams that Paddle makes meanwhile have this priority: 0 is normal, lower runs first. Its own device table hands none on."""
+    plugin().tb_next_priority(priority)
+    try:
+        yield
+    finally:
+        plugin().tb_next_priority(0)
+
+
+def stream_priorities() -> list[int]:
+    """Of every stream, by number; with host threads they change nothing."""
+    return [plugin().tb_stream_priority(number) for number in range(plugin().tb_stream_count())]
+
+
+@contextmanager
 def fresh_memory() -> Iterator[None]:
     """Copies to the device wait for nothing: what they fill must be new, and stay until the device is idle."""
     plugin().tb_fresh(1)
@@ -191,7 +209,7 @@ def fresh_memory() -> Iterator[None]:
 
 def memory() -> Memory:
     """Bytes held now, and the most held since `reset_peaks`."""
-    numbers = (ctypes.c_size_t * 14)()
+    numbers = (ctypes.c_size_t * 16)()
     plugin().tb_memory(numbers)
     return Memory(*numbers)
 

@@ -2,7 +2,8 @@
 
 Point-to-point operations become broadcasts on their two-rank ring (Paddle's own are legacy operators that no plugin can supply);
 an operation that records an event for other jobs gets a reader on another stream, without which Paddle makes no event on a custom
-device; an operation without a kernel, or two rings under one stream name, is an error here and no surprise later.
+device; streams get the priority that the plan asks for; an operation without a kernel, two rings or two priorities under one stream
+name, is an error here and no surprise later.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import paddle
 from paddle.base import core
 
+from testbed import device
 from testbed.device import NAME, TestbedError
 
 SHARED_STREAM_VARIABLE = "TESTBED_SHARED_STREAM"  # "first": two rings of one stream name use the first's, as the GPU place does
@@ -37,6 +39,7 @@ def prepare_program(program: Any, job: str) -> None:
     check_kernels(program, job)
     let_events_exist(program)
     put_something_first(program)
+    make_streams(program, job)
 
 
 # -- point to point --------------------------------------------------------------------------------------------------
@@ -118,6 +121,7 @@ def _receive(op: Any, ring: int, peer: int) -> Any:
     maker = empty.get_defining_op()
     maker.op_role, maker.chunk_id = op.op_role, op.chunk_id
     maker.set_execution_stream(_p2p_stream(op))
+    maker.set_int_attr("stream_priority", _priority(op))
     return paddle._C_ops.broadcast_(empty, ring, peer)
 
 
@@ -170,6 +174,71 @@ def put_something_first(program: Any) -> bool:
     made = paddle._C_ops.full_int_array([0], paddle.int64, paddle.CPUPlace()).get_defining_op()
     made.op_role, made.chunk_id = first.op_role, first.chunk_id
     return True
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+_streams: dict[str, tuple[int, int]] = {}
+"""Streams by name: the priority that was asked for, and the stream's number on the device."""
+
+
+def make_streams(program: Any, job: str) -> int:
+    """Make each stream that a program is the first to name, with the priority that its operations ask for; returns how many.
+
+    Paddle makes a stream at the first operation that names it, in this process for good. On the GPU place that operation's
+    priority counts; a custom device is told none, and is told here in front of it.
+
+    Raises:
+        TestbedError: Operations of one stream name ask for different priorities.
+    """
+    before = len(_streams)
+    for op in _ops(program):
+        stream, asked = _stream(op), _priority(op)
+        if not stream:
+            continue
+        if stream not in _streams:
+            _streams[stream] = (asked, _make_stream(stream, asked))
+        if (first := _streams[stream][0]) != asked:
+            raise TestbedError(
+                f"job {job}: {op.name()} asks for priority {asked} on stream {stream!r}, whose first operation asked for {first}; "
+                "a device keeps one priority a stream name: give all its operations the same one, or a stream of their own"
+            )
+    return len(_streams) - before
+
+
+def _make_stream(name: str, priority: int) -> int:
+    """The number that it has on the device."""
+    if not _streams:
+        _run_on(None)  # makes what every program has
+    with device.new_streams(priority):
+        before = len(device.stream_priorities())
+        _run_on(name)
+    made = len(device.stream_priorities()) - before
+    if made != 1:
+        raise TestbedError(f"stream {name!r} was to be made with priority {priority}, and {made} streams were: expected one; "
+                           "a program that was not prepared may have named it before")  # fmt: skip
+    return before
+
+
+def _run_on(stream: str | None) -> None:
+    """One operation; on the compute stream where none is named."""
+    program, place = paddle.static.Program(), core.Place()
+    place.set_place(paddle.CustomPlace(NAME, 0))
+    with paddle.static.program_guard(program, paddle.static.Program()):
+        made = paddle._C_ops.full([1], 0.0, paddle.float32, paddle.CustomPlace(NAME, 0))
+        if stream is not None:
+            made.get_defining_op().set_execution_stream(stream)
+    core.StandaloneExecutor(place, core.Plan([core.Job("stream")], {"stream": program}), core.Scope()).run([], False)
+
+
+def stream_priorities() -> dict[str, int]:
+    """What each stream that a prepared program named has on the device."""
+    found = device.stream_priorities()
+    return {name: found[number] for name, (_, number) in _streams.items()}
+
+
+def _priority(op: Any) -> int:
+    return int(op.attrs().get("stream_priority", 0))
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------

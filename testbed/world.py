@@ -22,7 +22,7 @@ from interlace.bridge.cpu.transport import Transport
 from testbed import delays, device, measure
 
 DEVICE = f"{device.NAME}:0"
-REPORT_VARIABLE = "TESTBED_REPORT"  # a folder that gets each rank's memory numbers at its end
+REPORT_VARIABLE = "TESTBED_REPORT"  # a folder that gets each rank's memory numbers, and its streams' priorities, at its end
 INPLACE_VARIABLE = "TESTBED_INPLACE"  # 0 or 1: Paddle's in-place pass
 TRACE_RUN_VARIABLE = "TESTBED_TRACE_RUN"  # 0 or 1: the executor issues all from one thread, with no hand-over to others
 ID_BYTES = 128
@@ -62,7 +62,7 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
         _record_delays(Path(os.environ[delays.TAKEN_VARIABLE]) / f"delays{rank}.json", rank)
     paddle.set_device("cpu")
     if os.environ.get(REPORT_VARIABLE):
-        atexit.register(_write_memory, Path(os.environ[REPORT_VARIABLE]) / f"memory{rank}.json")
+        atexit.register(_write_report, Path(os.environ[REPORT_VARIABLE]) / f"memory{rank}.json")
     return transport
 
 
@@ -75,8 +75,10 @@ def _own_gpu(rank: int) -> str:
     return gpus[rank] if os.environ.get("TESTBED_ONE_GPU") else ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])
 
 
-def _write_memory(path: Path) -> None:
-    path.write_text(json.dumps(asdict(device.memory())) + "\n")
+def _write_report(path: Path) -> None:
+    from testbed.programs import stream_priorities
+
+    path.write_text(json.dumps({**asdict(device.memory()), "streams": stream_priorities()}) + "\n")
 
 
 def _record_delays(path: Path, rank: int) -> None:

@@ -16,7 +16,9 @@
   X(copy_order, 0, 0, "a copy in from a pinned buffer waits for the copy out that filled it")                        \
   X(drop_waits, 0, 0, "planted fault: no stream ever waits for another")                                             \
   X(refuse_pinned_after, -1, -1, "planted fault: pinned allocations after this many fail; negative for never")       \
-  X(pageable, 0, 0, "pinned memory is ordinary memory: copies are staged and block the host")
+  X(pageable, 0, 0, "pinned memory is ordinary memory: copies are staged and block the host")                        \
+  X(pinned_slab, 64, 2048, "pinned buffers are cut from allocations of so many MiB; 0: each is one of its own")      \
+  X(priorities, 1, 1, "a stream has the priority that its first operation asks for, as on the GPU place")
 
 #define TB_EXPORT extern "C" __attribute__((visibility("default")))
 

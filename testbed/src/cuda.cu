@@ -31,6 +31,7 @@ struct Measured {
 struct Device {
   std::mutex mutex;
   std::map<Stream, int> numbers;
+  std::vector<cudaStream_t> streams;
   std::vector<Measured> measured;
   std::vector<cudaEvent_t> spare;  // timed events, made before a traced stretch begins
   cudaEvent_t base = nullptr;
@@ -94,13 +95,24 @@ int device_current() {
 void device_sync() { TB_CHECK(cudaDeviceSynchronize()); }
 void device_memory(size_t* total, size_t* available) { TB_CHECK(cudaMemGetInfo(available, total)); }
 
-Stream stream_create() {
+Stream stream_create(int priority) {
   cudaStream_t made;
-  TB_CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+  TB_CHECK(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, priority));
   std::lock_guard<std::mutex> guard(device().mutex);
-  int number = static_cast<int>(device().numbers.size());
+  int number = static_cast<int>(device().streams.size());
+  device().streams.push_back(made);
   device().numbers[made] = number;
   return made;
+}
+int stream_count() {
+  std::lock_guard<std::mutex> guard(device().mutex);
+  return static_cast<int>(device().streams.size());
+}
+int stream_priority(int number) {
+  std::lock_guard<std::mutex> guard(device().mutex);
+  int found = 0;
+  TB_CHECK(cudaStreamGetPriority(device().streams.at(number), &found));
+  return found;
 }
 void stream_sync(Stream stream) { TB_CHECK(cudaStreamSynchronize(of(stream))); }
 bool stream_done(Stream stream) { return cudaStreamQuery(of(stream)) == cudaSuccess; }

@@ -72,8 +72,11 @@ C_Status get_device(const C_Device d) {
   return C_SUCCESS;
 }
 
+std::atomic<int> next_priority{0};  // Paddle's table hands none on
+
 C_Status create_stream(const C_Device d, C_Stream* stream) {
-  return guarded("create_stream", [&] { device_use(d->id), *stream = static_cast<C_Stream>(stream_create()); });
+  int priority = switches.priorities ? next_priority.load() : 0;
+  return guarded("create_stream", [&] { device_use(d->id), *stream = static_cast<C_Stream>(stream_create(priority)); });
 }
 C_Status destroy_stream(const C_Device, C_Stream) { return C_SUCCESS; }
 C_Status query_stream(const C_Device, C_Stream stream) { return stream_done(of(stream)) ? C_SUCCESS : C_FAILED; }
@@ -293,5 +296,8 @@ TB_EXPORT void InitPlugin(CustomRuntimeParams* params) {
 }
 
 TB_EXPORT void tb_sync() { device_sync(); }
+TB_EXPORT void tb_next_priority(int priority) { next_priority = priority; }  // of the streams that Paddle makes from here on
+TB_EXPORT int tb_stream_count() { return stream_count(); }
+TB_EXPORT int tb_stream_priority(int number) { return stream_priority(number); }
 // What is copied in meanwhile goes to memory that no work uses: such a copy waits for nothing.
 TB_EXPORT void tb_fresh(int on) { to_fresh_memory = on; }

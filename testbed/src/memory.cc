@@ -34,7 +34,7 @@ class Counter {
   std::atomic<size_t> value_{0}, peak_{0};
 };
 
-Counter allocated, workspaces, in_use, reserved, outside, pinned;
+Counter allocated, workspaces, in_use, reserved, outside;
 
 struct Pools {
   std::mutex mutex;
@@ -42,87 +42,16 @@ struct Pools {
 };
 Pools& pools() { static auto* made = new Pools; return *made; }
 
-// ---- pinned memory
-
-struct Pinned {
-  std::mutex mutex;
-  std::multimap<size_t, void*> free;
-  std::map<const void*, Event> last;                   // when the last copy that used a buffer is done
-  std::vector<std::pair<void*, size_t>> held;          // freed, waiting for that
-  size_t made = 0, free_bytes = 0;
-};
-Pinned& pins() { static auto* made = new Pinned; return *made; }
-
-void pin_free(Pinned& p, void* address, size_t size) {
-  if (switches.poison) memset(address, kPoison, size);
-  p.free.emplace(size, address);
-  p.free_bytes += size;
-}
-
-bool pin_idle(Pinned& p, const void* address) {
-  auto found = p.last.find(address);
-  return found == p.last.end() || event_done(found->second);
-}
-
-void pin_collect(Pinned& p) {
-  auto kept = p.held.begin();
-  for (auto& each : p.held) {
-    if (pin_idle(p, each.first)) pin_free(p, each.first, each.second);
-    else *kept++ = each;
-  }
-  p.held.erase(kept, p.held.end());
-}
-
-void* pin_new(Pinned& p, size_t size) {
-  int limit = switches.refuse_pinned_after;
-  void* made = limit >= 0 && p.made >= static_cast<size_t>(limit) ? nullptr : pinned_allocate(size);
-  if (!made)
-    PADDLE_THROW(phi::errors::ResourceExhausted("testbed: %d bytes of pinned host memory were refused (%d bytes are in use); offload less",
-                                                size, pinned.value()));
-  ++p.made;
-  if (switches.poison) memset(made, kPoison, size);  // what the host's allocator left there may be what is expected
-  return made;
-}
-
-void* pin_take(size_t size) {
-  Pinned& p = pins();
-  std::lock_guard<std::mutex> guard(p.mutex);
-  pin_collect(p);
-  auto found = p.free.find(size);
-  if (found == p.free.end()) return pin_new(p, size);
-  void* address = found->second;
-  p.free.erase(found);
-  p.free_bytes -= size;
-  return address;
-}
-
-void pin_give_back(void* address, size_t size) {
-  Pinned& p = pins();
-  std::lock_guard<std::mutex> guard(p.mutex);
-  if (switches.pinned_events && !pin_idle(p, address)) p.held.emplace_back(address, size);
-  else pin_free(p, address, size);
-}
-
-class PinnedBlock : public phi::Allocation {
- public:
-  PinnedBlock(void* address, size_t size) : phi::Allocation(address, size, phi::CPUPlace()) { pinned.add(size); }
-  ~PinnedBlock() override {
-    note("pinned_free", -1, ptr_, size_);
-    pinned.drop(size_);
-    pin_give_back(ptr_, size_);
-  }
-};
-
 }  // namespace
 
 MemoryNumbers memory_numbers() {
-  std::lock_guard<std::mutex> guard(pins().mutex);
-  return {allocated.value(), allocated.peak(), workspaces.value(), workspaces.peak(), in_use.value(), in_use.peak(), reserved.value(), reserved.peak(), outside.value(), outside.peak(),
-          pinned.value(),    pinned.peak(),    pins().made,      pins().free_bytes};
+  return {allocated.value(), allocated.peak(), workspaces.value(), workspaces.peak(), in_use.value(), in_use.peak(),
+          reserved.value(),  reserved.peak(),  outside.value(),    outside.peak(),    pinned_numbers()};
 }
 
 void memory_reset_peaks() {
-  for (Counter* each : {&allocated, &workspaces, &in_use, &reserved, &outside, &pinned}) each->reset_peak();
+  for (Counter* each : {&allocated, &workspaces, &in_use, &reserved, &outside}) each->reset_peak();
+  pinned_reset_peak();
 }
 
 void* outside_allocate(size_t size) {
@@ -287,35 +216,13 @@ void Pool::give_back(Block* block) {
   }
 }
 
-// ---- pinned, for copies
-
-std::shared_ptr<phi::Allocation> pinned_make(size_t size) {
-  auto made = std::make_shared<PinnedBlock>(pin_take(size), size);
-  note("pinned_allocate", -1, made->ptr(), size);
-  return made;
-}
-
-void pinned_copied(const void* address, Stream stream) {
-  Pinned& p = pins();
-  std::lock_guard<std::mutex> guard(p.mutex);
-  Event& last = p.last[address];
-  if (!last) last = event_create();
-  event_record(last, stream);
-}
-
-void pinned_wait(const void* address, Stream stream) {
-  Pinned& p = pins();
-  std::lock_guard<std::mutex> guard(p.mutex);
-  auto found = p.last.find(address);
-  if (found != p.last.end()) stream_wait(stream, found->second);
-}
-
 }  // namespace tb
 
-TB_EXPORT void tb_memory(size_t out[14]) {
+TB_EXPORT void tb_memory(size_t out[16]) {
   tb::MemoryNumbers n = tb::memory_numbers();
-  const size_t all[] = {n.allocated, n.allocated_peak, n.workspace, n.workspace_peak, n.in_use, n.in_use_peak, n.reserved, n.reserved_peak, n.outside,
-                        n.outside_peak, n.pinned, n.pinned_peak, n.pinned_new, n.pinned_free};
+  const tb::PinnedNumbers& p = n.pinned;
+  const size_t all[] = {n.allocated, n.allocated_peak, n.workspace, n.workspace_peak, n.in_use, n.in_use_peak, n.reserved, n.reserved_peak,
+                        n.outside,   n.outside_peak,   p.used,      p.peak,           p.buffers, p.free,       p.reserved, p.allocations};
   memcpy(out, all, sizeof all);
 }
 TB_EXPORT void tb_memory_reset() { tb::memory_reset_peaks(); }

@@ -1,4 +1,4 @@
-// Device memory by stream, as Paddle's stream-safe allocator keeps it on the GPU place; pinned memory; what both hold.
+// Device memory by stream, as Paddle's stream-safe allocator keeps it on the GPU place; what it and pinned memory (pinned.h) hold.
 #pragma once
 #include <map>
 #include <memory>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "paddle/phi/core/allocator.h"
+#include "pinned.h"
 #include "runtime.h"
 
 namespace tb {
@@ -17,7 +18,7 @@ struct MemoryNumbers {
   size_t in_use, in_use_peak;        // both, and freed blocks that another stream still read when their own stream last asked
   size_t reserved, reserved_peak;    // what was taken from the device, blocks that are free or held included
   size_t outside, outside_peak;      // what Paddle's own allocators took: parameters, feeds
-  size_t pinned, pinned_peak, pinned_new, pinned_free;  // bytes in use; how many buffers were ever made; free bytes
+  PinnedNumbers pinned;
 };
 MemoryNumbers memory_numbers();
 void memory_reset_peaks();
@@ -86,10 +87,5 @@ class Pool : public phi::Allocator {
   std::vector<std::pair<void*, size_t>> unpoisoned_;  // of the free ones
   size_t num_held_ = 0;
 };
-
-// Pinned host memory; a copy says that it uses a buffer, and by which stream.
-std::shared_ptr<phi::Allocation> pinned_make(size_t size);
-void pinned_copied(const void* address, Stream stream);
-void pinned_wait(const void* address, Stream stream);
 
 }  // namespace tb

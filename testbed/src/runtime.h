@@ -18,7 +18,10 @@ int device_current();
 void device_sync();  // also the place where a failure of a device thread is thrown
 void device_memory(size_t* total, size_t* available);
 
-Stream stream_create();  // lives as long as the process: blocks that Paddle frees last still name their stream
+// Lives as long as the process: blocks that Paddle frees last still name their stream. Priority 0 is normal, lower runs first.
+Stream stream_create(int priority = 0);
+int stream_count();
+int stream_priority(int number);  // as it was given; with host threads it changes nothing
 void stream_sync(Stream stream);
 bool stream_done(Stream stream);
 void stream_callback(Stream stream, std::function<void()> call);

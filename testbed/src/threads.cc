@@ -23,7 +23,7 @@ namespace {
 void pause_us(double us) { std::this_thread::sleep_for(std::chrono::microseconds(static_cast<long>(us))); }
 
 struct ThreadStream {
-  explicit ThreadStream(int number) : number(number), thread([this] { run(); }) {}
+  ThreadStream(int number, int priority) : number(number), priority(priority), thread([this] { run(); }) {}
 
   void push(std::function<void()> task) {
     {
@@ -43,7 +43,7 @@ struct ThreadStream {
     return done == given;
   }
 
-  const int number;
+  const int number, priority;
 
  private:
   void run() {
@@ -93,7 +93,6 @@ using EventHandle = std::shared_ptr<EventState>;  // tasks in queues may outlive
 struct Device {
   std::mutex mutex;
   std::vector<ThreadStream*> streams;
-  int made = 0;
   std::map<const char*, size_t> pinned;
 };
 Device& device() { static auto* made = new Device; return *made; }
@@ -121,11 +120,19 @@ void device_sync() {
   for (ThreadStream* each : streams) each->sync();
 }
 
-Stream stream_create() {
+Stream stream_create(int priority) {
   std::lock_guard<std::mutex> guard(device().mutex);
-  auto* made = new ThreadStream(device().made++);
+  auto* made = new ThreadStream(static_cast<int>(device().streams.size()), priority);
   device().streams.push_back(made);
   return made;
+}
+int stream_count() {
+  std::lock_guard<std::mutex> guard(device().mutex);
+  return static_cast<int>(device().streams.size());
+}
+int stream_priority(int number) {
+  std::lock_guard<std::mutex> guard(device().mutex);
+  return device().streams.at(number)->priority;
 }
 
 void stream_sync(Stream stream) { of(stream)->sync(); }

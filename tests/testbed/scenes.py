@@ -25,7 +25,8 @@ from testbed import programs  # noqa: E402
 
 PLACE, N = paddle.CustomPlace(device.NAME, 0), 64
 SLOW_US = 100000  # far more than the host needs to issue a program, also on a busy machine
-SAFE = {"record": 2, "hold": 1, "poison": 1, "nosync": 1, "drop_waits": 0, "copy_order": 0, "pinned_events": 0, "d2h_blocks": 0}
+SAFE = {"record": 2, "hold": 1, "poison": 1, "nosync": 1, "drop_waits": 0, "copy_order": 0, "pinned_events": 0, "d2h_blocks": 0,
+        "pinned_slab": 0}  # fmt: skip
 SCENES: dict[str, Callable[[], Any]] = {}
 
 
@@ -527,6 +528,82 @@ def refused_pinned_memory() -> str:
     executor = made.executor()
     with device.switched(refuse_pinned_after=0):
         return _error(lambda: executor.run(["x"], False))
+
+
+def _pinned(kib: int) -> Callable[[], None]:
+    """Make a pinned buffer of so many KiB, filled by a copy out; what is returned frees it."""
+    made, x = Program(), random(kib, 256)
+
+    def build() -> None:
+        keep(paddle._C_ops.memcpy_d2h(paddle.tanh(data("x", kib, 256)), 1), "host")
+
+    made.job(build, "job")
+    made.feed(x=x)
+    made.executor().run(["x"], False)
+    assert wrong(made.value("host"), np.tanh(x)) == "right"
+    return lambda: made.scope.find_var("host").get_tensor()._clear()
+
+
+@scene
+def pinned_slabs() -> dict[str, Any]:
+    """After each step: buffers in new memory, allocations, KiB in use, KiB reserved, all since the start."""
+    found: dict[str, Any] = {}
+    for name, mebibytes in (("one slab", 1), ("one allocation each", 0)):
+        with device.switched(pinned_slab=mebibytes):
+            start = device.memory()
+
+            def since(start: device.Memory = start) -> list[int]:
+                now = device.memory()
+                return [now.pinned_buffers - start.pinned_buffers, now.pinned_allocations - start.pinned_allocations,
+                        (now.pinned - start.pinned) >> 10, (now.pinned_reserved - start.pinned_reserved) >> 10]  # fmt: skip
+
+            free = [_pinned(kib) for kib in (80, 160, 80)]
+            steps: dict[str, Any] = {"three buffers": since()}
+            free[0]()
+            free[0] = _pinned(80)
+            steps["one freed, one of its size made"] = since()
+            free[0](), free[1]()
+            free[:2] = [_pinned(240)]
+            steps["two neighbours freed, one of their size made"] = since()
+            with device.switched(refuse_pinned_after=device.memory().pinned_buffers):
+                steps["refused"] = _error(lambda: _pinned(640)).rpartition("ResourceExhaustedError: ")[2]
+            steps["refused, and nothing taken"] = since()
+            free.append(_pinned(1280))
+            steps["larger than a slab"] = since()
+            for each in free:
+                each()
+            steps["all freed"] = since()
+            found[name] = steps
+    return found
+
+
+@scene
+def stream_priorities() -> dict[str, Any]:
+    """Communication with a priority of its own; the switch that ignores it; two priorities under one name."""
+
+    def named(stream: str, *priorities: int) -> Any:
+        main = paddle.static.Program()
+        with paddle.static.program_guard(main, paddle.static.Program()):
+            for priority in priorities:
+                on(data("x", N) * 2.0, stream).get_defining_op().set_int_attr("stream_priority", priority)
+        return main
+
+    found: dict[str, Any] = {}
+    for name, obeyed, asked in (("asked for -1", 1, -1), ("asked for none", 1, 0), ("asked for -1, ignored", 0, -1)):
+        with device.switched(priorities=obeyed):
+            program, before = named(f"of {name}", asked, asked), device.stream_priorities()
+            made = [programs.make_streams(program, "forward"), programs.make_streams(program, "forward")]
+        found[name] = {"streams": made, "priorities": device.stream_priorities()[len(before) :]}
+    made_here = Program()
+    made_here.jobs.append(("job", named("of asked for -1", -1)))
+    made_here.feed(x=random(N))
+    before = device.stream_priorities()
+    with device.traced() as trace:
+        made_here.executor().run(["x"], False)
+    found["the executor's stream"] = {"new": len(device.stream_priorities()) - len(before),
+                                      "priority": [device.stream_priorities()[each.stream] for each in trace.intervals]}  # fmt: skip
+    found["two under one name"] = _error(lambda: programs.make_streams(named("twice", -1, 0), "forward"))
+    return found
 
 
 # -- rings, delays, switches -----------------------------------------------------------------------------------------

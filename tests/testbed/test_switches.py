@@ -81,6 +81,44 @@ def test_refused_pinned_memory_is_a_clear_error(scenes: Scenes) -> None:
     assert "49152 bytes of pinned host memory were refused" in scenes["refused_pinned_memory"]
 
 
+def test_pinned_buffers_are_cut_from_slabs(scenes: Scenes) -> None:
+    """acceptance: R3, R6. Buffers in new memory, allocations, KiB in use, KiB reserved. Freed neighbours are one range again."""
+    slab, each = (scenes["pinned_slabs"][name] for name in ("one slab", "one allocation each"))
+    refused = "655360 bytes of pinned host memory were refused"
+    assert slab.pop("refused").startswith(f"testbed: {refused}")
+    assert each.pop("refused").startswith(f"testbed: {refused}")
+    assert slab == {
+        "three buffers": [3, 1, 320, 1024],
+        "one freed, one of its size made": [3, 1, 320, 1024],
+        "two neighbours freed, one of their size made": [3, 1, 320, 1024],
+        "refused, and nothing taken": [3, 1, 320, 1024],
+        "larger than a slab": [4, 2, 1600, 2304],
+        "all freed": [4, 2, 0, 2304],
+    }
+    assert each == {
+        "three buffers": [3, 3, 320, 320],
+        "one freed, one of its size made": [3, 3, 320, 320],
+        "two neighbours freed, one of their size made": [4, 4, 320, 560],
+        "refused, and nothing taken": [4, 4, 320, 560],
+        "larger than a slab": [5, 5, 1600, 1840],
+        "all freed": [5, 5, 0, 1840],
+    }
+
+
+def test_streams_have_the_priority_that_is_asked_for(scenes: Scenes) -> None:
+    """acceptance: P1. On host threads the priority is kept and changes nothing."""
+    found = scenes["stream_priorities"]
+    assert found.pop("two under one name").startswith(
+        "TestbedError: job forward: pd_op.scale asks for priority 0 on stream 'twice', whose first operation asked for -1; "
+    )
+    assert found == {
+        "asked for -1": {"streams": [1, 0], "priorities": [-1]},
+        "asked for none": {"streams": [1, 0], "priorities": [0]},
+        "asked for -1, ignored": {"streams": [1, 0], "priorities": [0]},
+        "the executor's stream": {"new": 0, "priority": [-1]},
+    }
+
+
 def test_one_communicator_a_stream_name(scenes: Scenes) -> None:
     found = scenes["two_rings_one_stream"]
     assert "ring 32 is on stream 'shared', which belongs to ring 31" in found["refused"]

@@ -68,12 +68,27 @@ def test_pipeline_with_offload_under_delays(stock_pp2: LaunchResult, tmp_path: P
     assert digests(planned) == digests(stock_pp2)
 
 
-def test_tensor_parallel_with_column_overlap_under_delays(plugin: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("obeyed", [True, False])
+def test_tensor_parallel_with_column_overlap_under_delays(plugin: Path, tmp_path: Path, obeyed: bool) -> None:
+    """acceptance: R1, P1. Collectives have the priority that the plan gives them; copies have none."""
     args = ("--mp", "2", "--schedule", "1F1B")
-    stock = train(tmp_path, "gpt", 2, args)
-    planned = train(tmp_path, "gpt", 2, args, "dx-first", TESTBED_DELAYS=DELAYS)
+    report = {"TESTBED_REPORT": os.fspath(tmp_path)}
+    stock = train(tmp_path, "gpt", 2, args, **report)
+    assert not any(_streams(tmp_path).values())
+    report["TESTBED_SWITCHES"] = switches(f"priorities={obeyed:d}")
+    planned = train(tmp_path, "gpt", 2, args, "dx-first", TESTBED_DELAYS=DELAYS, **report)
     assert bits(planned) == bits(stock)
     assert digests(planned) == digests(stock)
+    streams = _streams(tmp_path)
+    collectives = {name: priority for name, priority in streams.items() if name.startswith("auto_parallel_mp")}
+    assert set(collectives.values()) == {-obeyed}
+    assert {name for name, priority in streams.items() if priority} == (set(collectives) if obeyed else set())
+    assert len(streams) > len(collectives)
+
+
+def _streams(folder: Path) -> dict[str, int]:
+    found: dict[str, int] = json.loads((folder / "memory0.json").read_text())["streams"]
+    return found
 
 
 def test_bfloat16_with_offload_of_the_smallest_and_a_held_host(plugin: Path, tmp_path: Path) -> None:
