@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed import alone, measure
+from testbed.device import SWITCHES_VARIABLE
 from testbed.gpus import ROOT, find_libraries, machine, python_path
 from testbed.results import NOT_STARTED
 
@@ -39,14 +40,23 @@ WARM_STEPS = 2  # and the last step, which is traced, does not count
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """What a case is run with: configuration text, none for Paddle's own plan, and switches of the testbed."""
+
+    name: str
+    config: str | None
+    switches: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
-    """A script, its ranks and arguments, and the plans to run it with: name -> configuration text; none is Paddle's own."""
+    """A script, its ranks and arguments, and the plans to run it with."""
 
     name: str
     script: str
     world: int
     args: tuple[str, ...]
-    plans: tuple[tuple[str, str | None], ...]
+    plans: tuple[Plan, ...]
     env: tuple[tuple[str, str], ...] = ()
 
 
@@ -55,27 +65,34 @@ def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
     return text + (f"offload_activations: {{fraction: {offload}, min_bytes: 1MB}}\n" if offload else "")
 
 
-STOCK, AGAIN = ("stock", None), ("stock-again", None)
-COLUMN, DX, MIXED = ("column", _pairs("off")), ("dx-first", _pairs("dx-first")), ("mixed", _pairs("mixed"))
-OFFLOADS = tuple((f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
+STOCK, AGAIN = Plan("stock", None), Plan("stock-again", None)
+COLUMN, DX, MIXED, ZB = (Plan(name, _pairs(form)) for name, form in (("column", "off"), ("dx-first", "dx-first"), ("mixed", "mixed"),
+                                                                     ("zb-h1", "zb-h1")))  # fmt: skip
+OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
 ALL = (STOCK, COLUMN, DX, MIXED, *OFFLOADS)
 SOME = (STOCK, DX, MIXED, OFFLOADS[1])
+FORMS = (STOCK, DX, MIXED, ZB)
 ORDER = "device: h200\nschedule_1f1b: {interleave: off}\nsplit_backward: off\noverlap_column_backward: off\n"
-PEAK = (STOCK, ("plain", ORDER + "offload_activations: off\n"),
-        ("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"))  # fmt: skip
+PEAK = (STOCK, Plan("plain", ORDER + "offload_activations: off\n"),
+        Plan("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"))  # fmt: skip
 UNHELD = "assign_streams: {hold_host: off}\n"
-FREE = (("dx-first-free", _pairs("dx-first", 0.0, UNHELD)), ("offload-1-free", _pairs("dx-first", 1.0, UNHELD)))
-Plans = tuple[tuple[str, str | None], ...]
+FREE = (Plan("dx-first-free", _pairs("dx-first", 0.0, UNHELD)), Plan("offload-1-free", _pairs("dx-first", 1.0, UNHELD)))
+LEVEL = tuple(replace(plan, name=f"{plan.name}-no-priorities", switches="priorities=0") for plan in (DX, MIXED, ZB))
+"""All streams have one priority; the plans beside them give communication the first turn."""
+PINNED = tuple(replace(OFFLOADS[1], name=f"offload-1-{name}", switches=f"pinned_slab={mebibytes}")
+               for name, mebibytes in (("no-slab", 0), ("one-slab", 16384)))  # fmt: skip
 
 
 def _layers(
-    script: str, seq: int, mp: int, pp: int = 1, vpp: int = 1, plans: Plans = ALL, batch: int = 1, more: tuple[str, ...] = ()
-) -> Case:
-    """Layers of the 6.7B size: two a stage and chunk, eight micro-batches of `batch` sequences."""
-    parts = [script, f"s{seq}", f"mp{mp}", *([f"pp{pp}"] if pp > 1 else []), *([f"vpp{vpp}"] if vpp > 1 else []),
-             *([f"b{batch}"] if batch > 1 else []), *(["fused"] if "--fused" in more else [])]  # fmt: skip
-    args = (*BIG, "--layers", str(2 * pp * vpp), "--seq-len", str(seq), "--batch-size", str(8 * batch), "--micro-batches", "8",
-            "--mp", str(mp), "--pp", str(pp), *more)  # fmt: skip
+    script: str, seq: int, mp: int, pp: int = 1, vpp: int = 1, plans: tuple[Plan, ...] = ALL, batch: int = 1,
+    micro_batches: int = 8, more: tuple[str, ...] = (),
+) -> Case:  # fmt: skip
+    """Layers of the 6.7B size: two a stage and chunk, `micro_batches` of `batch` sequences."""
+    sizes = (("pp", pp, 1), ("vpp", vpp, 1), ("b", batch, 1), ("m", micro_batches, 8))
+    parts = [script, f"s{seq}", f"mp{mp}", *(f"{name}{size}" for name, size, usual in sizes if size != usual),
+             *(["fused"] if "--fused" in more else [])]  # fmt: skip
+    args = (*BIG, "--layers", str(2 * pp * vpp), "--seq-len", str(seq), "--batch-size", str(micro_batches * batch),
+            "--micro-batches", str(micro_batches), "--mp", str(mp), "--pp", str(pp), *more)  # fmt: skip
     if script == "llama":
         args += ("--intermediate", "11008")
     if vpp > 1:  # Paddle 3.3.1 cannot build VPP with master gradients
@@ -86,12 +103,15 @@ def _layers(
 def cases(gpus: int) -> list[Case]:
     """What is run on so many GPUs, what matters most first."""
     models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
-    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, *FREE, AGAIN)) for mp in widths for model in models]
+    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, *FREE, AGAIN, *LEVEL[:2], *PINNED)) for mp in widths for model in models]
     found += [_layers("llama", 2048, mp, batch=4, plans=SOME, more=("--fused",)) for mp in widths]
-    found += [_layers(model, 4096, mp, batch=2) for mp in widths for model in models]
+    found += [_layers(model, 4096, mp, batch=2, plans=(*ALL, *LEVEL[:2], *PINNED)) for mp in widths for model in models]
     found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
-        found += [_layers("gpt", 2048, 1, 2), _layers("llama", 2048, 1, 2, plans=SOME), _layers("gpt", 2048, 1, 2, 2, plans=SOME)]
+        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LEVEL, COLUMN, *OFFLOADS, AGAIN)) for model in models]
+        found += [_layers(model, seq, 1, 2, plans=FORMS, micro_batches=count)
+                  for seq, count in ((4096, 8), (2048, 4), (4096, 4)) for model in models]  # fmt: skip
+        found.append(_layers("gpt", 2048, 1, 2, 2, plans=SOME))
         found += _peaks()
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
@@ -112,7 +132,7 @@ def _peaks() -> list[Case]:
 
 def _small(gpus: int) -> list[Case]:
     """The examples' own sizes in float32: losses to compare with the CPU's."""
-    tiny = ("offload-1", _pairs("dx-first", 1.0).replace("1MB", "1KB"))
+    tiny = Plan("offload-1", _pairs("dx-first", 1.0).replace("1MB", "1KB"))
     found = [Case("small-gpt-fp32", "gpt", 1, SMALL, (STOCK, DX, tiny))]
     if gpus > 1:
         found += [Case("small-gpt-fp32-pp2", "gpt", 2, (*SMALL, "--pp", "2"), (STOCK, DX, tiny)),
@@ -158,51 +178,51 @@ class Bench:
 
     def run(self, wanted: Sequence[Case]) -> None:
         """In waves: the runs of one are prepared together, and measured when the machine is quiet again."""
-        jobs = [(case, name, config) for case in wanted for name, config in case.plans]
+        jobs = [(case, plan) for case in wanted for plan in case.plans]
         while jobs:
-            wave: list[tuple[Case, str, str | None]] = []
-            while jobs and sum(case.world for case, _, _ in wave) + jobs[0][0].world <= self.ranks_at_once:
+            wave: list[tuple[Case, Plan]] = []
+            while jobs and sum(case.world for case, _ in wave) + jobs[0][0].world <= self.ranks_at_once:
                 wave.append(jobs.pop(0))
             if time.monotonic() > self.until:
-                for case, name, _ in wave:
-                    self._keep(case, name, {"failed": f"{NOT_STARTED}: no time was left"})
+                for case, plan in wave:
+                    self._keep(case, plan, {"failed": f"{NOT_STARTED}: no time was left"})
                 continue
             self._wave(wave)
 
-    def _wave(self, wave: list[tuple[Case, str, str | None]]) -> None:
+    def _wave(self, wave: list[tuple[Case, Plan]]) -> None:
         self.gate = Path(tempfile.mkdtemp(prefix="gate"))
         turns = dict.fromkeys((1, 2, 4), 0)
         with ThreadPoolExecutor(len(wave)) as pool:
             done = []
-            for case, name, config in wave:
+            for case, plan in wave:
                 first = turns[case.world] * case.world % self.gpus // case.world * case.world
                 turns[case.world] += 1
-                done.append(pool.submit(self._one, case, name, config, list(range(first, first + case.world))))
-            ranks = sum(case.world for case, _, _ in wave)
+                done.append(pool.submit(self._one, case, plan, list(range(first, first + case.world))))
+            ranks = sum(case.world for case, _ in wave)
             deadline = time.monotonic() + PREPARED_TIMEOUT_S
             while len(list(self.gate.glob("*.ready"))) < ranks and time.monotonic() < deadline:
-                ranks = sum(case.world for (case, _, _), each in zip(wave, done, strict=True) if not each.done())
+                ranks = sum(case.world for (case, _), each in zip(wave, done, strict=True) if not each.done())
                 time.sleep(0.05)
             time.sleep(1.0)
             (self.gate / "open").touch()
         shutil.rmtree(self.gate, ignore_errors=True)
 
-    def _one(self, case: Case, name: str, config: str | None, gpus: list[int]) -> None:
+    def _one(self, case: Case, plan: Plan, gpus: list[int]) -> None:
         try:
-            found = self._run_plan(case, name, config, gpus)
+            found = self._run_plan(case, plan, gpus)
         except Exception as error:  # one run's failure is a result
             found = {"failed": f"{type(error).__name__}: {error}"}
-        self._keep(case, name, found)
+        self._keep(case, plan, found)
 
-    def _keep(self, case: Case, plan: str, found: dict[str, Any]) -> None:
+    def _keep(self, case: Case, plan: Plan, found: dict[str, Any]) -> None:
         with self.lock:
             head = {"case": case.name, "world": case.world, "args": list(case.args), "variant": self.variant}
             result = self.results.setdefault(case.name, {**head, **machine(), "plans": {}})
-            result["plans"][plan] = found
-            print(f"{case.name} {plan}: {_headline(found)}", flush=True)
+            result["plans"][plan.name] = found
+            print(f"{case.name} {plan.name}: {_headline(found)}", flush=True)
             (self.out / f"testbed_{case.name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
-    def _run_plan(self, case: Case, plan: str, config: str | None, gpus: list[int]) -> dict[str, Any]:
+    def _run_plan(self, case: Case, plan: Plan, gpus: list[int]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             room = Path(folder)
             words = [sys.executable, "-m", "interlace.cli", "run", str(ROOT / "examples" / f"{case.script}.py"), "--place", "testbed",
@@ -212,10 +232,12 @@ class Bench:
                    "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "PYTHONPATH": python_path(),
                    measure.FOLDER_VARIABLE: folder, measure.STEPS_VARIABLE: case.args[case.args.index("--steps") + 1],
                    measure.TRACE_VARIABLE: "1", measure.GATE_VARIABLE: f"{self.gate}:{','.join(map(str, gpus))}"}  # fmt: skip
-            if config is None:
+            if plan.switches:
+                env[SWITCHES_VARIABLE] = ",".join(filter(None, (env.get(SWITCHES_VARIABLE), plan.switches)))
+            if plan.config is None:
                 env["INTERLACE_DISABLE"] = "1"
             else:
-                (room / "plan.yaml").write_text(config + f"dump: {self.out / 'plans' / case.name / plan}\n")
+                (room / "plan.yaml").write_text(plan.config + f"dump: {self.out / 'plans' / case.name / plan.name}\n")
                 words += ["--config", str(room / "plan.yaml")]
             start = time.monotonic()
             try:
@@ -225,10 +247,10 @@ class Bench:
             except subprocess.TimeoutExpired as error:
                 done = subprocess.CompletedProcess(words, 124, "", f"no end within {CASE_TIMEOUT_S:g} s: {error.stderr!r}")
             if done.returncode:
-                (self.out / f"{case.name}_{plan}.log").write_text(done.stdout[-20000:] + done.stderr[-20000:] + _logs(room))
+                (self.out / f"{case.name}_{plan.name}.log").write_text(done.stdout[-20000:] + done.stderr[-20000:] + _logs(room))
                 return {"failed": done.stderr[-1500:]}
             for path in sorted(room.glob("trace*.pickle")):
-                shutil.copy(path, self.out / "traces" / f"{case.name}_{plan}_{path.name}")
+                shutil.copy(path, self.out / "traces" / f"{case.name}_{plan.name}_{path.name}")
             return {"wall_s": round(time.monotonic() - start, 1), "gpus": gpus, **_found(room)}
 
 
@@ -311,7 +333,7 @@ def _chosen(found: Sequence[Case], only: str) -> list[Case]:
         if not named:
             raise SystemExit(f"no case {name!r}; there are {[case.name for case in found]}")
         for case in named:
-            kept = tuple(each for each in case.plans if not plans or each[0] in plans.split("+"))
+            kept = tuple(each for each in case.plans if not plans or each.name in plans.split("+"))
             chosen.append(replace(case, plans=kept))
     return chosen
 
