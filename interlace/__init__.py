@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -45,11 +46,22 @@ def enable(strategy: Any, config: str | PathLike[str] | Mapping[str, Any] | None
 
     Raises:
         ConfigError: `strategy` is none of Paddle's auto-parallel, an option is unknown, of the wrong type, or contradicts another,
-            or a file or profile is missing; nothing is changed then.
+            a file or profile is missing, or Paddle is not installed; nothing is changed then.
+
+    With another Paddle than the supported one the model stays stock, and a line on standard error says so; `force_paddle` plans all
+    the same.
     """
+    from interlace.bridge.flags import flags_on
+    from interlace.installed import require_paddle, stands_back
+
+    require_paddle()
+    flags = flags_on(getattr(strategy, "interlace", None), config, options)
+    if stands_back(flags.force_paddle):
+        strategy.interlace = flags
+        return
     from interlace.bridge.hook import enable as enable_in_paddle
 
-    enable_in_paddle(strategy, config, options)
+    enable_in_paddle(strategy, flags)
 
 
 def plan_of(model: Any, mode: str = "train") -> Plan:
@@ -58,6 +70,13 @@ def plan_of(model: Any, mode: str = "train") -> Plan:
     Raises:
         PlanError: Interlace is off for it, or it is not built in that mode yet.
     """
+    from interlace.installed import other_paddle, require_paddle
+
+    require_paddle()
+    if "interlace.bridge.hook" not in sys.modules and other_paddle():
+        from interlace.plan import Plan
+
+        return Plan.off(other_paddle())
     from interlace.bridge.hook import plan_of as plan_in_paddle
 
     return plan_in_paddle(model, mode)

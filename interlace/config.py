@@ -27,6 +27,7 @@ import yaml
 
 from interlace.cost_model.profile import load_profile, profile_names
 from interlace.errors import ConfigError, PlanError
+from interlace.own import imported
 from interlace.passes import REGISTRY, AssignStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, default_passes
 from interlace.passes.pipeline import DEFAULT_ORDER
 from interlace.scheduler.schedule import parse_rows
@@ -49,6 +50,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         enable: False leaves Paddle's plan and programs untouched.
         device: Name of a device profile in `interlace.configs`, or a path to one; empty means the device in use.
         force_device: On a GPU, plan with a profile of another device than the one in use; without it that is an error.
+        force_paddle: Plan with another version of Paddle than the supported one; without it models stay stock there.
         passes: Options by pass name; passes that are off are missing.
         own: A user's registered passes, to run where their `after` and `needs` ask for.
         check: Prove every plan before it is lowered.
@@ -59,6 +61,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     enable: bool = True
     device: str = ""
     force_device: bool = False
+    force_paddle: bool = False
     passes: dict[str, Pass] = {}
     own: tuple[Pass, ...] = ()
     check: bool = True
@@ -75,7 +78,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return default_passes(self.passes, self.own)
 
 
-PLAIN_KINDS: dict[str, type] = {"enable": bool, "device": str, "force_device": bool, "check": bool, "dump": str}
+PLAIN_KINDS: dict[str, type] = {"enable": bool, "device": str, "force_device": bool, "force_paddle": bool, "check": bool, "dump": str}
 PLAIN_FIELDS = tuple(PLAIN_KINDS)
 
 
@@ -106,6 +109,7 @@ def make_config(
     _check_device(plain.get("device", ""), where)
     names = {name.replace("-", "_"): name for name in REGISTRY}
     chosen: dict[str, Pass] = {name: REGISTRY[name]() for name in DEFAULT_ON if name in REGISTRY}
+    chosen |= {name: _imported(name, where) for name in imported if name in REGISTRY and name.replace("-", "_") not in options}
     for key, value in options.items():
         if key in PLAIN_FIELDS:
             continue
@@ -119,6 +123,7 @@ def make_config(
         chosen.pop(names[key], None)
         if made is not None:
             chosen[names[key]] = made
+    _check_names(chosen, where)
     _check_together(chosen, options, where)
     _check_values(chosen, where, whole)
     own = tuple(value for name, value in chosen.items() if name not in DEFAULT_ORDER)
@@ -279,6 +284,16 @@ def _choices(kind: Any, given: Any) -> str:
     return f"; {_suggest(str(given), known)}" if known else ""
 
 
+def _imported(name: str, where: _Where) -> Pass:
+    """A pass of a module given with --import that the configuration does not name."""
+    try:
+        return REGISTRY[name]()
+    except TypeError as error:
+        key = name.replace("-", "_")
+        raise ConfigError(f"{where.source}: pass {name!r} has options without defaults ({error}); name it here: {key}: {{...}}, "
+                          f"or turn it off: {key}: off") from error  # fmt: skip
+
+
 def _same_kind(value: Pass, kind: type[Pass], where: _Where, key: str) -> Pass:
     if not isinstance(value, kind):
         raise ConfigError(f"{where.at(key)}: expected {kind.__name__}, found {type(value).__name__}")
@@ -309,6 +324,15 @@ def parse_bytes(text: str) -> int:
     if not found or found[2].upper() not in _UNITS:
         raise ConfigError(f"size {text!r}: expected a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
     return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _check_names(chosen: Mapping[str, Pass], where: _Where) -> None:
+    """That passes run after others that exist."""
+    for each in chosen.values():
+        for name in each.after:
+            if name not in REGISTRY:
+                key = where.key(each.name.replace("-", "_"))
+                raise ConfigError(f"{key}: pass {each.name!r} is to run after {name!r}, which is no pass; {_suggest(name, REGISTRY)}")
 
 
 def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], where: _Where) -> None:

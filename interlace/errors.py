@@ -17,6 +17,10 @@ class PlanError(InterlaceError):
     """A plan cannot be made, proved or lowered as asked."""
 
 
+class BudgetError(PlanError):
+    """No plan holds the memory budget that is asked for."""
+
+
 class PassError(InterlaceError):
     """A pass lacks what it needs, or gave something that does not verify."""
 

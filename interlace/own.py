@@ -11,6 +11,8 @@ from pathlib import Path
 
 from interlace.errors import ConfigError, InterlaceError
 
+imported: list[str] = []
+"""Names of the passes that imported modules registered: they run with their defaults where the configuration does not name them."""
 VARIABLE = "INTERLACE_IMPORT"
 """Tells ranks which modules to import; names are apart as in a search path."""
 
@@ -18,7 +20,8 @@ VARIABLE = "INTERLACE_IMPORT"
 def add_import(parser: argparse.ArgumentParser) -> None:
     """Add the option to a command."""
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE",
-                        help="import this first, by name or as a .py file: it registers passes of your own")  # fmt: skip
+                        help="import this first, by name or as a .py file: passes of your own that it registers run, "
+                             "with their defaults where the configuration does not name them")  # fmt: skip
 
 
 def import_own(names: Iterable[str]) -> None:
@@ -27,6 +30,8 @@ def import_own(names: Iterable[str]) -> None:
     Raises:
         ConfigError: There is no such module, or it fails.
     """
+    from interlace.passes import REGISTRY
+
     for name in names:
         path = Path(name).absolute()
         is_file = name.endswith(".py")
@@ -35,12 +40,17 @@ def import_own(names: Iterable[str]) -> None:
         folder = str(path.parent) if is_file else os.getcwd()
         if folder not in sys.path:
             sys.path.insert(0, folder)
+        before = set(REGISTRY)
         try:
-            importlib.import_module(path.stem if is_file else name)
+            module = importlib.import_module(path.stem if is_file else name)
         except InterlaceError:
             raise
         except Exception as error:
             raise ConfigError(f"--import {name}: {type(error).__name__}: {error}; expected a module that registers passes") from error
+        made = [each for each, kind in REGISTRY.items() if each not in before or kind.__module__ == module.__name__]
+        imported.extend(each for each in made if each not in imported)
+        if not made:
+            print(f"interlace: --import {name}: it registers no pass (@interlace.passes.register)", file=sys.stderr)
 
 
 def import_from_environment() -> None:

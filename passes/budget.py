@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from interlace.cost_model import Costs
-from interlace.errors import PlanError
+from interlace.errors import BudgetError, PlanError
 from interlace.ir import Program
 from interlace.passes.base import Pass
 from interlace.passes.offload_activations import OffloadActivations
@@ -30,7 +30,7 @@ def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassRepor
     """The reports, that of `offload-activations` with what the whole plan holds on the GPU place against `memory_budget`.
 
     Raises:
-        PlanError: It is more; with the bytes, and what to do.
+        BudgetError: It is more; with the bytes, and what to do.
     """
     budget = memory_budget(passes)
     if not budget or not planned.jobs:
@@ -39,7 +39,7 @@ def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassRepor
     if peak is None:
         line = f"{asked}: what the GPU place holds is not known, the rank cannot be simulated; `interlace check` says where it stands"
     elif peak > budget:
-        raise PlanError(f"rank {planned.rank}, stage {planned.pipeline.stage}: {asked} ({budget} bytes): on the GPU place the plan holds "
+        raise BudgetError(f"rank {planned.rank}, stage {planned.pipeline.stage}: {asked} ({budget} bytes): on the GPU place the plan holds "
                         f"{size(peak)}, of which side streams hold {size(peak - budget)}, however much is moved; ask for {peak} bytes, or "
                         "lower run_ahead_bytes of assign_streams")  # fmt: skip
     else:

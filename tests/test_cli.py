@@ -13,6 +13,7 @@ import pytest
 
 from interlace.cli import main
 from interlace.ir import load, save, show
+from interlace.own import imported
 from interlace.passes import REGISTRY
 from tests.strategies import World, programs
 
@@ -54,12 +55,12 @@ def plans(dumps: Path) -> Path:
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Path]:
     """A file with a pass of a user's own; what it registers goes again."""
-    before, path, modules = dict(REGISTRY), list(sys.path), set(sys.modules)
+    before, path, modules, names = dict(REGISTRY), list(sys.path), set(sys.modules), list(imported)
     (tmp_path / "own_pass.py").write_text(OWN)
     yield tmp_path / "own_pass.py"
     REGISTRY.clear()
     REGISTRY.update(before)
-    sys.path[:] = path
+    sys.path[:], imported[:] = path, names
     for name in set(sys.modules) - modules:
         del sys.modules[name]
 
@@ -194,6 +195,41 @@ def test_a_users_own_pass_plans_offline(dumps: Path, own: Path, capsys: Any) -> 
     assert "said hush" in capsys.readouterr().out
     lines, _ = shown(capsys, out / "rank0.ilp", "--before-after", "noisy", "--import", str(own))
     assert any("hush" in line for line in lines if line.startswith("+#"))
+
+
+def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, capsys: Any) -> None:
+    """acceptance: U4. No configuration need name it; a module without passes is said to have none; one of unknown neighbours is refused."""
+    config, out = own.with_name("own.yaml"), own.parent / "plan"
+    assert main(["plan", str(dumps), "--import", str(own), "-o", str(out)]) == 0
+    assert "said psst" in capsys.readouterr().out
+    config.write_text("noisy: off\n")
+    assert main(["plan", str(dumps), "--config", str(config), "--import", str(own), "-o", str(out)]) == 0
+    assert "psst" not in capsys.readouterr().out
+    assert main(["plan", str(dumps), "--config", str(config), "--import", "json", "-o", str(out)]) == 0
+    assert "interlace: --import json: it registers no pass (@interlace.passes.register)\n" in capsys.readouterr().err
+    (own.with_name("bare_pass.py")).write_text(OWN.replace("noisy", "bare").replace('word: str = "psst"', "word: str"))
+    told = refusal(capsys, "plan", dumps, "--import", own.with_name("bare_pass.py"), "-o", out)
+    assert "pass 'bare' has options without defaults (Missing required argument 'word'); name it here: bare: {...}" in told
+    REGISTRY.pop("bare")
+    (own.with_name("lost_pass.py")).write_text(OWN.replace("noisy", "lost").replace('"split-backward"', '"split-backwards"'))
+    told = refusal(capsys, "plan", dumps, "--import", own.with_name("lost_pass.py"), "-o", out)
+    assert "pass 'lost' is to run after 'split-backwards', which is no pass; did you mean 'split-backward'?" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("enable: off", "enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan"),
+        ("split_backward: off\noverlap_column_backward: off\nschedule_1f1b: off\nassign_streams: off", "enable is off, or every pass"),
+        ("schedule_1f1b: off\nassign_streams: off", "schedule_1f1b is off and split_backward, overlap_column_backward on"),
+        ("offload_activations: {memory_budget: 1}", "the least feasible one is "),
+    ],
+)  # fmt: skip
+def test_what_plans_nothing_is_refused(dumps: Path, tmp_path: Path, capsys: Any, text: str, told: str) -> None:
+    """As in training: nothing that is asked for is left out without a word."""
+    (tmp_path / "off.yaml").write_text(text)
+    assert told in refusal(capsys, "plan", dumps, "--config", tmp_path / "off.yaml", "-o", tmp_path / "plan")
+    assert not (tmp_path / "plan").exists()
 
 
 @pytest.mark.parametrize("command", ["check", "timeline"])

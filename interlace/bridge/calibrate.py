@@ -41,6 +41,7 @@ from interlace.cost_model.profile import (
 )
 from interlace.cost_model.work import Part, attention_part, dims_of, gemm_part
 from interlace.errors import ConfigError
+from interlace.installed import require_paddle
 from interlace.ir.program import DTYPE_BYTES
 from interlace.version import VERSION
 
@@ -376,12 +377,9 @@ def import_paddle() -> None:
 
 
 def _device(device: str) -> str:
-    try:
-        import paddle
-    except ImportError as error:
-        raise ConfigError(
-            f"calibrate needs PaddlePaddle ({error}); install it with `pip install interlace[paddle]`"
-        ) from error
+    require_paddle()
+    import paddle
+
     has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
     device = device or ("gpu" if has_gpu else "cpu")
     if device not in DTYPES:

@@ -19,7 +19,8 @@ import numpy as np
 
 from interlace.bridge.cpu.install import rank_environment
 from interlace.bridge.rank import end_with_parent, failure_of, run_script
-from interlace.errors import InterlaceError, LaunchError
+from interlace.errors import ConfigError, InterlaceError, LaunchError
+from interlace.installed import other_paddle
 from interlace.ir import Program, save
 
 
@@ -68,7 +69,8 @@ def main(argv: list[str]) -> int:
     start = time.perf_counter()
     end_with_parent()
     try:
-        program = build_program(args.script, args.script_args, args.rank, args.world, lazy=not args.materialize)
+        program = build_program(args.script, args.script_args, args.rank, args.world, lazy=not args.materialize,
+                                force_paddle=args.force_paddle)  # fmt: skip
         save(program, args.out)
     except KeyboardInterrupt:
         raise
@@ -84,12 +86,16 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def build_program(script: str, arguments: list[str], rank: int, world: int, *, lazy: bool = True) -> Program:
+def build_program(script: str, arguments: list[str], rank: int, world: int, *, lazy: bool = True, force_paddle: bool = False) -> Program:
     """The training program that a script builds as one rank of a world.
 
     Raises:
         LaunchError: The script ended without building a training program.
+        ConfigError: Paddle is another than the supported one, and is not forced.
     """
+    other = "" if force_paddle else other_paddle()
+    if other:
+        raise ConfigError(f"{other}; dump there, or use --force-paddle to try all the same")
     os.environ.update(rank_environment(rank, world))
     os.environ.pop("POD_NAME", None)
     from interlace.bridge import hook
@@ -134,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--world", type=int, required=True)
     made.add_argument("--out", type=Path, required=True)
     made.add_argument("--materialize", action="store_true")
+    made.add_argument("--force-paddle", action="store_true")
     made.add_argument("script")
     made.add_argument("script_args", nargs=argparse.REMAINDER)
     return made

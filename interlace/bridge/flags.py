@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from interlace.config import KEY, PLAIN_FIELDS, Config, make_config, require_jobs
+from interlace.config import KEY, PLAIN_FIELDS, Config, find_config, make_config, read_yaml, require_jobs
 from interlace.errors import ConfigError
 from interlace.passes import REGISTRY, Pass
 
@@ -79,6 +79,24 @@ class Flags:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Flags:
         return Flags(dict(self._options), *self._origin)
+
+
+def flags_on(before: Any, config: Any, options: Mapping[str, Any]) -> Flags:
+    """The flags of a strategy after one more `enable`. Raises ConfigError."""
+    given, source, marks = _read(config)
+    given = {**given, **options}
+    return before.with_more(given, source, marks) if isinstance(before, Flags) else Flags(given, source, marks)
+
+
+def _read(config: Any) -> tuple[dict[str, Any], str, dict[str, str]]:
+    if config is None:
+        return {}, "interlace.enable", {}
+    if isinstance(config, Mapping):
+        return dict(config), "interlace.enable", {}
+    if isinstance(config, (str, os.PathLike)):
+        options, marks = read_yaml(find_config(os.fspath(config)))
+        return options, str(config), marks
+    raise ConfigError(f"interlace.enable: expected a file, a preset, a dict or keywords, found {type(config).__name__}")
 
 
 class _PassFlags:

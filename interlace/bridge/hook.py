@@ -63,15 +63,11 @@ def capture_only(take: Callable[[Program], None]) -> None:
     _capture_only.append(take)
 
 
-def enable(strategy: Any, config: Any, options: Mapping[str, Any]) -> None:
+def enable(strategy: Any, flags: Flags) -> None:
     """See `interlace.enable`."""
     if not isinstance(strategy, (paddle.distributed.Strategy, paddle.distributed.fleet.auto.Strategy)):
         raise ConfigError(f"interlace.enable: expected a paddle.distributed.Strategy, found {_what(strategy)}; "
                           "give the strategy that dist.to_static gets")  # fmt: skip
-    given, source, marks = _read(config)
-    given = {**given, **options}
-    before = getattr(strategy, "interlace", None)
-    flags = before.with_more(given, source, marks) if isinstance(before, Flags) else Flags(given, source, marks)
     flags.final(strategy, say=False)
     install()
     strategy.interlace = flags
@@ -80,17 +76,6 @@ def enable(strategy: Any, config: Any, options: Mapping[str, Any]) -> None:
 
 def _what(given: Any) -> str:
     return f"the class {given.__qualname__}" if isinstance(given, type) else f"{type(given).__module__}.{type(given).__qualname__}"
-
-
-def _read(config: Any) -> tuple[dict[str, Any], str, dict[str, str]]:
-    if config is None:
-        return {}, "interlace.enable", {}
-    if isinstance(config, Mapping):
-        return dict(config), "interlace.enable", {}
-    if isinstance(config, (str, os.PathLike)):
-        options, marks = read_yaml(find_config(os.fspath(config)))
-        return options, str(config), marks
-    raise ConfigError(f"interlace.enable: expected a file, a preset, a dict or keywords, found {type(config).__name__}")
 
 
 def plan_of(model: Any, mode: str = "train") -> Plan:

@@ -9,7 +9,7 @@ is and gives the executor's plan as the context's attribute `plan`:
     executor.run(main, feed=..., fetch_list=context.get_attr("fetch_list"))
 
 It takes Paddle's own pipeline attributes (num_micro_batches, pp_degree, pp_stage, vpp_degree) and schedule_mode, the options of
-the pass, and in `interlace` the options of the others. Every pass takes `device`, a profile by name or path.
+the pass, and in `interlace` the options of the others. Every pass takes `device`, a profile by name or path, and `force_paddle`.
 
 Whatever fails, the user's program is as it was.
 """
@@ -32,6 +32,7 @@ from interlace.bridge.roles import give_roles, require_sums
 from interlace.config import Config, make_config
 from interlace.cost_model import CostModel
 from interlace.errors import ConfigError
+from interlace.installed import other_paddle
 from interlace.ir import Pipeline
 from interlace.passes import REGISTRY
 from interlace.plan import Plan, make_plan
@@ -68,10 +69,17 @@ class _Pass(PassBase):  # type: ignore[misc]
         """The options of the pass among the attributes. Raises ConfigError on an attribute that nobody knows."""
         known = REGISTRY[self.key.replace("_", "-")].__struct_fields__
         given = {key: value for key, value in self._attrs.items() if key not in without}
-        unknown = sorted(set(given) - set(known) - {"device"})
+        every = ("device", "force_paddle")
+        unknown = sorted(set(given) - {*known, *every})
         if unknown:
-            raise ConfigError(f"pass {self.name!r}: unknown attributes {unknown}; there are {sorted((*known, 'device', *without))}")
+            raise ConfigError(f"pass {self.name!r}: unknown attributes {unknown}; there are {sorted((*known, *every, *without))}")
         return {key: value for key, value in given.items() if key in known}
+
+    def _require_version(self) -> None:
+        """Raises ConfigError where Paddle is another than the supported one, and the attribute `force_paddle` is not true."""
+        other = other_paddle()
+        if other and self._attrs.get("force_paddle") is not True:
+            raise ConfigError(f"pass {self.name!r}: {other}; the attribute force_paddle: True tries all the same")
 
     def _wrong(self, key: str, expected: str) -> ConfigError:
         return ConfigError(f"pass {self.name!r}: attribute {key}: found {self._attrs[key]!r}, expected {expected}")
@@ -97,6 +105,7 @@ class RewritePass(_Pass):
     """What runs, so that the pass's own needs are met."""
 
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
+        self._require_version()
         config, place = self._config(), choose_place()
         copy = main_program.clone()
         derived = give_roles(copy)
@@ -138,6 +147,7 @@ class SchedulePass(_Pass):
     name = PREFIX + key
 
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
+        self._require_version()
         config, pipeline, place = self._config(), self._pipeline(), choose_place()
         mapping = paddle.base.libpaddle.pir.IrMapping()
         copy = main_program.clone(mapping)

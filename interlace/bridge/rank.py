@@ -24,7 +24,8 @@ import numpy as np
 from interlace.bridge.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, install
 from interlace.bridge.cpu.transport import DEFAULT_TIMEOUT_S, PeerLostError, Transport
 from interlace.bridge.rank_report import STATE_KINDS, Failure, Progress, RankReport, StepLoss, output_path, progress_path, write_report
-from interlace.errors import ConfigError, InterlaceError
+from interlace.errors import BudgetError, ConfigError, InterlaceError
+from interlace.installed import stands_back
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
 from interlace.own import import_from_environment
 from interlace.processes import PARENT_PIPE_VARIABLE
@@ -137,9 +138,13 @@ def _use_configuration() -> None:
     """With a configuration from outside, Interlace stands in the engine even if the script does not ask for it."""
     import_from_environment()
     if os.environ.get("INTERLACE_CONFIG") and os.environ.get("INTERLACE_DISABLE") != "1":
-        from interlace.bridge import hook
+        from interlace.config import find_config, read_yaml
 
-        hook.install()
+        options, _ = read_yaml(find_config(os.environ["INTERLACE_CONFIG"]))
+        if not stands_back(options.get("force_paddle") in ("on", True)):
+            from interlace.bridge import hook
+
+            hook.install()
 
 
 def _recorder(rank: int, run_dir: str) -> Recorder:
@@ -172,7 +177,7 @@ def failure_of(error: BaseException, script: str) -> Failure:
         return _exit_of(error)
     cause = _hidden_cause() or error
     lines = "".join(traceback.format_exception(error))
-    if isinstance(cause, ConfigError):
+    if isinstance(cause, (ConfigError, BudgetError)):
         return Failure(str(cause), lines, users=True)
     users = isinstance(cause, SyntaxError) and cause.filename == os.fspath(Path(script).resolve())
     text = "".join(traceback.format_exception_only(cause)).strip()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 VARIABLE = "INTERLACE_SAY_FD"
+_said: set[str] = set()
 
 
 def say(text: str) -> None:
@@ -16,6 +17,13 @@ def say(text: str) -> None:
         os.write(int(os.environ.get(VARIABLE, "2")), line)
     except OSError:  # a launcher in between closed it
         os.write(2, line)
+
+
+def say_once(text: str) -> None:
+    """The same, once a process and only of rank 0."""
+    if text not in _said and os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
+        say(text)
+    _said.add(text)
 
 
 @contextmanager

@@ -36,6 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("-o", "--output", type=Path, default=Path("dumps"), metavar="PATH",
                         help="folder, or file with --rank (default: dumps)")  # fmt: skip
     parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
+    parser.add_argument("--force-paddle", action="store_true", help="try with another version of Paddle than the supported one")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="ranks built at once (default: all cores)")
     parser.add_argument("--json", metavar="FILE", help="write operations, seconds and memory of each rank there")
     parser.set_defaults(script_args=[])
@@ -47,11 +48,13 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.alive import Alive
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
     from interlace.errors import ConfigError
+    from interlace.installed import require_paddle
 
     if args.world < 1 or (args.rank is not None and not 0 <= args.rank < args.world):
         raise ConfigError(f"--world {args.world} --rank {args.rank}: expected a world of at least 1 and a rank inside it")
     if not Path(args.script).is_file():
         raise ConfigError(f"{args.script}: no such script")
+    require_paddle()
     if args.jobs < 1:
         raise ConfigError(f"--jobs {args.jobs}: expected a number of ranks, 1 or more")
     check_file("--json", args.json)
@@ -120,6 +123,7 @@ def _start(args: argparse.Namespace, rank: int, folder: Path) -> _Build:
     path = folder / (args.output.name if _is_file(args) else f"rank{rank}{SUFFIX}")
     command = [*BUILDER, "--rank", str(rank), "--world", str(args.world), "--out", str(path)]
     command += ["--materialize"] if args.materialize else []
+    command += ["--force-paddle"] if args.force_paddle else []
     out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
     return _Build(rank, path, processes.start([*command, args.script, *args.script_args], os.environ, out, err), out, err)
 

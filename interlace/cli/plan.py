@@ -24,10 +24,10 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
     from interlace.cli.alive import Alive
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
-    from interlace.config import Config, load_config, make_config
+    from interlace.config import Config, load_config, make_config, require_jobs
     from interlace.cost_model import CostModel, load_profile
     from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
-    from interlace.errors import ProgramError
+    from interlace.errors import ConfigError, ProgramError
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
     from interlace.plan import explain_all, make_plans
@@ -37,6 +37,10 @@ def main(args: argparse.Namespace) -> int:
     check_file("--json", args.json)
     import_own(args.imports)
     config: Config = load_config(args.config) if args.config else make_config({})
+    if not config.active:
+        raise ConfigError(f"{config.source}: enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan; "
+                          "for Paddle's own order as a plan of ours there is the preset stock")  # fmt: skip
+    require_jobs(config)
     profile = args.device or config.device or "h200"
     cost = CostModel(load_profile(profile))
     programs = [load(path) for path in find_dumps(args.dumps)]

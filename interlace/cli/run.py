@@ -67,11 +67,13 @@ def _check(args: argparse.Namespace) -> None:
     """Find the user's errors before anything starts."""
     from interlace.cli.outputs import check_file, check_folder
     from interlace.errors import ConfigError
+    from interlace.installed import require_paddle
 
     if not Path(args.script).is_file():
         raise ConfigError(f"script {args.script!r} is not a file; expected the path of a training script")
     if args.world < 1:
         raise ConfigError(f"--world {args.world}: expected a number of ranks, 1 or more")
+    require_paddle()
     if args.timeout <= 0:
         raise ConfigError(f"--timeout {args.timeout:g}: expected seconds above 0")
     place = args.place or os.environ.get("INTERLACE_PLACE")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from interlace.errors import ConfigError, PlanError
+from interlace.errors import BudgetError, ConfigError, PlanError
 from interlace.ir import Op, Program
 from interlace.ir.program import FLOAT_DTYPES
 from interlace.scheduler.memory import in_order
@@ -33,7 +33,7 @@ def plan_offload(program: Program, measured: Measured, choice: Choice, everyone:
 
     Raises:
         ConfigError: A name fits nothing; the message lists the names there are.
-        PlanError: The budget cannot hold; the message gives the least that can.
+        BudgetError: The budget cannot hold; the message gives the least that can.
     """
     planner = Planner(program, measured, choice)
     planner.check_names(everyone)
@@ -184,8 +184,8 @@ class Planner:
             where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
             given = self.budget + reserved
             free = f"; {size(reserved)} of it stay free for what side streams hold on the GPU place" if reserved else ""
-            raise PlanError(f"{where}: offload cannot hold a budget of {given} bytes ({size(given)}){free}; the least "
-                            f"feasible one is {least} bytes ({size(least)}). {self._advice()}")  # fmt: skip
+            raise BudgetError(f"{where}: offload cannot hold a budget of {given} bytes ({size(given)}){free}; the least "
+                              f"feasible one is {least} bytes ({size(least)}). {self._advice()}")  # fmt: skip
         tried = {id(trip) for trip in found.trips} | {id(trip) for trip, _ in found.refused}
         self._stay([trip for trip in trips if id(trip) not in tried], "kept")
         return found

@@ -236,7 +236,7 @@ def test_nothing_to_do_is_said(caplog: Any) -> None:
 
 
 WRONG = [
-    ("split_backward", {"foo": 1}, r"'interlace_split_backward': unknown attributes \['foo'\]; there are \['device', 'fold', 'modules'\]"),
+    ("split_backward", {"foo": 1}, r"unknown attributes \['foo'\]; there are \['device', 'fold', 'force_paddle', 'modules'\]"),
     ("overlap_column_backward", {"min_bytes": "lots"}, "size 'lots': expected a number with B"),
     ("split_backward", {"device": 7}, "attribute device: found 7, expected the name or path of a device profile"),
     ("split_backward", {"device": "abacus"}, "no device profile 'abacus'"),

@@ -1,0 +1,111 @@
+"""Without Paddle, and with another Paddle than the supported one: a sentence, and models stay stock."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import interlace
+from interlace import installed
+from interlace.bridge import say
+from interlace.bridge.rank import failure_of
+from interlace.cli import main
+from interlace.errors import BudgetError, ConfigError, PlanError
+from interlace.installed import other_paddle, stands_back
+
+
+@pytest.fixture
+def no_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it was never installed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *args: None if name == "paddle" else find(name, *args))
+    monkeypatch.delitem(sys.modules, "paddle", raising=False)
+
+
+@pytest.mark.parametrize("words", [("run", "--world", "2"), ("dump", "--world", "2"), ("calibrate",)])
+def test_commands_without_paddle(no_paddle: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    (tmp_path / "script.py").write_text("")
+    script = [str(tmp_path / "script.py")] if words[0] != "calibrate" else ["-o", str(tmp_path / "x.json")]
+    assert main([words[0], *script, *words[1:]]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"interlace {words[0]}: PaddlePaddle is not installed for {sys.executable}; pip install paddlepaddle==3.3.1")
+    assert len(said.splitlines()) == 1
+
+
+def test_calls_without_paddle(no_paddle: None) -> None:
+    for call in (lambda: interlace.enable(object()), lambda: interlace.plan_of(object())):
+        with pytest.raises(ConfigError, match="PaddlePaddle is not installed"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [("3.3.1", ""), ("3.3.1.post126", ""), ("3.3.1+cu129", ""), ("3.3.10", "Paddle 3.3.10 is"), ("3.2.0", "Paddle 3.2.0 is"),
+     ("0.0.0", "Paddle 0.0.0 is"), ("", "Paddle of unknown version is")],
+)  # fmt: skip
+def test_which_paddle_is_supported(monkeypatch: pytest.MonkeyPatch, version: str, told: str) -> None:
+    monkeypatch.setattr(installed, "paddle_version", lambda: version)
+    assert other_paddle() == (f"{told} installed, and Interlace is built and tested for 3.3.1 only" if told else "")
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Another Paddle is installed. Gives an empty strategy."""
+    monkeypatch.setitem(sys.modules, "paddle", SimpleNamespace(__version__="3.2.0"))
+    monkeypatch.setattr(say, "_said", set())
+    monkeypatch.delitem(sys.modules, "interlace.bridge.hook", raising=False)
+    return SimpleNamespace(pipeline=SimpleNamespace())
+
+
+def test_another_paddle_stays_stock_and_says_so_once(other: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Flags can be set, and do nothing; nothing of Paddle's engine is touched, or even imported."""
+    for _ in range(2):
+        interlace.enable(other, schedule_1f1b={"interleave": "off"})
+    other.interlace.offload_activations.fraction = 0.5
+    said = capfd.readouterr().err
+    assert said.count("interlace: Paddle 3.2.0 is installed, and Interlace is built and tested for 3.3.1 only: models stay stock. ") == 1
+    assert not hasattr(other.pipeline, "interlace")
+    assert "interlace.bridge.hook" not in sys.modules
+    told = interlace.plan_of(other).explain()
+    assert told.startswith("Interlace is off (Paddle 3.2.0 is installed")
+    with pytest.raises(ConfigError, match="unknown option 'fold_paddle'"):
+        interlace.enable(other, fold_paddle=True)
+
+
+def test_a_forced_paddle_is_used(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Any] = []
+    monkeypatch.setitem(sys.modules, "interlace.bridge.hook", SimpleNamespace(enable=lambda *args: taken.append(args)))
+    interlace.enable(other, force_paddle=True)
+    assert taken[0][0] is other
+    assert taken[0][1].force_paddle
+
+
+def test_only_the_first_rank_says_it(other: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    assert stands_back(False)
+    assert not stands_back(True)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.paddle
+def test_a_dump_with_another_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
+    from interlace.bridge import dump
+
+    monkeypatch.setattr(dump, "other_paddle", lambda: "Paddle 3.2.0 is installed")
+    before = dict(os.environ)
+    with pytest.raises(ConfigError, match=r"Paddle 3.2.0 is installed; dump there, or use --force-paddle"):
+        dump.build_program("x.py", [], 0, 1)
+    assert dict(os.environ) == before
+
+
+def test_a_budget_that_cannot_hold_is_the_users_error() -> None:
+    """In a rank: the sentence alone, exit code 2; other plans that cannot be made keep their log."""
+    assert failure_of(BudgetError("the least feasible one is 5 bytes"), "x.py").users
+    assert failure_of(BudgetError("the least feasible one is 5 bytes"), "x.py").text == "the least feasible one is 5 bytes"
+    assert not failure_of(PlanError("no"), "x.py").users
