@@ -75,6 +75,7 @@ def test_a_missing_file_says_what_writes_one(tmp_path):
         (lambda d: d.update(colour="red"), r"contains unknown field `colour`"),
         (lambda d: d.pop("host"), r"missing required field `host`"),
         (lambda d: d.update(interlace_profile=99), r"my\.json: profile layout 99, this version reads 1; measure again"),
+        (lambda d: d.update(interlace_profile=0), r"my\.json: profile layout 0, this version reads 1; measure again"),
     ],
 )
 def test_a_bad_file_is_an_error_with_file_field_and_expectation(change, message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from interlace.cost_model.families import forward_kind, memory_family
-from interlace.cost_model.work import Part, moved_bytes, work_of
+from interlace.cost_model.work import Part, copy_direction, moved_bytes, work_of
 from tests.cost_model.programs import binary, last_op, matmul, unary
 
 
@@ -124,3 +124,28 @@ def test_splitting_a_tensor_copies_and_taking_a_vector_apart_does_not():
     text = "%1:float32[2,4], %2:float32[2,4] = {}(%0) forward"
     assert parts(last_op("%0:float32[4,4] = pd_op.data() forward", text.format("pd_op.split")))[0].size_bytes == 128
     assert parts(last_op("%0:vector<float32[2,4];float32[2,4]> = pd_op.data() forward", text.format("builtin.split"))) == ()
+
+
+def test_the_gradient_of_attention_is_five_products_for_two() -> None:
+    data = [f"%{k}:bfloat16[2,128,8,64] = pd_op.data() forward" for k in range(3)]
+    forward, backward = (parts(last_op(*data, f"%3:bfloat16[2,128,8,64] = pd_op.{name}(%0, %1, %2) backward"))[0]
+                         for name in ("flash_attn", "flash_attn_grad"))  # fmt: skip
+    assert (backward.flops, forward.flops) == (10 * 2 * 8 * 128 * 128 * 64, 4 * 2 * 8 * 128 * 128 * 64)
+
+
+def test_parallel_cross_entropy_is_a_softmax_and_three_sums_of_a_number_a_row() -> None:
+    data = ["%0:bfloat16[4,6,100] = pd_op.data() forward", "%1:int64[4,6,1] = pd_op.data() forward"]
+    found = parts(last_op(*data, "%2:bfloat16[4,6,100], %3:float32[4,6,1] = pd_op.c_softmax_with_cross_entropy(%0, %1) forward group=1"))
+    assert [(part.kind, part.size_bytes) for part in found[1:]] == [("all_reduce", 4 * 24)] * 3
+    assert (found[0].kind, dict(found[0].dims)) == ("softmax", {"rows": 24, "cols": 100})
+
+
+@pytest.mark.parametrize(("place", "way"), [(0, "d2h"), (1, "d2d"), (2, "d2h")])
+def test_paddles_place_says_where_a_copy_goes_if_its_values_do_not(place: int, way: str) -> None:
+    op, values, _ = unary("pd_op.memcpy", "4", fields=f'{{"dst_place_type":{place}}}')
+    assert copy_direction(op, values) == way
+
+
+def test_a_sum_of_another_type_into_a_buffer_is_a_kind_of_its_own() -> None:
+    lines = ["%0:float32[4]! = pd_op.data() forward", "%1:bfloat16[4] = pd_op.data() forward"]
+    assert parts(last_op(*lines, "%2:float32[4]~0! = pd_op.add_(%0, %1) backward inplace=0:0"))[0].kind == "grad_accumulate_mixed"

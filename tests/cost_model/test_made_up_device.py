@@ -1,0 +1,121 @@
+"""A cost model over a device made up of round figures: a byte a nanosecond, a thousand FLOP a nanosecond. acceptance: C1."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from interlace.cost_model import CostModel, DeviceProfile
+from interlace.cost_model.profile import CommSample, HostCosts, OpSample, Peak, Provenance
+from interlace.cost_model.work import matmul_sizes
+from tests.cost_model.programs import Parts, binary, last_op, matmul, unary
+
+BARE = DeviceProfile(
+    1, "made up", Provenance("none", "2026-01-01", "by hand"), ranks_per_host=8, memory_bytes=0, pinned_bytes=0, shortest_kernel_ns=100,
+    matrix_flops={"float32": Peak(1e12, "derived")}, vector_flops={}, memory_rate=Peak(1e9, "derived"), host=HostCosts(3, 13, "derived"),
+    p2p=(CommSample("send_recv", 2, 1000, 70),),
+)  # fmt: skip
+
+
+def model(*ops: OpSample) -> CostModel:
+    return CostModel(msgspec.structs.replace(BARE, ops=ops))
+
+
+def gelu(elements: int, dur_ns: int) -> OpSample:
+    return OpSample("gelu", "float32", {"elements": elements}, 8 * elements, dur_ns)
+
+
+def test_an_unmeasured_kind_is_as_slow_as_the_measured_ones_and_no_shorter_than_any_kernel() -> None:
+    """The measured kind takes twice its traffic."""
+    costs = model(gelu(1000, 16_000))
+    found = costs.op_time(*unary("pd_op.silu", "500", "float32"))
+    assert (found.dur_ns, found.how) == (8000, "roofline")
+    assert costs.op_time(*unary("pd_op.silu", "1", "float32")).dur_ns == 100
+
+
+def test_a_product_at_the_roofline_takes_its_traffic_where_that_is_longer() -> None:
+    thin = model().op_time(*matmul("1,1000", "1000,1000", "1,1000", "float32"))
+    thick = model().op_time(*matmul("4000,4000", "4000,4000", "4000,4000", "float32"))
+    assert thin.dur_ns == 4 * (1000 + 1000 * 1000 + 1000)
+    assert thick.dur_ns == max(3 * 4 * 4000**2, 2 * 4000**3 // 1000)
+
+
+def test_several_kernels_are_as_sure_as_the_least_sure_and_their_errors_weigh_by_time() -> None:
+    """dX is a sample itself (5 %), dW lies on a curve through that one point (50 %)."""
+    costs = model(OpSample("gemm", "float32", {"batch": 1, "m": 10, "n": 20, "k": 30}, 4400, 10_000))
+    found = costs.op_time(*last_op(
+        "%0:float32[10,20] = pd_op.data() forward", "%1:float32[20,30] = pd_op.data() forward", "%2:float32[10,30] = pd_op.data() forward",
+        "%3:float32[10,20], %4:float32[20,30] = pd_op.matmul_grad(%0, %1, %2) backward",
+    ))  # fmt: skip
+    assert (found.dur_ns, found.how, found.rel_error) == (20_000, "interpolated", pytest.approx(0.275))
+
+
+def test_beyond_the_measured_sizes_the_error_doubles() -> None:
+    costs = model(gelu(1000, 16_000))
+    assert costs.op_time(*unary("pd_op.gelu", "1000", "float32")).rel_error == 0.05
+    beyond = costs.op_time(*unary("pd_op.gelu", "2000", "float32"))
+    assert (beyond.dur_ns, beyond.how, beyond.rel_error) == (32_000, "interpolated", 1.0)
+
+
+def test_equal_dims_with_other_traffic_are_no_sample() -> None:
+    """Half the result's bytes: three quarters of the traffic."""
+    costs = model(gelu(1000, 16_000))
+    half = last_op("%0:float32[1000] = pd_op.data() forward", "%1:bfloat16[1000] = pd_op.gelu(%0) forward")
+    assert costs.op_time(*half).how == "interpolated"
+    assert costs.op_time(*half).dur_ns == 100 + (16_000 - 100) * 6000 // 8000
+
+
+def test_a_message_is_between_two_whatever_its_group() -> None:
+    sent = last_op("%0:float32[250] = pd_op.data() forward", "pd_op.send_v2(%0) forward group=7", groups="group 7 = 0,1,2,3\n")
+    found = model().op_time(*sent)
+    assert (found.dur_ns, found.how) == (70, "exact")
+
+
+def attention(name: str, length: int, attrs: str = "{}") -> Parts:
+    data = [f"%{k}:float32[1,{length},1,4] = pd_op.data() forward" for k in range(3)]
+    results = ", ".join(f"%{k}:float32[1,{length},1,4]" for k in (3, 4, 5))
+    return last_op(*data, f"{results} = pd_op.{name}(%0, %1, %2) backward {attrs}")
+
+
+def test_the_gradient_of_attention_is_looked_up_by_its_own_work() -> None:
+    """Twice the length is four times the pairs."""
+    dims = {"batch": 1, "heads": 1, "kv_heads": 1, "seq_q": 8, "seq_k": 8, "head_dim": 4, "causal": 0}
+    costs = model(OpSample("attention_grad", "float32", dims, 1024, 100_000))
+    assert costs.op_time(*attention("flash_attn_grad", 16)).dur_ns == 400_000
+
+
+ADD = ["%0:float32[1000]{} = pd_op.data() forward", "%1:float32[1000] = pd_op.data() forward"]
+SUM = "%2:float32[1000]~0{} = pd_op.add_(%0, %1) backward inplace=0:0"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "times"),
+    [
+        (attention("flash_attn", 16_384), attention("flash_attn", 16_384, '{"causal":true}'), (4_294_967, 2_147_484)),
+        (last_op(*ADD[1:], "%2:float32[1000] = pd_op.multiply(%1, %1) forward"), binary("pd_op.multiply", "1000", "float32"),
+         (16_000, 24_000)),
+        (last_op(ADD[0].format(""), ADD[1], SUM.format("")), last_op(ADD[0].format("!"), ADD[1], SUM.format("!")), (7000, 9000)),
+    ],
+    ids=["attribute", "same operand", "lives across steps"],
+)  # fmt: skip
+def test_a_model_tells_apart_what_differs_in_one_respect(one: Parts, other: Parts, times: tuple[int, int]) -> None:
+    """Asked one after the other, so that what is remembered of the first must not answer for the second."""
+    costs = model(gelu(1000, 16_000), OpSample("add", "float32", {"elements": 1000}, 12_000, 7000),
+                  OpSample("grad_accumulate", "float32", {"elements": 1000}, 12_000, 9000))  # fmt: skip
+    costs = costs if "add" in one[0].name else model(gelu(1000, 16_000))
+    assert (costs.op_time(*one).dur_ns, costs.op_time(*other).dur_ns) == times
+
+
+def test_a_product_in_backward_is_no_product_in_forward() -> None:
+    costs = model()
+    turned = [matmul("16,16", "16,16", "16,16", attrs='{"transpose_x":true}', role=role) for role in ("forward", "backward")]
+    assert [costs.category(*each) for each in turned] == ["gemm", "gemm:dw"]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "turned", "sizes"),
+    [((2, 8, 32), (8, 48), True, (2, 32, 48, 8)), ((8, 32), (5, 32, 48), False, (5, 8, 48, 32)), ((2, 8, 32), (32, 48), False, (1, 16, 48, 32))],
+)
+def test_batches_of_products(x: tuple[int, ...], y: tuple[int, ...], turned: bool, sizes: tuple[int, ...]) -> None:
+    """A transposed batch does not fold into rows; a batch on the right counts too."""
+    assert matmul_sizes(x, y, turned, False) == sizes
