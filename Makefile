@@ -8,11 +8,12 @@ TRAIN := examples/gpt.py --world 4
 BIG := --preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8
 SHAPE := --pp 2 --mp 2 --micro-batches 8 --steps 5
 
-.PHONY: help demo test testbed lint setup clean
+.PHONY: help demo test mutants testbed lint setup clean
 
 help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, stock against Interlace; plan a large one (about 2 minutes)"
 	@echo "make test     the whole test suite"
+	@echo "make mutants  plants small faults and says which the tests do not find (ONLY=\"word ...\" for some of them)"
 	@echo "make lint     ruff and mypy"
 	@echo "make testbed  build the custom device that stands for a GPU in tests"
 	@echo "make clean    remove .venv and all outputs"
@@ -56,6 +57,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+mutants: setup
+	$(BIN)/python -m tests.mutants.run $(ONLY)
 
 testbed: setup
 	$(BIN)/python -m testbed.build

@@ -114,8 +114,9 @@ def test_a_product_in_backward_is_no_product_in_forward() -> None:
 
 @pytest.mark.parametrize(
     ("x", "y", "turned", "sizes"),
-    [((2, 8, 32), (8, 48), True, (2, 32, 48, 8)), ((8, 32), (5, 32, 48), False, (5, 8, 48, 32)), ((2, 8, 32), (32, 48), False, (1, 16, 48, 32))],
-)
+    [((2, 8, 32), (8, 48), True, (2, 32, 48, 8)), ((8, 32), (5, 32, 48), False, (5, 8, 48, 32)),
+     ((2, 8, 32), (32, 48), False, (1, 16, 48, 32))],
+)  # fmt: skip
 def test_batches_of_products(x: tuple[int, ...], y: tuple[int, ...], turned: bool, sizes: tuple[int, ...]) -> None:
     """A transposed batch does not fold into rows; a batch on the right counts too."""
     assert matmul_sizes(x, y, turned, False) == sizes

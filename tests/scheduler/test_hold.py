@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from interlace.cost_model import CostModel
 from interlace.errors import PlanError
-from interlace.ir import Program, parse, verify
+from interlace.ir import Program, parse, show, verify
 from interlace.ir.waits import computes
 from interlace.passes import AssignStreams, Pipeline
 from interlace.scheduler import memory
@@ -164,3 +164,52 @@ def test_the_cost_of_a_wait_is_in_the_step() -> None:
     waiting = simulate([held(program, at_ends(program, names))], cost, ALONE)
     assert waiting.step_ns == free.step_ns + 2 + 2 + 5 + 30 + 5 + 2
     assert waiting.ranks[0].host_ns > free.ranks[0].host_ns
+
+
+QUICK = CostModel.from_table({"comm": 400, "gemm": 1000, "copy": 1, "default": 50}, host_ns=1, job_ns=2)
+"""A wait takes the host 5 ns, so it looks back 250 ns, and waits stand 4000, 2000, 1000, 500 or 250 ns apart; a job computes 2050 ns."""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "waits", "peak_blocks"),
+    [
+        (0, {f"forward_{m}": (((5, m), (5, m)),) for m in range(MICRO_BATCHES - 1)}, 3),
+        (3, {f"forward_{m}": (((4, m), (2, m)),) for m in range(MICRO_BATCHES - 1)}, 5),
+        (12, {f"forward_{m}": (((4, m), (2, m)),) for m in range(1, MICRO_BATCHES - 1, 2)}, 7),
+        (23, {}, 25),
+    ],
+)  # fmt: skip
+def test_the_host_waits_as_seldom_as_keeps_memory(blocks: int, waits: dict[str, tuple[Wait, ...]], peak_blocks: int) -> None:
+    """acceptance: O5, R2. Free run-ahead holds 23 blocks more than a serial step; what lies 250 ns back is the first product."""
+    found = plan_holds(run_ahead_program(), QUICK, blocks * BLOCK)
+    assert {name: each for name, each in found.waits.items() if each} == waits
+    assert found.held_bytes // BLOCK == peak_blocks
+    assert found.free_bytes // BLOCK == 25
+
+
+def test_what_is_allowed_to_run_ahead_is_all_that_side_streams_hold() -> None:
+    """Two blocks of each micro-batch are read or given beside computation."""
+    assert "side streams hold" in plan_holds(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK).reason
+    assert "side streams hold" not in plan_holds(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK - 1).reason
+
+
+def test_of_waits_that_hold_alike_the_widest_apart_are_taken() -> None:
+    """With computation behind the last block a wait that looks back in its job holds as little as one at the job's end."""
+    program = run_ahead_program()
+    tail = parse(show(program).replace("#5 %5:float32[1] = pd_op.mean(%4) forward", "#5 %5:float32[1] = pd_op.matmul(%4) forward"))
+    found = plan_holds(tail, QUICK, 0)
+    assert found.waits["forward_0"] != at_ends(tail, ["forward_0"])["forward_0"]
+    assert found.held_bytes == place_peak(held(tail, at_ends(tail, candidates(tail))), QUICK)
+
+
+def test_the_peak_on_the_place_is_that_of_the_fastest_host() -> None:
+    slow = CostModel.from_table({"comm": 400, "gemm": 1000, "copy": 1, "default": 50}, host_ns=3000, job_ns=2)
+    assert place_peak(run_ahead_program(), slow) == place_peak(run_ahead_program(), QUICK)
+
+
+def test_a_rank_that_cannot_be_simulated_waits_at_the_end_of_every_job() -> None:
+    endless = CostModel.from_table({"default": 1 << 41})
+    program = run_ahead_program()
+    found = plan_holds(program, endless, 0)
+    assert found.waits == at_ends(program, candidates(program))
+    assert "cannot be simulated" in found.reason

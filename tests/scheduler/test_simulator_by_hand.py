@@ -1,0 +1,366 @@
+"""Small plans through the plain simulator, every number worked out by hand (acceptance: C4, C5, F5)."""
+
+from __future__ import annotations
+
+import pytest
+
+from interlace.cost_model import CostModel
+from interlace.cost_model.base import GivenCosts
+from interlace.errors import PlanError
+from interlace.ir import Program, parse
+from interlace.scheduler.lower_to_sim import lower
+from interlace.scheduler.sim_input import ONE, Options
+from interlace.scheduler.simulator import host_ends, run, simulate
+from interlace.scheduler.variants import variants
+from tests.scheduler.plans import Shape, world
+
+ALONE = Options(peers_ready=True)
+APART = Options(share=False)
+"""Computation on two streams does not share the device."""
+
+
+def rank(ops: str, jobs: str, number: int = 0, count: int = 1, groups: str = "", micro_batches: int = 1) -> Program:
+    """A program from its lines; `#0` gives an input `%0` of 8 bytes."""
+    head = f"program rank={number} world={count} mode=train\n"
+    pipe = f"pipeline stage=0 of 1 micro_batches={micro_batches} chunks=1 schedule=none\n"
+    return parse(f"{head}{pipe}{groups}#0 %0:float32[2] = pd_op.data() forward\n{ops.strip()}\n{jobs.strip()}\n")
+
+
+def table(stretch: dict[tuple[str, str], tuple[float, float]] | None = None, host_ns: int = 0, job_ns: int = 0, **times: int) -> GivenCosts:
+    """Times by the name of the operation, 10 for all others."""
+    return CostModel.from_table({"default": 10, **times}, stretch or {}, host_ns, job_ns)
+
+
+def ends(programs: list[Program], cost: GivenCosts, options: Options | None = None) -> list[int]:
+    """Ends of all items, rank by rank."""
+    return simulate(programs, cost, options, engine="plain").times.end.tolist()
+
+
+# --------------------------------------------------------------------------------------- what waits for what on one rank
+
+
+def two_micro_batches(first: str, second: str, state: str = '#1 %1:float32[2]!"s" = builtin.parameter() forward') -> Program:
+    return rank(f"{state}\n#2 {first}\n#3 {second}", "job all forward 0: 2@0 3@0 2@1 3@1", micro_batches=2)
+
+
+def test_state_written_beside_compute_waits_for_those_who_read_it_for_the_micro_batch_before() -> None:
+    """The write takes 10 beside compute, the read 100: the second write must not begin before 110."""
+    write = '%2:float32[2]~1! = pd_op.add_(%1, %0) forward inplace=0:0 stream="side"'
+    program = two_micro_batches(write, "%3:float32[2] = pd_op.gelu(%2) forward")
+    assert ends([program], table(gelu=100), APART) == [10, 110, 120, 220]
+
+
+def test_state_is_read_behind_what_wrote_it_beside_compute_for_the_micro_batch_before() -> None:
+    write = '%3:float32[2]~1! = pd_op.add_(%1, %0) forward inplace=0:0 stream="side"'
+    program = two_micro_batches("%2:float32[2] = pd_op.gelu(%1) forward", write)
+    assert ends([program], table(add=100), APART) == [10, 110, 120, 220]
+
+
+def test_state_that_nobody_writes_orders_nobody() -> None:
+    program = two_micro_batches('%2:float32[2] = pd_op.gelu(%1) forward stream="side"', "%3:float32[2] = pd_op.relu(%1) forward")
+    assert ends([program], table(gelu=100), APART) == [100, 10, 200, 20]
+
+
+EVENT = """
+#1 %1:float32[2] = pd_op.gelu(%0) forward stream="side"
+#2 %2:float32[2] = pd_op.relu(%0) forward
+#3 %3:float32[2] = pd_op.tanh(%0) forward stream="other"
+"""
+
+
+@pytest.mark.parametrize(("waits", "wanted"), [("", [100, 10, 10]), ("2@0", [100, 110, 10]), ("2@0 3@0", [100, 110, 110])])
+def test_every_stream_that_waits_for_an_event_waits(waits: str, wanted: list[int]) -> None:
+    event = f'event "e" 1@0 -> {waits}' if waits else ""
+    assert ends([rank(EVENT, f"job all forward 0: 1-3@0\n{event}")], table(gelu=100), APART) == wanted
+
+
+def test_of_a_stream_the_last_item_waited_for_counts() -> None:
+    ops = """
+#1 %1:float32[2] = pd_op.gelu(%0) forward stream="side"
+#2 %2:float32[2] = pd_op.tanh(%0) forward stream="side"
+#3 %3:float32[2] = pd_op.add(%1, %2) forward
+"""
+    assert ends([rank(ops, "job all forward 0: 1-3@0")], table(gelu=50, tanh=70)) == [50, 120, 130]
+
+
+def test_the_two_directions_of_a_group_do_not_wait_for_each_other() -> None:
+    ops = """
+#1 %1:float32[2] = pd_op.gelu(%0) forward
+#2 pd_op.send_v2(%1) forward group=3 stream="send" {"peer":1}
+#3 %3:float32[2] = pd_op.recv_v2() forward group=3 stream="recv" {"peer":1}
+"""
+    program = rank(ops, "job all forward 0: 1-3@0", 0, 2, "group 3 = 0,1\n")
+    assert ends([program], table(gelu=100), ALONE) == [100, 110, 10]
+
+
+def test_what_is_issued_in_front_of_one_it_waits_for_is_refused() -> None:
+    ops = "#1 %1:float32[2] = pd_op.gelu(%0) forward\n#2 %2:float32[2] = pd_op.relu(%1) forward"
+    with pytest.raises(PlanError, match=r"#2 pd_op.relu of micro-batch 0 is issued before #1 pd_op.gelu of micro-batch 0"):
+        simulate([rank(ops, "job all forward 0: 2@0 1@0")], table())
+
+
+def test_a_micro_batch_skips_its_own_copies_only() -> None:
+    program = world(Shape(1, 1, 3, 2, ("", "", "", "copies"), frozenset({1})))[0]
+    copies = [op.id for op in program.ops if op.kind.startswith("memcpy")]
+    forms = variants(program)
+    assert [form.micro_batches for form in forms] == [[0, 2], [1]]
+    whole, skipped = forms[1].program, forms[0].program
+    assert whole is program
+    assert not {op.id for op in skipped.ops} & set(copies)
+    assert {v for op in skipped.ops for v in op.operands} <= {value.id for value in skipped.values}
+
+
+def test_what_shares_a_skipped_copys_memory_shares_its_operands() -> None:
+    ops = """
+#1 %1:float32[2] = pd_op.gelu(%0) forward
+#2 %2:float32[2] = pd_op.memcpy(%1) forward
+#3 %3:float32[2]~2 = pd_op.reshape(%2) forward views=0:0
+#4 %4:float32[2] = pd_op.relu(%3) forward
+"""
+    form = variants(rank(ops, "job all forward 0: 1@0 3@0 4@0"))[0]
+    assert {value.id: value.storage for value in form.program.values}[3] == 1
+
+
+# ------------------------------------------------------------------------------------------------------------------ the host
+
+HELD = """
+#1 %1:float32[2] = pd_op.gelu(%0) forward
+#2 %2:float32[2] = pd_op.relu(%0) forward
+#3 %3:float32[2] = pd_op.tanh(%0) forward
+"""
+
+
+def awaited(ops: str, jobs: str, blocks: tuple[int, ...] = ()) -> list[int]:
+    """What the host waits for behind each item."""
+    options = Options(blocks=lambda op: op.id in blocks)
+    return lower([rank(ops, jobs, micro_batches=2)], table(), options).awaits.tolist()
+
+
+def test_the_host_waits_for_the_item_that_is_named_and_not_for_the_one_it_stands_behind() -> None:
+    assert awaited(HELD, "job all forward 0: 1-3@0 | 2@0<1@0") == [-1, 0, -1]
+    assert awaited(HELD, "job one forward 0: 1-3@0\njob two forward 1: 1-3@1 | 3@1<1@1") == [-1, -1, -1, -1, -1, 3]
+
+
+def test_a_wait_behind_a_blocking_copy_stands_in_front_of_it() -> None:
+    """The copy blocks the host itself, and both are waited for."""
+    assert awaited(HELD, "job all forward 0: 1-3@0 | 3@0<1@0", blocks=(3,)) == [-1, 0, 2]
+
+
+def test_each_ranks_host_waits_for_its_own_items() -> None:
+    jobs = "job all forward 0: 1-3@0 | 2@0<1@0"
+    assert lower([rank(HELD, jobs, k, 2) for k in (0, 1)], table()).awaits.tolist() == [-1, 0, -1, -1, 3, -1]
+    assert lower([rank(HELD, jobs)], table(), Options(host_waits=False)).awaits.tolist() == [-1, -1, -1]
+
+
+def test_a_wait_costs_the_host_what_stands_behind_it() -> None:
+    """Each item 1, a job 100; a wait 1 + 1 + 100 and 10 for its copy, in front of the next item or behind the last."""
+    cost = table(host_ns=1, job_ns=100)
+    free, middle, last = (lower([rank(HELD, f"job all forward 0: 1-3@0{wait}")], cost) for wait in ("", " | 2@0<1@0", " | 3@0<1@0"))
+    assert (free.issue.tolist(), free.host_end.tolist()) == ([101, 102, 103], [103])
+    assert (middle.issue.tolist(), middle.host_end.tolist()) == ([101, 102, 103 + 112], [103 + 112])
+    assert (last.issue.tolist(), last.host_end.tolist()) == ([101, 102, 103], [103 + 112])
+
+
+def test_an_earlier_long_wait_is_not_made_up_for_by_a_later_short_one() -> None:
+    """The host waits until 101 behind the first item, and behind the second for the same: it is late by 100, not by 99."""
+    ops = """
+#1 %1:float32[2] = pd_op.gelu(%0) forward
+#2 %2:float32[2] = pd_op.relu(%0) forward stream="side"
+#3 %3:float32[2] = pd_op.tanh(%0) forward stream="side"
+"""
+    sim = lower([rank(ops, "job all forward 0: 1-3@0", micro_batches=1)], table(host_ns=1, gelu=100, relu=1))
+    sim.awaits[:] = [0, 0, -1]
+    sim.host_end[:] = 50
+    found = run(sim, engine="plain", with_memory=False)
+    assert found.times.issue.tolist() == [1, 102, 103]
+    assert found.times.end.tolist() == [101, 103, 113]
+    assert host_ends(sim, found.times).tolist() == [50 + 100]
+    assert found.step_ns == 150
+
+
+def test_the_step_lasts_until_the_host_is_through() -> None:
+    program = rank("#1 %1:float32[2] = pd_op.gelu(%0) forward", "job one forward 0: 1@0\njob two forward 0:")
+    found = simulate([program], table(host_ns=1, job_ns=100), engine="plain", with_memory=False)
+    assert found.times.end.tolist() == [111]
+    assert found.step_ns == 201
+
+
+# ------------------------------------------------------------------------------------------------------------ many at once
+
+
+def meeting(kinds: tuple[str, str], more: tuple[str, str] = ("", "")) -> list[Program]:
+    """Two ranks, each with something on compute and a collective of both beside it."""
+    return [
+        rank(f"#1 %1:float32[2] = pd_op.{more[k] or 'nop'}(%0) forward\n"
+             f'#2 %2:float32[2] = pd_op.{kinds[k]}(%0) forward group=7 stream="mp"', "job all forward 0: 1-2@0", k, 2, "group 7 = 0,1\n")
+        for k in (0, 1)
+    ]  # fmt: skip
+
+
+def test_mates_run_for_the_longest_of_their_times() -> None:
+    cost = CostModel.from_table({"pd_op.all_reduce": 60, "pd_op.all_reduce_": 100, "default": 0})
+    assert ends(meeting(("all_reduce", "all_reduce_")), cost)[1::2] == [100, 100]
+    assert ends(meeting(("all_reduce_", "all_reduce")), cost)[1::2] == [100, 100]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_mates_go_at_the_pace_of_the_slowest(slow: int) -> None:
+    """One of the ranks computes beside the collective, which takes twice as long there."""
+    cost = table({("gemm", "comm"): (1.0, 2.0)}, comm=100, gemm=400, nop=0)
+    more = ("matmul", "") if slow == 0 else ("", "matmul")
+    assert ends(meeting(("all_reduce", "all_reduce"), more), cost)[1::2] == [200, 200]
+
+
+def test_work_is_booked_at_the_pace_it_was_done() -> None:
+    """100 beside 100 at 1.5 and 2: the product ends at 150, the collective with 25 left at 175; half of 150 was slowing down."""
+    cost = table({("gemm", "comm"): (1.5, 2.0)}, comm=100, gemm=100)
+    found = simulate(meeting(("all_reduce", "all_reduce"), ("matmul", "matmul")), cost, engine="plain")
+    assert found.times.end.tolist() == [150, 175, 150, 175]
+    assert [each.slowed_ns for each in found.ranks] == [50, 50]
+
+
+def test_ends_are_rounded_up() -> None:
+    cost = table({("gemm", "comm"): (1.05, 1.0)}, comm=100, gemm=9)
+    assert ends(meeting(("all_reduce", "all_reduce"), ("matmul", "matmul")), cost)[0] == 10
+
+
+@pytest.mark.parametrize(("receives", "end"), [(1, 150), (2, 200)])
+def test_each_communication_that_stands_slows_computation(receives: int, end: int) -> None:
+    """A product of 100 takes 150 beside one receive whose sender comes late, and 200 beside two."""
+    cost = table({("gemm", "wait"): (1.5, 1.0)}, gemm=100, gelu=1000)
+    sends = "".join(f'#{k} pd_op.send_v2(%1) forward group={k} stream="s{k}" {{"peer":1}}\n' for k in range(2, receives + 2))
+    take = '#{0} %{0}:float32[2] = pd_op.recv_v2() forward group={0} stream="r{0}" {{"peer":0}}\n'
+    takes = "".join(take.format(k) for k in range(2, receives + 2))
+    groups = "".join(f"group {k} = 0,1\n" for k in range(2, receives + 2))
+    sender = rank("#1 %1:float32[2] = pd_op.gelu(%0) forward\n" + sends, f"job all forward 0: 1-{receives + 1}@0", 0, 2, groups)
+    taker = rank("#1 %1:float32[2] = pd_op.matmul(%0, %0) forward\n" + takes, f"job all forward 0: 1-{receives + 1}@0", 1, 2, groups)
+    found = simulate([sender, taker], cost, engine="plain")
+    assert found.times.end[found.input.first[1]] == end
+
+
+def test_only_computation_is_stretched_beside_what_stands_and_nothing_is_sped_up() -> None:
+    ops = """
+#1 %1:float32[2] = pd_op.matmul(%0, %0) forward
+#2 %2:float32[2] = pd_op.memcpy_d2h(%0) forward stream="d2h" {"dst_place_type":2}
+#3 %3:float32[2] = pd_op.all_reduce(%0) forward group=7 stream="mp"
+"""
+    cost = table({("gemm", "wait"): (1.5, 1.0), ("copy", "wait"): (3.0, 1.0), ("gemm", "comm"): (0.5, 0.75)})
+    sim = lower([rank(ops, "job all forward 0: 1-3@0", 0, 2, "group 7 = 0,1\n")], cost, ALONE)
+    product, copy, reduce = sim.kind.tolist()
+    assert [int(sim.standing[k]) for k in (product, copy, reduce)] == [ONE // 2, 0, 0]
+    assert sim.excess[product, reduce] == sim.excess[reduce, product] == 0
+
+
+def test_what_launches_nothing_takes_no_time_whatever_the_table_says() -> None:
+    ops = """
+#1 %1:vector<float32[2];float32[2]> = builtin.combine(%0, %0) forward
+#2 %2:float32[4] = pd_op.concat(%1) forward
+"""
+    assert ends([rank(ops, "job all forward 0: 1-2@0")], CostModel.from_table({"builtin.combine": 500, "default": 10})) == [0, 10]
+
+
+def test_a_time_that_no_step_can_take_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"#1 pd_op.gelu takes 2199023255552 ns, expected 0 to 1099511627776 ns; mend the profile"):
+        simulate([rank("#1 %1:float32[2] = pd_op.gelu(%0) forward", "job all forward 0: 1@0")], table(gelu=1 << 41))
+
+
+def test_pinned_memory_is_told_apart_from_the_devices() -> None:
+    program = world(Shape(1, 1, 1, 3, ("", "", "", ""), frozenset({0}), width=32))[0]
+    (found,) = simulate([program], table(), engine="plain").ranks
+    assert found.pinned_bytes == 2 * (2 * 32 * 4)
+    assert found.peak_bytes > found.pinned_bytes
+
+
+# ---------------------------------------------------------------------------------------------------------- who meets whom
+
+
+def sender_and_receiver(sends: int, receives: int) -> list[Program]:
+    out = "".join(f'#{k + 1} pd_op.send_v2(%0) forward group=3 {{"peer":1}}\n' for k in range(sends))
+    take = "".join(f'#{k + 1} %{k + 1}:float32[2] = pd_op.recv_v2() forward group=3 {{"peer":0}}\n' for k in range(receives))
+    return [rank(out, f"job all forward 0: 1-{sends}@0", 0, 2, "group 3 = 0,1\n"),
+            rank(take, f"job all forward 0: 1-{receives}@0", 1, 2, "group 3 = 0,1\n")]  # fmt: skip
+
+
+@pytest.mark.parametrize("p2p", ["rendezvous", "buffered"])
+def test_a_receive_whose_message_is_never_sent_is_named(p2p: str) -> None:
+    with pytest.raises(PlanError, match=r"number 2 from rank 0 to rank 1 on group 3 has no send"):
+        simulate(sender_and_receiver(1, 2), table(), Options(p2p=p2p))  # type: ignore[arg-type]
+
+
+def test_a_buffered_send_that_nobody_receives_ends() -> None:
+    assert ends(sender_and_receiver(2, 1), table(), Options(p2p="buffered"))[:2] == [10, 20]
+    with pytest.raises(PlanError, match=r"number 2 from rank 0 to rank 1 on group 3 has no receive"):
+        simulate(sender_and_receiver(2, 1), table())
+
+
+def test_no_rank_stands_for_its_own_partner() -> None:
+    with pytest.raises(PlanError, match=r"sends to rank 1, for which the same rank stands"):
+        simulate(sender_and_receiver(1, 1)[:1], table(), Options(stands_for={1: 0}))
+
+
+def test_a_rank_with_a_program_stands_for_itself() -> None:
+    programs = sender_and_receiver(1, 1)
+    assert ends(programs, table(), Options(stands_for={1: 0})) == ends(programs, table())
+
+
+def test_messages_both_ways_between_two_ranks_are_two_queues() -> None:
+    ops = """
+#1 pd_op.send_v2(%0) forward group=3 stream="send" {{"peer":{other}}}
+#2 %2:float32[2] = pd_op.recv_v2() forward group=3 stream="recv" {{"peer":{other}}}
+"""
+    both = [rank(ops.format(other=1 - k), "job all forward 0: 1-2@0", k, 2, "group 3 = 0,1\n") for k in (0, 1)]
+    assert ends(both, table()) == [10] * 4
+
+
+# ------------------------------------------------------------------------------------------------------------ why it stands
+
+CIRCLE = (
+    """
+#1 %1:float32[2] = pd_op.recv_v2() forward group=3 stream="recv" {"peer":0}
+#2 %2:float32[2] = pd_op.relu(%1) forward
+#3 pd_op.send_v2(%0) forward group=4 stream="send" {"peer":1}
+#4 %4:float32[2] = pd_op.tanh(%2) forward stream="late"
+""",
+    """
+#1 %1:float32[2] = pd_op.recv_v2() forward group=4 stream="recv" {"peer":0}
+#2 %2:float32[2] = pd_op.relu(%1) forward
+#3 pd_op.send_v2(%0) forward group=3 stream="send" {"peer":1}
+""",
+)
+"""Each host waits, behind what reads a message, for that, and only then issues the other's message."""
+
+
+def circle() -> list[str]:
+    """The lines that say why it stands."""
+    groups = "group 3 = 1,0\ngroup 4 = 0,1\n"
+    ranks = [rank(ops, f"job all forward 0: 1-{4 - k}@0 | 2@0<2@0", k, 2, groups) for k, ops in enumerate(CIRCLE)]
+    with pytest.raises(PlanError) as caught:
+        simulate(ranks, table())
+    return str(caught.value).splitlines()
+
+
+def test_a_host_that_waits_is_named_in_the_circle() -> None:
+    lines = circle()
+    assert "ranks wait in a circle" in lines[0]
+    assert any("#3 pd_op.send_v2 of micro-batch 0 waits for the host, which waits for rank 0 stream compute: #2 pd_op.relu" in line
+               for line in lines[1:])  # fmt: skip
+
+
+def test_what_only_waits_for_the_circle_is_not_part_of_it() -> None:
+    """Three items a rank; the first that is stuck, `tanh`, reads what the circle holds up."""
+    lines = circle()
+    assert len(lines) == 7
+    assert not any("#4 pd_op.tanh" in line for line in lines[1:])
+
+
+def test_the_mate_that_is_not_there_is_named_and_not_one_that_stands_too() -> None:
+    """Ranks 0 and 1 stand at the collective of three, rank 2 is stuck behind a message that never comes."""
+    ready = '#1 %1:float32[2] = pd_op.all_reduce(%0) forward group=7 stream="mp"'
+    stuck = ('#1 %1:float32[2] = pd_op.recv_v2() forward group=3 {"peer":0}\n'
+             '#2 %2:float32[2] = pd_op.all_reduce(%1) forward group=7 stream="mp"')  # fmt: skip
+    groups = "group 7 = 0,1,2\ngroup 3 = 0,2\n"
+    programs = [rank(ready, "job all forward 0: 1@0", k, 3, groups) for k in (0, 1)]
+    programs.append(rank(stuck, "job all forward 0: 1-2@0", 2, 3, groups))
+    with pytest.raises(PlanError) as caught:
+        simulate(programs, table())
+    assert "rank 0 stream mp: #1 pd_op.all_reduce of micro-batch 0 waits for its mate, rank 2" in str(caught.value)
