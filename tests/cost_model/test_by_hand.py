@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from interlace.cost_model.accuracy import Case, order_share, summarize
-from interlace.cost_model.comm import BEYOND_ERROR, GROUP_ERROR, SIZE_ERROR, STAND_IN_ERROR, CommTimes, CopyTimes
+from interlace.cost_model.comm import BEYOND_ERROR, GROUP_ERROR, PROXY_ERROR, SAME_ERROR, SIZE_ERROR, CommTimes, CopyTimes
 from interlace.cost_model.curves import FEW_POINTS_ERROR, Curve, check_error, line
 from interlace.cost_model.interference import InterferenceTable
 from interlace.cost_model.profile import CommSample, CopySample, Interference
@@ -52,15 +52,20 @@ def test_latency_and_slope_are_medians() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "dur_ns", "error"),
-    [(500, 90, BEYOND_ERROR), (1000, 100, 0), (1414, 109.54, SIZE_ERROR), (4000, 160, BEYOND_ERROR)],
+    ("size", "dur_ns", "error", "how"),
+    [
+        (500, 90, BEYOND_ERROR, "extrapolated"),
+        (1000, 100, SAME_ERROR, "exact"),
+        (1414, 109.54, SIZE_ERROR, "interpolated"),
+        (4000, 160, BEYOND_ERROR, "extrapolated"),
+    ],
 )
-def test_a_collective_at_other_sizes(size: int, dur_ns: float, error: float) -> None:
+def test_a_collective_at_other_sizes(size: int, dur_ns: float, error: float, how: str) -> None:
     """Below the smallest between latency and its time, between by the curve, above by bandwidth."""
     found = CommTimes(REDUCES).time("all_reduce", 2, size)
     assert found is not None
     assert found.dur_ns == pytest.approx(dur_ns, rel=1e-4)
-    assert (found.exact, found.rel_error) == (size == 1000, error)
+    assert (found.how, found.rel_error) == (how, error)
 
 
 def test_a_small_collective_takes_no_less_than_any_kernel() -> None:
@@ -71,11 +76,11 @@ def test_a_small_collective_takes_no_less_than_any_kernel() -> None:
 
 def test_another_group_and_another_kind_are_scaled_by_ring_traffic_and_trusted_less() -> None:
     times = CommTimes(REDUCES)
-    wider, gather = times.time("all_reduce", 4, 1000), times.time("barrier", 2, 1000)
+    wider, barrier = times.time("all_reduce", 4, 1000), times.time("barrier", 2, 1000)
     assert wider is not None
-    assert (wider.dur_ns, wider.exact, wider.rel_error) == (pytest.approx(150), False, GROUP_ERROR)
-    assert gather is not None
-    assert (gather.dur_ns, gather.exact, gather.rel_error) == (pytest.approx(100), False, STAND_IN_ERROR)
+    assert (wider.dur_ns, wider.how, wider.rel_error) == (pytest.approx(150), "proxy", GROUP_ERROR)
+    assert barrier is not None
+    assert (barrier.dur_ns, barrier.how, barrier.rel_error) == (pytest.approx(100), "proxy", PROXY_ERROR)
     assert times.time("all_to_all", 2, 1000) is None
 
 
@@ -84,9 +89,9 @@ def test_under_a_limit_on_ctas_a_kind_without_its_own_samples_keeps_the_others_a
     times = CommTimes(samples, ctas=8)
     reduce, gather = times.time("all_reduce", 2, 1000), times.time("all_gather", 2, 1000)
     assert reduce is not None
-    assert (reduce.dur_ns, reduce.exact) == (170, True)
+    assert (reduce.dur_ns, reduce.how) == (170, "exact")
     assert gather is not None
-    assert (gather.dur_ns, gather.exact, gather.detail) == (60, False, "measured without the limit on CTAs only")
+    assert (gather.dur_ns, gather.how, gather.detail) == (60, "proxy", "measured without the limit on CTAs only")
 
 
 @pytest.mark.parametrize(("ranks", "dur_ns"), [(None, 200), (1, 100), (2, 200), (8, 200)])

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from interlace.cost_model import CostModel, DeviceProfile
+from interlace.cost_model.base import largest_unmeasured, shares_by_how
 from interlace.cost_model.profile import CommSample, HostCosts, OpSample, Peak, Provenance
 from interlace.cost_model.work import matmul_sizes
+from interlace.ir.text import parse
 from tests.cost_model.programs import Parts, binary, last_op, matmul, unary
 
 BARE = DeviceProfile(
@@ -54,14 +56,14 @@ def test_beyond_the_measured_sizes_the_error_doubles() -> None:
     costs = model(gelu(1000, 16_000))
     assert costs.op_time(*unary("pd_op.gelu", "1000", "float32")).rel_error == 0.05
     beyond = costs.op_time(*unary("pd_op.gelu", "2000", "float32"))
-    assert (beyond.dur_ns, beyond.how, beyond.rel_error) == (32_000, "interpolated", 1.0)
+    assert (beyond.dur_ns, beyond.how, beyond.rel_error) == (32_000, "extrapolated", 1.0)
 
 
 def test_equal_dims_with_other_traffic_are_no_sample() -> None:
     """Half the result's bytes: three quarters of the traffic."""
     costs = model(gelu(1000, 16_000))
     half = last_op("%0:float32[1000] = pd_op.data() forward", "%1:bfloat16[1000] = pd_op.gelu(%0) forward")
-    assert costs.op_time(*half).how == "interpolated"
+    assert costs.op_time(*half).how == "extrapolated"
     assert costs.op_time(*half).dur_ns == 100 + (16_000 - 100) * 6000 // 8000
 
 
@@ -120,3 +122,23 @@ def test_a_product_in_backward_is_no_product_in_forward() -> None:
 def test_batches_of_products(x: tuple[int, ...], y: tuple[int, ...], turned: bool, sizes: tuple[int, ...]) -> None:
     """A transposed batch does not fold into rows; a batch on the right counts too."""
     assert matmul_sizes(x, y, turned, False) == sizes
+
+
+def test_shares_of_a_step_count_every_run() -> None:
+    """Two micro-batches: `gelu` between its sizes (twice 16), `silu` at the roofline (twice 16), the optimizer's `sgd` once."""
+    text = """program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate
+#0 %0:float32[1000] = pd_op.data() forward
+#1 %1:float32[1000] = pd_op.gelu(%0) forward
+#2 %2:float32[1000] = pd_op.tanh_grad(%1) backward
+#3 %3:float32[1000] = pd_op.sgd(%2) optimize
+"""
+    jobs = "job a forward 0: 1@0\njob b backward 0: 2@0\njob c forward 1: 1@1\njob d backward 1: 2@1\njob e optimizer 0: 3@0\n"
+    costs = model(gelu(500, 8000), gelu(2000, 32_000))
+    for program in (parse(text), parse(text + jobs)):
+        rows = costs.table(program)
+        assert [row.runs for row in rows if row.dur_ns] == [2, 2, 1]
+        assert [row.how for row in rows if row.dur_ns] == ["interpolated", "roofline", "roofline"]
+        assert {how: round(share, 6) for how, share in shares_by_how(rows).items()} == {"interpolated": 0.4, "roofline": 0.6}
+        assert [(kind, how, round(share, 6)) for kind, how, share in largest_unmeasured(rows)] == [
+            ("tanh_grad", "roofline", 0.4), ("sgd", "roofline", 0.2)]  # fmt: skip

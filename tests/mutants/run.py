@@ -110,9 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error)
         return 2
     chosen = [m for m in every if not options.words or any(word in f"{m.path} {m.breaks} {' '.join(m.tests)}" for word in options.words)]
-    wrong = [str(error) for mutant in chosen if (error := _wrong(mutant)) is not None]
-    if wrong or not chosen:
-        print("\n".join(wrong or [f"no mutant fits {options.words}; words are looked for in paths, descriptions and tests"]))
+    bad = [told for mutant in chosen if (told := wrong(mutant)) is not None]
+    if bad or not chosen:
+        print("\n".join(bad or [f"no mutant fits {options.words}; words are looked for in paths, descriptions and tests"]))
         return 2
     _load_libraries(options.paddle)
     given = tuple(options.tests)
@@ -158,7 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _wrong(mutant: Mutant) -> str | None:
+def wrong(mutant: Mutant) -> str | None:
+    """Why a mutant cannot be planted; None where it can."""
     try:
         mutant.source()
     except (OSError, ValueError) as error:
@@ -216,7 +217,7 @@ def _child(task: Task, folder: Path) -> None:
         file = folder / Path(mutant.path).name
         file.write_text(mutant.source(), encoding="utf-8")
         sys.meta_path.insert(0, Plant(mutant, file))
-        if mutant.path.startswith(COMPILED):
+        if mutant.path in COMPILED:
             _store_compiled_in(folder)
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = str(folder)
