@@ -112,8 +112,8 @@ class Costs(ABC):
         rows = []
         for op in program.ops:
             found = self.op_time(op, values, groups)
-            head = (op.id, op.kind, op.layer, self.category(op, values, groups))
-            rows.append(Row(*head, *msgspec.structs.astuple(found), runs=runs[op.id]))
+            rows.append(Row(op.id, op.kind, op.layer, self.category(op, values, groups), found.dur_ns, found.how, found.rel_error,
+                            found.detail, runs[op.id]))  # fmt: skip
         return rows
 
     def explain(self, program: Program) -> str:

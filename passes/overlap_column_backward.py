@@ -45,7 +45,7 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
         2. Its own weight gradients are the ones that read the same dout. They go right behind it with their sinks, and so
            does all else behind the last dX that the collective does not need.
         3. While its time is not covered, it borrows weight gradients that stand in front of it, the nearest first.
-        4. The cost model says what is hidden, stretch on both sides included. A site that would lose is left as it was.
+        4. The cost model says what is gained, stretch on both sides included. A site that would lose is left as it was.
 
     Source: PaddlePaddle/Paddle#57446; patterns as PaddlePaddle 3.3.1 emits them.
 
@@ -84,13 +84,13 @@ class Estimate:
 
     Attributes:
         comm, fill: Alone.
-        hidden: Of `comm`.
+        done: Of `comm`, what is over when the fillers are: less than it runs beside them, where they slow it.
         both: From the start of the collective until it and its fillers are over.
     """
 
     comm: int
     fill: int
-    hidden: int
+    done: int
     both: int
 
     @property
@@ -243,7 +243,7 @@ class _Work:
         known = self._estimate(moved, comm)
         within = self._free_sinks(comm) if self.options.borrow else set()
         for head in self._lenders(comm, within):
-            if known.hidden >= known.comm:
+            if known.done >= known.comm:
                 break
             more = self.backward.chain_of([head], within)
             both, why = self._dragged(moved | more, comm)
@@ -314,7 +314,7 @@ class _Work:
         more = f" ({_count(lent, 'product')} borrowed)" if lent else ""
         rest = f", fillers go on for {ms(found.both - found.comm)}" if found.both > found.comm else ""
         what = f"{_count(len(moved), 'operation')} moved behind it{more}"
-        return f"{head}; {what}; hidden {ms_figure(found.hidden)} of {ms(found.comm)}, gain {ms(found.gain)}{rest}"
+        return f"{head}; {what}; {ms_figure(found.done)} of its {ms(found.comm)} done beside them, gain {ms(found.gain)}{rest}"
 
 
 def _count(number: int, noun: str) -> str:
