@@ -306,7 +306,7 @@ def with_group(op: Op) -> Op:
     """
     group = ring_of(op)
     if group >= 0 and not is_known_comm(op):
-        raise ProgramError(f"{describe(op)} communicates over ring {group}, and Interlace does not know how operations of this kind do; "
+        raise ProgramError(f"op {describe(op)} communicates over ring {group}, and Interlace does not know how operations of this kind do; "
                            "build the model without it, or set enable: false to train with Paddle's own plan")  # fmt: skip
     return msgspec.structs.replace(op, group=group) if group >= 0 else op
 

@@ -148,14 +148,14 @@ def _cycle(waits: Waits, stuck: set[Node]) -> list[tuple[int, int, int]]:
 
 
 def _shortened(steps: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Waits of one rank behind each other as one wait."""
+    """Waits of one rank behind each other as one wait; what waits for its send stays."""
     short: list[tuple[int, int, int]] = []
     for k, earlier, item in steps:
-        if short and short[-1][:2] == (k, item):
+        if short and short[-1][:2] == (k, item) and earlier != NEVER:
             short[-1] = (k, earlier, short[-1][2])
         else:
             short.append((k, earlier, item))
-    if len(short) > 2 and short[-1][:2] == (short[0][0], short[0][2]):
+    if len(short) > 2 and short[-1][:2] == (short[0][0], short[0][2]) and short[0][1] != NEVER:
         k, _, item = short.pop()
         short[0] = (k, short[0][1], item)
     return short
@@ -163,9 +163,12 @@ def _shortened(steps: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 def circle_text(found: Circle, told: Sequence[Told]) -> Finding:
     """A circle as a finding; `told` answers `found.waits`."""
-    lines = [f"{each.call} waits for {each.earlier} ({each.why})" if each.earlier else f"{each.call} waits for its send" for each in told]
     items = tuple(each.call for each in told)
-    message = "ranks wait in a circle:\n    " + "\n    and its partner ".join(lines)
+    message = "ranks wait in a circle:"
+    for each, last in zip(told, (None, *told), strict=False):
+        partner = "" if last is None else "and its partner "
+        subject = "which" if last and last.earlier == each.call else f"{partner}{each.call}"
+        message += f"\n    {subject} waits for " + (f"{each.earlier} ({each.why})" if each.earlier else "what its partner sends")
     remedy = (f"{found.stuck} communications never start; put one of these pairs in the other order, or on two streams "
               "(a receive in front of the send its neighbour waits behind)")  # fmt: skip
     return Finding("deadlock", tuple(sorted({item.rank for item in items})), items, message, remedy)

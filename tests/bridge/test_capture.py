@@ -9,7 +9,9 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
-from interlace.bridge.capture import Captured, capture, complete_roles, dtype_name, feeds, plain  # noqa: E402
+from paddle.distributed.auto_parallel.static.process_group import new_process_group, remove_process_group  # noqa: E402
+
+from interlace.bridge.capture import Captured, capture, complete_roles, dtype_name, feeds, plain, with_group  # noqa: E402
 from interlace.bridge.lower import lower  # noqa: E402
 from interlace.bridge.places.cpu import cpu_place  # noqa: E402
 from interlace.errors import ProgramError  # noqa: E402
@@ -88,6 +90,41 @@ def test_operands_without_contents_are_marked() -> None:
     assert op_named(program, "add_grad").no_buffer == (0, 1)
     assert op_named(program, "mean_grad").no_buffer == (0,)
     assert op_named(program, "gelu_grad").no_buffer == ()
+
+
+def test_what_holds_a_ring_is_communication() -> None:
+    """A loss over split classes has the group that its attributes name, with more than one rank; what sends nothing has none."""
+    ring = new_process_group([0, 1]).id
+
+    def write(build: Build) -> None:
+        x, label = build.data("x", [4, 8]), build.data("label", [4, 1], paddle.int64)
+        for ranks in (2, 1):
+            C.margin_cross_entropy(x, label, True, ring, 0, ranks, 1.0, 0.5, 0.0, 64.0)
+        C.c_identity(x, ring, True, True)
+
+    program = captured_of(write).program
+    verify(program)
+    assert [op.group for op in program.ops if op.kind == "margin_cross_entropy"] == [ring, -1]
+    assert op_named(program, "c_identity").group == -1
+    assert (ring, (0, 1)) in [(group.id, group.ranks) for group in program.groups]
+
+
+def test_a_ring_in_an_operation_that_nobody_knows_is_refused_by_name() -> None:
+    op = Op(9, "pd_op.fused_multi_transformer_", (), (), "forward", attrs={"ring_id": 5}, layer="decoder")
+    with pytest.raises(ProgramError, match=r"#9 pd_op.fused_multi_transformer_ \(decoder\) communicates over ring 5, and Interlace does"):
+        with_group(op)
+    assert with_group(msgspec.structs.replace(op, attrs={"ring_id": -1})).group == -1
+
+
+def test_groups_of_the_same_ranks_are_listed_with_the_one_in_use() -> None:
+    """So that ranks that use different ones of them do not take theirs for the same."""
+    first = new_process_group([0, 1]).id
+    second = new_process_group([0, 1], force_new_group=True).id
+    try:
+        program = captured_of(lambda build: C.all_reduce(build.data("x", [2]), second, 0)).program
+    finally:
+        remove_process_group(second)
+    assert [(group.id, group.ranks) for group in program.groups] == [(first, (0, 1)), (second, (0, 1))]
 
 
 def with_batch_norm(build: Build, **attrs: bool) -> None:

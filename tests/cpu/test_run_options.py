@@ -144,3 +144,19 @@ def test_stock_against_stock_verifies_nothing(tmp_path: Path, monkeypatch: Any, 
     assert told in said.out + said.err
     assert ("SAME" in said.out) == (verdict == "same")
     assert json.loads(out.read_text())["verdict"] == verdict
+
+
+@pytest.mark.paddle
+def test_a_run_whose_ranks_would_wait_in_a_circle_is_refused_before_its_first_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """acceptance: F5, M1. Each rank alone is safe, and partners agree; only together they see it, with the circle, on both."""
+    own, asked = Path(__file__).with_name("receive_first.py"), config(tmp_path, "device: cpu\nreceive_first: on\n")
+    words = ["--world", "2", "--config", asked, "--import", str(own), "--log-dir", str(tmp_path / "logs")]
+    assert main(["run", str(TINY), *words, "--", "--pp", "2", "--schedule", "1F1B", "--micro-batches", "2"]) == 1
+    told = capfd.readouterr().err
+    assert "ranks 0, 1 failed: PlanError: the plans of all ranks together are not safe on cpu: 1 finding(s)" in told
+    assert "deadlock: ranks wait in a circle:" in told
+    assert "which waits for what its partner sends" in told
+    logs = [path.read_text().partition("PlanError: ")[2] for path in sorted(tmp_path.rglob("rank*.log"))]
+    assert logs[0]
+    assert logs[0] == logs[1]
+    assert "step 1" not in told

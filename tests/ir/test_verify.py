@@ -60,6 +60,8 @@ def with_event(*events: Event) -> Program:
 
 
 PLANTED: dict[str, tuple[Callable[[], Program], str]] = {
+    "ring without a group": (lambda: replaced(2, attrs={"ring_id": 7}), "#2 pd_op.add (fc1) holds ring 7 and has no group"),
+    "group of an unknown kind": (lambda: replaced(2, group=5), "#2 pd_op.add (fc1) has group 5, and it is not known how"),
     "host wait elsewhere": (lambda: with_waits(((5, 0), (2, 1))), "host waits behind (5, 0) for (2, 1), which are not both in"),
     "host wait too early": (lambda: with_waits(((2, 0), (3, 0))), "host waits behind (2, 0) for (3, 0), which it issues only later"),
     "host wait for a name": (lambda: with_waits(((5, 0), (4, 0))), "waits for #4 builtin.combine, which computes nothing on the device"),

@@ -2,7 +2,8 @@
 
 KINDS, joined by commas: `conv` (a network of convolutions, else blocks of linear layers), `norm` (batch norm that trains its
 running statistics), `frozen` (batch norm on global statistics), `branch` (a conditional with gradient), `tied` (the embedding is
-the head too), `skip` (a value goes past a stage), `dropout`.
+the head too), `skip` (a value goes past a stage), `table` (the first stage gives all others a table, as a mask or positions), `beside`
+(the table is handed on from stage to stage beside the activation), `dropout`.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Block(nn.Layer):
         self.down = placed(nn.Linear(2 * HIDDEN, HIDDEN), mesh, weight=0)
         self.dropout = nn.Dropout(0.1 if "dropout" in kinds else 0.0)
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        y = self.norm(x.transpose(self.turn)).transpose(self.turn)
+    def forward(self, x: paddle.Tensor, table: paddle.Tensor | None = None) -> paddle.Tensor:
+        y = self.norm((x if table is None else x * table).transpose(self.turn)).transpose(self.turn)
         y = dist.reshard(self.down(functional.gelu(self.up(y))), self.mesh, EVERYWHERE)
         return x + self.dropout(y)
 
@@ -78,9 +79,13 @@ class Words(nn.Layer):
 
     def forward(self, words: paddle.Tensor) -> paddle.Tensor:
         h = first = self.embedding(words)
+        table = (words > 3).astype("float32").unsqueeze(-1) + 0.5 if {"table", "beside"} & self.kinds else None
+        tables = {0: table}
         for place, block in enumerate(self.blocks):
-            stage = self.stages[place]
-            h = block(h if stage == self.stages[max(0, place - 1)] else dist.reshard(h, self.meshes[stage], EVERYWHERE))
+            stage, before = self.stages[place], self.stages[max(0, place - 1)]
+            if stage != before and table is not None and ("beside" in self.kinds or stage not in tables):
+                tables[stage] = dist.reshard(tables[before] if "beside" in self.kinds else table, self.meshes[stage], EVERYWHERE)
+            h = block(h if stage == before else dist.reshard(h, self.meshes[stage], EVERYWHERE), tables.get(stage))
         last = self.meshes[-1]
         if "skip" in self.kinds:
             h = h + dist.reshard(first, last, EVERYWHERE)

@@ -236,7 +236,18 @@ def test_sends_that_wait_for_receivers_are_a_circle_unless_buffered_or_on_a_stre
     assert check(world("", "1-2@0"), CPU) == []
     assert check(world('stream="s" ', "1-2@0")) == []
     assert check(world("", "1-2@0"), msgspec.structs.replace(GPU, p2p_buffer_bytes=8)) == []
-    assert kinds(check(world("", "2@0 1@0"), CPU)) == ["deadlock"], "both receive first: nobody ever sends"
+    (finding,) = check(world("", "2@0 1@0"), CPU)
+    assert finding.kind == "deadlock", "both receive first: nobody ever sends"
+    item = "rank {} #{} pd_op.{} of micro-batch 0 on the compute stream"
+    out, into = ([item.format(rank, *call) for rank in range(2)] for call in ((1, "send_v2 (out)"), (2, "recv_v2 (in)")))
+    first, *waits = finding.message.split("\n    ")
+    assert first == "ranks wait in a circle:"
+    assert waits == [
+        f"{into[0]} waits for what its partner sends",
+        f"and its partner {out[1]} waits for {into[1]} (ahead of it on the compute stream)",
+        "which waits for what its partner sends",
+        f"and its partner {out[0]} waits for {into[0]} (ahead of it on the compute stream)",
+    ]
 
 
 def stock_1f1b(receive_first: bool) -> list[Program]:
