@@ -147,8 +147,8 @@ def test_stock_against_stock_verifies_nothing(tmp_path: Path, monkeypatch: Any, 
 
 
 @pytest.mark.paddle
-def test_a_run_whose_ranks_would_wait_in_a_circle_is_refused_before_its_first_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """acceptance: F5, M1. Each rank alone is safe, and partners agree; only together they see it, with the circle, on both."""
+def test_a_run_whose_ranks_would_wait_in_a_circle_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """acceptance: F5, M1. Before the first step, with the circle, on both; each rank alone is safe, and partners agree."""
     own, asked = Path(__file__).with_name("receive_first.py"), config(tmp_path, "device: cpu\nreceive_first: on\n")
     words = ["--world", "2", "--config", asked, "--import", str(own), "--log-dir", str(tmp_path / "logs")]
     assert main(["run", str(TINY), *words, "--", "--pp", "2", "--schedule", "1F1B", "--micro-batches", "2"]) == 1
