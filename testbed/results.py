@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import gzip
+import hashlib
 import json
 import os
 import pickle
@@ -29,6 +30,8 @@ NOT_STARTED = "not started"
 """How a run that its sitting had no time for says so."""
 PLANS = ("stock", "column", "dx-first", "mixed", "offload-0.5", "offload-1")
 KERNELS_KEPT = 12
+DIGEST = 16
+"""Hexadecimal digits kept of a digest."""
 CLEAR = 0.01
 """Two plans that were measured less than this share apart order nothing."""
 
@@ -122,9 +125,15 @@ def _measured(found: Row, all_losses: bool) -> Row:
         "peak_bytes_by_rank": [{key.removesuffix("_peak"): each[key] for key in each if key.endswith("_peak")} for each in found["memory"]],
         "pinned_buffers_first_last": [max(each[0] for each in buffers), max(each[-1] for each in buffers)],
         "losses": found["losses"] if all_losses else found["losses"][-1:],
+        "bits": {"losses": _digest(found["loss_bits"]), "parameters": found["parameters"][:DIGEST]},
         "traced_step": {key: longest[key] for key in kept if key in longest},
         "kernels_us": dict(list(found["traced_step"][0].get("kernels_us", {}).items())[:KERNELS_KEPT]),
     }
+
+
+def _digest(bits: Sequence[str]) -> str:
+    """Of all losses' bits, so that runs of different sittings can be compared."""
+    return hashlib.sha256(json.dumps(bits).encode()).hexdigest()[:DIGEST]
 
 
 def merge(path: Path, found: Sequence[Row], sitting: str, machine: Row, args: dict[str, str]) -> None:

@@ -42,6 +42,7 @@ def test_rows_say_whether_bits_are_stocks(tmp_path: Path) -> None:
     rows = {row["plan"]: row for row in results.rows(results.cases_of(tmp_path), "today", {"gpt-mp2 mixed": simulated(9.0)})}
     assert [rows[plan].get("losses_equal_stock") for plan in ("stock", "mixed", "broken", "gone")] == [True, True, False, None]
     assert rows["mixed"]["simulated"]["step_ms"] == 9.0
+    assert rows["mixed"]["bits"] == rows["stock"]["bits"] != rows["broken"]["bits"]  # to be compared with runs of other sittings
     assert rows["mixed"]["peak_bytes_by_rank"] == [{"allocated": 90, "workspace": 0, "outside": 10}]
     assert len(rows["gone"]["failed"]) == 260
 
