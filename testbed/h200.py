@@ -162,14 +162,13 @@ def _puzzle(gpus: int) -> list[Case]:
 
 @dataclass(slots=True)
 class Bench:
-    """Prepares many runs at once; results go to files as they come."""
+    """Prepares many runs at once; results go to files as they come, beside what the folder has of the same case, machine and versions."""
 
     out: Path
     variant: str
     gpus: int
     ranks_at_once: int
     until: float
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     gate: Path = field(init=False)
 
@@ -216,11 +215,13 @@ class Bench:
 
     def _keep(self, case: Case, plan: Plan, found: dict[str, Any]) -> None:
         with self.lock:
-            head = {"case": case.name, "world": case.world, "args": list(case.args), "variant": self.variant}
-            result = self.results.setdefault(case.name, {**head, **machine(), "plans": {}})
-            result["plans"][plan.name] = found
+            head = {"case": case.name, "world": case.world, "args": list(case.args), "variant": self.variant, **machine()}
+            path = self.out / f"testbed_{case.name}.json"
+            before = json.loads(path.read_text()) if path.exists() else {}
+            same = {key: before.get(key) for key in head if key != "gpus"} == {key: head[key] for key in head if key != "gpus"}
+            plans = {**(before["plans"] if same else {}), plan.name: found}
             print(f"{case.name} {plan.name}: {_headline(found)}", flush=True)
-            (self.out / f"testbed_{case.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+            path.write_text(json.dumps({**head, "plans": plans}, indent=1) + "\n")
 
     def _run_plan(self, case: Case, plan: Plan, gpus: list[int]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
