@@ -28,7 +28,10 @@ from testbed.gpus import ROOT, python_path
 Row = dict[str, Any]
 NOT_STARTED = "not started"
 """How a run that its sitting had no time for says so."""
-PLANS = ("stock", "column", "dx-first", "mixed", "offload-0.5", "offload-1")
+PLANS = ("stock", "column", "dx-first", "mixed", "zb-h1", "offload-0.5", "offload-1")
+SWITCHED = ("no-priorities", "no-slab", "one-slab")
+"""`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
+PINNED = ("pinned_reserved", "pinned_allocations")
 KERNELS_KEPT = 12
 DIGEST = 16
 """Hexadecimal digits kept of a digest."""
@@ -41,11 +44,20 @@ CLEAR = 0.01
 
 def simulate(out: Path) -> dict[str, Row]:
     """What `interlace check` says of every plan that was run, and of Paddle's own as a plan of ours, by "case plan"."""
-    folders = sorted(path for path in out.glob("plans/*/*") if list(path.glob("*.ilp")))
+    folders = plan_folders(out)
     firsts = {path.parent: path for path in reversed(folders) if list(path.glob("captured/*.ilp"))}
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         stock = list(pool.map(_stock_plan, firsts.values()))
         return dict(pool.map(_simulated, dict.fromkeys([*folders, *stock])))
+
+
+def plan_folders(out: Path) -> list[Path]:
+    """The plans that a folder has, without those that differ by a switch alone."""
+    return sorted(path for path in out.glob("plans/*/*") if list(path.glob("*.ilp")) and _without_switch(path.name) == path.name)
+
+
+def _without_switch(plan: str) -> str:
+    return next((plan.removesuffix(f"-{switch}") for switch in SWITCHED if plan.endswith(f"-{switch}")), plan)
 
 
 def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
@@ -123,6 +135,7 @@ def _measured(found: Row, all_losses: bool) -> Row:
         "step_ms": step,
         "steps_ms": [round(each, 2) for each in found["step_ms"]["all"]],
         "peak_bytes_by_rank": [{key.removesuffix("_peak"): each[key] for key in each if key.endswith("_peak")} for each in found["memory"]],
+        "pinned_by_rank": [{key: each[key] for key in PINNED if key in each} for each in found["memory"]],
         "pinned_buffers_first_last": [max(each[0] for each in buffers), max(each[-1] for each in buffers)],
         "losses": found["losses"] if all_losses else found["losses"][-1:],
         "bits": {"losses": _digest(found["loss_bits"]), "parameters": found["parameters"][:DIGEST]},
@@ -178,12 +191,13 @@ def _pack(path: Path, text: str) -> Path:
 def step_table(runs: Sequence[Row]) -> str:
     """Step times of every case by plan, and the gain over Paddle's own plan of the same sitting; [1], [2]: which sitting, if several."""
     found = {(row["case"], row["plan"]): row for row in runs if "step_ms" in row}
+    plans = [plan for plan in PLANS if any(plan == of for _, of in found)]
     sittings = list(dict.fromkeys(row["sitting"] for row in found.values()))
     marks = {sitting: f" [{k}]" for k, sitting in enumerate(sittings, 1)} if len(sittings) > 1 else {}
-    lines = [f"| step ms (min-max), gain over stock | {' | '.join(PLANS)} |", "| --- " * (len(PLANS) + 1) + "|"]
+    lines = [f"| step ms (min-max), gain over stock | {' | '.join(plans)} |", "| --- " * (len(plans) + 1) + "|"]
     for case in dict.fromkeys(case for case, _ in found):
-        if any((case, plan) in found for plan in PLANS):
-            lines.append(f"| {case} | {' | '.join(_cell(found, case, plan, marks) for plan in PLANS)} |")
+        if any((case, plan) in found for plan in plans):
+            lines.append(f"| {case} | {' | '.join(_cell(found, case, plan, marks) for plan in plans)} |")
     return "\n".join([*lines, *(f"\n{mark.strip()} {sitting}" for sitting, mark in marks.items())])
 
 
@@ -196,6 +210,26 @@ def _cell(found: dict[tuple[str, str], Row], case: str, plan: str, marks: dict[s
     if stock is None or plan == "stock" or stock["sitting"] != row["sitting"]:
         return text
     return f"{text} {100 * (stock['step_ms']['median'] / step['median'] - 1):+.1f} %"
+
+
+def switch_table(runs: Sequence[Row]) -> str:
+    """Plans beside themselves on a testbed that differs by a switch, of one case and sitting."""
+    found = {(row["case"], row["plan"], row["sitting"]): row for row in runs if "step_ms" in row}
+    lines = ["| case | plan | step ms (min-max) | with | step ms (min-max) | time | losses and parameters stock's |", "| --- " * 7 + "|"]
+    for (case, plan, sitting), row in found.items():
+        base = _without_switch(plan)
+        usual = found.get((case, base, sitting))
+        if usual is not None and plan != base:
+            steps = [f"{each['median']:.1f} ({each['min']:.0f}-{each['max']:.0f})" for each in (usual["step_ms"], row["step_ms"])]
+            change = 100 * (row["step_ms"]["median"] / usual["step_ms"]["median"] - 1)
+            cells = [case, base, steps[0], plan.removeprefix(f"{base}-"), steps[1], f"{change:+.1f} %", f"{_bits(usual)}, {_bits(row)}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _bits(row: Row) -> str:
+    told = {row.get(f"{what}_equal_stock") for what in ("losses", "parameters")}
+    return "no stock beside it" if None in told else "no" if False in told else "yes"
 
 
 def accuracy_table(runs: Sequence[Row]) -> str:
@@ -278,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{args.traces}: {len(write_traces(args.folder, args.traces, args.runs, args.simulated))} traces")
     if args.tables:
         runs = [row for row in json.loads(args.tables.read_text())["runs"] if fnmatch.fnmatchcase(row["sitting"], args.of)]
-        print(f"{step_table(runs)}\n\n{accuracy_table(runs)}")
+        print(f"{step_table(runs)}\n\n{switch_table(runs)}\n\n{accuracy_table(runs)}")
     return 0
 
 

@@ -76,11 +76,22 @@ def test_tables_compare_within_a_sitting(tmp_path: Path) -> None:
              "peak_bytes_by_rank": [{"allocated": 90, "outside": 10, "workspace": 0}], "simulated": simulated(guess)}
             for plan, sitting, ms, guess in measured]  # fmt: skip
     table = results.step_table(rows)
-    assert "| c | 10.0 (10-10) [1] |  | 9.0 (9-9) [2] | 8.0 (8-8) [1] +25.0 % |" in table
+    assert "| c | 10.0 (10-10) [1] | 9.0 (9-9) [2] | 8.0 (8-8) [1] +25.0 % |" in table
     assert table.endswith("[1] a\n\n[2] b")
     accuracy = results.accuracy_table(rows)
     assert "| mp, stock | 1 | 10.00, +10.00 % | 1: 1.00, +1.00 % |" in accuracy
     assert accuracy.endswith("1 of 1 pairs of plans of a case, measured more than 1% apart, in the right order")
+
+
+def test_a_plan_with_a_switch_stands_beside_itself_and_is_not_simulated(tmp_path: Path) -> None:
+    store(tmp_path, {"stock": found(10.0), "mixed": found(8.0), "mixed-no-priorities": found(9.0, "bb"), "dx-first-no-slab": found(9.0)})
+    for plan in ("mixed", "mixed-no-priorities"):
+        (tmp_path / "plans" / "gpt-mp2" / plan).mkdir(parents=True)
+        (tmp_path / "plans" / "gpt-mp2" / plan / "rank0.ilp").touch()
+    assert [path.name for path in results.plan_folders(tmp_path)] == ["mixed"]
+    rows = list(results.rows(results.cases_of(tmp_path), "today", {}))
+    lines = results.switch_table(rows).splitlines()
+    assert lines[2:] == ["| gpt-mp2 | mixed | 8.0 (7-9) | no-priorities | 9.0 (8-10) | +12.5 % | yes, no |"]  # dx-first did not run without
 
 
 def ranked() -> RankTrace:
