@@ -39,7 +39,7 @@ def points() -> Iterator[tuple[int, int, int]]:
 
 
 def words(pp: int, vpp: int, micro_batches: int) -> list[str]:
-    """Arguments of the example. Micro-batches of one sequence would show a fault of Paddle's in-place pass at pp 1 (examples/README.md)."""
+    """Arguments of the example. Micro-batches of one sequence meet a fault of Paddle's in-place pass at pp 1 (docs/paddle-limits.md)."""
     count = f"--batch-size {2 * micro_batches} --layers {max(2, pp * vpp)} --steps {STEPS}"
     if pp == 1:
         return f"{count} --gradient-accumulation {micro_batches}".split()

@@ -1,0 +1,132 @@
+"""What the documents show runs: guides' files and commands on dumps without Paddle; every command line of every document parses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from interlace.cli import COMMANDS, _parse, main
+from interlace.config import load_config
+from interlace.cost_model import load_profile
+from interlace.ir import save
+from interlace.passes import REGISTRY
+from tests.strategies import World, programs
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "examples" / "README.md", *ROOT.glob("docs/*.md")])
+GUIDES = {"guide-pass": "my_pass.py", "guide-schedule": "my.rows", "guide-device-profile": "my-device.json"}
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OFFLINE = ("plan", "show", "check", "timeline")
+
+
+def blocks(path: Path, *languages: str) -> list[str]:
+    return [text for language, text in BLOCK.findall(path.read_text()) if language in languages]
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """Words of every `interlace ...` line in fenced blocks, and of commands in backquotes that name what they work on."""
+    fenced = [line for text in re.findall(r"^```\w*\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL) for line in text.splitlines()]
+    quoted = re.findall(r"`(interlace \w+ [^-`][^`]*)`", path.read_text())
+    for line in [*fenced, *quoted]:
+        words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", line), comments=True)
+        if words[:1] == ["interlace"] and words[1] in COMMANDS and not any(mark in line for mark in ("...", "[", "SCRIPT")):
+            yield words[1:]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_commands_in_documents_parse(path: Path) -> None:
+    for words in commands(path):
+        _parse(words)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with dumps of two stages in it, as the current one; what a guide registers or imports goes again."""
+    for program in programs(World(pp=2, mp=2, micro_batches=4)):
+        save(program, tmp_path / "dumps" / f"rank{program.rank}.ilp")
+    monkeypatch.chdir(tmp_path)
+    before, path, modules = dict(REGISTRY), list(sys.path), set(sys.modules)
+    yield tmp_path
+    REGISTRY.clear()
+    REGISTRY.update(before)
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_guide_runs(guide: str, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The guide's file and configuration are written down as they stand; its offline commands run in their order, without an error."""
+    document = ROOT / "docs" / f"{guide}.md"
+    (text,) = blocks(document, "python", "rows", "json")
+    (world / GUIDES[guide]).write_text(text)
+    for text in blocks(document, "yaml"):
+        (world / "my.yaml").write_text(text)
+    said = []
+    for words in commands(document):
+        if words[0] in OFFLINE:
+            assert main(words) == 0, words
+            said.append(capsys.readouterr().out)
+    assert len(said) >= 2
+    if guide == "guide-pass":
+        assert "priority -1 -> 1" in said[1]
+        assert re.search(r"^\+.*priority=1", said[2], re.MULTILINE)
+    if guide == "guide-schedule":
+        assert "7 jobs: 0F 1F 0B+2F 1B+3F 2B 3B O" in said[1]
+    if guide == "guide-device-profile":
+        assert "profile my-device.json" in said[0]
+        assert load_profile("my-device.json").device == json.loads((world / GUIDES[guide]).read_text())["device"]
+
+
+def test_configurations_in_documents_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the README and of options; a guide's own are loaded by its commands."""
+    monkeypatch.chdir(tmp_path)
+    texts = [text for path in DOCUMENTS if path.stem not in GUIDES for text in blocks(path, "yaml")]
+    assert texts
+    for text in texts:
+        (tmp_path / "my.yaml").write_text(text)
+        load_config("my.yaml")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.paddle
+def test_new_pass_example() -> None:
+    """examples/new_pass.py: the plan of a plain program trains to the program's own bits."""
+    paddle = pytest.importorskip("paddle")
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        import new_pass
+    finally:
+        sys.path.pop(0)
+    paddle.enable_static()
+    main_program, startup, loss = new_pass.build()
+    stock = new_pass.train(main_program, startup, [loss])
+    main_program, startup, loss = new_pass.build()
+    context = new_pass.plan(main_program, startup, loss)
+    assert [report.name for report in context.get_attr("interlace_schedule_1f1b").reports][-1] == "assign-streams"
+    assert new_pass.train(main_program, startup, context.get_attr("fetch_list"), context.get_attr("plan")) == stock
+
+
+@pytest.mark.paddle
+def test_checkpoint_example(tmp_path: Path) -> None:
+    """examples/checkpoint.py: half the steps, a checkpoint, the other half under the other one; the losses of one run through."""
+    pytest.importorskip("paddle")
+    script = ROOT / "tests" / "road" / "checkpoint_script.py"
+    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = json.loads(done.stdout.splitlines()[-1])
+    assert len(losses["whole"]) == 2
+    for name in ("stock", "interlace"):
+        assert losses[f"{name} first"] + losses[f"{name} first, then the other"] == losses["whole"]
