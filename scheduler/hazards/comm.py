@@ -17,9 +17,12 @@ SHARES_NO_CONTEXT = frozenset({"send_v2", "recv_v2", "c_allreduce_sum"})
 USES_COMPUTE_CONTEXT = frozenset({"p_send", "p_recv", "reduce"})
 """Kinds that, without a stream of their own, take the communicator that the compute stream's context holds."""
 VPP_CROSSES = (
-    "Paddle's own VPP order receives in another order than it sends where a value skips a stage, and on 2 stages where the "
-    "micro-batches are no multiple of them; stock training then swaps messages of equal size and says nothing. Hand such a value "
-    "on through every stage, set accumulate_steps to a multiple of the stages, or use schedule_mode 1F1B"
+    "Under VPP, Paddle's own order does so in two cases, and then stock training swaps messages of equal size in silence and stands or "
+    "fails over others. A value goes straight from the first stage to the last (a mask, positions; of a value that is resharded from "
+    "stage to stage Paddle makes such messages too): the gradient of what the last stage hands back to the first takes the same ring, "
+    "and is received ahead of what was sent before it. Or there are 2 stages, and the micro-batches are no multiple of them. Safe are: "
+    "schedule_mode 1F1B; the value computed on each stage from an input; the value handed on as a result of each stage's own layers; "
+    "accumulate_steps as a multiple of the stages"
 )
 UNEVEN = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample", "global_gather", "global_gather_grad",
                     "global_scatter", "global_scatter_grad"})  # fmt: skip

@@ -28,6 +28,7 @@ CASES = {
     "frozen batch norm, a skipped stage, 3 stages, 7 micro-batches of a row": (
         3, "frozen,skip --pp 3 --micro-batches 7 --rows 1 --optimizer SGD", DX_FIRST
     ),
+    "3 stages of 2 chunks, a table handed on": (3, "beside --pp 3 --vpp 2 --schedule VPP --micro-batches 3 --rows 1", DX_FIRST),
     "one stage, 3 micro-batches, Lamb": (1, "norm,tied,branch --micro-batches 3 --optimizer Lamb", DX_FIRST),
 }  # fmt: skip
 
@@ -48,3 +49,13 @@ def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
     assert any(rank["state"]["buffer"] for rank in ranks) == bool(normed)
     assert all(rank["plan"] and rank["parameters"] and rank["state"]["gradient buffer"] for rank in ranks)
     assert all(rank["state"]["optimizer state"] for rank in ranks)
+
+
+def test_a_table_for_all_stages_under_vpp_is_refused_with_what_is_safe(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Paddle's own order is at fault: stock training ends there too, at the message in which the ranks differ."""
+    words = ["table", "--pp", "3", "--vpp", "2", "--schedule", "VPP", "--micro-batches", "6"]
+    assert main(["run", str(SCRIPT), "--world", "3", "--log-dir", str(tmp_path / "logs"), "--", *words]) == 1
+    told = capfd.readouterr().err
+    assert "p2p-mismatch: group " in told
+    assert "of ranks [0, 2], 0 to 2: message 4 differs: rank 0 #" in told
+    assert "the value handed on as a result of each stage's own layers" in told

@@ -3,7 +3,7 @@
 KINDS, joined by commas: `conv` (a network of convolutions, else blocks of linear layers), `norm` (batch norm that trains its
 running statistics), `frozen` (batch norm on global statistics), `branch` (a conditional with gradient), `tied` (the embedding is
 the head too), `skip` (a value goes past a stage), `table` (the first stage gives all others a table, as a mask or positions), `beside`
-(the table is handed on from stage to stage beside the activation), `dropout`.
+(each stage hands it on to the next beside the activation, from an operation of its own), `dropout`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Block(nn.Layer):
 
     def __init__(self, kinds: set[str], mesh: dist.ProcessMesh) -> None:
         super().__init__()
-        self.mesh = mesh
+        self.mesh, self.hands_on = mesh, "beside" in kinds
         batch_norm = {"norm", "frozen"} & kinds
         self.norm = placed(nn.BatchNorm1D(HIDDEN, use_global_stats="frozen" in kinds or None) if batch_norm else nn.LayerNorm(HIDDEN), mesh)
         self.turn = [0, 2, 1] if batch_norm else [0, 1, 2]
@@ -59,10 +59,10 @@ class Block(nn.Layer):
         self.down = placed(nn.Linear(2 * HIDDEN, HIDDEN), mesh, weight=0)
         self.dropout = nn.Dropout(0.1 if "dropout" in kinds else 0.0)
 
-    def forward(self, x: paddle.Tensor, table: paddle.Tensor | None = None) -> paddle.Tensor:
+    def forward(self, x: paddle.Tensor, table: paddle.Tensor | None = None) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
         y = self.norm((x if table is None else x * table).transpose(self.turn)).transpose(self.turn)
         y = dist.reshard(self.down(functional.gelu(self.up(y))), self.mesh, EVERYWHERE)
-        return x + self.dropout(y)
+        return (x + self.dropout(y), table * 1.0) if self.hands_on else x + self.dropout(y)
 
 
 class Words(nn.Layer):
@@ -84,8 +84,10 @@ class Words(nn.Layer):
         for place, block in enumerate(self.blocks):
             stage, before = self.stages[place], self.stages[max(0, place - 1)]
             if stage != before and table is not None and ("beside" in self.kinds or stage not in tables):
-                tables[stage] = dist.reshard(tables[before] if "beside" in self.kinds else table, self.meshes[stage], EVERYWHERE)
+                tables[stage] = dist.reshard(table, self.meshes[stage], EVERYWHERE)
             h = block(h if stage == before else dist.reshard(h, self.meshes[stage], EVERYWHERE), tables.get(stage))
+            if "beside" in self.kinds:
+                h, table = h
         last = self.meshes[-1]
         if "skip" in self.kinds:
             h = h + dist.reshard(first, last, EVERYWHERE)

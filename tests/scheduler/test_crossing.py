@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from interlace.errors import PlanError
-from interlace.ir import Pipeline, parse
+from interlace.ir import Pipeline, Program, parse, verify
 from interlace.scheduler.hazards import check, require_straight
+from interlace.scheduler.schedule import interleaved
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(2, 2), (2, 3), (3, 2), (4, 2), (4, 3)])
@@ -20,6 +21,64 @@ def test_vpp_needs_whole_rounds_on_two_stages(stages: int, chunks: int) -> None:
         else:
             require_straight(pipeline)
     require_straight(Pipeline(num_stages=stages, num_micro_batches=5, schedule="1F1B"))
+
+
+def vpp_world(stages: int, chunks: int, count: int, table: str) -> list[Program]:
+    """Stages under Paddle's own VPP order, whose first one gives the others a table of 4 bytes: `straight`, or `beside` the activation."""
+    return [_vpp_rank(stage, stages, chunks, count, table) for stage in range(stages)]
+
+
+def _vpp_rank(stage: int, stages: int, chunks: int, count: int, table: str) -> Program:
+    lines = [f"group {10 * a + b} = {a},{b}" for a in range(stages) for b in range(stages) if a != b and stage in (a, b)]
+    lines.append('#0 %0:float32[8]"x" = pd_op.data() forward\n#1 %1:float32[1]"mask" = pd_op.data() forward')
+    slots: dict[tuple[str, int], list[int]] = {}
+
+    def talk(slot: str, chunk: int, role: str, other: int, sends: bool, value: int = 0) -> None:
+        number = len(lines) * 2
+        slots.setdefault((slot, chunk), []).append(number)
+        ring, result = (10 * stage + other, "") if sends else (10 * other + stage, f"%{number}:float32[{(8, 1)[value]}] = ")
+        name, peer = (f"pd_op.send_v2(%{value})", 1) if sends else ("pd_op.recv_v2()", 0)
+        stream = f"{'send' if sends else 'receive'}_{ring}"
+        lines.append(f'#{number} {result}{name} {role} chunk={chunk} group={ring} stream="{stream}" {{"peer":{peer}}}')
+
+    last = stages * chunks - 1
+    for chunk in range(chunks):
+        part = chunk * stages + stage
+        if part:
+            talk("R", chunk, "forward", (stage - 1) % stages, False)
+            talk("S", chunk, "backward", (stage - 1) % stages, True)
+        if part < last:
+            talk("F", chunk, "forward", (stage + 1) % stages, True)
+            talk("B", chunk, "backward", (stage + 1) % stages, False)
+    if stage:
+        talk("R", 0, "forward", 0 if table == "straight" else stage - 1, False, 1)
+    for other in range(stage + 1, stages):
+        if stage == 0 if table == "straight" else other == stage + 1:
+            talk("F", 0, "forward", other, True, 1)
+    order = [slot for slot in interleaved(stage, stages, count, chunks) if (slot.kind, slot.chunk) in slots]
+    for k, slot in enumerate(order):
+        items = " ".join(f"{op}@{slot.micro_batch}" for op in slots[slot.kind, slot.chunk])
+        lines.append(f"job j{k} {slot.kind} {slot.micro_batch}: {items}")
+    step = f"pipeline stage={stage} of {stages} micro_batches={count} chunks={chunks} schedule=VPP"
+    made = parse("\n".join([f"program rank={stage} world={stages} mode=train", step, *lines]))
+    verify(made)
+    return made
+
+
+@pytest.mark.parametrize("stages", [3, 4])
+def test_a_table_that_goes_straight_to_the_last_stage_meets_a_gradient_on_its_ring(stages: int) -> None:
+    """Paddle's own VPP order, all ranks given: the last stage takes the gradient of what it hands back ahead of tables sent before."""
+    (finding,) = check(vpp_world(stages, 2, 2 * stages, "straight"))
+    assert finding.kind == "p2p-mismatch"
+    assert finding.message.startswith(f"group {stages - 1} of ranks [0, {stages - 1}], 0 to {stages - 1}: message ")
+    assert "(p2p 4 B float32 forward of micro-batch" in finding.message
+    assert "(p2p 32 B float32 backward of micro-batch 0)" in finding.message
+    assert "A value goes straight from the first stage to the last" in finding.remedy
+
+
+def test_a_table_that_each_stage_hands_on_crosses_nothing() -> None:
+    for stages, table in ((3, "beside"), (4, "beside"), (2, "straight")):
+        assert check(vpp_world(stages, 2, 2 * stages, table)) == []
 
 
 BUFFER = """program rank=0 world=1 mode=train
