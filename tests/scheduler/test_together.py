@@ -229,3 +229,51 @@ def test_what_has_a_group_is_communication_of_whatever_kind() -> None:
 
 def _renamed(op: Op, name: str) -> Op:
     return msgspec.structs.replace(op, name=name) if op.group == 7 else op
+
+
+# ------------------------------------------------------------------------------------------------------ what partners agree on
+
+
+def test_the_part_of_the_step_counts() -> None:
+    """Two calls alike in kind and size are not the same for another micro-batch, or in another part of the step."""
+    text = """group 7 = 0,1
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.all_reduce(%0) forward group=7
+#2 %2:float32[2] = pd_op.all_reduce(%0) backward group=7
+"""
+
+    def ranks(second: str) -> list[Program]:
+        head = HEAD.replace("micro_batches=1", "micro_batches=2")
+        return [parse(head.format(rank=rank, world=2) + text + f"job f forward 0: {items}") for rank, items in
+                enumerate(("1@0 2@0 1@1 2@1", second))]  # fmt: skip
+
+    assert check(ranks("1@0 2@0 1@1 2@1")) == []
+    for wrong in ("1@1 2@0 1@0 2@1", "2@0 1@0 1@1 2@1"):
+        assert kinds(check(ranks(wrong))) == ["collective-order"]
+
+
+def test_the_last_rank_of_a_group_counts() -> None:
+    text = """group 7 = 0,1,2
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.all_reduce(%0) forward group=7
+#2 %2:float32[2] = pd_op.all_gather(%0) forward group=7
+"""
+    orders = ["1-2@0", "1-2@0", "2@0 1@0"]
+    found = check([program(f"{text}job f forward 0: {order}", rank, 3) for rank, order in enumerate(orders)])
+    assert [(finding.kind, finding.ranks) for finding in found] == [("collective-order", (0, 2))]
+
+
+def test_two_streams_of_one_ring_take_turns() -> None:
+    """A ring runs one thing after the other, whatever the streams: crossed with another ring that is a circle."""
+    text = """group 7 = 0,1
+group 8 = 0,1
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.all_reduce(%0) forward group=7 stream="a"
+#2 %2:float32[2] = pd_op.all_gather(%0) forward group=7 stream="b"
+#3 %3:float32[2] = pd_op.all_reduce(%0) forward group=8 stream="{third}"
+"""
+    ranks = [program(text.format(third=third) + f"job f forward 0: {order}", rank, 2)
+             for rank, (third, order) in enumerate((("b", "1-3@0"), ("a", "3@0 1-2@0")))]  # fmt: skip
+    assert "deadlock" in kinds(check(ranks))
+    loose = msgspec.structs.replace(GPU, name="loose", ring_is_serial=False)
+    assert "deadlock" not in kinds(check(ranks, loose))
