@@ -26,7 +26,7 @@ from interlace.cost_model import CostModel, Costs, Estimate, Stretch
 from interlace.cost_model.accuracy import Case, inversions, order_share, show, summarize
 from interlace.ir import Event, Group, Job, Op, Pipeline, Program, Value, verify
 from interlace.ir.program import Role
-from interlace.scheduler.interleave import _Pair, plan_pairs
+from interlace.scheduler.interleave import PartOps, _Pair, plan_parts
 from interlace.scheduler.pair_clock import Clock
 from interlace.scheduler.sim_input import Options
 from interlace.scheduler.simulator import simulate
@@ -234,6 +234,10 @@ class Setting:
         """Operations of backward (`B`) or forward (`F`)."""
         return [op for op in self.program.ops if op.layer.startswith(side)]
 
+    def parts(self) -> list[PartOps]:
+        """Backward and forward as parts of one job."""
+        return [PartOps(side, side, self.side(side)) for side in "BF"]
+
     def order(self, names: Sequence[str]) -> Order:
         """Names of a file -> the planner's form; views go in front of who reads them."""
         table, placed = self.by_name, []
@@ -439,7 +443,7 @@ def with_streams(setting: Setting, mode: Mode) -> Program:
 
 def clocked_ms(setting: Setting, order: Order, mode: Mode, cost: Costs) -> float:
     """Milliseconds by the planner's clock."""
-    pair = _Pair(setting.program, setting.side("B"), setting.side("F"), cost)
+    pair = _Pair(setting.program, setting.parts(), cost)
     clock = Clock(pair.nodes, pair.stretch)
     total = 0.0
     for item in order:
@@ -514,7 +518,7 @@ def planner(setting: Setting, source: Source) -> list[dict[str, Any]]:
     for form in ("dx-first", "mixed"):
         for allowance in (1 << 40, 0):
             start = time.process_time()
-            plan = plan_pairs(setting.program, setting.side("B"), setting.side("F"), cost, form, allowance)  # type: ignore[arg-type]
+            plan = plan_parts(setting.program, setting.parts(), cost, form, allowance)  # type: ignore[arg-type]
             spent = time.process_time() - start
             took = simulated_ms(setting, list(plan.order), "overlap", cost, probe=False)
             raw = next(raw for raw in setting.raws if f"{known[form]['plan'].partition(' ')[2]}" in raw)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from interlace.cost_model import Costs, Estimate
 from interlace.ir import Op, Program, Value, verify
-from interlace.scheduler.interleave import plan_pairs
+from interlace.scheduler.interleave import plan_parts
 
 CUTS = {"every product": "", "MLP products": ".fc", "weight gradients": "_dw"}
 """What is cut, by a part of its name."""
@@ -87,7 +87,7 @@ def gains(setting: oracle.Setting) -> list[dict[str, Any]]:
 
 
 def _took(setting: oracle.Setting, cost: Costs, form: Any) -> float:
-    plan = plan_pairs(setting.program, setting.side("B"), setting.side("F"), cost, form, FREE)
+    plan = plan_parts(setting.program, setting.parts(), cost, form, FREE)
     return oracle.simulated_ms(setting, list(plan.order), "overlap", cost, probe=False)
 
 

@@ -13,10 +13,11 @@ from interlace.ir.kinds import is_boundary, is_random, is_receive, is_send
 from interlace.passes.assign_streams import AssignStreams
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
-from interlace.scheduler.interleave import Form, PairPlan, chain_ops, plan_pairs
+from interlace.scheduler.interleave import Form, PairPlan, PartOps, chain_ops, plan_parts
 from interlace.scheduler.pair_memory import PairMemory
 from interlace.scheduler.schedule import (
     SCHEDULES,
+    Part,
     Schedule,
     Slot,
     check_rows,
@@ -82,10 +83,11 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def run(self, program: Program, context: Context) -> Program:
         rows, form = self._rows(program, context)
         slots = rows[program.pipeline.stage]
-        parts = Parts(program, {slot.kind for slot in slots})
-        pairs = self._pairs(program, slots, parts, context, form)
-        jobs = tuple(job for slot in slots for job in self._jobs(slot, parts, pairs) if job.items)
-        if program.pipeline.stage and program.pipeline.num_chunks == 1 and not any(slot.kind == "R" for slot in slots):
+        kinds = {part.kind for slot in slots for part in slot.parts}
+        parts = Parts(program, kinds)
+        plans = self._plans(program, slots, parts, context, form)
+        jobs = tuple(job for slot in slots for job in self._jobs(slot, parts, plans) if job.items)
+        if program.pipeline.stage and program.pipeline.num_chunks == 1 and "R" not in kinds:
             jobs = receive_early(jobs, program, rows[program.pipeline.stage - 1])
         context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
         program = msgspec.structs.replace(program, jobs=jobs)
@@ -100,7 +102,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             raise ConfigError(f"schedule {pipe.schedule!r} is not known; there are {sorted(SCHEDULES)}")
         plain = self._every_stage(program, SCHEDULES[pipe.schedule])
         if not any(op.role == "backward" for op in program.ops):
-            return {stage: [slot for slot in row if slot.kind == "F"] for stage, row in plain.items()}, "dx-first"
+            return {stage: [slot for slot in row if slot.parts[0].kind == "F"] for stage, row in plain.items()}, "dx-first"
         if self.rows:
             return self._given_rows(program), "dx-first"
         if self.interleave == "off":
@@ -164,34 +166,57 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         depth, plain = self._depth(program, pipe.stage), min(pipe.num_stages - pipe.stage, pipe.num_micro_batches)
         if pipe.schedule == "VPP" or depth <= plain:
             return []
-        held = PairMemory(Graph(program), [op for op in program.ops if op.role == "backward" and not is_boundary(op)], ()).start
+        backward = PartOps("B", "B", [op for op in program.ops if op.role == "backward" and not is_boundary(op)])
+        held = PairMemory(Graph(program), [backward]).start
         return [f"mixed holds {depth} micro-batches in flight on stage {pipe.stage}, {depth - plain} more than 1F1B: "
                 f"{size(held)} of activations each"]  # fmt: skip
 
-    def _pairs(self, program: Program, slots: list[Slot], parts: Parts, context: Context,
-               form: Form) -> dict[tuple[int, int], PairPlan]:  # fmt: skip
-        kinds = sorted({(slot.chunk, slot.other.chunk) for slot in slots if slot.other is not None})
+    def _plans(self, program: Program, slots: list[Slot], parts: Parts, context: Context, form: Form) -> dict[Kinds, PairPlan]:
+        """The order of each kind of slot that has one to choose: several parts, or a whole backward beside such slots."""
+        mixed = {_kinds(slot) for slot in slots if len(slot.parts) > 1}
+        whole = {_kinds(slot) for slot in slots if slot.parts[0].kind == "B"} if mixed else set()
         plans = {}
-        for b, f in kinds:
-            plan = plan_pairs(program, parts.ops["B", b], parts.ops["F", f], context.cost, form,
-                              self.allowance_bytes, self.max_ops_per_job)  # fmt: skip
-            context.changed.append(f"pair of backward chunk {b} and forward chunk {f}: {plan.text()}")
-            plans[b, f] = plan
+        for kinds in sorted(mixed | whole):
+            ops = [PartOps(label, kind, parts.ops[kind, chunk]) for label, kind, chunk in kinds]
+            plans[kinds] = plan_parts(program, ops, context.cost, form, self.allowance_bytes, self.max_ops_per_job)
+            context.changed.append(f"jobs of {_kinds_text(kinds, parts.chunked)}: {plans[kinds].text()}")
         return plans
 
-    def _jobs(self, slot: Slot, parts: Parts, pairs: dict[tuple[int, int], PairPlan]) -> list[Job]:
-        """A slot's job; of a pair that is too large two, cut behind the backward's last operation."""
-        if slot.other is None:
-            return [_job(slot, parts)]
-        b, f = slot.micro_batch, slot.other.micro_batch
-        order = pairs[slot.chunk, slot.other.chunk].order
-        items = tuple((op_id, b if way == "B" else f) for way, op_id in order)
-        if len(items) > self.max_ops_per_job:
-            cut = 1 + max(k for k, (way, _) in enumerate(order) if way == "B")
-            halves = zip((slot, slot.other), (items[:cut], items[cut:]), strict=True)
-            return [msgspec.structs.replace(_job(msgspec.structs.replace(half, other=None), parts), items=part) for half, part in halves]
-        name = f"pair_{b}_{f}" if not parts.chunked else f"pair{slot.chunk}_{b}_{slot.other.chunk}_{f}"
-        return [Job(name, parts.kind_name(slot), b, items)]
+    def _jobs(self, slot: Slot, parts: Parts, plans: dict[Kinds, PairPlan]) -> list[Job]:
+        """A slot's job; of one that is too large a job for each part, cut after the part's last operation."""
+        kinds = _kinds(slot)
+        if kinds not in plans:
+            return [_job(slot.parts[0], parts)]
+        of_label = {label: part for (label, _, _), part in zip(kinds, slot.parts, strict=True)}
+        items = tuple((op_id, of_label[label].micro_batch) for label, op_id in plans[kinds].order)
+        if len(slot.parts) == 1:
+            return [msgspec.structs.replace(_job(slot.parts[0], parts), items=items)]
+        if len(items) <= self.max_ops_per_job:
+            name = "_".join(str(part).replace(".", "c") for part in slot.parts)
+            return [Job(f"pair_{name}", "pair", slot.parts[0].micro_batch, items)]
+        last = {label: k for k, (label, _) in enumerate(plans[kinds].order)}
+        cuts = [0, *(1 + max(last[label] for label, _, _ in kinds[: k + 1]) for k in range(len(kinds)))]
+        return [msgspec.structs.replace(_job(part, parts), items=items[start:end])
+                for part, start, end in zip(slot.parts, cuts, cuts[1:], strict=False)]  # fmt: skip
+
+
+Kinds = tuple[tuple[str, str, int], ...]
+"""What a slot with several parts holds: `(label, kind, chunk)` of each."""
+
+
+def _kinds(slot: Slot) -> Kinds:
+    """Labels are the kinds, with a number where a kind stands twice."""
+    seen: dict[str, int] = {}
+    found = []
+    for part in slot.parts:
+        seen[part.kind] = seen.get(part.kind, 0) + 1
+        found.append((part.kind + (str(seen[part.kind]) if seen[part.kind] > 1 else ""), part.kind, part.chunk))
+    return tuple(found)
+
+
+def _kinds_text(kinds: Kinds, chunked: bool) -> str:
+    names = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
+    return " and ".join(names[kind] + (f" of chunk {chunk}" if chunked else "") for _, kind, chunk in kinds)
 
 
 def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]) -> tuple[Job, ...]:
@@ -245,16 +270,14 @@ class Parts:
             return "S"
         return "B" if "I" not in self.kinds else "I" if op.id in self.chain else "W"
 
-    def kind_name(self, slot: Slot) -> str:
-        """Paddle's name of a slot's job type."""
-        if slot.other is not None:
-            return "pair"
-        return KIND_NAMES[slot.kind] + (str(slot.chunk) if self.chunked and slot.kind != "O" else "")
+    def kind_name(self, part: Part) -> str:
+        """Paddle's name of a job type."""
+        return KIND_NAMES[part.kind] + (str(part.chunk) if self.chunked and part.kind != "O" else "")
 
 
-def _job(slot: Slot, parts: Parts) -> Job:
-    kind = parts.kind_name(slot)
-    if slot.kind == "O":
+def _job(part: Part, parts: Parts) -> Job:
+    kind = parts.kind_name(part)
+    if part.kind == "O":
         return Job(kind, kind, 0, tuple((op.id, 0) for op in parts.ops["O", 0]))
-    m = slot.micro_batch
-    return Job(f"{kind}_{m}", kind, m, tuple((op.id, m) for op in parts.ops[slot.kind, slot.chunk]))
+    m = part.micro_batch
+    return Job(f"{kind}_{m}", kind, m, tuple((op.id, m) for op in parts.ops[part.kind, part.chunk]))

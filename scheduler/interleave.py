@@ -1,4 +1,5 @@
-"""The order of operations inside a job that holds the backward of one micro-batch and the forward of another.
+"""The order of operations inside a job that holds parts of several micro-batches: backward (or its input gradients), forward,
+weight gradients that trail.
 
 Two forms (docs/decisions/002): `dx-first` runs backward's chain of input gradients first, so that the gradient leaves for the
 neighbour early, and keeps weight gradients as fillers for backward's and forward's collectives; `mixed` mixes both op by op.
@@ -8,6 +9,7 @@ A list scheduler gives a first order, a seeded local search improves it on a sma
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 
 import msgspec
 
@@ -20,6 +22,7 @@ from interlace.scheduler.pair_bytes import PairBytes
 from interlace.scheduler.pair_clock import Node, duration, serial_duration
 from interlace.scheduler.pair_list import TRIES, ListScheduler
 from interlace.scheduler.pair_memory import PairMemory
+from interlace.scheduler.pair_memory import PartOps as PartOps
 from interlace.scheduler.pair_search import Form as Form
 from interlace.scheduler.pair_search import Rules, Search
 from interlace.units import ms, ms_figure, size
@@ -36,12 +39,12 @@ class PairPlan(msgspec.Struct, frozen=True):
     """The order of a pair's operations and what it should gain, simulated on one rank.
 
     Attributes:
-        order: `(side, op id)`, side `B` for the backward micro-batch and `F` for the forward one.
-        serial_ns: Both in turn, communication exposed.
+        order: `(label, op id)`, the label being that of the operation's part.
+        serial_ns: All parts in turn, communication exposed.
         planned_ns: In this order.
         comm_ns: Communication alone.
         exposed_ns: Communication that compute waits for.
-        plain_peak_bytes, peak_bytes: Live memory at its highest, beyond what lives through the pair, both in turn and in this order.
+        plain_peak_bytes, peak_bytes: Live memory at its highest, beyond what lives through the job, parts in turn and in this order.
         note: Why the order is plain, where it is.
     """
 
@@ -65,70 +68,73 @@ class PairPlan(msgspec.Struct, frozen=True):
                 f"live memory {size(self.plain_peak_bytes)} -> {size(self.peak_bytes)}")  # fmt: skip
 
 
-def plan_pairs(program: Program, backward: Sequence[Op], forward: Sequence[Op], cost: Costs, form: Form,
-               allowance_bytes: int = 0, max_ops: int = 4000) -> PairPlan:  # fmt: skip
-    """Order a backward beside a forward.
+def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Form, extra_bytes: int = 0, max_ops: int = 4000) -> PairPlan:
+    """Order the parts of one job.
 
     Args:
         program: Where they come from.
-        backward, forward: The operations of each, in program order.
+        parts: In the order in which they would run in turn; no part needs another's results.
         cost: Times and interference.
         form: `dx-first` or `mixed`.
-        allowance_bytes: Live memory allowed beyond both in turn.
+        extra_bytes: Live memory allowed beyond all in turn.
         max_ops: Above this many operations they stay in turn.
 
     Returns:
-        A legal order: every dependency of each side, the order of each group's collectives within a side, receives of the
-        forward in front of sends of the backward (the neighbour sends in that order too).
+        A legal order: every dependency of each part, the order of each group's collectives within a part, writes of lasting
+        state by micro-batch, receives of forward before sends of backward (the neighbour sends in that order too).
     """
-    pair = _Pair(program, backward, forward, cost)
+    pair = _Pair(program, parts, cost)
     plain = pair.plain()
-    if len(pair.all_ops) > max_ops:
-        return pair.result(plain, f"{len(pair.all_ops)} ops are more than max_ops_per_job {max_ops}: backward and forward stay two jobs")
-    cap = pair.memory.peak(plain) + allowance_bytes
+    if len(plain) > max_ops:
+        return pair.result(plain, f"{len(plain)} ops are more than max_ops_per_job {max_ops}: they stay in jobs of their own")
+    cap = pair.memory.peak(plain) + extra_bytes
     order = pair.within(cap, form)
     return pair.result(order, "" if order != plain else "backward and forward stay in turn: no other order is faster within the memory")
 
 
 class _Pair:
-    """Both sides as nodes; free operations travel with the first operation that needs them."""
+    """The parts as nodes; free operations travel with the first operation that needs them."""
 
-    def __init__(self, program: Program, backward: Sequence[Op], forward: Sequence[Op], cost: Costs) -> None:
+    def __init__(self, program: Program, parts: Sequence[PartOps], cost: Costs) -> None:
         self.graph = Graph(program)
         self.cost = cost
         self.values, self.groups = tables_of(program)
-        self.all_ops: list[tuple[str, Op]] = [*(("B", op) for op in backward), *(("F", op) for op in forward)]
-        self.after = self._after(backward, forward)
-        self.free = {(side, op.id) for side, op in self.all_ops if op.name in NO_KERNEL}
+        self.all_ops: list[tuple[str, Op]] = [(part.label, op) for part in parts for op in part.ops]
+        self.after = self._after(parts)
+        self.free = {(label, op.id) for label, op in self.all_ops if op.name in NO_KERNEL}
+        ops = {(label, op.id): op for label, op in self.all_ops}
+        kinds = {part.label: part.kind for part in parts}
+        chains = {part.label: chain_ops(self.graph, part.ops) if part.kind == "B" else set() for part in parts}
         self.nodes: list[Node] = []
         self.index: dict[Placed, int] = {}
-        chain = chain_ops(self.graph, backward)
-        for side, op in self.all_ops:
-            if (side, op.id) not in self.free:
-                self._node(side, op, side == "B" and op.id not in chain)
-        self.memory = PairMemory(self.graph, backward, forward)
-        self._stretches: dict[tuple[str, str], tuple[float, float]] = {}
+        for label, op_id in self._spread([]):
+            if (label, op_id) not in self.free:
+                filler = kinds[label] == "W" or (kinds[label] == "B" and op_id not in chains[label])
+                self._node(label, ops[label, op_id], filler, kinds[label] == "F")
         self.plain_order = self._spread(range(len(self.nodes)))
+        self.memory = PairMemory(self.graph, parts)
+        self._stretches: dict[tuple[str, str], tuple[float, float]] = {}
         self.bytes = PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
 
-    def _after(self, backward: Sequence[Op], forward: Sequence[Op]) -> dict[Placed, set[Placed]]:
+    def _after(self, parts: Sequence[PartOps]) -> dict[Placed, set[Placed]]:
         after: dict[Placed, set[Placed]] = {}
-        for side, ops in (("B", backward), ("F", forward)):
-            for op_id, needs in dependencies(self.graph, ops).items():
-                after[side, op_id] = {(side, other) for other in needs}
-        for op_id, first in (*self._shared_state(backward, forward), *_draws_in_turn(backward, forward)):
-            after["F", op_id].add(("B", first))
-        for before, later in _p2p_order(backward, forward):
+        for part in parts:
+            for op_id, needs in dependencies(self.graph, part.ops).items():
+                after[part.label, op_id] = {(part.label, other) for other in needs}
+        for first, second in combinations(_by_age(parts), 2):
+            for later, before in (*self._shared_state(first.ops, second.ops), *_draws_in_turn(first.ops, second.ops)):
+                after[second.label, later].add((first.label, before))
+        for before, later in _p2p_order(parts):
             after[later].add(before)
         return after
 
-    def _shared_state(self, backward: Sequence[Op], forward: Sequence[Op]) -> Iterable[tuple[int, int]]:
-        """Forward operations that touch persistable state which backward writes, or the reverse: they stay behind it."""
+    def _shared_state(self, first: Sequence[Op], second: Sequence[Op]) -> Iterable[tuple[int, int]]:
+        """Operations of one part that touch persistable state which the other part writes, or the reverse: the second come after."""
         touched: dict[int, list[tuple[int, bool]]] = {}
-        for op in backward:
+        for op in first:
             for storage, writes in self._state(op).items():
                 touched.setdefault(storage, []).append((op.id, writes))
-        for op in forward:
+        for op in second:
             for storage, writes in self._state(op).items():
                 yield from ((op.id, other) for other, wrote in touched.get(storage, ()) if writes or wrote)
 
@@ -139,13 +145,13 @@ class _Pair:
         touched = {values[v].storage for v in (*self.graph.reads(op), *op.results) if values[v].persistable}
         return {storage: storage in written for storage in touched}
 
-    def _node(self, side: str, op: Op, filler: bool) -> None:
-        dur = float(self.cost.op_time(op, self.values, self.groups).dur_ns)
+    def _node(self, side: str, op: Op, filler: bool, forward: bool) -> None:
+        dur = 0.0 if is_receive(op) else float(self.cost.op_time(op, self.values, self.groups).dur_ns)
         stream = f"comm{op.group}" if is_comm(op) else ""
         category = self.cost.category(op, self.values, self.groups)
         deps = sorted({self.index[dep] for dep in self._real(side, op.id) if dep in self.index})
         self.index[side, op.id] = len(self.nodes)
-        self.nodes.append(Node(op.id, side, dur, category, stream, deps, filler))
+        self.nodes.append(Node(op.id, side, dur, category, stream, deps, filler, forward))
 
     def _real(self, side: str, op_id: int) -> set[Placed]:
         """What an operation comes after, with free operations replaced by what they come after."""
@@ -168,7 +174,7 @@ class _Pair:
         return self._stretches[key]
 
     def plain(self) -> list[Placed]:
-        """Backward, then forward; receives of the forward stand in front of the backward's sends, which come after them."""
+        """The parts in turn; receives of forward stand before the sends of backward that come after them."""
         return list(self.plain_order)
 
     def _with_free(self, node: Node) -> list[Placed]:
@@ -253,10 +259,16 @@ class _Pair:
                         self.memory.peak(self.plain()), self.memory.peak(order), note)  # fmt: skip
 
 
-def _draws_in_turn(backward: Sequence[Op], forward: Sequence[Op]) -> list[tuple[int, int]]:
-    """Random draws come from one generator: the forward's first draw stands behind the backward's last (recompute draws too)."""
-    first, last = (next((op.id for op in ops if is_random(op)), None) for ops in (forward, reversed(backward)))
-    return [(first, last)] if first is not None and last is not None else []
+def _by_age(parts: Sequence[PartOps]) -> list[PartOps]:
+    """Parts in the order in which Paddle's schedule runs them: weight gradients that trail, backward, forward."""
+    rank = {"W": 0, "B": 1, "I": 1, "F": 2}
+    return sorted(parts, key=lambda part: rank[part.kind])
+
+
+def _draws_in_turn(first: Sequence[Op], second: Sequence[Op]) -> list[tuple[int, int]]:
+    """Random draws come from one generator: the second part's first draw comes after the first's last (recompute draws too)."""
+    later, before = (next((op.id for op in ops if is_random(op)), None) for ops in (second, reversed(first)))
+    return [(later, before)] if later is not None and before is not None else []
 
 
 def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
@@ -297,22 +309,23 @@ def _reduces_gradient(graph: Graph, op: Op, inside: dict[int, Op]) -> bool:
     return found
 
 
-def _p2p_order(backward: Sequence[Op], forward: Sequence[Op]) -> Iterable[tuple[Placed, Placed]]:
+def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[Placed, Placed]]:
     """What the neighbours count on: backward's receives, forward's receives, backward's sends, forward's sends.
 
-    Forward's receives stand in front of backward's sends, since with sends that wait for their receiver the neighbour sends
+    Forward's receives stand before backward's sends, since with sends that wait for their receiver the neighbour sends
     first; and where one group carries both directions of the pipeline (two stages with chunks), its messages keep that order.
     """
-    sides = [("B", op) for op in backward], [("F", op) for op in forward]
-    plain = [(side, op) for kind in (is_receive, is_send) for ops in sides for side, op in ops if kind(op)]
+    sides = [[(part.label, op) for op in part.ops] for part in _by_age(parts)]
+    plain = [(label, op) for kind in (is_receive, is_send) for ops in sides for label, op in ops if kind(op)]
     last: dict[int, Placed] = {}
-    for side, op in plain:
+    for label, op in plain:
         if op.group in last:
-            yield last[op.group], (side, op.id)
-        last[op.group] = (side, op.id)
-    for op in backward:
-        if is_send(op):
-            yield from ((("F", other.id), ("B", op.id)) for other in forward if is_receive(other))
+            yield last[op.group], (label, op.id)
+        last[op.group] = (label, op.id)
+    received = [(part.label, op.id) for part in parts if part.kind == "F" for op in part.ops if is_receive(op)]
+    for part in parts:
+        if part.kind != "F":
+            yield from ((before, (part.label, op.id)) for op in part.ops if is_send(op) for before in received)
 
 
 def _indices(order: Sequence[Placed], index: dict[Placed, int]) -> list[int]:

@@ -64,11 +64,12 @@ class Walk:
     """Live memory while nodes run one after another.
 
     Attributes:
-        live: Bytes held now, by side and together.
+        live: Bytes held now.
+        forward: Those of forward parts.
     """
 
-    def __init__(self, table: PairBytes, sides: Sequence[str]) -> None:
-        self.table, self.sides = table, sides
+    def __init__(self, table: PairBytes, forward: Sequence[bool]) -> None:
+        self.table, self.is_forward = table, forward
         self.born = list(table.there)
         self.waiting = [len(readers) for readers in table.readers]
         self.live = table.start
@@ -97,5 +98,5 @@ class Walk:
             if not self.waiting[s] and not table.stays[s]:
                 takes -= table.size[s]
         self.live += takes
-        if self.sides[node] == "F":
+        if self.is_forward[node]:
             self.forward += takes

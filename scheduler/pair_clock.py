@@ -13,16 +13,17 @@ _EPS = 1e-6
 
 @dataclass(slots=True)
 class Node:
-    """One operation of one side of a pair.
+    """One operation of one part of a job.
 
     Attributes:
         op: Operation id.
-        side: `B` or `F`.
+        side: Label of its part.
         dur: Time alone, in nanoseconds.
         category: As the cost model names it.
         stream: Empty for compute, else the communication stream.
         deps: Indices of nodes it comes after; nodes that cost nothing are left out of the clock and bridged.
         filler: Whether nothing but weight gradients and their sums waits for it.
+        forward: Whether its part is a forward.
     """
 
     op: int
@@ -32,6 +33,7 @@ class Node:
     stream: str
     deps: list[int] = field(default_factory=list)
     filler: bool = False
+    forward: bool = False
 
 
 @dataclass(slots=True)

@@ -45,7 +45,7 @@ class ListScheduler:
         self.nodes, self.form, self.cap, self.weights, self.hides = nodes, form, cap_bytes, weights, hides
         self.stretch, self.table = stretch, table
         self.clock = Clock(nodes, stretch)
-        self.walk = Walk(table, [node.side for node in nodes])
+        self.walk = Walk(table, [node.forward for node in nodes])
         self.pending = [len(set(node.deps)) for node in nodes]
         self.users: list[list[int]] = [[] for _ in nodes]
         for k, node in enumerate(nodes):
@@ -53,13 +53,15 @@ class ListScheduler:
                 self.users[dep].append(k)
         self.issued = bytearray(len(nodes))
         self.order: list[int] = []
-        self.lines = {"B": [k for k, n in enumerate(nodes) if n.side == "B" and not n.filler],
-                      "F": [k for k, n in enumerate(nodes) if n.side == "F"]}  # fmt: skip
-        self.at = {"B": 0, "F": 0}
+        self.lines: dict[str, list[int]] = {}
+        for k in sorted((k for k, node in enumerate(nodes) if not node.filler), key=lambda k: nodes[k].forward):
+            self.lines.setdefault(nodes[k].side, []).append(k)
+        """What is no filler, by part: backward before forward."""
+        self.backward = [side for side, line in self.lines.items() if not nodes[line[0]].forward]
+        self.at = dict.fromkeys(self.lines, 0)
         self.fillers = [k for k, n in enumerate(nodes) if n.filler and not self.pending[k]]
         self.distance = self._comm_distance()
         self.backward_peak, self.largest = self._plain_backward()
-        self.behind = [0] * len(nodes)
 
     def run(self) -> list[int]:
         """The order."""
@@ -102,20 +104,20 @@ class ListScheduler:
         held = self.largest if self.fillers and not (len(self.fillers) == 1 and self.fillers[0] == node) else 0
         if behind + held > self.cap:
             return False
-        if self.nodes[node].side == "F":
+        if self.nodes[node].forward:
             return walk.forward + behind - walk.live + self._backward_ahead() <= self.cap
         return walk.forward + self._backward_ahead() <= self.cap or not walk.forward
 
     def _backward_ahead(self) -> int:
         """Highest live memory of backward from its next operation on, if it goes on as in the program."""
-        head = self._head("B")
-        return self.backward_peak[head if head is not None else len(self.nodes)]
+        heads = [head for side in self.backward if (head := self._head(side)) is not None]
+        return max((self.backward_peak[head] for head in heads), default=self.backward_peak[len(self.nodes)])
 
     def _plain_backward(self) -> tuple[list[int], int]:
         """For each node of backward the highest memory from it on in program order, and the most a filler takes."""
-        walk = Walk(self.table, self.walk.sides)
+        walk = Walk(self.table, self.walk.is_forward)
         peaks = [0] * (len(self.nodes) + 1)
-        line, largest = [k for k, node in enumerate(self.nodes) if node.side == "B"], 0
+        line, largest = [k for k, node in enumerate(self.nodes) if not node.forward], 0
         for k in line:
             need = walk.need(k)
             largest = max(largest, need) if self.nodes[k].filler else largest
@@ -128,12 +130,14 @@ class ListScheduler:
         return peaks, largest
 
     def _heads(self) -> list[int]:
-        """The next operation of each side that may go on; in `dx-first` forward waits for the end of backward's chain, only
-        the receives that a send must follow go ahead."""  # fmt: skip
-        chain, forward = self._head("B"), self._head("F")
-        if chain is None or self.form == "mixed":
-            return [k for k in (chain, forward) if k is not None]
-        return [chain, *(dep for dep in self.nodes[chain].deps if self.nodes[dep].side == "F" and not self.issued[dep])]
+        """The next operation of each part that may go on; in `dx-first` a part waits for the end of those before it, only the
+        receives that a send must follow go ahead."""
+        heads = [head for side in self.lines if (head := self._head(side)) is not None]
+        if self.form == "mixed" or not heads:
+            return heads
+        chain = heads[0]
+        ahead = [dep for dep in self.nodes[chain].deps if self.nodes[dep].forward and not self.issued[dep]]
+        return [chain, *(dep for dep in ahead if dep != chain)]
 
     def _head(self, side: str) -> int | None:
         line = self.lines[side]
@@ -154,7 +158,7 @@ class ListScheduler:
         gain /= item.dur
         if not item.filler:
             gain += self.weights.lead
-        return gain + (self.weights.backward if item.side == "B" else 0.0)
+        return gain + (0.0 if item.forward else self.weights.backward)
 
     def _alone(self, node: int) -> float:
         """Nearness to the next communication, with what hides well kept for later."""
@@ -163,7 +167,7 @@ class ListScheduler:
     def _comm_distance(self) -> list[float]:
         """Compute time from each node to the next communication of its side."""
         far = [0.0] * len(self.nodes)
-        for line in (self.lines["B"], self.lines["F"]):
+        for line in self.lines.values():
             ahead = 1e18
             for k in reversed(line):
                 ahead = 0.0 if self.nodes[k].stream else ahead + self.nodes[k].dur

@@ -1,14 +1,25 @@
-"""Live device memory over an order of one backward and one forward: what the pair itself takes and gives back."""
+"""Live device memory over an order of the parts of one job: what the job itself allocates and frees."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from interlace.ir import Graph, Op, Value
 from interlace.ir.graph import cells
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT
 
 Placed = tuple[str, int]
+"""Label of a part, operation id."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartOps:
+    """One part of a job: its label (unique in the job), its kind (`F`, `B`, `I` or `W`) and its operations in program order."""
+
+    label: str
+    kind: str
+    ops: Sequence[Op]
 
 
 class PairMemory:
@@ -22,10 +33,10 @@ class PairMemory:
         size: Bytes by storage.
         gives, reads: Storages that an operation gives, and that it gives or reads.
         start: Bytes held before the first operation.
-        early, stays: Storages `(side, storage)` that exist before the pair, and that live on behind it.
+        early, stays: Storages `(label, storage)` that exist before the job, and that live on after it.
     """
 
-    def __init__(self, graph: Graph, backward: Sequence[Op], forward: Sequence[Op]) -> None:
+    def __init__(self, graph: Graph, parts: Sequence[PartOps]) -> None:
         self.graph = graph
         self.cells = cells(graph)
         self.size: dict[int, int] = {}
@@ -34,12 +45,15 @@ class PairMemory:
                 self.size[place] = max(self.size.get(place, 0), size_bytes)
         self.gives: dict[Placed, list[int]] = {}
         self.reads: dict[Placed, list[int]] = {}
-        self.stays = self._outliving(backward, forward)
-        for side, ops in (("B", backward), ("F", forward)):
-            for op in ops:
-                self.gives[side, op.id] = self._storages(_made(op))
-                self.reads[side, op.id] = self._storages([*graph.reads(op), *_made(op)])
-        self.start = self._held_at_start(backward)
+        self.stays: set[tuple[str, int]] = set()
+        self.early: set[tuple[str, int]] = set()
+        for part in parts:
+            for op in part.ops:
+                self.gives[part.label, op.id] = self._storages(_made(op))
+                self.reads[part.label, op.id] = self._storages([*graph.reads(op), *_made(op)])
+            self.stays |= self._outliving(part)
+            self.early |= self._there_before(part) if part.kind != "F" else set()
+        self.start = sum(self.size[storage] for _, storage in self.early)
 
     def peak(self, order: Sequence[Placed]) -> int:
         """Highest number of live bytes over the order, of what the pair allocates or frees. O(operands)."""
@@ -76,35 +90,30 @@ class PairMemory:
         found = dict.fromkeys(place for value in values for place in self.cells[value])
         return [place for place in found if self.size[place]]
 
-    def _outliving(self, backward: Sequence[Op], forward: Sequence[Op]) -> set[tuple[str, int]]:
+    def _outliving(self, part: PartOps) -> set[tuple[str, int]]:
         """Storages that a later part of the step reads."""
-        stays: set[tuple[str, int]] = set()
-        for side, ops in (("B", backward), ("F", forward)):
-            inside = {op.id for op in ops}
-            for op in ops:
-                for value in (*op.operands, *op.results):
-                    if value >= 0 and self._read_later(value, inside, side):
-                        stays.update((side, place) for place in self.cells[value])
-        return stays
+        inside = {op.id for op in part.ops}
+        values = {value for op in part.ops for value in (*op.operands, *op.results) if value >= 0}
+        return {(part.label, place) for value in values if self._read_later(value, inside, part.kind) for place in self.cells[value]}
 
-    def _read_later(self, value: int, inside: set[int], side: str) -> bool:
-        later = ("backward", "optimize") if side == "F" else ("optimize",)
+    def _read_later(self, value: int, inside: set[int], kind: str) -> bool:
+        later = {"F": ("backward", "optimize"), "W": ("optimize",)}.get(kind, ("backward", "optimize"))
         for alias in self.graph.aliases[self.graph.values[value].storage]:
-            for user in self.graph.readers(alias):
-                if user.id not in inside and (user.role in later or (side == "B" and user.role == "backward")):
-                    return True
+            if any(user.id not in inside and user.role in later for user in self.graph.readers(alias)):
+                return True
         return False
 
-    def _held_at_start(self, backward: Sequence[Op]) -> int:
-        given = {storage for op in backward for storage in self._storages(_made(op))}
-        read = {storage for op in backward for storage in self._storages(self.graph.reads(op))}
-        inside = {op.id for op in backward}
-        self.early: set[tuple[str, int]] = set()
-        for storage in read | given:
+    def _there_before(self, part: PartOps) -> set[tuple[str, int]]:
+        """Storages that a backward reads or writes and that its forward, or an earlier part of its backward, made."""
+        made = {storage for op in part.ops for storage in self._storages(_made(op))}
+        read = {storage for op in part.ops for storage in self._storages(self.graph.reads(op))}
+        inside = {op.id for op in part.ops}
+        found = set()
+        for storage in read | made:
             first = min(self.graph.position[self.graph.producer[v]] for v in self.graph.aliases[storage] if v in self.graph.producer)
             if self.graph.program.ops[first].id not in inside:
-                self.early.add(("B", storage))
-        return sum(self.size[storage] for _, storage in self.early)
+                found.add((part.label, storage))
+        return found
 
 
 def _made(op: Op) -> tuple[int, ...]:

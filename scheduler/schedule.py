@@ -2,9 +2,10 @@
 
     0 | 0F 1F 0B 2F 1B 2B O
 
-A slot is `<micro-batch><kind>`: `F` forward, `B` backward, `R` the receives of a forward as a job of their own, `S` the sends of
-a backward as a job of their own, `I` the input-gradient part of a backward, `W` its weight-gradient part, `O` the optimizer. A
-chunk other than 0 stands behind a dot (`3F.1`), and `2B+5F` is one job that holds both.
+A part is `<micro-batch><kind>`: `F` forward, `B` backward, `R` the receives of a forward, `S` the sends of a backward, `I` the
+input-gradient part of a backward, `W` its weight-gradient part, `O` the optimizer. A chunk other than 0 follows a dot (`3F.1`).
+A slot is one job: a part alone, or several that run mixed (`3I+5F+1W`: input gradients of micro-batch 3, forward of 5 and weight
+gradients of 1).
 """
 
 from __future__ import annotations
@@ -19,22 +20,34 @@ from interlace.errors import PlanError
 _TOKEN = re.compile(r"(\d+)([FBRSIW])(?:\.(\d+))?")
 
 
-class Slot(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One piece of work of one micro-batch; `other` is the forward that shares its job."""
+class Part(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, order=True):
+    """One kind of work of one micro-batch and chunk."""
 
     kind: str
     micro_batch: int = 0
     chunk: int = 0
-    other: Slot | None = None
 
     def __str__(self) -> str:
         if self.kind == "O":
             return "O"
-        text = f"{self.micro_batch}{self.kind}" + (f".{self.chunk}" if self.chunk else "")
-        return f"{text}+{self.other}" if self.other else text
+        return f"{self.micro_batch}{self.kind}" + (f".{self.chunk}" if self.chunk else "")
 
 
-OPTIMIZER = Slot("O")
+class Slot(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The parts of one job, in the order in which they would run one after another."""
+
+    parts: tuple[Part, ...]
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.parts))
+
+
+def slot(kind: str, micro_batch: int = 0, chunk: int = 0) -> Slot:
+    """A slot of one part."""
+    return Slot((Part(kind, micro_batch, chunk),))
+
+
+OPTIMIZER = slot("O")
 Schedule = Callable[[int, int, int, int], list[Slot]]
 """`(stage, num_stages, num_micro_batches, num_chunks)` -> slots in order."""
 
@@ -45,7 +58,7 @@ def f_then_b(stage: int, num_stages: int, num_micro_batches: int, num_chunks: in
     >>> show_row(0, f_then_b(0, 2, 2))
     '0 | 0F 1F 0B 1B O'
     """
-    return [*(Slot("F", m) for m in range(num_micro_batches)), *(Slot("B", m) for m in range(num_micro_batches)), OPTIMIZER]
+    return [*(slot("F", m) for m in range(num_micro_batches)), *(slot("B", m) for m in range(num_micro_batches)), OPTIMIZER]
 
 
 def accumulate(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
@@ -54,7 +67,7 @@ def accumulate(stage: int, num_stages: int, num_micro_batches: int, num_chunks: 
     >>> show_row(0, accumulate(0, 1, 2))
     '0 | 0F 0B 1F 1B O'
     """
-    return [*(Slot(kind, m) for m in range(num_micro_batches) for kind in "FB"), OPTIMIZER]
+    return [*(slot(kind, m) for m in range(num_micro_batches) for kind in "FB"), OPTIMIZER]
 
 
 def one_f_one_b(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
@@ -64,11 +77,11 @@ def one_f_one_b(stage: int, num_stages: int, num_micro_batches: int, num_chunks:
     '1 | 0R 0F 0B 1R 0S 1F 1B 1S O'
     """
     warmup = min(num_stages - stage, num_micro_batches)
-    slots = [Slot(kind, m) for m in range(warmup) for kind in "RF"]
+    slots = [slot(kind, m) for m in range(warmup) for kind in "RF"]
     for b in range(num_micro_batches):
         f = b + warmup
         steady = f < num_micro_batches
-        slots += [Slot("B", b), Slot("R", f), Slot("S", b), Slot("F", f)] if steady else [Slot("B", b), Slot("S", b)]
+        slots += [slot("B", b), slot("R", f), slot("S", b), slot("F", f)] if steady else [slot("B", b), slot("S", b)]
     return [*slots, OPTIMIZER]
 
 
@@ -79,11 +92,29 @@ def paired(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int 
     '1 | 0F 0B+1F 1B+2F 2B O'
     """
     depth = min(num_stages - stage if warmup is None else warmup, num_micro_batches)
-    slots = [Slot("F", m) for m in range(depth)]
+    slots = [slot("F", m) for m in range(depth)]
     for b in range(num_micro_batches):
         f = b + depth
-        slots.append(Slot("B", b, other=Slot("F", f)) if f < num_micro_batches else Slot("B", b))
+        slots.append(Slot((Part("B", b), Part("F", f))) if f < num_micro_batches else slot("B", b))
     return [*slots, OPTIMIZER]
+
+
+def lagged(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1, *, lag: int, warmup: int | None = None) -> list[Slot]:
+    """1F1B in which each job holds input gradients, the next forward, and the weight gradients of `lag` micro-batches before.
+
+    Weight gradients that trail need nothing that the job itself computes, so they can run beside its first collectives; those
+    left at the end fill what would be waiting.
+
+    >>> show_row(1, lagged(1, 2, 4, lag=1))
+    '1 | 0F 0I+1F 1I+2F+0W 2I+3F+1W 3I+2W 3W O'
+    """
+    depth = min(num_stages - stage if warmup is None else warmup, num_micro_batches)
+    slots = [slot("F", m) for m in range(depth)]
+    for b in range(num_micro_batches):
+        forward = [Part("F", b + depth)] if b + depth < num_micro_batches else []
+        weights = [Part("W", b - lag)] if b >= lag else []
+        slots.append(Slot((Part("I", b), *forward, *weights) if lag else (Part("B", b), *forward)))
+    return [*slots, *(slot("W", m) for m in range(max(0, num_micro_batches - lag), num_micro_batches) if lag), OPTIMIZER]
 
 
 def zero_bubble(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
@@ -95,17 +126,17 @@ def zero_bubble(stage: int, num_stages: int, num_micro_batches: int, num_chunks:
     Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023, section 2.2.
     """
     warmup = min(num_stages - stage, num_micro_batches)
-    slots = [Slot("F", m) for m in range(warmup)]
+    slots = [slot("F", m) for m in range(warmup)]
     forward, weights = warmup, 0
     for b in range(num_micro_batches):
-        slots.append(Slot("I", b))
+        slots.append(slot("I", b))
         if forward - weights >= num_stages or forward == num_micro_batches:
-            slots.append(Slot("W", weights))
+            slots.append(slot("W", weights))
             weights += 1
         if forward < num_micro_batches:
-            slots.append(Slot("F", forward))
+            slots.append(slot("F", forward))
             forward += 1
-    return [*slots, *(Slot("W", m) for m in range(weights, num_micro_batches)), OPTIMIZER]
+    return [*slots, *(slot("W", m) for m in range(weights, num_micro_batches)), OPTIMIZER]
 
 
 def interleaved(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
@@ -117,11 +148,11 @@ def interleaved(stage: int, num_stages: int, num_micro_batches: int, num_chunks:
     forwards, backwards = _virtual_order(num_stages, num_micro_batches, num_chunks)
     warmup = total if num_micro_batches == num_stages else min((num_stages - stage - 1) * 2 + (num_chunks - 1) * num_stages, total)
     warmup = min(total, warmup + 1)
-    slots = [Slot(kind, m, c) for m, c in forwards[:warmup] for kind in "RF"]
+    slots = [slot(kind, m, c) for m, c in forwards[:warmup] for kind in "RF"]
     for step in range(total - warmup):
         (b, bc), (f, fc) = backwards[step], forwards[step + warmup]
-        slots += [Slot("B", b, bc), Slot("R", f, fc), Slot("S", b, bc), Slot("F", f, fc)]
-    slots += [Slot(kind, m, c) for m, c in backwards[total - warmup :] for kind in "BS"]
+        slots += [slot("B", b, bc), slot("R", f, fc), slot("S", b, bc), slot("F", f, fc)]
+    slots += [slot(kind, m, c) for m, c in backwards[total - warmup :] for kind in "BS"]
     return [*slots, OPTIMIZER]
 
 
@@ -150,14 +181,12 @@ def pair_up(slots: list[Slot]) -> list[Slot]:
     >>> show_row(1, pair_up(one_f_one_b(1, 2, 3)))
     '1 | 0F 0B+1F 1B+2F 2B O'
     """
-    whole = [slot for slot in slots if slot.kind not in "RS"]
     joined: list[Slot] = []
-    for slot in whole:
-        last = joined[-1] if joined else None
-        if slot.kind == "F" and last is not None and last.kind == "B" and last.other is None:
-            joined[-1] = msgspec.structs.replace(last, other=slot)
+    for part in (part for each in slots for part in each.parts if part.kind not in "RS"):
+        if part.kind == "F" and joined and [last.kind for last in joined[-1].parts] == ["B"]:
+            joined[-1] = Slot((*joined[-1].parts, part))
         else:
-            joined.append(slot)
+            joined.append(Slot((part,)))
     return joined
 
 
@@ -181,9 +210,7 @@ def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
         moved = False
         for stage, row in enumerate(rows):
             while at[stage] < len(row) and all(need in done for need in _needs(row[at[stage]], stage, len(rows), num_chunks)):
-                slot = row[at[stage]]
-                done.update((stage, "B" if part.kind == "I" else part.kind, part.micro_batch, part.chunk)
-                            for part in (slot, slot.other) if part is not None)  # fmt: skip
+                done.update(_outputs(row[at[stage]], stage))
                 at[stage] += 1
                 moved = True
     if all(place == len(row) for place, row in zip(at, rows, strict=True)):
@@ -191,13 +218,18 @@ def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
     return "\n".join(_stalled_row(stage, row, at[stage]) for stage, row in enumerate(rows))
 
 
+def _outputs(slot: Slot, stage: int) -> set[tuple[int, str, int, int]]:
+    """What others wait for: `(stage, F or B, micro-batch, chunk)`; input gradients are what a backward gives."""
+    return {(stage, "B" if part.kind == "I" else part.kind, part.micro_batch, part.chunk) for part in slot.parts}
+
+
 def _needs(slot: Slot, stage: int, stages: int, chunks: int) -> list[tuple[int, str, int, int]]:
-    """Slots of other stages (and the forward of one's own) whose outputs a slot takes."""
+    """Outputs of other slots that a slot takes: of its neighbours, and of its own stage's forward and input gradients."""
     found = []
-    for part in (slot, slot.other):
-        if part is not None and part.kind == "W":
+    for part in slot.parts:
+        if part.kind == "W":
             found.append((stage, "B", part.micro_batch, part.chunk))
-        if part is None or part.kind not in "FBI":
+        if part.kind not in "FBI":
             continue
         kind = "F" if part.kind == "F" else "B"
         step = -1 if kind == "F" else 1
@@ -206,9 +238,10 @@ def _needs(slot: Slot, stage: int, stages: int, chunks: int) -> list[tuple[int, 
             stage_from, chunk = stage_from % stages, chunk + step
         if 0 <= chunk < chunks:
             found.append((stage_from, kind, part.micro_batch, chunk))
-        elif kind == "B":
+        if kind == "B":
             found.append((stage, "F", part.micro_batch, part.chunk))
-    return found
+    own = _outputs(slot, stage) if any(part.kind == "W" for part in slot.parts) else set()
+    return [need for need in found if need[1] == "F" or need not in own]
 
 
 def _stalled_row(stage: int, row: Sequence[Slot], at: int) -> str:
@@ -226,15 +259,21 @@ def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: 
     if sorted(rows) != list(range(num_stages)):
         raise PlanError(f"{where}: has stages {sorted(rows)}, expected {list(range(num_stages))}")
     for stage, row in rows.items():
-        parts = [part for slot in row for part in (slot, slot.other) if part is not None]
+        parts = [part for each in row for part in each.parts]
         kinds = {"F", "I", "W"} if any(part.kind in "IW" for part in parts) else {"F", "B"}
         wanted = {(k, m, c) for k in kinds for m in range(num_micro_batches) for c in range(num_chunks)} | {("O", 0, 0)}
         found = [(part.kind, part.micro_batch, part.chunk) for part in parts if part.kind not in "RS"]
-        wrong = sorted({f"{Slot(*item)}" for item in wanted ^ set(found)} | {f"{Slot(*item)}" for item in found if found.count(item) > 1})
+        wrong = sorted({str(Part(*item)) for item in wanted ^ set(found)} | {str(Part(*item)) for item in found if found.count(item) > 1})
         if wrong or row[-1] != OPTIMIZER:
             raise PlanError(f"{where}: stage {stage}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and "
                             f"{num_chunks} chunk(s) must stand once, and O last; "
                             f"missing, twice or unknown: {wrong[:12] or 'O is not last'}")  # fmt: skip
+        for each in row:
+            twice = [part for part in each.parts for other in each.parts if part is not other and part.micro_batch == other.micro_batch
+                     and (part.kind == "F") | (other.kind == "F")]  # fmt: skip
+            if twice or (OPTIMIZER.parts[0] in each.parts and len(each.parts) > 1):
+                raise PlanError(f"{where}: stage {stage}: slot {each} holds a forward and another part of one micro-batch, or O beside "
+                                "others; expected parts that need nothing of each other")  # fmt: skip
     stuck = stall([rows[stage] for stage in range(num_stages)], num_chunks)
     if stuck:
         raise PlanError(f"{where}: stages wait for each other:\n{stuck}")
@@ -247,10 +286,10 @@ def sent_before(row: Sequence[Slot], micro_batch: int) -> int:
     3
     """
     forwards = 0
-    for slot in row:
-        if slot.kind in "BI" and slot.micro_batch == micro_batch:
+    for each in row:
+        if any(part.kind in "BI" and part.micro_batch == micro_batch for part in each.parts):
             return forwards
-        forwards += sum(part is not None and part.kind == "F" for part in (slot, slot.other))
+        forwards += sum(part.kind == "F" for part in each.parts)
     return forwards
 
 
@@ -284,9 +323,7 @@ def parse_rows(text: str, where: str = "schedule") -> dict[int, list[Slot]]:
 def _slot(token: str, where: str) -> Slot:
     if token == "O":
         return OPTIMIZER
-    first, plus, second = token.partition("+")
-    found = _TOKEN.fullmatch(first)
-    if not found or (plus and not _TOKEN.fullmatch(second)):
-        raise PlanError(f"{where}: found {token!r}, expected a slot such as 3F, 3B, 3F.1 or 2B+5F")
-    other = _slot(second, where) if plus else None
-    return Slot(found[2], int(found[1]), int(found[3] or 0), other)
+    found = [_TOKEN.fullmatch(word) for word in token.split("+")]
+    if not all(found):
+        raise PlanError(f"{where}: found {token!r}, expected a slot such as 3F, 3B, 3F.1, 2B+5F or 3I+5F+1W")
+    return Slot(tuple(Part(part[2], int(part[1]), int(part[3] or 0)) for part in found if part))

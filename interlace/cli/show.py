@@ -89,24 +89,18 @@ def _job(program: Program, name: str) -> Shown:
 def slot_text(name: str) -> str:
     """A job's name as schedules and reasons write it.
 
-    >>> [slot_text(name) for name in ("forward_3", "forward1_3", "pair_0_2", "pair1_0_0_2", "optimizer")]
+    >>> [slot_text(name) for name in ("forward_3", "forward1_3", "pair_0B_2F", "pair_0Bc1_2F", "optimizer")]
     ['3F', '3F.1', '0B+2F', '0B.1+2F', 'O']
     """
     from interlace.passes.schedule_1f1b import KIND_NAMES
 
-    chunk = r"(?P<{}>\d*)"
-    pair = re.fullmatch(rf"pair(?:_|{chunk.format('c')}_)(?P<b>\d+)_(?:(?P<o>\d+)_)?(?P<f>\d+)", name)
-    if pair:
-        return f"{_token(pair['b'], 'B', pair['c'])}+{_token(pair['f'], 'F', pair['o'])}"
-    single = re.fullmatch(rf"(?P<kind>[a-z_]+?){chunk.format('c')}_(?P<m>\d+)", name)
+    if name.startswith("pair_"):
+        return name.removeprefix("pair_").replace("_", "+").replace("c", ".")
+    single = re.fullmatch(r"(?P<kind>[a-z_]+?)(?P<c>\d*)_(?P<m>\d+)", name)
     kinds = {long: short for short, long in KIND_NAMES.items()}
     if single and single["kind"] in kinds:
-        return _token(single["m"], kinds[single["kind"]], single["c"])
+        return f"{single['m']}{kinds[single['kind']]}" + (f".{single['c']}" if single["c"] and int(single["c"]) else "")
     return kinds.get(name, name)
-
-
-def _token(micro_batch: str, kind: str, chunk: str | None) -> str:
-    return f"{micro_batch}{kind}" + (f".{chunk}" if chunk and int(chunk) else "")
 
 
 def _diff(path: Path, name: str) -> Shown:

@@ -228,14 +228,15 @@ def _take_stock_order(steps: Steps) -> None:
         op = program.ops[position]
         parts["F" if op.role == "forward" else "B", op.chunk].append(position)
     writer: dict[int, Item] = {}
-    for slot in SCHEDULES[pipe.schedule](pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks):
-        for position in parts[slot.kind, slot.chunk]:
+    row = SCHEDULES[pipe.schedule](pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
+    for part in (part for slot in row for part in slot.parts):
+        for position in parts[part.kind, part.chunk]:
             for touch in (*steps.reads[position], *steps.writes[position]):
                 if touch.base in shared and touch.rule != ANY:
                     touch.rule = STOCK
                     if touch.base in writer:
-                        steps.stock[position, touch.base, slot.micro_batch] = writer[touch.base]
-            writer.update((touch.base, (position, slot.micro_batch)) for touch in steps.writes[position] if touch.base in shared)
+                        steps.stock[position, touch.base, part.micro_batch] = writer[touch.base]
+            writer.update((touch.base, (position, part.micro_batch)) for touch in steps.writes[position] if touch.base in shared)
 
 
 def _shared_by_halves(steps: Steps) -> dict[int, list[int]]:

@@ -17,7 +17,7 @@ from interlace.passes import AssignStreams, Schedule1F1B
 from interlace.passes import Pipeline as Passes
 from interlace.passes.base import Context
 from interlace.scheduler.hazards import check
-from interlace.scheduler.interleave import plan_pairs
+from interlace.scheduler.interleave import PartOps, plan_parts
 from interlace.scheduler.memory import in_order
 from tests.interpreter import assert_same
 from tests.strategies import ROW, SQUARE, Builder, World, programs, worlds
@@ -241,19 +241,19 @@ def pair_order(sides: Sides, costs: GivenCosts, form: Any, **options: Any) -> tu
     """A pair's operations as `side.kind`, and its plan."""
     program = side_program(sides)
     inner = [op for op in program.ops if not is_boundary(op)]
-    sides_ = ([op for op in inner if op.role == role] for role in ("backward", "forward"))
-    plan = plan_pairs(program, *sides_, costs, form, **options)
+    parts = [PartOps(kind, kind, [op for op in inner if op.role == role]) for kind, role in (("B", "backward"), ("F", "forward"))]
+    plan = plan_parts(program, parts, costs, form, **options)
     ops = {op.id: op for op in inner}
     return [f"{side}.{ops[op_id].kind}" for side, op_id in plan.order], plan
 
 
 def test_costs_decide_what_fills_a_collective() -> None:
     """acceptance: C5. dX's collective is filled by dW; where communication costs nothing, the plain order stays."""
-    order, plan = pair_order(Sides(), GivenCosts({"comm": 100, "gemm": 5, "default": 1}), "dx-first", allowance_bytes=10_000)
+    order, plan = pair_order(Sides(), GivenCosts({"comm": 100, "gemm": 5, "default": 1}), "dx-first", extra_bytes=10_000)
     start = order.index("B.all_reduce")
     assert "B.matmul" in order[start : order.index("B.tanh")]
     assert plan.planned_ns < plan.serial_ns
-    order, plan = pair_order(Sides(), GivenCosts({"comm": 0, "gemm": 5, "default": 1}), "dx-first", allowance_bytes=10_000)
+    order, plan = pair_order(Sides(), GivenCosts({"comm": 0, "gemm": 5, "default": 1}), "dx-first", extra_bytes=10_000)
     assert plan.note == "backward and forward stay in turn: no other order is faster within the memory"
 
 
@@ -261,16 +261,16 @@ def test_mixed_fills_backwards_collective_with_forward_and_forwards_with_backwar
     """acceptance: C5, F2. Two collectives a side: what is hidden grows from plain over dx-first to mixed."""
     costs = GivenCosts({"comm": 30, "gemm": 20, "default": 5})
     sides = Sides((1, 1), (1, 1))
-    times = [pair_order(sides, costs, form, allowance_bytes=10_000)[1].planned_ns for form in ("dx-first", "mixed")]
+    times = [pair_order(sides, costs, form, extra_bytes=10_000)[1].planned_ns for form in ("dx-first", "mixed")]
     serial = pair_order(sides, costs, "mixed")[1].serial_ns
     assert times[1] <= times[0] < serial
 
 
 def test_interference_decides_too() -> None:
     """acceptance: C3, C5. Where a product beside a collective costs more than it hides, nothing is gained by it."""
-    calm = pair_order(Sides(), GivenCosts({"comm": 40, "gemm": 20, "default": 1}), "dx-first", allowance_bytes=10_000)[1]
+    calm = pair_order(Sides(), GivenCosts({"comm": 40, "gemm": 20, "default": 1}), "dx-first", extra_bytes=10_000)[1]
     rough = GivenCosts({"comm": 40, "gemm": 20, "default": 1}, {("gemm", "comm"): (3.0, 3.0)})
-    assert pair_order(Sides(), rough, "dx-first", allowance_bytes=10_000)[1].planned_ns > calm.planned_ns
+    assert pair_order(Sides(), rough, "dx-first", extra_bytes=10_000)[1].planned_ns > calm.planned_ns
 
 
 def test_receives_of_the_forward_come_before_sends_of_the_backward() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, parse
-from interlace.scheduler.interleave import _Pair, plan_pairs
+from interlace.scheduler.interleave import PartOps, _Pair, plan_parts
 from interlace.scheduler.pair_bytes import Walk
 from interlace.scheduler.pair_clock import duration
 from interlace.scheduler.pair_list import TRIES, ListScheduler
@@ -24,7 +24,7 @@ def pair_of(seed: int, layers: int, pp: int = 2) -> _Pair:
     program = programs(World(pp=pp, mp=2, micro_batches=2, layers=layers, seed=seed))[0]
     sides = [[op for op in program.ops if op.role == role and not op.name.startswith("builtin.") and op.name != "pd_op.data"]
              for role in ("backward", "forward")]  # fmt: skip
-    return _Pair(program, sides[0], sides[1], COSTS)
+    return _Pair(program, [PartOps(*side) for side in zip("BF", "BF", sides, strict=True)], COSTS)
 
 
 @settings(max_examples=40, deadline=None)
@@ -59,14 +59,15 @@ def test_a_list_schedule_holds_every_dependency_and_node(seed: int, layers: int,
 def test_plans_are_the_same_each_time_and_no_slower_than_in_turn(seed: int, layers: int, form: Form) -> None:
     program = programs(World(pp=2, mp=2, micro_batches=2, layers=layers, seed=seed))[0]
     sides = [[op for op in program.ops if op.role == role and not op.name.startswith("builtin.")] for role in ("backward", "forward")]
-    made = [plan_pairs(program, sides[0], sides[1], COSTS, form) for _ in range(2)]
+    parts = [PartOps(*side) for side in zip("BF", "BF", sides, strict=True)]
+    made = [plan_parts(program, parts, COSTS, form) for _ in range(2)]
     assert made[0] == made[1]
     assert made[0].planned_ns <= made[0].serial_ns
     assert made[0].peak_bytes <= made[0].plain_peak_bytes
 
 
 def peak(pair: _Pair, order: list[int]) -> int:
-    walk = Walk(pair.bytes, [node.side for node in pair.nodes])
+    walk = Walk(pair.bytes, [node.forward for node in pair.nodes])
     for node in order:
         walk.run(node)
     return walk.peak
@@ -87,7 +88,8 @@ def test_tensors_of_a_vector_live_as_long_as_the_vector_is_read() -> None:
 #9 %10:vector<float32[64];float32[64]> = pd_op.concat_grad(%9,%8) backward no_buffer=0
 """)
     forward = [op for op in program.ops if op.role == "forward"]
-    memory = PairMemory(Graph(program), [op for op in program.ops if op.role == "backward"], forward)
+    backward = [op for op in program.ops if op.role == "backward"]
+    memory = PairMemory(Graph(program), [PartOps("B", "B", backward), PartOps("F", "F", forward)])
     assert memory.start == 96 * 4
     assert {program.ops[k].name: memory.gives["F", k] for k in (2, 5, 6)} == {"builtin.combine": [], "pd_op.split_with_num": [6, 7],
                                                                              "builtin.split": []}  # fmt: skip

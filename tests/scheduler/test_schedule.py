@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -17,16 +18,19 @@ from interlace.passes.schedule_1f1b import Parts
 from interlace.scheduler.schedule import (
     OPTIMIZER,
     SCHEDULES,
+    Part,
     Slot,
     accumulate,
     check_rows,
     f_then_b,
     interleaved,
+    lagged,
     one_f_one_b,
     pair_up,
     paired,
     parse_rows,
     show_row,
+    slot,
     stall,
     zero_bubble,
 )
@@ -37,7 +41,8 @@ Row = list[tuple[str, int]]
 def ours(name: str, stage: int, pp: int, micro_batches: int, chunks: int = 1) -> Row:
     """Job types and micro-batches as Paddle names them."""
     parts = Parts(Program((), (), pipeline=Pipeline(stage, pp, micro_batches, chunks, name)), set("RS"))
-    return [(parts.kind_name(slot), slot.micro_batch) for slot in SCHEDULES[name](stage, pp, micro_batches, chunks)]
+    row = SCHEDULES[name](stage, pp, micro_batches, chunks)
+    return [(parts.kind_name(part), part.micro_batch) for slot in row for part in slot.parts]
 
 
 def paddles(name: str, stage: int, pp: int, micro_batches: int, chunks: int = 1) -> Row:
@@ -83,7 +88,7 @@ def test_paddle_refuses_fewer_micro_batches_than_stages_and_we_do_not(name: str,
 def assert_sane(rows: list[list[Slot]], micro_batches: int, chunks: int) -> None:
     """Every forward and backward once, the optimizer at the end, no stall, micro-batches of a chunk in order."""
     for row in rows:
-        parts = [part for slot in row for part in (slot, slot.other) if part is not None]
+        parts = [part for each in row for part in each.parts]
         for kind in "FB":
             done = [(part.chunk, part.micro_batch) for part in parts if part.kind == kind]
             assert sorted(done) == [(c, m) for c in range(chunks) for m in range(micro_batches)]
@@ -114,11 +119,37 @@ def test_zero_bubble_is_sane(pp: int, micro_batches: int) -> None:
     check_rows(rows, pp, micro_batches, 1, "here")
     for row in rows.values():
         for m in range(micro_batches):
-            assert row.index(Slot("F", m)) < row.index(Slot("I", m)) < row.index(Slot("W", m))
+            assert row.index(slot("F", m)) < row.index(slot("I", m)) < row.index(slot("W", m))
         held = 0
-        for slot in row:
-            held += {"F": 1, "W": -1}.get(slot.kind, 0)
+        for part in (part for each in row for part in each.parts):
+            held += {"F": 1, "W": -1}.get(part.kind, 0)
             assert held <= min(pp, micro_batches)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 12), st.data())
+def test_a_lagged_schedule_is_sane(pp: int, micro_batches: int, data: st.DataObject) -> None:
+    """Any lag on any stage: every part once, weight gradients after their input gradients, in the order of micro-batches."""
+    lags = data.draw(st.lists(st.integers(0, micro_batches + 1), min_size=pp, max_size=pp))
+    rows = {stage: lagged(stage, pp, micro_batches, lag=lag) for stage, lag in enumerate(lags)}
+    check_rows(rows, pp, micro_batches, 1, "here")
+    for row, lag in zip(rows.values(), lags, strict=True):
+        at = {(part.kind, part.micro_batch): k for k, each in enumerate(row) for part in each.parts}
+        weights = [part.micro_batch for each in row for part in each.parts if part.kind == "W"]
+        assert weights == (list(range(micro_batches)) if lag else [])
+        assert all(at["I", m] < at["W", m] for m in weights)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0 | 0F+0B O", "slot 0F+0B holds a forward and another part of one micro-batch"),
+        ("0 | 0F 0B+O", "found '0B+O', expected a slot such as"),
+    ],
+)
+def test_a_slot_holds_parts_that_need_nothing_of_each_other(text: str, words: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(words)):
+        check_rows(parse_rows(text), 1, 1, 1, "my.txt")
 
 
 @pytest.mark.parametrize(
@@ -171,12 +202,12 @@ def test_a_stall_shows_who_waits_where() -> None:
 def test_a_stage_without_a_slot_stalls_its_neighbour() -> None:
     """acceptance: F5."""
     rows = [one_f_one_b(stage, 2, 2) for stage in range(2)]
-    rows[0] = [slot for slot in rows[0] if slot != Slot("F", 1)]
+    rows[0] = [each for each in rows[0] if each != slot("F", 1)]
     assert "1F <-- here" in stall(rows)
 
 
-SLOTS = st.builds(Slot, st.sampled_from("FBRSIW"), st.integers(0, 99), st.integers(0, 9))
-ROWS = st.lists(SLOTS | st.just(OPTIMIZER) | st.builds(lambda a, b: Slot(a.kind, a.micro_batch, a.chunk, b), SLOTS, SLOTS))
+PARTS = st.builds(Part, st.sampled_from("FBRSIW"), st.integers(0, 99), st.integers(0, 9))
+ROWS = st.lists(st.just(OPTIMIZER) | st.lists(PARTS, min_size=1, max_size=4).map(lambda parts: Slot(tuple(parts))))
 
 
 @settings(max_examples=100, deadline=None)
@@ -189,9 +220,9 @@ def test_rows_are_read_back_as_they_were_written(rows: list[list[Slot]]) -> None
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("0 | 0F 0X", "my.txt:1: found '0X', expected a slot such as 3F, 3B, 3F.1 or 2B+5F"),
-        ("\n1 | 0B+", "my.txt:2: found '0B+', expected a slot such as 3F, 3B, 3F.1 or 2B+5F"),
-        ("1 | 0B+1F+2F", "my.txt:1: found '0B+1F+2F', expected a slot such as 3F, 3B, 3F.1 or 2B+5F"),
+        ("0 | 0F 0X", "my.txt:1: found '0X', expected a slot such as 3F, 3B, 3F.1, 2B+5F or 3I+5F+1W"),
+        ("\n1 | 0B+", "my.txt:2: found '0B+', expected a slot such as 3F, 3B, 3F.1, 2B+5F or 3I+5F+1W"),
+        ("1 | 0B+1F+2X", "my.txt:1: found '0B+1F+2X', expected a slot such as 3F, 3B, 3F.1, 2B+5F or 3I+5F+1W"),
         ("0F 0B", "my.txt:1: found '0F 0B', expected `<stage> | 0F 1F 0B ...`"),
         ("a | 0F", "my.txt:1: found 'a | 0F', expected `<stage> | 0F 1F 0B ...`"),
         ("0 | 0F\n0 | 0B", "my.txt:2: stage 0 stands twice"),
