@@ -22,8 +22,8 @@ from interlace.scheduler.schedule import (
     Slot,
     check_rows,
     interleaved,
+    lagged,
     pair_up,
-    paired,
     parse_rows,
     sent_before,
     stall,
@@ -52,6 +52,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         interleave: `off` gives Paddle's own job list; `dx-first` runs backward's chain of input gradients first and keeps weight
             gradients for backward's and forward's collectives, at Paddle's warm-up depth; `mixed` mixes both op by op and
             holds `2 (stages - 1 - stage) + 1` micro-batches, which it needs; `zb-h1` puts weight gradients off to fill bubbles.
+        lag: By how many micro-batches weight gradients trail their input gradients, with `dx-first` and `mixed`: one number for all
+            stages, or one for each. From 1 on they need nothing that their job computes, so they hide its first collectives, and
+            those left at the end fill what would be waiting; each micro-batch of lag keeps its operands of weight gradients.
         rows: A file with one line of slots a stage (`0 | 0F 1F 0B+2F ...`, scheduler/schedule.py), in the place of all that.
         allowance_bytes: Live memory a pair may use beyond the plain order's.
         max_ops_per_job: A pair larger than this is left as two jobs (the executor's build is quadratic in it).
@@ -65,6 +68,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     after = ("split-backward", "overlap-column-backward")
 
     interleave: Literal["off", "dx-first", "mixed", "zb-h1"] = "dx-first"
+    lag: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = 0
     rows: str = ""
     allowance_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_ops_per_job: Annotated[int, msgspec.Meta(ge=1)] = 4000
@@ -73,12 +77,15 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def fallbacks(self) -> tuple[Pass, ...]:
         """Of pairs: `dx-first`, then `off`. A schedule that is spelled out, or `zb-h1`, is what the user wants as it is."""
         forms: dict[str, tuple[Literal["dx-first", "off"], ...]] = {"mixed": ("dx-first", "off"), "dx-first": ("off",)}
-        names = forms.get(self.interleave, ()) if self.only_gains and not self.rows else ()
-        return tuple(msgspec.structs.replace(self, interleave=name) for name in names)
+        if not self.only_gains or self.rows:
+            return ()
+        plain = msgspec.structs.replace(self, lag=0)
+        milder = tuple(msgspec.structs.replace(plain, interleave=name) for name in forms.get(self.interleave, ()))
+        return (plain, *milder) if milder and self.lag else milder
 
     def label(self) -> str:
         """The form of interleaving."""
-        return f"interleave: {self.interleave}"
+        return f"interleave: {self.interleave}" + (f", lag {_lag_text(self.lag)}" if self.lag else "")
 
     def run(self, program: Program, context: Context) -> Program:
         rows, form = self._rows(program, context)
@@ -98,6 +105,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _rows(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
         """Slots of every stage, and the form of pairs."""
         pipe = program.pipeline
+        self._check_lag(program)
         if pipe.schedule not in SCHEDULES:
             raise ConfigError(f"schedule {pipe.schedule!r} is not known; there are {sorted(SCHEDULES)}")
         plain = self._every_stage(program, SCHEDULES[pipe.schedule])
@@ -113,6 +121,16 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if self.interleave == "zb-h1":
             return self._zero_bubble(program, context)
         return self._paired(program, context)
+
+    def _check_lag(self, program: Program) -> None:
+        pipe, found = program.pipeline, f"schedule_1f1b.lag: found {_lag_text(self.lag)}"
+        if self.lag and (self.interleave not in ("dx-first", "mixed") or self.rows):
+            beside = f"rows: {self.rows}" if self.rows else f"interleave: {self.interleave}"
+            raise ConfigError(f"{found} beside {beside}; weight gradients trail with interleave dx-first or mixed; leave one of them out")
+        if self.lag and pipe.num_chunks > 1:
+            raise ConfigError(f"{found} with {pipe.num_chunks} chunks a stage; expected a pipeline without chunks; leave lag out")
+        if isinstance(self.lag, tuple) and len(self.lag) != pipe.num_stages:
+            raise ConfigError(f"{found}, {len(self.lag)} numbers; expected one number, or one for each of {pipe.num_stages} stages")
 
     def _every_stage(self, program: Program, schedule: Schedule) -> dict[int, list[Slot]]:
         pipe = program.pipeline
@@ -153,7 +171,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         pipe = program.pipeline
         if pipe.schedule == "VPP":
             return pair_up(interleaved(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks))
-        return paired(stage, pipe.num_stages, pipe.num_micro_batches, warmup=self._depth(program, stage) if mixed else None)
+        lag = self.lag[stage] if isinstance(self.lag, tuple) else self.lag
+        return lagged(stage, pipe.num_stages, pipe.num_micro_batches, lag=lag, warmup=self._depth(program, stage) if mixed else None)
 
     @staticmethod
     def _depth(program: Program, stage: int) -> int:
@@ -198,6 +217,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         cuts = [0, *(1 + max(last[label] for label, _, _ in kinds[: k + 1]) for k in range(len(kinds)))]
         return [msgspec.structs.replace(_job(part, parts), items=items[start:end])
                 for part, start, end in zip(slot.parts, cuts, cuts[1:], strict=False)]  # fmt: skip
+
+
+def _lag_text(lag: int | tuple[int, ...]) -> str:
+    return str(lag) if isinstance(lag, int) else ", ".join(map(str, lag))
 
 
 Kinds = tuple[tuple[str, str, int], ...]

@@ -24,6 +24,7 @@ class Node:
         deps: Indices of nodes it comes after; nodes that cost nothing are left out of the clock and bridged.
         filler: Whether nothing but weight gradients and their sums waits for it.
         forward: Whether its part is a forward.
+        leaves: Sends to other stages that start when it is done.
     """
 
     op: int
@@ -34,6 +35,7 @@ class Node:
     deps: list[int] = field(default_factory=list)
     filler: bool = False
     forward: bool = False
+    leaves: int = 0
 
 
 @dataclass(slots=True)
@@ -131,6 +133,15 @@ def duration(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> t
     for node in order:
         clock.run(node)
     return clock.finish(), clock.exposed
+
+
+def weighted(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch, early: float) -> float:
+    """Time of an order, plus `early` times the moment of each send to another stage: what neighbours wait for counts too."""
+    clock, sent = Clock(nodes, stretch), 0.0
+    for node in order:
+        clock.run(node)
+        sent += nodes[node].leaves * clock.now
+    return clock.finish() + early * sent
 
 
 def serial_duration(nodes: Sequence[Node]) -> float:

@@ -91,8 +91,9 @@ class Search:
         work: Node visits spent.
     """
 
-    def __init__(self, rules: Rules, stretch: Stretch, table: PairBytes, cap_bytes: int, order: Sequence[int], seed: int = 7) -> None:
-        self.rules, self.nodes, self.table, self.cap = rules, rules.nodes, table, cap_bytes
+    def __init__(self, rules: Rules, stretch: Stretch, table: PairBytes, cap_bytes: int, order: Sequence[int], seed: int = 7,
+                 early: float = 0.0) -> None:  # fmt: skip
+        self.rules, self.nodes, self.table, self.cap, self.early = rules, rules.nodes, table, cap_bytes, early
         self.rng = random.Random(seed)
         self.work = 0
         names = {name: k for k, name in enumerate(dict.fromkeys(node.category for node in self.nodes))}
@@ -106,6 +107,7 @@ class Search:
         self.before: list[Flights] = []
         self.took: list[float] = []
         self.held: list[int] = []
+        self.worth: list[float] = []
         self.start(rules.listed(order))
 
     def start(self, order: list[int]) -> None:
@@ -121,7 +123,8 @@ class Search:
                 self.place[other] = k
         self.before[len(order)] = run.flights()
         self.tail = run.finish()
-        self.time = sum(self.took) + self.tail
+        self.worth = self._worth(order, 1.0)
+        self.time = sum(took * worth for took, worth in zip(self.took, self.worth, strict=True)) + self.tail
         self.held = self._held(0, order, self.table.start)[0]
 
     def run(self, work: int) -> list[int]:
@@ -198,13 +201,14 @@ class Search:
         flights: list[Flights] = []
         times: list[float] = []
         places: list[tuple[int, int]] = []
+        worth = self._worth(window, self.worth[end] if end < len(order) else 1.0)
         while at < len(order):
             if at >= end and run.same(before[at]):
                 break
             flights.append(run.flights())
             times.append(run.step(window[at - first] if at < end else order[at]))
             places += [(other, at) for other in run.started]
-            gain += took[at] - times[-1]
+            gain += took[at] * self.worth[at] - times[-1] * (worth[at - first] if at < end else self.worth[at])
             at += 1
         tail = self.tail
         if at == len(order):
@@ -218,12 +222,21 @@ class Search:
             return False
         order[first:end] = window
         before[first:at], took[first:at] = flights, times
+        self.worth[first:end] = worth
         self.held[first:end] = held[:-1]
         for other, place in places:
             self.place[other] = place
         self.tail = tail
         self.time -= gain
         return True
+
+    def _worth(self, window: Sequence[int], behind: float) -> list[float]:
+        """What a nanosecond of each place counts: once for the whole, and `early` for each send that starts from there on."""
+        found = []
+        for node in reversed(window):
+            behind += self.early * self.nodes[node].leaves
+            found.append(behind)
+        return found[::-1]
 
     def _held(self, first: int, window: Sequence[int], live: int) -> tuple[list[int], bool]:
         """Bytes before each place of a window and behind it, and whether its peak is within the cap."""

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
+from interlace.errors import ConfigError
 from interlace.ir import Group, Job, Pipeline, Program, parse, show, verify
 from interlace.ir.kinds import is_boundary, is_comm, is_random
 from interlace.passes import AssignStreams, Schedule1F1B
@@ -19,12 +20,15 @@ from interlace.passes.base import Context
 from interlace.scheduler.hazards import check
 from interlace.scheduler.interleave import PartOps, plan_parts
 from interlace.scheduler.memory import in_order
+from interlace.scheduler.sim_input import Options
+from interlace.scheduler.simulator import simulate
 from tests.interpreter import assert_same
 from tests.strategies import ROW, SQUARE, Builder, World, programs, worlds
 
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.3, 2.0)})
 Form = Literal["off", "dx-first", "mixed", "zb-h1"]
 FORMS = st.sampled_from(["dx-first", "mixed", "zb-h1"])
+PAIRED: st.SearchStrategy[Form] = st.sampled_from(["dx-first", "mixed"])
 ALLOWANCES = st.sampled_from([0, 64, 10_000])
 
 
@@ -59,6 +63,50 @@ def test_every_output_and_buffer_equals_the_plain_schedule(world: World, form: F
             verify(program)
             assert parse(show(program)) == program
         assert_same(plain, made)
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B", dropout=True), PAIRED, ALLOWANCES, st.data())
+def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowance: int, data: st.DataObject) -> None:
+    """A lag for each stage: every output and buffer as in the plain schedule, nothing for the checker to find."""
+    lag = data.draw(st.integers(0, world.micro_batches + 1) | st.tuples(*[st.integers(0, 3)] * world.pp))
+    plain = programs(world)
+    made = planned(plain, form, lag=lag, allowance_bytes=allowance)
+    for program in made:
+        verify(program)
+    assert_same(plain, made)
+    assert [str(finding.message) for finding in check(made)] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"interleave": "zb-h1", "lag": 1}, "found 1 beside interleave: zb-h1"),
+        ({"interleave": "off", "lag": (1, 1)}, "found 1, 1 beside interleave: off"),
+        ({"rows": "my.txt", "lag": 1}, "found 1 beside rows: my.txt"),
+        ({"lag": (1, 2, 3)}, "found 1, 2, 3, 3 numbers; expected one number, or one for each of 2 stages"),
+    ],
+)
+def test_a_lag_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Schedule1F1B(**options).run(programs(World(pp=2, micro_batches=4))[0], Context(COSTS))
+
+
+def test_trailing_weight_gradients_fill_the_end_of_a_pipeline() -> None:
+    """Two stages without tensor-parallel communication: what the last stage puts off runs while it would wait, and at its end."""
+    costs = GivenCosts({"comm": 5, "gemm": 20, "default": 5})
+    plain = programs(World(pp=2, micro_batches=6, layers=2))
+    first, trailing = (planned_with(plain, costs, lag) for lag in (0, (1, 2)))
+    assert step_of(trailing, costs) < step_of(first, costs)
+
+
+def planned_with(given_: Sequence[Program], costs: GivenCosts, lag: Any) -> list[Program]:
+    passes = Passes((Schedule1F1B(lag=lag, allowance_bytes=10_000), AssignStreams()))
+    return [passes.run(program, costs)[0] for program in given_]
+
+
+def step_of(made: Sequence[Program], costs: GivenCosts) -> int:
+    return max(rank.step_ns for rank in simulate(made, costs, Options(peers_ready=True)).ranks)
 
 
 @settings(max_examples=25, deadline=None)
