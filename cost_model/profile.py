@@ -6,7 +6,9 @@ Durations are integer nanoseconds, sizes bytes, rates per second. `source` is `m
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,15 +16,18 @@ from typing import Annotated, Literal
 import msgspec
 
 from interlace.errors import ConfigError
+from interlace.files import read_file
 
 SCHEMA = 1
 """Number of the layout of `DeviceProfile`; raised with every change that old files cannot follow."""
 
 Source = Literal["measured", "datasheet", "derived"]
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Rate = Annotated[float, msgspec.Meta(gt=0)]
-Factor = Annotated[float, msgspec.Meta(gt=0)]
+MOST_BYTES = 64 << 20
+"""Of a profile."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e24)]
+Factor = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 Range = tuple[Factor, Factor]
 
 
@@ -202,8 +207,10 @@ def decode_profile(data: bytes, where: str) -> DeviceProfile:
                 f"{where}: profile layout {schema}, this version reads {SCHEMA}; measure again with "
                 f"`interlace calibrate -o {where}`"
             )
-        return msgspec.json.decode(data, type=DeviceProfile)
-    except msgspec.DecodeError as error:
+        profile = msgspec.json.decode(data, type=DeviceProfile)
+        json.loads(data, object_pairs_hook=lambda pairs: _require_once(pairs, where))
+        return profile
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}; the fields are described in cost_model/profile.py") from error
 
 
@@ -244,13 +251,16 @@ def require_device(profile: DeviceProfile, actual_name: str, force: bool = False
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read as a device profile ({error.strerror}); expected a .json file that "
-            f"`interlace calibrate -o {path}` wrote, or one of the names {', '.join(profile_names())}"
-        ) from error
+    what = f"a device profile, a .json file that `interlace calibrate -o {path}` wrote, or one of the names {', '.join(profile_names())}"
+    return read_file(path, MOST_BYTES, what, ConfigError)
+
+
+def _require_once(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ConfigError(f"{where}: field {twice!r} stands twice in one object; leave one of the two out")
+    return found
 
 
 def _compact(value: object) -> str:

@@ -18,7 +18,7 @@ import importlib.resources
 import os
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,16 @@ import yaml
 
 from interlace.cost_model.profile import load_profile, profile_names
 from interlace.errors import ConfigError, PlanError
+from interlace.files import read_text
 from interlace.own import imported
 from interlace.passes import REGISTRY, AssignStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, default_passes
 from interlace.passes.pipeline import DEFAULT_ORDER
 from interlace.scheduler.schedule import parse_rows
 
+MOST_BYTES = 1 << 20
+"""Of a file of options or rows."""
+MOST_NODES = 10_000
+MOST_SIZE = 1 << 60
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
@@ -159,25 +164,30 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
     `on`, `off`, `yes` and `no` stay words, and `1e9` is a number.
     """
+    text = read_text(path, MOST_BYTES, "a YAML file of options", ConfigError)
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); expected a YAML file") from error
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError as error:
+        raise ConfigError(f"{path}: lists or tables nested too deeply; expected a YAML file of options") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise ConfigError(f"{path}{place}: not YAML ({getattr(error, 'problem', error)})") from error
     marks: dict[str, str] = {}
-    data = {} if node is None else _plain(node, "", path, marks)
+    data = {} if node is None else _plain(node, "", path, marks, [])
     if not isinstance(data, dict):
         raise ConfigError(f"{path}:1:1: expected a table of options, found {type(data).__name__}")
     return data, marks
 
 
-def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str]) -> Any:
+def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str], around: Sequence[yaml.Node]) -> Any:
+    """The data of a node; `around` are the nodes that it stands in."""
     marks[at] = _mark(node, path)
+    if len(marks) > MOST_NODES:
+        raise ConfigError(f"{path}: aliases (*name) spell out more than {MOST_NODES} entries; write options plainly")
+    if any(node is each for each in around):
+        raise ConfigError(f"{_mark(node, path)}: an alias (*name) stands inside of what it names; write options plainly")
+    around = [*around, node]
     if isinstance(node, yaml.MappingNode):
         table: dict[str, Any] = {}
         for key, value in node.value:
@@ -186,10 +196,10 @@ def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str]) -> Any:
             if key.value in table:
                 raise ConfigError(f"{_mark(key, path)}: option {key.value!r} stands twice")
             marks[(f"{at}.{key.value}" if at else str(key.value)) + KEY] = _mark(key, path)
-            table[key.value] = _plain(value, f"{at}.{key.value}" if at else str(key.value), path, marks)
+            table[key.value] = _plain(value, f"{at}.{key.value}" if at else str(key.value), path, marks, around)
         return table
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(value, f"{at}[{k}]", path, marks) for k, value in enumerate(node.value)]
+        return [_plain(value, f"{at}[{k}]", path, marks, around) for k, value in enumerate(node.value)]
     return _scalar(node.value) if isinstance(node, yaml.ScalarNode) and node.style is None else node.value
 
 
@@ -323,7 +333,10 @@ def parse_bytes(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if not found or found[2].upper() not in _UNITS:
         raise ConfigError(f"size {text!r}: expected a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    size = float(found[1]) * _UNITS[found[2].upper()]
+    if size > MOST_SIZE:
+        raise ConfigError(f"size {text[:40]!r}: expected {MOST_SIZE >> 60} EiB or less")
+    return int(size)
 
 
 def _check_names(chosen: Mapping[str, Pass], where: _Where) -> None:
@@ -371,10 +384,9 @@ def _chooses(offload: OffloadActivations) -> bool:
 
 def _check_rows(path: str, where: str) -> None:
     try:
-        rows = parse_rows(Path(path).read_text(encoding="utf-8"), path)
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{where}: rows file {path!r} in {os.getcwd()} cannot be read ({what})") from error
+        rows = parse_rows(read_text(path, MOST_BYTES, "a line `<stage> | 0F 1F 0B ...` for each stage", ConfigError), path)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: rows file {path!r} in {os.getcwd()}: {error}") from error
     except PlanError as error:
         raise ConfigError(f"{where}: {error}") from error
     if not rows:

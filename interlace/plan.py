@@ -12,8 +12,9 @@ import msgspec
 from interlace.config import Config
 from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import PlanError
+from interlace.files import read_file
 from interlace.ir import Job, Program, load, save
-from interlace.ir.dump import SUFFIX, write_whole
+from interlace.ir.dump import MOST_BYTES, SUFFIX, write_whole
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import Context
 from interlace.passes.budget import bytes_over, memory_budget, say_budget
@@ -155,7 +156,10 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
     record = read_record(path)
     if name not in record.order:
         raise PlanError(f"{path}: pass {name!r} did not run; those that did: {', '.join(record.order)}")
-    passes = [msgspec.convert(record.options[each], find_pass(each)) for each in record.order[: record.order.index(name) + 1]]
+    try:
+        passes = [msgspec.convert(record.options[each], find_pass(each)) for each in record.order[: record.order.index(name) + 1]]
+    except (KeyError, msgspec.ValidationError) as error:
+        raise PlanError(f"{path}: its record holds no such options of a pass ({error}); plan again with this version") from error
     cost = CostModel(load_profile(record.profile))
 
     def both(program: Program, peers: Peers | None) -> tuple[Program, Program]:
@@ -177,8 +181,9 @@ def read_record(path: str | Path) -> Record:
     """
     path = Path(path)
     try:
-        return msgspec.json.decode((path.parent / "captured" / f"{_stem(path)}.json").read_bytes(), type=Record)
-    except (OSError, msgspec.DecodeError) as error:
+        found = path.parent / "captured" / f"{_stem(path)}.json"
+        return msgspec.json.decode(read_file(found, MOST_BYTES, "the record of a plan", PlanError), type=Record)
+    except (PlanError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if path.is_file() and not load(path).jobs:
             raise PlanError(f"{path}: a captured program, not a plan; `interlace plan` makes one; of a plan it lies a folder up") from error
         raise PlanError(

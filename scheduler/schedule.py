@@ -11,13 +11,15 @@ gradients of 1).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from interlace.errors import PlanError
 
-_TOKEN = re.compile(r"(\d+)([FBRSIW])(?:\.(\d+))?")
+_TOKEN = re.compile(r"([0-9]{1,9})([FBRSIW])(?:\.([0-9]{1,9}))?")
+_STAGE = re.compile(r"\s*[0-9]{1,9}\s*")
 
 
 class Part(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, order=True):
@@ -263,7 +265,8 @@ def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: 
         kinds = {"F", "I", "W"} if any(part.kind in "IW" for part in parts) else {"F", "B"}
         wanted = {(k, m, c) for k in kinds for m in range(num_micro_batches) for c in range(num_chunks)} | {("O", 0, 0)}
         found = [(part.kind, part.micro_batch, part.chunk) for part in parts if part.kind not in "RS"]
-        wrong = sorted({str(Part(*item)) for item in wanted ^ set(found)} | {str(Part(*item)) for item in found if found.count(item) > 1})
+        twice = {item for item, count in Counter(found).items() if count > 1}
+        wrong = sorted(str(Part(*item)) for item in (wanted ^ set(found)) | twice)
         if wrong or row[-1] != OPTIMIZER:
             raise PlanError(f"{where}: stage {stage}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and "
                             f"{num_chunks} chunk(s) must stand once, and O last; "
@@ -312,8 +315,8 @@ def parse_rows(text: str, where: str = "schedule") -> dict[int, list[Slot]]:
         if not line.strip():
             continue
         head, bar, rest = line.partition("|")
-        if not bar or not head.strip().isdigit():
-            raise PlanError(f"{where}:{number}: found {line!r}, expected `<stage> | 0F 1F 0B ...`")
+        if not bar or not _STAGE.fullmatch(head):
+            raise PlanError(f"{where}:{number}: found {line[:80]!r}, expected `<stage> | 0F 1F 0B ...`")
         if int(head) in rows:
             raise PlanError(f"{where}:{number}: stage {int(head)} stands twice")
         rows[int(head)] = [_slot(token, f"{where}:{number}") for token in rest.split()]
@@ -325,5 +328,5 @@ def _slot(token: str, where: str) -> Slot:
         return OPTIMIZER
     found = [_TOKEN.fullmatch(word) for word in token.split("+")]
     if not all(found):
-        raise PlanError(f"{where}: found {token!r}, expected a slot such as 3F, 3B, 3F.1, 2B+5F or 3I+5F+1W")
+        raise PlanError(f"{where}: found {token[:40]!r}, expected a slot such as 3F, 3B, 3F.1, 2B+5F or 3I+5F+1W")
     return Slot(tuple(Part(part[2], int(part[1]), int(part[3] or 0)) for part in found if part))

@@ -250,7 +250,7 @@ class Bench:
             if done.returncode:
                 (self.out / f"{case.name}_{plan.name}.log").write_text(done.stdout[-20000:] + done.stderr[-20000:] + _logs(room))
                 return {"failed": done.stderr[-1500:]}
-            for path in sorted(room.glob("trace*.pickle")):
+            for path in sorted(room.glob("trace*.msgpack")):
                 shutil.copy(path, self.out / "traces" / f"{case.name}_{plan.name}_{path.name}")
             return {"wall_s": round(time.monotonic() - start, 1), "gpus": gpus, **_found(room)}
 

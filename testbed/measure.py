@@ -1,6 +1,6 @@
 """Measure the steps of a training run, on each rank: times with the device idle before and after, memory, one traced step.
 
-`TESTBED_MEASURE=FOLDER` turns it on; the folder gets `rank<r>.json` and, for the last step, `trace<r>.pickle`. With
+`TESTBED_MEASURE=FOLDER` turns it on; the folder gets `rank<r>.json` and, for the last step, `trace<r>.msgpack`. With
 `TESTBED_GATE=FOLDER:0,1` a run waits before it first uses its GPUs until no other run does, so that many runs can be
 prepared at once and are measured one after the other.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import pickle
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from testbed import device
-from testbed.trace import Planned, RankTrace, summary
+from testbed.trace import Planned, RankTrace, summary, write_rank
 
 FOLDER_VARIABLE, GATE_VARIABLE, STEPS_VARIABLE, TRACE_VARIABLE = "TESTBED_MEASURE", "TESTBED_GATE", "TESTBED_STEPS", "TESTBED_TRACE"
 _POLL_S = 0.005
@@ -101,8 +100,7 @@ class Measurer:
         jobs, rows = planned_ops(engine._job_plan) if engine._job_plan is not None else ([], [])
         kept = RankTrace(self.rank, tracing, jobs, [Planned(*row) for row in rows], before.allocated, before.pinned)
         self.trace = summary(kept)
-        with open(self.folder / f"trace{self.rank}.pickle", "wb") as file:
-            pickle.dump(kept, file)
+        write_rank(self.folder / f"trace{self.rank}.msgpack", kept)
 
 
 def install(rank: int, run_dir: Path) -> None:

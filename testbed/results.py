@@ -12,7 +12,6 @@ import gzip
 import hashlib
 import json
 import os
-import pickle
 import shutil
 import statistics
 import subprocess
@@ -166,9 +165,9 @@ def write_traces(out: Path, into: Path, pattern: str, simulated: bool) -> list[P
 
     into.mkdir(parents=True, exist_ok=True)
     written = []
-    for run in sorted({path.name.rpartition("_")[0] for path in out.glob("traces/*_trace*.pickle")}):
+    for run in sorted({path.name.rpartition("_")[0] for path in out.glob("traces/*_trace*.msgpack")}):
         if fnmatch.fnmatchcase(run, pattern):
-            ranks = [pickle.loads(path.read_bytes()) for path in sorted(out.glob(f"traces/{run}_trace*.pickle"))]
+            ranks = [trace.read_rank(path) for path in sorted(out.glob(f"traces/{run}_trace*.msgpack"))]
             written.append(_pack(into / f"{run}.json.gz", json.dumps(trace.chrome_trace(ranks), separators=(",", ":"))))
             case, _, plan = run.rpartition("_")
             if simulated and list((out / "plans" / case / plan).glob("*.ilp")):

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import pickle
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from testbed.trace import RankTrace, align, stream_names
+from testbed.trace import RankTrace, align, read_rank, stream_names
 
 SHORTEST_US = 20.0  # events around a kernel add several microseconds, so that shorter ones say little
 BESIDE, APART = 0.95, 0.02  # share of an operation's time beside a receive
@@ -68,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--note", default="", metavar="TEXT", help="when and on what it was measured")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
     args = parser.parse_args(argv)
-    paths = sorted(args.folder.glob("traces/*-pp2*_trace*.pickle"))
+    paths = sorted(args.folder.glob("traces/*-pp2*_trace*.msgpack"))
     if not paths:
         parser.error(f"{args.folder}/traces: no traced step of a case with pp 2")
     found = {"note": args.note, "traces": [path.stem for path in paths],
-             "kernels": summary(pickle.loads(path.read_bytes()) for path in paths)}  # fmt: skip
+             "kernels": summary(read_rank(path) for path in paths)}  # fmt: skip
     args.output.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from testbed.device import Issue, Trace
 
 Event = dict[str, Any]
@@ -46,6 +48,19 @@ class RankTrace:
     planned: list[Planned]
     allocated: int
     pinned: int
+
+
+def write_rank(path: Path, ranked: RankTrace) -> None:
+    """Store a rank's trace."""
+    path.write_bytes(msgspec.msgpack.encode(ranked))
+
+
+def read_rank(path: Path) -> RankTrace:
+    """A stored trace: plain data, nothing in it is run. Raises ValueError where it is none."""
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=RankTrace)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: {error}; expected the trace of a rank that testbed.measure wrote") from error
 
 
 def align(planned: Sequence[Planned], issues: Sequence[Issue]) -> dict[int, Planned]:

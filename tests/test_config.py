@@ -51,7 +51,7 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("schedule_1f1b:\n  interleave: mixed\n  rows: here", "my.yaml:2:15: rows say every job, so interleave=mixed would do nothing"),
         ("schedule_1f1b: {rows: nowhere.txt}", "my.yaml:1:23: rows file 'nowhere.txt' in "),
         ("device: abacus", "my.yaml:1:9: no device profile 'abacus': expected one of cpu, h200, or a path"),
-        ("device: ./abacus.json", "my.yaml:1:9: abacus.json: cannot be read as a device profile (No such file"),
+        ("device: ./abacus.json", "my.yaml:1:9: abacus.json: cannot be read (No such file"),
         ("assign_streams: {priority: 99}", "my.yaml:1:28: found 99, expected a stream priority from -5 (first) to 0 (normal)"),
         ("assign_streams: {priority: -99}", "my.yaml:1:28: found -99, expected a stream priority"),
         ("offload_activations: on", "my.yaml:1:22: on, but nothing says what to move; choose modules (such as [mlp]), a fraction"),
@@ -89,7 +89,7 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, error
         (b"0 | 0F 1X\n", "rows.txt:1: found '1X', expected a slot such as 3F"),
         (b"0 | 0F\n0 | 0F\n", "rows.txt:2: stage 0 stands twice"),
         (b"\n", "holds no stage; expected a line"),
-        (b"\xff", "cannot be read (not UTF-8 text)"),
+        (b"\xff", "cannot be read: not UTF-8 text (byte 0)"),
     ],
 )  # fmt: skip
 def test_a_file_of_rows_is_read_before_anything_is_built(tmp_path: Path, rows: bytes, error: str) -> None:
@@ -112,7 +112,7 @@ def test_jobs_are_required_where_a_step_is_to_run() -> None:
 def test_what_is_no_text_or_no_file_is_refused(tmp_path: Path) -> None:
     """acceptance: U3. A missing name lists the presets."""
     (tmp_path / "my.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"my\.yaml: not UTF-8 text \(byte 0\)|my\.yaml.*not YAML"):
+    with pytest.raises(ConfigError, match=r"my\.yaml: cannot be read: not UTF-8 text \(byte 0\)|my\.yaml.*not YAML"):
         load_config(tmp_path / "my.yaml")
     with pytest.raises(ConfigError, match=r"nothing\.yaml: no such file, and no preset of that name; presets: \["):
         load_config("nothing.yaml")

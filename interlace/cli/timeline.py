@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +79,7 @@ def _labels(dumps: list[str], beside: list[str]) -> tuple[str, str]:
 def _folder(paths: list[str]) -> str:
     if not paths:
         return ""
-    path = Path(paths[0]).resolve()
+    path = Path(os.path.abspath(paths[0]))
     return path.name if path.is_dir() else path.parent.name
 
 

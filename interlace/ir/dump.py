@@ -6,21 +6,23 @@ import gzip
 import os
 import re
 import tempfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from interlace.errors import ProgramError
+from interlace.files import read_file
 from interlace.ir.program import Program
-from interlace.ir.verify import verify
+from interlace.ir.verify import require_bounds, verify
 
 SCHEMA = 2
 """Number of the layout of `Program`; raised with every change of it. 2: `Job.host_waits`."""
 READABLE = (1, SCHEMA)
 """Layouts that this version reads: fields that a layout lacks have their defaults."""
 SUFFIX = ".ilp"
+MOST_BYTES = 256 << 20
+"""Of a dump, unpacked: a hundred times what a rank of a large model takes."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -78,14 +80,9 @@ def load(path: str | Path) -> Program:
         ProgramError: No such file, not a whole dump of this schema, or a program that breaks a rule of the IR.
     """
     path = Path(path)
+    program = decode(read_file(path, MOST_BYTES, "a dump that `interlace dump` wrote", ProgramError), str(path))
     try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ProgramError(f"{path}: cannot be read as a dump ({error}); expected a file that `interlace dump` wrote") from error
-    program = decode(data, str(path))
-    try:
+        require_bounds(program)
         verify(program)
     except ProgramError as error:
         raise ProgramError(f"{path}: no sound program; make the dump again: {error}") from error

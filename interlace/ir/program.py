@@ -7,12 +7,22 @@ A program without jobs is what Paddle built; a program with jobs is a schedule o
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 Role = Literal["forward", "backward", "optimize"]
 Memory = Literal["device", "host", "pinned"]
+Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+"""Of an operation, a value or a storage. This and the bounds below hold for what files say: tables are as long as the largest number."""
+IdOrNone = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 24)]
+Ring = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
+Dim = Annotated[int, msgspec.Meta(ge=-1, le=1 << 48)]
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 17)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 17)]
+Position = Annotated[int, msgspec.Meta(ge=0, lt=1 << 17)]
+Small = Annotated[int, msgspec.Meta(ge=-(1 << 15), lt=1 << 15)]
+Item = tuple[Id, Position]
 ABSENT = -1
 """Operand id of an optional operand that is not given."""
 
@@ -27,7 +37,7 @@ FLOAT_DTYPES = frozenset({"float8_e4m3fn", "float8_e5m2", "float16", "bfloat16",
 class TensorType(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """Shape (a dimension of -1 is unknown until run time) and dtype of one tensor."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Dim, ...]
     dtype: str
 
     @property
@@ -58,10 +68,10 @@ class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
         elements: Types of a vector's tensors.
     """
 
-    id: int
-    shape: tuple[int, ...]
+    id: Id
+    shape: tuple[Dim, ...]
     dtype: str
-    storage: int
+    storage: Id
     name: str = ""
     persistable: bool = False
     memory: Memory = "device"
@@ -99,22 +109,22 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
         num_blocks: Number of nested blocks (control flow); such operations are moved as one and never split.
     """
 
-    id: int
+    id: Id
     name: str
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
+    operands: tuple[IdOrNone, ...]
+    results: tuple[Id, ...]
     role: Role
-    chunk: int = 0
+    chunk: Small = 0
     attrs: dict[str, Any] = {}
     layer: str = ""
-    group: int = -1
+    group: Ring = -1
     stream: str = ""
-    priority: int = 0
-    origin: int = -1
-    no_buffer: tuple[int, ...] = ()
-    inplace: tuple[tuple[int, int], ...] = ()
-    views: tuple[tuple[int, int], ...] = ()
-    num_blocks: int = 0
+    priority: Small = 0
+    origin: IdOrNone = -1
+    no_buffer: tuple[Position, ...] = ()
+    inplace: tuple[tuple[Position, Position], ...] = ()
+    views: tuple[tuple[Position, Position], ...] = ()
+    num_blocks: Position = 0
 
     @property
     def kind(self) -> str:
@@ -125,8 +135,8 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
 class Group(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """A communication group: Paddle's ring id and the global ranks, in the ring's order."""
 
-    id: int
-    ranks: tuple[int, ...]
+    id: Ring
+    ranks: tuple[Rank, ...]
 
 
 class Job(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -143,17 +153,17 @@ class Job(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
 
     name: str
     kind: str
-    micro_batch: int
-    items: tuple[tuple[int, int], ...]
-    host_waits: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
+    micro_batch: Small
+    items: tuple[Item, ...]
+    host_waits: tuple[tuple[Item, Item], ...] = ()
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """An order between two jobs' streams: recorded after one item, waited for before others."""
 
     name: str
-    record: tuple[int, int]
-    waits: tuple[tuple[int, int], ...]
+    record: Item
+    waits: tuple[Item, ...]
 
 
 class Pipeline(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -163,10 +173,10 @@ class Pipeline(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     `none` for a program that runs once a step.
     """
 
-    stage: int = 0
-    num_stages: int = 1
-    num_micro_batches: int = 1
-    num_chunks: int = 1
+    stage: Rank = 0
+    num_stages: Count = 1
+    num_micro_batches: Count = 1
+    num_chunks: Count = 1
     schedule: str = "none"
 
 
@@ -186,8 +196,8 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: tuple[Value, ...]
     groups: tuple[Group, ...] = ()
     pipeline: Pipeline = Pipeline()
-    rank: int = 0
-    world: int = 1
+    rank: Rank = 0
+    world: Count = 1
     mode: str = "train"
     passes: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = ()

@@ -25,6 +25,48 @@ def verify(program: Program) -> None:
         raise ProgramError(f"rank {program.rank}: {len(faults)} rule(s) broken:\n  " + "\n  ".join(faults[:20]) + more)
 
 
+MOST_ITEMS = 1 << 22
+"""Operations times micro-batches: what a schedule of a program may hold. 4,000 operations of 1,024 micro-batches fit."""
+MOST_TENSOR_BYTES = 1 << 60
+"""Times and sums of sizes stay exact in 64 bits."""
+ATTRIBUTES: dict[str, tuple[type, ...]] = {
+    "peer": (int,), "ring_id": (int,), "nranks": (int,), "dst_place_type": (int,), "dropout": (int, float, type(None)),
+    **dict.fromkeys(("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking"), (bool,)),
+}  # fmt: skip
+"""Attributes that are read, and what they are."""
+
+
+def require_bounds(program: Program) -> None:
+    """Check what a file may say without end; cost O(ops + values).
+
+    Raises:
+        ProgramError: It is more than any plan could be made of, or an attribute is of another type than its reader expects.
+    """
+    batches = program.pipeline.num_micro_batches
+    if max(len(program.ops), program.pipeline.num_chunks) * batches > MOST_ITEMS:
+        raise ProgramError(f"{len(program.ops)} operations in {program.pipeline.num_chunks} chunk(s) of {batches} micro-batches; "
+                           f"expected {MOST_ITEMS} items to schedule, or fewer")  # fmt: skip
+    sizes = ((value.size_bytes, value.id) for value in program.values)
+    large = next((each for each in sizes if each[0] > MOST_TENSOR_BYTES), None)
+    if large is not None:
+        raise ProgramError(f"value %{large[1]} has {large[0]} bytes; expected {MOST_TENSOR_BYTES} or fewer")
+    for op in program.ops:
+        for name, given in op.attrs.items():
+            if not _fits(given):
+                raise ProgramError(f"{describe(op)}: attribute {name} holds a whole number of more than 64 bits")
+            if name in ATTRIBUTES and type(given) not in ATTRIBUTES[name]:
+                kinds = " or ".join(kind.__name__ for kind in ATTRIBUTES[name])
+                raise ProgramError(f"{describe(op)}: attribute {name} is {str(given)[:40]!r}; expected {kinds}")
+
+
+def _fits(given: object) -> bool:
+    """Whether the whole numbers in an attribute fit into 64 bits."""
+    if isinstance(given, int):
+        return -(1 << 63) <= given < 1 << 63
+    parts = given.values() if isinstance(given, dict) else given if isinstance(given, list) else ()
+    return all(_fits(part) for part in parts)
+
+
 def describe(op: Op) -> str:
     """How messages name an operation: `#12 pd_op.matmul (layers.0.fc1)`."""
     return f"#{op.id} {op.name}" + (f" ({op.layer})" if op.layer else "")

@@ -102,7 +102,7 @@ def test_a_dump_of_other_fields_is_refused(change: dict[str, Any]) -> None:
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     """acceptance: P2."""
     for path in (tmp_path / "none.ilp", tmp_path):
-        with pytest.raises(ProgramError, match=f"{path.name}: cannot be read as a dump"):
+        with pytest.raises(ProgramError, match=f"{path.name}: cannot be read"):
             load(path)
 
 

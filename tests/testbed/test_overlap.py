@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 
 import pytest
 
-from testbed.trace import COMM, Planned, RankTrace, align
+from testbed.trace import COMM, Planned, RankTrace, align, read_rank
 from tests.testbed.test_training import train
 
 pytestmark = pytest.mark.paddle
@@ -21,7 +20,7 @@ def traces(folder: Path, form: str) -> list[RankTrace]:
     folder.mkdir()
     train(folder, "gpt", 2, ("--mp", "2", "--schedule", "1F1B"), form, TESTBED_DELAYS=LATE, TESTBED_MEASURE=os.fspath(folder),
           TESTBED_STEPS="2", TESTBED_TRACE="1")  # fmt: skip
-    return [pickle.loads((folder / f"trace{rank}.pickle").read_bytes()) for rank in range(2)]
+    return [read_rank(folder / f"trace{rank}.msgpack") for rank in range(2)]
 
 
 def collectives(ranked: RankTrace) -> list[tuple[str, str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from testbed import results, standing
 from testbed.device import Call, Interval, Issue, Trace
-from testbed.trace import Planned, RankTrace
+from testbed.trace import Planned, RankTrace, read_rank, write_rank
 
 MEMORY = {"allocated_peak": 90, "workspace_peak": 0, "outside_peak": 10, "allocated": 1}
 
@@ -117,7 +116,17 @@ def test_stretch_beside_a_waiting_receive() -> None:
 def test_traces_are_written_one_a_run(tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
     for run in ("a_stock", "a_mixed"):
-        (tmp_path / "traces" / f"{run}_trace0.pickle").write_bytes(pickle.dumps(ranked()))
+        write_rank(tmp_path / "traces" / f"{run}_trace0.msgpack", ranked())
     written = results.write_traces(tmp_path, tmp_path / "into", "*_mixed", simulated=True)
     assert [path.name for path in written] == ["a_mixed.json.gz"]
     assert json.loads(gzip.decompress(written[0].read_bytes()))["traceEvents"]
+
+
+def test_a_trace_is_data_and_nothing_else(tmp_path: Path) -> None:
+    """What is stored comes back; a file of anything else is refused, and not run."""
+    write_rank(tmp_path / "trace0.msgpack", ranked())
+    assert read_rank(tmp_path / "trace0.msgpack") == ranked()
+    for data in (b"cos\nsystem\n(S'exit 1'\ntR.", b"", b"\x93\x01"):
+        (tmp_path / "trace0.msgpack").write_bytes(data)
+        with pytest.raises(ValueError, match=r"trace0\.msgpack: .*; expected the trace of a rank"):
+            read_rank(tmp_path / "trace0.msgpack")

@@ -1,0 +1,67 @@
+"""Reading files that may be anything: how much of them is read is bounded, and what cannot be read is one sentence."""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+
+from interlace.errors import InterlaceError
+
+MIB = 1 << 20
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_file(path: str | os.PathLike[str], most_bytes: int, what: str, error: type[InterlaceError]) -> bytes:
+    """The bytes of a regular file, unpacked where it is compressed by gzip.
+
+    Args:
+        path: Of the file.
+        most_bytes: Of the file, and of what it holds unpacked.
+        what: What a message calls the kind of file, and what is expected, such as "a dump that `interlace dump` wrote".
+        error: Raised where it is no regular file, larger, may not be read, or is cut short.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise error(f"{path}: cannot be read, it is {_kind(mode)}; expected {what}")
+        with open(path, "rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as failed:
+        raise error(f"{path}: cannot be read ({failed.strerror or failed}); expected {what}") from failed
+    if len(data) > most_bytes:
+        raise error(f"{path}: more than {most_bytes // MIB} MiB; expected {what}")
+    return _unpacked(data, path, most_bytes, what, error) if data[:2] == GZIP_MAGIC else data
+
+
+def read_text(path: str | os.PathLike[str], most_bytes: int, what: str, error: type[InterlaceError]) -> str:
+    """The same as UTF-8 text."""
+    try:
+        return read_file(path, most_bytes, what, error).decode()
+    except UnicodeDecodeError as failed:
+        raise error(f"{path}: cannot be read: not UTF-8 text (byte {failed.start}); expected {what}") from failed
+
+
+def _unpacked(data: bytes, path: str | os.PathLike[str], most_bytes: int, what: str, error: type[InterlaceError]) -> bytes:
+    parts, left = [], most_bytes + 1
+    try:
+        while data:
+            member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+            part = member.decompress(data, left)
+            parts.append(part)
+            left -= len(part)
+            if left <= 0:
+                raise error(f"{path}: more than {most_bytes // MIB} MiB when unpacked; expected {what}")
+            if not member.eof:
+                raise error(f"{path}: cannot be read: its compressed data end early; expected {what}")
+            data = member.unused_data
+    except zlib.error as failed:
+        raise error(f"{path}: cannot be read ({failed}); expected {what}") from failed
+    return b"".join(parts)
+
+
+def _kind(mode: int) -> str:
+    for is_kind, name in ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket")):
+        if is_kind(mode):
+            return name
+    return "a device"
