@@ -127,8 +127,8 @@ class _Pair:
         for first, second in combinations(_by_age(parts), 2):
             for later, before in (*self._shared_state(first.ops, second.ops), *_draws_in_turn(first.ops, second.ops)):
                 after[second.label, later].add((first.label, before))
-        for before, later in _p2p_order(parts):
-            after[later].add(before)
+        for earlier, placed in _p2p_order(parts):
+            after[placed].add(earlier)
         return after
 
     def _shared_state(self, first: Sequence[Op], second: Sequence[Op]) -> Iterable[tuple[int, int]]:

@@ -68,6 +68,8 @@ def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
 STOCK, AGAIN = Plan("stock", None), Plan("stock-again", None)
 COLUMN, DX, MIXED, ZB = (Plan(name, _pairs(form)) for name, form in (("column", "off"), ("dx-first", "dx-first"), ("mixed", "mixed"),
                                                                      ("zb-h1", "zb-h1")))  # fmt: skip
+LAGS = tuple(Plan(name, _pairs(f"dx-first, lag: {lag}")) for name, lag in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]")))
+"""Weight gradients trail by one micro-batch; on the second of two stages by more."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
 ALL = (STOCK, COLUMN, DX, MIXED, *OFFLOADS)
 SOME = (STOCK, DX, MIXED, OFFLOADS[1])
@@ -103,13 +105,14 @@ def _layers(
 def cases(gpus: int) -> list[Case]:
     """What is run on so many GPUs, what matters most first."""
     models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
-    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, *FREE, AGAIN, *LEVEL[:2], *PINNED)) for mp in widths for model in models]
+    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, LAGS[0], *FREE, AGAIN, *LEVEL[:2], *PINNED))
+             for mp in widths for model in models]  # fmt: skip
     found += [_layers("llama", 2048, mp, batch=4, plans=SOME, more=("--fused",)) for mp in widths]
     found += [_layers(model, 4096, mp, batch=2, plans=(*ALL, *LEVEL[:2], *PINNED)) for mp in widths for model in models]
     found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
-        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LEVEL, COLUMN, *OFFLOADS, AGAIN)) for model in models]
-        found += [_layers(model, seq, 1, 2, plans=FORMS, micro_batches=count)
+        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS, *LEVEL, COLUMN, *OFFLOADS, AGAIN)) for model in models]
+        found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS), micro_batches=count)
                   for seq, count in ((4096, 8), (2048, 4), (4096, 4)) for model in models]  # fmt: skip
         found.append(_layers("gpt", 2048, 1, 2, 2, plans=SOME))
         found += _peaks()

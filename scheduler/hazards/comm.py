@@ -93,14 +93,14 @@ def _sent_and_received(stages: int, count: int, chunks: int) -> bool:
     received: dict[tuple[int, int], list[tuple[str, int, int]]] = defaultdict(list)
     last = stages * chunks - 1
     for stage in range(stages):
-        for slot in interleaved(stage, stages, count, chunks):
-            part = slot.chunk * stages + stage
-            to = {"F": part + 1, "S": part - 1}.get(slot.kind, -1)
-            came = {"R": part - 1, "B": part + 1}.get(slot.kind, -1)
+        for part in (part for slot in interleaved(stage, stages, count, chunks) for part in slot.parts):
+            here = part.chunk * stages + stage
+            to = {"F": here + 1, "S": here - 1}.get(part.kind, -1)
+            came = {"R": here - 1, "B": here + 1}.get(part.kind, -1)
             if 0 <= to <= last:
-                sent[stage, to % stages].append(("F" if to > part else "B", slot.micro_batch, to))
+                sent[stage, to % stages].append(("F" if to > here else "B", part.micro_batch, to))
             if 0 <= came <= last:
-                received[came % stages, stage].append(("F" if came < part else "B", slot.micro_batch, part))
+                received[came % stages, stage].append(("F" if came < here else "B", part.micro_batch, here))
     return sent == received
 
 
