@@ -55,10 +55,10 @@ def _vpp_rank(stage: int, stages: int, chunks: int, count: int, table: str) -> P
     for other in range(stage + 1, stages):
         if stage == 0 if table == "straight" else other == stage + 1:
             talk("F", 0, "forward", other, True, 1)
-    order = [slot for slot in interleaved(stage, stages, count, chunks) if (slot.kind, slot.chunk) in slots]
-    for k, slot in enumerate(order):
-        items = " ".join(f"{op}@{slot.micro_batch}" for op in slots[slot.kind, slot.chunk])
-        lines.append(f"job j{k} {slot.kind} {slot.micro_batch}: {items}")
+    order = [part for slot in interleaved(stage, stages, count, chunks) for part in slot.parts if (part.kind, part.chunk) in slots]
+    for k, part in enumerate(order):
+        items = " ".join(f"{op}@{part.micro_batch}" for op in slots[part.kind, part.chunk])
+        lines.append(f"job j{k} {part.kind} {part.micro_batch}: {items}")
     step = f"pipeline stage={stage} of {stages} micro_batches={count} chunks={chunks} schedule=VPP"
     made = parse("\n".join([f"program rank={stage} world={stages} mode=train", step, *lines]))
     verify(made)
