@@ -140,10 +140,11 @@ def skeleton_of(trace: Trace, place: Place) -> Skeleton:
             signed = numbers.setdefault(signature(op, values), len(numbers))
             rows[position] = (rings[op.group], _way(op), signed, ROLES.index(op.role))
     items = call_items(steps)
-    columns = [list(column) for column in zip(*(rows[steps.op[item]] for item in items), strict=True)] or [[], [], [], []]
+    ring, way, signed_as, role = ([rows[steps.op[item]][k] for item in items] for k in range(4))
     waits = _waits(trace, items, place)
     back = [number - earlier for number, found in enumerate(waits) for earlier in found]
-    calls = Calls(*columns, [steps.micro_batch[item] for item in items], [len(found) for found in waits], back)
+    micro_batches = [steps.micro_batch[item] for item in items]
+    calls = Calls(ring, way, signed_as, role, micro_batches, [len(found) for found in waits], back)
     return Skeleton(program.pipeline.stage, program.pipeline.schedule, tuple(numbers), calls)
 
 
