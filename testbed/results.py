@@ -252,7 +252,7 @@ def _errors(found: Sequence[float]) -> str:
 
 def _peak_error(row: Row) -> float:
     measured = [each["allocated"] + each["outside"] for each in row["peak_bytes_by_rank"]]
-    return max((a / b - 1 for a, b in zip(row["simulated"]["in_order_peak_bytes_by_rank"], measured, strict=True)), key=abs)
+    return float(max((a / b - 1 for a, b in zip(row["simulated"]["in_order_peak_bytes_by_rank"], measured, strict=True)), key=abs))
 
 
 def _group(row: Row) -> str:
