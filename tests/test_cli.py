@@ -86,7 +86,7 @@ def test_plan_writes_what_check_accepts(dumps: Path, tmp_path: Path, capsys: Any
     out, summary = tmp_path / "deep" / "plan", tmp_path / "new" / "plan.json"
     assert main(["plan", str(dumps), "--config", "overlap", "-o", str(out), "--json", str(summary)]) == 0
     said = capsys.readouterr().out
-    assert f"2 plans in {out}; look at them with `interlace show`" in said
+    assert f"2 plans in {out}; reasons in full: `interlace show {out}/rank0.ilp --why`" in said
     assert "rank 1 of 2, stage 1 of 2, 4 micro-batches, schedule 1F1B, profile h200" in said
     assert sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()) == [
         f"{folder}rank{rank}{suffix}" for folder, suffixes in (("captured/", (".ilp", ".json")), ("", (".ilp",)))

@@ -58,5 +58,7 @@ def main(args: argparse.Namespace) -> int:
                  for plan, rows in zip(plans, costs, strict=True)]  # fmt: skip
     write_json(args.json, {"ranks": summaries})
     print(explain_all(plans, 4, [trust_text(rows) for rows in costs]), end="\n\n")
-    print(f"{len(plans)} plans in {args.output}; look at them with `interlace show`, prove them with `interlace check {args.output}`")
+    one = args.output / f"rank{min(ranks)}.ilp"
+    print(f"{len(plans)} plans in {args.output}; reasons in full: `interlace show {one} --why`; "
+          f"proof and times: `interlace check {args.output}`")  # fmt: skip
     return 0

@@ -9,7 +9,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -214,8 +213,8 @@ def _logs(args: argparse.Namespace) -> Iterator[None]:
 class _Display:
     """What a run shows while it runs: printed lines on stdout, steps and signs of life on stderr.
 
-    Lines come from rank 0 and from the first rank that has losses (a rank of the last stage); one that both print is shown
-    once. Steps are a bar on a terminal and a line each elsewhere.
+    Lines come from rank 0 and from the first rank that has losses (a rank of the last stage). Steps are a bar on a terminal and
+    a line each elsewhere.
     """
 
     def __init__(self, name: str, world: int) -> None:
@@ -224,8 +223,6 @@ class _Display:
         self._steps: dict[str, int] = {}
         self._loss_rank: int | None = None
         self._waiting: list[tuple[int, str]] = []
-        self._printed: Counter[tuple[int, str]] = Counter()
-        self._shown: Counter[str] = Counter()
         self._alive = Alive(name if name == "run" else f"run, {name}", f"building programs and plans of {world} rank(s)", self._note)
 
     def __enter__(self) -> _Display:
@@ -247,10 +244,7 @@ class _Display:
             if self._loss_rank is None:
                 self._waiting.append((rank, line))
             return
-        self._printed[rank, line] += 1
-        if self._printed[rank, line] > self._shown[line]:
-            self._shown[line] += 1
-            self._print(f"{self._name}{f' rank {rank}' if rank else ''} | {line}")
+        self._print(f"{self._name}{f' rank {rank}' if rank else ''} | {line}")
 
     def show(self, progress: Progress) -> None:
         """Show a step once, when the first rank that knows its loss is done with it."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from interlace.scheduler.memory import Holding
 from interlace.scheduler.simulator import Result
+from interlace.units import ms, size
 
 
 class Wait(msgspec.Struct, frozen=True, gc=False):
@@ -65,12 +66,17 @@ def held(holdings: Iterable[Holding]) -> list[Held]:
 
 def waits_text(rows: list[Wait], limit: int = 4) -> str:
     """The longest in one line."""
-    return "; ".join(f"{_name(row.layer, row.kind)} {row.wait_ns / 1e6:.3f} ms in {row.count}" for row in rows[:limit]) or "nothing"
+    return "; ".join(f"{_name(row.layer, row.kind)} {ms(row.wait_ns)} in {_count(row.count, 'wait')}" for row in rows[:limit]) or "nothing"
 
 
 def held_text(rows: list[Held], limit: int = 4) -> str:
     """The largest in one line."""
-    return "; ".join(f"{_name(row.layer, row.kind)} {row.size_bytes / 2**30:.3f} GiB in {row.count}" for row in rows[:limit]) or "nothing"
+    found = (f"{_name(row.layer, row.kind)} {size(row.size_bytes)} in {_count(row.count, 'value')}" for row in rows[:limit])
+    return "; ".join(found) or "nothing"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _pattern(layer: str) -> str:

@@ -40,11 +40,11 @@ job all forward 0: 0-4@0
     from interlace.scheduler.sim_input import Options
 
     found = waits(simulate([program], CostModel.from_table({"comm": 100, "default": 3}), Options(peers_ready=True)), 0)
-    assert waits_text(found) == "all_reduce (blocks.*.mlp) 0.000 ms in 2"
+    assert waits_text(found) == "all_reduce (blocks.*.mlp) 0.000200 ms in 2 waits"
     assert [row.wait_ns for row in found] == [200]
 
 
 def test_layers_of_one_name_stand_together() -> None:
     parts = [("blocks.0.mlp", "gelu", 1 << 30, 1), ("blocks.1.mlp", "gelu", 1 << 29, 2), ("", "parameters", 1 << 28, 1)]
     rows = held(Holding(*part) for part in parts)
-    assert held_text(rows) == "gelu (blocks.*.mlp) 1.500 GiB in 3; parameters 0.250 GiB in 1"
+    assert held_text(rows) == "gelu (blocks.*.mlp) 1.500 GiB in 3 values; parameters 256.0 MiB in 1 value"
