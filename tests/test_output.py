@@ -149,3 +149,11 @@ def test_losses_of_alike_ranks_share_their_lines() -> None:
     assert run._losses_text(reports).splitlines() == ["ranks  mode     step  loss", "  2-3  train       1  4.5",
                                                       "ranks 0-1: no loss here (it is known on the last pipeline stage)"]  # fmt: skip
     assert run._table_text(reports, reports).splitlines()[1].startswith("  2-3  train       1  4.5             4.5")
+
+
+def test_options_are_not_guessed_from_their_beginnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script's `--log` is no `--log-dir` of ours."""
+    (tmp_path / "gpt.py").write_text("")
+    with pytest.raises(SystemExit):
+        main(["run", str(tmp_path / "gpt.py"), "--world", "1", "--log", "x"])
+    assert "run does not know --log x" in capsys.readouterr().err

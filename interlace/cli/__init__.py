@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib
 import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from interlace.errors import InterlaceError, LaunchError
 from interlace.interrupts import EXIT_CODE as INTERRUPTED
@@ -104,12 +104,18 @@ def _with_separator(words: list[str], unknown: list[str]) -> str:
     return shlex.join(["interlace", *own, "--", *rest])
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """Takes options by their whole names: a script's `--log` without `--` before it is no `--log-dir` of ours."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands; no heavy module is imported for it."""
     made = argparse.ArgumentParser(prog="interlace", description="Overlap and offload for PaddlePaddle's static auto-parallel.")
     made.add_argument("--version", action="version", version=VERSION)
-    exact = functools.partial(argparse.ArgumentParser, allow_abbrev=False)  # a script's --step is none of our options
-    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=exact)
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser)
     for name in COMMANDS:
         module = importlib.import_module(f"interlace.cli.{name}")
         module.add_parser(commands).set_defaults(main=module.main)

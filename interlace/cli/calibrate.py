@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
 
         import_paddle()
     command = "interlace calibrate" + (" --quick" if args.quick else "")
-    with Alive("calibrate", "measuring operations, copies and collectives through Paddle"):
+    with Alive("calibrate", "measuring operations, copies and collectives through Paddle", _beside_bars):
         profile = calibrate(args.device, args.quick, args.date, command)
     path = save_profile(profile, args.output)
     write_json(args.json, _summary(str(path), profile))
@@ -52,6 +53,13 @@ def main(args: argparse.Namespace) -> int:
     print(f"  host {profile.host.op_ns / 1e3:.1f} us an operation, {profile.host.job_ns / 1e3:.1f} us a job")
     print(f"  written to {path}")
     return 0
+
+
+def _beside_bars(line: str) -> None:
+    """Print a line without spoiling the progress bar of a measurement."""
+    from tqdm import tqdm
+
+    tqdm.write(line, file=sys.stderr)
 
 
 def _check(args: argparse.Namespace) -> None:
