@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from interlace.ir import Edit, Graph, Job, Op, Program, TensorType, Value
-from interlace.ir.kinds import is_collective, is_copy, is_receive, is_send, stream_of
+from interlace.ir import ABSENT, Edit, Graph, Program, TensorType
+from interlace.ir.kinds import is_collective, is_copy, is_receive, is_send
+from interlace.ir.storage import Item
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.events import Item, events_of
+from interlace.passes.events import events_of
 from interlace.passes.streams import AutoParallelStreamType, mp_stream
+from interlace.scheduler.hazards.needs import Needs, needs_of
+from interlace.scheduler.hazards.order import Fault
 from interlace.scheduler.hold import at_ends, candidates, held, plan_holds
+
+HOLD_ROUNDS = 4
+"""A new last reader of one block may show that another reader of it is not waited for either."""
 
 
 @register
@@ -57,7 +65,7 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     def run(self, program: Program, context: Context) -> Program:
         program = self._named(program, context) if self.rename else program
         program = _with_holds(program, context)
-        events = tuple(events_of(program))
+        events = events_of(program)
         context.changed.append(f"{len(events)} events between jobs")
         return self._held(msgspec.structs.replace(program, events=events), context)
 
@@ -120,75 +128,76 @@ def _parameters(program: Program) -> set[int]:
 
 
 def _with_holds(program: Program, context: Context) -> Program:
-    """Add a last reader for values that a side stream reads in front of their last compute reader.
+    """Add a last reader for memory that would be handed out again under a side stream's read.
 
-    Collection at issue time records only last readers, so such a block would be handed out while the side stream reads it. The
-    new reader stands behind what waits for the side stream; behind a send nothing does, and the send's own stream reads once more.
+    The collector knows last readers only. Where computation waits for the side stream a little later, the new reader stands behind
+    that; else (a send, a result that nobody reads yet) the side stream reads once more, behind the last reader. What is read in
+    another job, or last by another side stream, gets an event instead.
     """
-    graph = Graph(program)
-    edit = Edit(program)
-    holds: dict[int, list[Op]] = {}
-    items = {item: (k, job.name) for job in program.jobs for k, item in enumerate(job.items)}
-    for op in program.ops:
-        if stream_of(op):
-            for value in dict.fromkeys(graph.reads(op)):
-                waiter = _needs_hold(graph, op, value) if op.results else _reads_behind(graph, op, value, items)
-                if waiter is not None:
-                    result = edit.value(_type_of(graph, value), storage=graph.values[value].storage)
-                    where: dict[str, Any] = {} if op.results else {"stream": op.stream, "priority": op.priority}
-                    held = edit.op("pd_op.share_data", (value,), [result], like=waiter, views=((0, 0),), **where)
-                    holds.setdefault(waiter.id, []).append(held)
-                    how = f"until {waiter.kind} #{waiter.id} has waited for it" if op.results else f"behind {waiter.kind} #{waiter.id}"
-                    context.change(op, f"%{value} is held {how}")
-    if not holds:
-        return program
-    for waiter_id, waiting in holds.items():
-        edit.after(waiter_id, waiting)
-    jobs = tuple(_job_with_holds(job, holds) for job in program.jobs)
+    for _ in range(HOLD_ROUNDS):
+        needs = needs_of(program)
+        places = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
+        holds = dict.fromkeys(hold for fault in needs.frees if (hold := _hold(needs, fault)) is not None)
+        if not holds:
+            break
+        program = _held_by(program, list(holds), places, context)
+    return program
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A last reader to add: the side operation and the value that it reads, and the operations that it stands behind."""
+
+    side: int
+    value: int
+    last: int
+    waiter: int
+
+
+def _hold(needs: Needs, fault: Fault) -> Hold | None:
+    """What would hold a block; None where an event has to."""
+    steps = needs.trace.steps
+    use, last = fault.first, fault.second
+    if steps.job[use] != steps.job[last] or steps.stream[last] or not steps.stream[use]:
+        return None
+    touches = (*steps.reads[steps.op[use]], *steps.writes[steps.op[use]])
+    micro_batch = steps.micro_batch[use]
+    value = next((t.value for t in touches if t.base + t.stride * micro_batch == fault.key), ABSENT)
+    if value == ABSENT or steps.micro_batch[last] != micro_batch:
+        return None
+    return Hold(needs.item(use)[0], value, needs.item(last)[0], _waiter(needs, use, last))
+
+
+def _waiter(needs: Needs, use: int, last: int) -> int:
+    """The first computation behind the last reader, in its job and of its micro-batch, that waits for the use; -1 for none."""
+    steps = needs.trace.steps
+    for item in range(last + 1, len(steps.job)):
+        if steps.job[item] != steps.job[last]:
+            break
+        alike = steps.stream[item] == 0 and steps.micro_batch[item] == steps.micro_batch[last]
+        same_part = steps.program.ops[steps.op[item]].role == steps.program.ops[steps.op[last]].role
+        if alike and same_part and needs.trace.before(use, item):
+            return needs.item(item)[0]
+    return -1
+
+
+def _held_by(program: Program, holds: Sequence[Hold], places: Mapping[Item, int], context: Context) -> Program:
+    graph, edit = Graph(program), Edit(program)
+    behind: dict[Item, list[Item]] = {}
+    for hold in holds:
+        side, waiter = graph.ops[hold.side], graph.ops.get(hold.waiter)
+        kept = graph.values[hold.value]
+        where: dict[str, Any] = {} if waiter else {"stream": side.stream, "priority": side.priority}
+        result = edit.value(TensorType(kept.shape, kept.dtype), storage=kept.storage)
+        held = edit.op("pd_op.share_data", (hold.value,), [result], like=waiter or side, views=((0, 0),), **where)
+        group = [op_id for op_id in (hold.side, hold.last, hold.waiter) if op_id >= 0]
+        edit.after(max(group, key=graph.position.__getitem__), [held])
+        for m in range(program.pipeline.num_micro_batches):
+            there = [(op_id, m) for op_id in group if (op_id, m) in places]
+            if there:  # not all micro-batches run what runs once, or what is copied
+                behind.setdefault(max(there, key=places.__getitem__), []).append((held.id, m))
+        how = f"until {waiter.kind} #{waiter.id} has waited for it" if waiter else f"behind {graph.ops[hold.last].kind} #{hold.last}"
+        context.change(side, f"%{hold.value} is held {how}")
+    jobs = tuple(msgspec.structs.replace(job, items=tuple(new for item in job.items for new in (item, *behind.get(item, ()))))
+                 for job in program.jobs)  # fmt: skip
     return msgspec.structs.replace(edit.build(), jobs=jobs)
-
-
-def _needs_hold(graph: Graph, side: Op, value: int) -> Op | None:
-    """The first compute reader of the side operation's result, where the value's last reader stands in front of it."""
-    kept = graph.values[value]
-    if not _is_collected(kept):
-        return None
-    later = [user for user in _compute_readers(graph, side, value) if graph.position[user.id] > graph.position[side.id]]
-    waiters = [user for result in side.results for user in graph.readers(result) if not stream_of(user) and user.role == side.role]
-    first = min(waiters, key=lambda user: graph.position[user.id], default=None)
-    if first is None or not later:
-        return None
-    return first if max(graph.position[user.id] for user in later) < graph.position[first.id] else None
-
-
-def _reads_behind(graph: Graph, side: Op, value: int, items: dict[Item, tuple[int, str]]) -> Op | None:
-    """The last compute reader behind a send in its job; jobs that mix micro-batches may have a send in front of one, others not."""
-    if not _is_collected(graph.values[value]):
-        return None
-    readers = _compute_readers(graph, side, value)
-    for (op_id, micro_batch), (place, job) in items.items() if readers else ():
-        if op_id == side.id:
-            there = [(items.get((user.id, micro_batch), (-1, "")), user.id) for user in readers]
-            behind = [(at, user) for (at, where), user in there if where == job and at > place]
-            if behind:
-                return graph.ops[max(behind)[1]]
-    return None
-
-
-def _is_collected(value: Value) -> bool:
-    return not value.persistable and value.memory == "device" and value.dtype not in ("vector", "null")
-
-
-def _compute_readers(graph: Graph, side: Op, value: int) -> list[Op]:
-    """Others of its part of the step that read what a side operation reads, on compute."""
-    readers = (user for alias in graph.aliases[graph.values[value].storage] for user in graph.readers(alias))
-    return [user for user in readers if user.id != side.id and not stream_of(user) and user.role == side.role]
-
-
-def _type_of(graph: Graph, value: int) -> TensorType:
-    return TensorType(graph.values[value].shape, graph.values[value].dtype)
-
-
-def _job_with_holds(job: Job, holds: dict[int, list[Op]]) -> Job:
-    items = [new for item in job.items for new in (item, *((held.id, item[1]) for held in holds.get(item[0], ())))]
-    return msgspec.structs.replace(job, items=tuple(items))

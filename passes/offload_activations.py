@@ -8,7 +8,9 @@ import msgspec
 
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Edit, Graph, Job, Op, Program, TensorType, Value
+from interlace.passes.assign_streams import AssignStreams
 from interlace.passes.base import Context, Pass, register
+from interlace.passes.events import events_of
 from interlace.passes.streams import AutoParallelStreamType
 from interlace.scheduler.offload import (
     COPY_BACK,
@@ -74,7 +76,10 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         else:
             context.declined.append(plan.summary())
         context.declined += [*plan.notes, *plan.declined()]
-        return apply(program, plan)
+        made = apply(program, plan)
+        if AssignStreams.name in context.later or made is program:
+            return made
+        return msgspec.structs.replace(made, events=events_of(made))
 
 
 class _Told(msgspec.Struct, frozen=True):

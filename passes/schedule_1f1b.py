@@ -100,7 +100,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         program = msgspec.structs.replace(program, jobs=jobs)
         if AssignStreams.name in context.later:
             return program
-        return msgspec.structs.replace(program, events=tuple(events_of(program)))
+        return msgspec.structs.replace(program, events=events_of(program))
 
     def _rows(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
         """Slots of every stage, and the form of pairs."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from interlace.errors import PlanError
 from interlace.ir import Graph, Program, dependencies, describe
-from interlace.ir.kinds import is_comm
+from interlace.ir.kinds import is_boundary, is_comm
 from interlace.scheduler.sim_input import Flags, Ints, direction, pairs_of, rows
 from interlace.scheduler.variants import Variant, places, variants
 
@@ -92,16 +92,18 @@ def _group_order(program: Program, items: Ints) -> Ints:
 
 
 def _events(program: Program, items: Ints) -> Ints:
-    """Pairs that the plan's events order."""
+    """Pairs that the plan's events order; the jobs that cut the batch and collect the outputs are not simulated."""
     if not program.events:
         return np.empty((0, 2), np.int64)
     place = {(int(op), int(m)): k for k, (op, m) in enumerate(items)}
+    ends = {op.id for op in program.ops if is_boundary(op)}
     pairs = []
     for event in program.events:
-        for item in (event.record, *event.waits):
+        named = [item for item in (event.record, *event.waits) if item[0] not in ends]
+        for item in named:
             if item not in place:
                 raise PlanError(f"rank {program.rank}: event {event.name!r} names item {item}, which no job runs")
-        pairs += [(place[event.record], place[item]) for item in event.waits]
+        pairs += [(place[event.record], place[item]) for item in named[1:]] if event.record in named else []
     return pairs_of(pairs)
 
 

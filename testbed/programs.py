@@ -155,7 +155,9 @@ def let_events_exist(program: Any) -> int:
         paddle.pir.set_insertion_point_after(op)
         on_host = op.name() == "pd_op.memcpy_d2h"  # where the wheel's share_data knows no bfloat16
         read = paddle._C_ops.shape if on_host else paddle._C_ops.share_data
-        reader = read(op.result(0)).get_defining_op()
+        vector = op.result(0).type().as_vec_type()
+        result = paddle._C_ops.builtin_split(op.result(0))[0] if vector else op.result(0)
+        reader = read(result).get_defining_op()
         reader.op_role, reader.chunk_id = op.op_role, op.chunk_id
         reader.set_execution_stream(EVENT_STREAM)
     return len(recorders)

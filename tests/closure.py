@@ -1,5 +1,9 @@
 """Happens-before of small plans by explicit closure: the slow, plain second opinion that generators and tests rely on.
 
+Two things are told apart, as in Paddle's executor. *Cells* are memory: two operations that touch one, one of them writing, must be
+ordered. *Variables* are names: inside a job the executor orders those that use one, and frees memory behind the last of each.
+The job that cuts the batch comes first, the one that collects the outputs last.
+
 Written without a line of the checker, quadratic on purpose. Two steps are unrolled, so that what one step leaves behind for
 the next (parameters, pinned buffers) is seen. Rules: `interlace/scheduler/hazards` states them; place: GPU.
 """
@@ -13,16 +17,56 @@ from dataclasses import dataclass, field
 import networkx as nx
 
 from interlace.ir import Op, Program
-from interlace.ir.kinds import BOUNDARY, COMBINE, SPLIT, is_collective, is_receive, is_send
+from interlace.ir.kinds import BOUNDARY, COMBINE, DATA, SHADOW_OUTPUT, SPLIT, is_collective, is_random, is_receive, is_send
 from tests.interpreter import Item, Rank, items_of
+
+Name = tuple[int, int, int]
+"""A variable: the first value of an in-place chain, the place in a vector, the micro-batch (-1: all)."""
 
 
 @dataclass(slots=True)
 class Access:
-    """Cells that one item reads and writes, and those it makes anew."""
+    """Cells that one item reads and writes, and variables that it uses and gives."""
 
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
+    uses: set[Name] = field(default_factory=set)
+    gives: set[Name] = field(default_factory=set)
+
+
+def fed(program: Program) -> list[Item]:
+    """Inputs of the batch, by micro-batch, as the first job cuts them."""
+    given = {value.id: value for value in program.values}
+    read = {v for op in program.ops for v in op.operands}
+    return [(op.id, m) for op in program.ops if op.name == DATA and not given[op.results[0]].persistable and op.results[0] in read
+            for m in range(program.pipeline.num_micro_batches)]  # fmt: skip
+
+
+def collected(program: Program) -> list[Item]:
+    """Outputs that exist for each micro-batch, as the last job reads them."""
+    rank = Rank(program)
+    once = {v for op in program.ops if op.role == "optimize" for v in op.results}
+    return [(op.id, m) for op in program.ops if op.name == SHADOW_OUTPUT and op.operands[0] not in once
+            and not rank.values[variable(rank, op.operands[0], 0)].persistable
+            for m in range(program.pipeline.num_micro_batches)]  # fmt: skip
+
+
+def whole(program: Program) -> list[Item]:
+    """All items of a step."""
+    return [*fed(program), *items_of(program), *collected(program)]
+
+
+def variable(rank: Rank, value: int, micro_batch: int) -> int:
+    """The variable a value lives in: an in-place result in its operand's, a skipped copy's in its operand's."""
+    producer = rank.producer.get(value)
+    if producer is None:
+        return value
+    if (producer.id, micro_batch) in rank.skipped:
+        return variable(rank, producer.operands[0], micro_batch)
+    for result, operand in producer.inplace:
+        if producer.results[result] == value:
+            return variable(rank, producer.operands[operand], micro_batch)
+    return value
 
 
 class Closure:
@@ -34,11 +78,14 @@ class Closure:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.rank = Rank(program)
-        self.items = items_of(program)
+        self.items = whole(program)
+        self.num_fed = len(fed(program))
         self.count = len(self.items)
         self.place = {item: k for k, item in enumerate(self.items)}
-        self.job = [k for k, job in enumerate(program.jobs) for _ in job.items] if program.jobs else [0] * self.count
-        self.stream = [self.rank.ops[op].stream for op, _ in self.items]
+        inner = [k for k, job in enumerate(program.jobs) for _ in job.items] if program.jobs else [0] * len(items_of(program))
+        self.job = [-1] * self.num_fed + inner
+        self.job += [len(program.jobs) + 1] * (self.count - len(self.job))
+        self.stream = ["" if self.rank.ops[op].name in BOUNDARY else self.rank.ops[op].stream for op, _ in self.items]
         self.cells: dict[int, tuple[int, int]] = {}
         self.access = [self._access(item) for item in self.items]
         self.touching: dict[int, list[int]] = defaultdict(list)
@@ -59,10 +106,11 @@ class Closure:
 
     def _access(self, item: Item) -> Access:
         op, m = self.rank.ops[item[0]], item[1]
-        if op.name in (COMBINE, SPLIT) or op.name in BOUNDARY:
+        if op.name in (COMBINE, SPLIT):
             return Access()
         viewed = {op.results[r] for r, _ in op.views}
-        return Access(self._ids(self.rank.content_operands(op), m), self._ids(set(op.results) - viewed, m))
+        read = self.rank.content_operands(op)
+        return Access(self._ids(read, m), self._ids(set(op.results) - viewed, m), self._names(read, m), self._names(op.results, m))
 
     def _ids(self, values: Iterable[int], micro_batch: int) -> set[int]:
         found = set()
@@ -71,6 +119,21 @@ class Closure:
                 found.add(id(cell))
                 self.cells.setdefault(id(cell), (value, micro_batch))
         return found
+
+    def _names(self, values: Iterable[int], micro_batch: int) -> set[Name]:
+        return {name for value in values for name in self.names(value, micro_batch)}
+
+    def names(self, value: int, micro_batch: int) -> list[Name]:
+        """Variables of a value, one for each of its cells: a vector's are those of its tensors."""
+        producer = self.rank.producer.get(value)
+        if producer is not None and producer.name == COMBINE:
+            return [name for part in producer.operands for name in self.names(part, micro_batch)]
+        if producer is not None and producer.name == SPLIT:
+            return [self.names(producer.operands[0], micro_batch)[producer.results.index(value)]]
+        found = variable(self.rank, value, micro_batch)
+        own = -1 if self.rank.values[found].persistable else micro_batch
+        elements = self.rank.values[value].elements if self.rank.values[value].dtype == "vector" else (None,)
+        return [(found, k, own) for k in range(len(elements))]
 
     def lasting(self, cell: int) -> bool:
         """Whether a storage is the same one in the next step."""
@@ -92,8 +155,8 @@ class Closure:
             known = host
             for prior in [last.get(self.stream[here], -1), *(p + step * self.count for p in self.waits[here])]:
                 known |= before[prior] | 1 << prior if prior >= 0 else 0
-            for prior in sorted(self._partners(node)):
-                if self.job[prior % self.count] == self.job[here] and not known >> prior & 1:
+            for prior in sorted(self._named_before(node)):
+                if not known >> prior & 1:
                     known |= before[prior] | 1 << prior
             before.append(known)
             last[self.stream[here]] = node
@@ -102,23 +165,31 @@ class Closure:
         return before
 
     def _partners(self, node: int) -> set[int]:
-        """Earlier nodes that touch a storage of this one, one of the two writing; and those that give a view it reads."""
+        """Earlier nodes that touch a storage of this one, one of the two writing."""
         step, here = divmod(node, self.count)
-        found = set(self._views_read(here, step))
+        found = set()
         for cell in self.access[here].reads | self.access[here].writes:
             for place in self.touching[cell]:
                 found |= {place + step * self.count} if place < here else set()
                 found |= {place} if step and self.lasting(cell) else set()
-        return {prior for prior in found if prior in self._views_read(here, step) or self.conflicts(prior, node)}
+        return {prior for prior in found if self.conflicts(prior, node)}
 
-    def _views_read(self, here: int, step: int) -> list[int]:
-        """Nodes whose views an item reads: the executor sees a variable of its own there."""
-        micro_batch, found = self.items[here][1], []
-        for value in self.op(here).operands:
-            producer = self.rank.producer.get(value)
-            place = self.place.get((producer.id, micro_batch), -1) if producer is not None and producer.views else -1
-            found += [place + step * self.count] if 0 <= place < here else []
+    def _named_before(self, node: int) -> list[int]:
+        """Earlier nodes of the same job, in this step or the one before, that use a variable of this one, one of the two giving it."""
+        step, here = divmod(node, self.count)
+        mine = self.access[here]
+        found = []
+        for place in range(self.count if step else here):
+            if self.job[place] == self.job[here]:
+                other = self.access[place]
+                shared = mine.gives & (other.uses | other.gives) | mine.uses & other.gives
+                found += [place + step * self.count] if shared and place < here else []
+                found += [place] if step and any(self._name_lasts(name) for name in shared) else []
         return found
+
+    def _name_lasts(self, name: Name) -> bool:
+        value = self.rank.values[name[0]]
+        return value.persistable or value.memory != "device"
 
     def ordered(self, a: int, b: int) -> bool:
         """Whether node a is over when node b starts."""
@@ -151,7 +222,7 @@ class Closure:
     def _held(self, place: int, writes: bool) -> list[tuple[int, tuple[int, int]]]:
         """Cells that an item reads or writes, each with the value whose contents it holds there."""
         op, m = self.op(place), self.items[place][1]
-        if op.name in (COMBINE, SPLIT) or op.name in BOUNDARY:
+        if op.name in (COMBINE, SPLIT):
             return []
         viewed = {op.results[r] for r, _ in op.views}
         values = [v for v in op.results if v not in viewed] if writes else self.rank.content_operands(op)
@@ -160,19 +231,21 @@ class Closure:
 
     def freed_early(self) -> list[tuple[int, int]]:
         """Uses (place, place of the last use) that a freed block's next owner may overtake."""
-        kept = {id(c) for op in self.program.ops if op.name in BOUNDARY for v in (*op.operands, *op.results)
+        ends = {op for op, _ in (*fed(self.program), *collected(self.program))}
+        kept = {id(c) for op in self.program.ops if op.name in BOUNDARY and op.id not in ends for v in (*op.operands, *op.results)
                 for m in range(self.program.pipeline.num_micro_batches) for c in self.rank.cells_of(v, m)}  # fmt: skip
         users: dict[int, list[int]] = defaultdict(list)
-        last_by_value: dict[int, dict[int, int]] = defaultdict(dict)
+        last_by_name: dict[int, dict[Name, int]] = defaultdict(dict)
         for place in range(self.count):
             for cell in self.access[place].reads | self.access[place].writes:
                 users[cell].append(place)
             for value in self._named(place):
-                for c in self.rank.cells_of(value, self.items[place][1]):
-                    last_by_value[id(c)][self._variable(value, self.items[place][1])] = place
+                m = self.items[place][1]
+                for c, name in zip(self.rank.cells_of(value, m), self.names(value, m), strict=True):
+                    last_by_name[id(c)][name] = place
         return [(use, places[-1]) for cell, places in users.items()
                 if cell not in kept and not self.lasting(cell) and self._on_device(cell)
-                for use in self._uncovered(places, last_by_value[cell].values())]  # fmt: skip
+                for use in self._uncovered(places, last_by_name[cell].values())]  # fmt: skip
 
     def _on_device(self, cell: int) -> bool:
         return self.rank.values[self.cells[cell][0]].memory == "device"
@@ -183,23 +256,11 @@ class Closure:
             return []
         return self.rank.content_operands(op) + list(op.results)
 
-    def _variable(self, value: int, micro_batch: int) -> int:
-        """The variable a value lives in: an in-place result in its operand's, a skipped copy's in its operand's."""
-        producer = self.rank.producer.get(value)
-        if producer is None:
-            return value
-        if (producer.id, micro_batch) in self.rank.skipped:
-            return self._variable(producer.operands[0], micro_batch)
-        for result, operand in producer.inplace:
-            if producer.results[result] == value:
-                return self._variable(producer.operands[operand], micro_batch)
-        return value
-
     def _uncovered(self, places: list[int], lasts: Iterable[int]) -> list[int]:
-        """Uses that are neither before what the free records nor before the next operation of the block's own stream."""
+        """Uses that are neither before what the free records, the last use of each variable, nor before the next operation of the
+        block's own stream."""
         freed, owner = places[-1], self.on_stream[self.stream[places[0]]]
-        marks = {max(k for k in self.on_stream[self.stream[last]] if k <= freed) for last in lasts}
-        marks.add(next((k for k in owner if k > freed), owner[0] + self.count))
+        marks = {*lasts, next((k for k in owner if k > freed), owner[0] + self.count)}
         return [use for use in places if not any(use == k or self.ordered(use, k) for k in marks)]
 
 
@@ -209,7 +270,14 @@ def sequential(program: Program) -> list[Item]:
     count = program.pipeline.num_micro_batches
     body = [(op.id, m) for m in range(count) for op in program.ops if op.role != "optimize"]
     once = [(op.id, m) for op in program.ops if op.role == "optimize" for m in range(count)]
-    return [item for item in body + once if item in done]
+    return [*fed(program), *(item for item in body + once if item in done), *collected(program)]
+
+
+def draws_in_turn(program: Program) -> bool:
+    """Whether random numbers are drawn in the order of the micro-batches; draws of a backward are not looked at."""
+    drawing = {op.id for op in program.ops if is_random(op) and op.role == "forward"}
+    order = [item for item in items_of(program) if item[0] in drawing]
+    return order == [item for item in sequential(program) if item[0] in drawing]
 
 
 def channels(program: Program) -> dict[tuple[object, ...], list[int]]:
@@ -217,7 +285,7 @@ def channels(program: Program) -> dict[tuple[object, ...], list[int]]:
     groups = {g.id: g for g in program.groups}
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
     ops = {op.id: op for op in program.ops}
-    for place, (op_id, _) in enumerate(items_of(program)):
+    for place, (op_id, _) in enumerate(whole(program)):
         op = ops[op_id]
         if op.group not in groups:
             continue
@@ -235,7 +303,7 @@ def signature(program: Program, place: int) -> tuple[object, ...]:
     """What partners must agree on."""
     ops = {op.id: op for op in program.ops}
     values = {value.id: value for value in program.values}
-    op_id, micro_batch = items_of(program)[place]
+    op_id, micro_batch = whole(program)[place]
     op = ops[op_id]
     value = values[op.operands[0] if op.operands else op.results[0]]
     return ("p2p" if is_send(op) or is_receive(op) else op.kind, value.size_bytes, value.dtype, op.role, micro_batch)

@@ -34,7 +34,7 @@ class World(msgspec.Struct, frozen=True):
     """What to generate.
 
     Attributes:
-        pp, mp: Pipeline stages and ranks of each stage's tensor-parallel group.
+        pp, mp, dp: Pipeline stages, ranks of a tensor-parallel group, and replicas: a stage has `mp * dp` ranks.
         micro_batches, layers: Per step, and per stage.
         schedule: `1F1B` or `FThenB`.
         streams: Communication on streams of its own. Sends of 1F1B are so always: a send that waits for its receiver on the
@@ -44,6 +44,9 @@ class World(msgspec.Struct, frozen=True):
         hoist: Receives and copies in are issued at the end of the job before.
         cut: Some jobs are cut in two.
         dropout: Some layers draw random numbers.
+        masks: An input goes from stage to stage, first thing, and every layer reads it.
+        gather: The loss of each token is compared with zero and gathered over the replicas, then its mean taken; also the output
+            may be what a collective gives.
         seed: Of every other choice.
     """
 
@@ -58,17 +61,26 @@ class World(msgspec.Struct, frozen=True):
     hoist: bool = False
     cut: bool = False
     dropout: bool = False
+    dp: int = 1
+    masks: bool = False
+    gather: bool = False
     seed: int = 0
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of each stage."""
+        return self.mp * self.dp
 
 
 def worlds(
-    max_pp: int = 3, max_mp: int = 2, max_micro_batches: int = 5, max_layers: int = 3, **fixed: Any
+    max_pp: int = 3, max_mp: int = 2, max_micro_batches: int = 5, max_layers: int = 3, max_dp: int = 1, **fixed: Any
 ) -> st.SearchStrategy[World]:
     """Worlds up to a size; `fixed` sets fields for good."""
     drawn: dict[str, st.SearchStrategy[Any]] = {
         "pp": st.integers(1, max_pp), "mp": st.integers(1, max_mp), "micro_batches": st.integers(1, max_micro_batches),
         "layers": st.integers(1, max_layers), "schedule": st.sampled_from(["1F1B", "FThenB"]),
-        "seed": st.integers(0, 2**16), **{name: st.booleans() for name in ("streams", "pairs", "offload", "hoist", "cut")},
+        "seed": st.integers(0, 2**16), "dp": st.integers(1, max_dp),
+        **{name: st.booleans() for name in ("streams", "pairs", "offload", "hoist", "cut", "masks", "gather")},
     }  # fmt: skip
     return st.builds(World, **{**drawn, **{name: st.just(value) for name, value in fixed.items()}})
 
@@ -79,7 +91,8 @@ def random_world(seed: int, **fixed: Any) -> World:
     drawn = {"pp": rng.choice([1, 2, 2, 3]), "mp": rng.choice([1, 2]), "micro_batches": rng.randint(1, 4),
              "layers": rng.randint(1, 2),
              "schedule": rng.choice(["1F1B", "1F1B", "FThenB"]), "seed": seed,
-             **{name: rng.random() < 0.7 for name in ("streams", "pairs", "offload", "hoist", "cut")}}  # fmt: skip
+             **{name: rng.random() < 0.7 for name in ("streams", "pairs", "offload", "hoist", "cut")},
+             "masks": rng.random() < 0.3, "gather": rng.random() < 0.3, "dp": rng.choice([1, 1, 1, 2])}  # fmt: skip
     return World(**{**drawn, **fixed})
 
 
@@ -128,18 +141,21 @@ class Builder:
 def groups(world: World, rank: int) -> dict[str, Group]:
     """Groups of a rank by purpose; each direction between two stages has a group (ring) of its own.
 
-    Rank = stage * mp + place in the tensor-parallel group.
+    Rank = (stage * dp + replica) * mp + place in the tensor-parallel group.
     """
-    stage, lane = divmod(rank, world.mp)
+    stage, lane = divmod(rank, world.stage_ranks)
+    replica, place = divmod(lane, world.mp)
     found = {}
     if world.mp > 1:
-        found["mp"] = Group(10 + stage, tuple(stage * world.mp + k for k in range(world.mp)))
+        found["mp"] = Group(10 + stage * world.dp + replica, tuple(rank - place + k for k in range(world.mp)))
+    if world.dp > 1:
+        found["dp"] = Group(50 + stage * world.mp + place, tuple(stage * world.stage_ranks + r * world.mp + place for r in range(world.dp)))
     for s in (stage - 1, stage):
         if 0 <= s < world.pp - 1:
             side = "prev" if s < stage else "next"
-            pair = (s * world.mp + lane, (s + 1) * world.mp + lane)
-            found[f"act_{side}"] = Group(100 + 2 * (s * world.mp + lane), pair)
-            found[f"grad_{side}"] = Group(101 + 2 * (s * world.mp + lane), pair)
+            pair = (s * world.stage_ranks + lane, (s + 1) * world.stage_ranks + lane)
+            found[f"act_{side}"] = Group(100 + 2 * pair[0], pair)
+            found[f"grad_{side}"] = Group(101 + 2 * pair[0], pair)
     return found
 
 
@@ -147,11 +163,12 @@ class Stage:
     """Builds one rank's program; ranks of one stage get the same operations."""
 
     def __init__(self, world: World, rank: int) -> None:
-        self.world, self.rank, self.stage = world, rank, rank // world.mp
+        self.world, self.rank, self.stage = world, rank, rank // world.stage_ranks
         self.rng = random.Random(world.seed * 1009 + self.stage)
         self.groups = groups(world, rank)
         self.build = Builder()
         self.saved: list[dict[str, int]] = []
+        self.mask = -1
 
     def program(self) -> Program:
         """Forward, backward, optimizer."""
@@ -166,7 +183,7 @@ class Stage:
         world = self.world
         pipe = Pipeline(self.stage, world.pp, world.micro_batches, 1, world.schedule)
         return Program(tuple(self.build.ops), tuple(self.build.values), tuple(self.groups.values()), pipe, self.rank,
-                       world.pp * world.mp)  # fmt: skip
+                       world.pp * world.stage_ranks)  # fmt: skip
 
     def comm(self, name: str, purpose: str, operands: list[int], results: list[TensorType], **attrs: Any) -> list[int]:
         """A communication operation, on its ring's own stream where the world wants streams."""
@@ -178,10 +195,11 @@ class Stage:
 
     def forward(self, weights: list[int]) -> int:
         """The stage's forward; gives its output."""
-        if self.stage == 0:
-            x = self.build.named("pd_op.data", ROW, "x")
-        else:
-            x = self.comm("pd_op.recv_v2", "act_prev", [], [ROW], peer=0)[0]
+        if self.world.masks:
+            self.mask = self.build.named("pd_op.data", ROW, "mask") if self.stage == 0 else self.received()
+            if self.stage < self.world.pp - 1:
+                self.comm("pd_op.send_v2", "act_next", [self.mask], [], peer=1)
+        x = self.build.named("pd_op.data", ROW, "x") if self.stage == 0 else self.received()
         for k, weight in enumerate(weights):
             self.build.layer = f"layers.{self.stage * self.world.layers + k}"
             x = self.forward_layer(x, weight)
@@ -189,14 +207,39 @@ class Stage:
         if self.stage < self.world.pp - 1:
             self.comm("pd_op.send_v2", "act_next", [x], [], peer=1)
         else:
-            loss = self.build.op("pd_op.mean", [x], [TensorType((1,), "float32")])[0]
+            loss = self.gathered_loss(x) if self.world.gather else self.build.op("pd_op.mean", [x], [TensorType((1,), "float32")])[0]
             self.build.raw("builtin.shadow_output", [loss], [], attrs={"output_name": "loss"})
         return x
+
+    def received(self) -> int:
+        """What the stage before sends."""
+        return self.comm("pd_op.recv_v2", "act_prev", [], [ROW], peer=0)[0]
+
+    def gathered_loss(self, x: int) -> int:
+        """Losses of tokens, gathered over the replicas behind a mask of those above zero, in random forms."""
+        op, rng, purpose = self.build.op, self.rng, "dp" if "dp" in self.groups else "mp"
+        one, token = TensorType((1,), "float32"), TensorType((2, 1), "float32")
+        losses = op("pd_op.cross_entropy_with_softmax", [x], [token])[0]
+        if purpose not in self.groups:
+            return op("pd_op.mean", [losses], [one])[0]
+        every = TensorType((2 * len(self.groups[purpose].ranks), 1), "float32")
+        gather = lambda value: self.comm("pd_op.all_gather", purpose, [value], [every])[0]  # noqa: E731
+        late = rng.random() < 0.5
+        above = op("pd_op.greater_than", [losses], [token])[0] if not late else -1
+        gathered = gather(losses)
+        above = op("pd_op.greater_than", [losses], [token])[0] if late else above
+        chosen = op("pd_op.masked_select", [gathered, gather(above)], [every])[0] if rng.random() < 0.7 else above
+        loss = op("pd_op.mean", [chosen], [one])[0]
+        if rng.random() < 0.5:
+            loss = self.comm(rng.choice(["pd_op.all_reduce", "pd_op.all_reduce_"]), purpose, [loss], [one], reduce_type=0)[0]
+        return loss
 
     def forward_layer(self, x: int, weight: int) -> int:
         """matmul, all_reduce, a view, an activation, vectors, a residual add, in random forms."""
         op, rng = self.build.op, self.rng
         h = op("pd_op.matmul", [x, weight], [ROW])[0]
+        if self.mask >= 0:
+            h = op("pd_op.multiply", [h, self.mask], [ROW])[0]
         if "mp" in self.groups:
             h = self.comm(rng.choice(["pd_op.all_reduce", "pd_op.all_reduce_"]), "mp", [h], [ROW], reduce_type=0)[0]
         if rng.random() < 0.4:
@@ -267,7 +310,7 @@ class Stage:
 
 def programs(world: World) -> list[Program]:
     """The programs of all ranks, without jobs."""
-    return [Stage(world, rank).program() for rank in range(world.pp * world.mp)]
+    return [Stage(world, rank).program() for rank in range(world.pp * world.stage_ranks)]
 
 
 # ------------------------------------------------------------------------------------------------------------------ plans
@@ -419,6 +462,7 @@ def with_events(program: Program) -> Program:
         if not wanted:
             return program
         record, wait = min(wanted, key=lambda pair: (pair[1], -pair[0]))
+        record = closure.num_fed - 1 if record < closure.num_fed else record
         program = with_event(program, closure.items[record], closure.items[wait])
     raise AssertionError("no set of events orders this plan")
 

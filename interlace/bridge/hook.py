@@ -24,6 +24,7 @@ from interlace.bridge.say import say
 from interlace.config import Config, find_config, load_config, read_yaml
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
+from interlace.passes.events import fetching
 from interlace.plan import Plan, make_plan
 from interlace.scheduler.hazards import PLACES, Voice, require_safe, require_straight
 
@@ -278,7 +279,7 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
             if mode.unheard is not None:
                 require_agreement(mode.plan, mode.unheard, PLACES[choose_place().name])
                 mode.unheard = None
-            engine._pir_fetch_values = _translate(engine, mode, asked)
+            engine._pir_fetch_values = _translate(engine, mode, asked, state.config.check)
             engine._job_plan = mode.lowered
         engine._executor._set_plan(engine._job_plan)
         yield
@@ -294,10 +295,13 @@ def _fed(engine: Any, state: State, args: Sequence[Any], kwargs: Mapping[str, An
     return matching_feed(mode.lowered, feeds) if mode is not None else nullcontext()
 
 
-def _translate(engine: Any, mode: Mode, asked: list[Any]) -> list[Any]:
+def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[Any]:
     ids = tuple(_value_id(mode, value) for value in asked)
     if ids != mode.fetches:
-        mode.lowered = lower(mode.captured, mode.plan.program, choose_place(), ids)
+        place, program = choose_place(), fetching(mode.plan.program, ids)
+        if check:
+            require_safe([program], PLACES[place.name])
+        mode.lowered = lower(mode.captured, program, place)
         mode.fetches = ids
     return [mode.lowered.fetched[value] for value in ids]
 

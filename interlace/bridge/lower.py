@@ -26,13 +26,13 @@ from interlace.bridge.places import Place
 from interlace.bridge.places.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, Program, describe
-from interlace.ir.kinds import COMBINE, DATA, KEYWORD, SHADOW_OUTPUT, is_comm, is_copy, is_p2p
+from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_copy, is_p2p
+from interlace.ir.storage import FETCH, Item, collect_items, feed_items
 from interlace.ir.waits import is_computed
 
 FEED_JOB, COLLECT_JOB = "interlace_feed", "interlace_collect"
 ROLE_NUMBER = {"forward": 0, "backward": 1, "optimize": 2}
 CLONE = pir.CloneOptions(True, True, True)
-Item = tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -90,20 +90,20 @@ class Lowered:
         return 1
 
 
-def lower(captured: Captured, program: Program, place: Place, fetches: Sequence[int] = ()) -> Lowered:
+def lower(captured: Captured, program: Program, place: Place) -> Lowered:
     """Build the job programs of a scheduled program.
 
     Args:
         captured: What the program was captured from.
-        program: Scheduled; its operations stand for captured ones (`origin`) or are new ones known to `newops`.
+        program: Scheduled; its operations stand for captured ones (`origin`) or are new ones known to `newops`. Values to fetch
+            besides the program's named outputs are outputs too (`passes.events.fetching`).
         place: The rules of the device.
-        fetches: Value ids to fetch besides the program's named outputs.
 
     Raises:
         PlanError: Something in the plan cannot be built; the operation and job are named.
     """
     with _short_stacks():
-        return _Lowering(captured, program, place, fetches).run()
+        return _Lowering(captured, program, place).run()
 
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -130,8 +130,8 @@ def _short_stacks() -> Iterator[None]:
 
 
 class _Lowering:
-    def __init__(self, captured: Captured, program: Program, place: Place, fetches: Sequence[int]) -> None:
-        self.captured, self.program, self.place, self.fetches = captured, program, place, fetches
+    def __init__(self, captured: Captured, program: Program, place: Place) -> None:
+        self.captured, self.program, self.place = captured, program, place
         self.graph = Graph(program)
         self.count = program.pipeline.num_micro_batches
         self.job_of = {item: job.name for job in program.jobs for item in job.items}
@@ -181,7 +181,7 @@ class _Lowering:
 
     def _fetched_values(self) -> list[int]:
         """Values behind the program's named outputs, and the user's fetches."""
-        return [*(op.operands[0] for op in self.program.ops if op.name == SHADOW_OUTPUT), *self.fetches]
+        return [op.operands[0] for op in self.program.ops if op.name == SHADOW_OUTPUT]
 
     def _job(self, job: Job) -> JobProgram:
         build = _JobBuilder(self, job)
@@ -190,18 +190,18 @@ class _Lowering:
         return build.done()
 
     def _feed_job(self) -> JobProgram | None:
-        ops = [op for op in self.program.ops if op.name == DATA and not self.graph.values[op.results[0]].persistable]
-        read = {v for op in self.program.ops for v in op.operands}
-        ops = [op for op in ops if op.results[0] in read or op.results[0] in self.fetches]
-        if not ops:
+        items = feed_items(self.program)
+        if not items:
             return None
         made = JobProgram(FEED_JOB, paddle.static.Program())
         with paddle.static.program_guard(made.program):
-            for op in ops:
-                self._cut(op, made)
+            for op_id in dict.fromkeys(op_id for op_id, _ in items):
+                last = self._cut(self.graph.ops[op_id], made)
+            self.events.mark(items[-1], last)
         return made
 
-    def _cut(self, op: Op, made: JobProgram) -> None:
+    def _cut(self, op: Op, made: JobProgram) -> Any:
+        """Cut an input by micro-batch; gives the last operation that does."""
         value = self.graph.values[op.results[0]]
         source = self.captured.source_ops[op.origin].result(0)
         batch = -1 if value.shape and value.shape[0] < 0 else (value.shape[0] * self.count if value.shape else 0)
@@ -210,13 +210,16 @@ class _Lowering:
         fed = paddle._C_ops.data(value.name, shape, source.dtype, self.place.undefined())
         if not value.shape or self.count == 1:
             parts = [paddle._C_ops.share_data(fed) for _ in range(self.count)]
+            last = parts[-1].get_defining_op()
         else:
             parts = paddle._C_ops.split_with_num(fed, self.count, 0)
+            last = parts[0].get_defining_op().operand_source(0).get_defining_op()  # behind the vector taken apart, which launches nothing
         for micro_batch, part in enumerate(parts):
             paddle._C_ops.set_persistable_value(part, self.names.of(value.id, micro_batch))
             made.holds.add(self.names.of(value.id, micro_batch))
         made.holds.add(value.name)
         made.reads.add(value.name)
+        return last
 
     def _collect_job(self) -> tuple[JobProgram | None, dict[str, Any], dict[int, Any]]:
         """Stacks what the user may fetch: a tensor of every micro-batch, in order."""
@@ -224,30 +227,36 @@ class _Lowering:
         block = made.program.global_block()
         outputs: dict[str, Any] = {}
         fetched: dict[int, Any] = {}
+        items: dict[int, list[Item]] = {}
+        for item in collect_items(self.program):
+            items.setdefault(item[0], []).append(item)
         with paddle.static.program_guard(made.program):
-            for op in self.program.ops:
-                if op.name == SHADOW_OUTPUT and not self.names.once(op.operands[0]):
-                    name = op.attrs["output_name"]
-                    outputs[name] = stacked = self._stack(op.operands[0], made, block)
-                    paddle._C_ops.set_persistable_value(stacked, name)
-                    made.holds.add(name)
-            for value in self.fetches:
-                fetched[value] = self._stack(value, made, block)
-        if not outputs and not fetched:
+            for op_id, collected in items.items():
+                op = self.graph.ops[op_id]
+                stacked = self._stack(op.operands[0], collected, made, block)
+                if FETCH in op.attrs:
+                    fetched[op.operands[0]] = stacked
+                    continue
+                name = op.attrs["output_name"]
+                outputs[name] = stacked
+                paddle._C_ops.set_persistable_value(stacked, name)
+                made.holds.add(name)
+        if not items:
             return None, {}, {}
         return made, outputs, fetched
 
-    def _stack(self, value: int, made: JobProgram, block: Any) -> Any:
+    def _stack(self, value: int, items: Sequence[Item], made: JobProgram, block: Any) -> Any:
         kind = self.type_of(value)
-        micro_batches = range(1 if self.names.once(value) else self.count)
         parts = []
-        for micro_batch in micro_batches:
+        for _, micro_batch in items:
             name = self.names.of(value, micro_batch)
             known = block.kwargs().get(name)
             parts.append(known if known is not None else self._keyword(block, name, kind, self.names.persistable(value)))
             made.reads.add(name)
             made.holds.add(name)
-        return paddle._C_ops.stack(parts, 0) if len(parts) > 1 else paddle._C_ops.assign(parts[0])
+        stacked = paddle._C_ops.stack(parts, 0) if len(parts) > 1 else paddle._C_ops.assign(parts[0])
+        self.events.mark_waits(items, stacked.get_defining_op())
+        return stacked
 
     def _keyword(self, block: Any, name: str, kind: Any, persistable: bool) -> Any:
         made = block.add_kwarg(name, kind)
@@ -413,7 +422,8 @@ class Names:
         self.values = graph.values
         self.root = variable_roots(program, graph)
         self.optimizer = {value for op in program.ops if op.role == "optimize" for value in op.results}
-        self.output = {self.root[op.operands[0]]: op.attrs["output_name"] for op in program.ops if op.name == SHADOW_OUTPUT}
+        self.output = {self.root[op.operands[0]]: op.attrs["output_name"] for op in program.ops
+                       if op.name == SHADOW_OUTPUT and FETCH not in op.attrs}  # fmt: skip
 
     def once(self, value: int) -> bool:
         """Whether a value exists once a step: persistable ones and what the optimizer part gives."""
@@ -458,8 +468,13 @@ class _EventTable:
         if item in self.records:
             built.set_bool_attr("force_record_event", True)
             built.set_str_attr("event_to_record", self.records[item])
-        if item in self.waits:
-            built.set_str_array_attr("events_to_wait", self.waits[item])
+        self.mark_waits([item], built)
+
+    def mark_waits(self, items: Sequence[Item], built: Any) -> None:
+        """Let an operation wait for what any of these items waits for."""
+        names = list(dict.fromkeys(name for item in items for name in self.waits.get(item, ())))
+        if names:
+            built.set_str_array_attr("events_to_wait", names)
 
 
 def make_plan(jobs: Sequence[JobProgram], place: Place) -> Any:

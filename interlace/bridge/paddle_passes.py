@@ -33,8 +33,9 @@ from interlace.config import Config, make_config
 from interlace.cost_model import CostModel
 from interlace.errors import ConfigError
 from interlace.installed import other_paddle
-from interlace.ir import Pipeline
+from interlace.ir import Pipeline, Program
 from interlace.passes import REGISTRY
+from interlace.passes.events import fetching
 from interlace.plan import Plan, make_plan
 from interlace.registration import PREFIX
 from interlace.scheduler.hazards import PLACES, require_safe
@@ -90,12 +91,12 @@ class _Pass(PassBase):  # type: ignore[misc]
             raise self._wrong("device", "the name or path of a device profile")
         return costs_for(config, place, device)
 
-    def _keep(self, plan: Plan, config: Config, place: Place) -> None:
-        """Store a plan where that was asked for, and prove it."""
+    def _keep(self, plan: Plan, program: Program, config: Config, place: Place) -> None:
+        """Store a plan where that was asked for, and prove what runs."""
         if config.dump:
             plan.dump(config.dump)
         if config.check:
-            require_safe([plan.program], PLACES[place.name])
+            require_safe([program], PLACES[place.name])
 
 
 class RewritePass(_Pass):
@@ -111,7 +112,7 @@ class RewritePass(_Pass):
         derived = give_roles(copy)
         found = capture(copy).program
         plan = make_plan(found, config, *self._costs(config, place))
-        self._keep(plan, config, place)
+        self._keep(plan, plan.program, config, place)
         ops = list(main_program.global_block().ops)
         write_back(Captured(found, main_program, ops, {}), plan.program, place, roles=not derived)
         if not any(report.changed for report in plan.reports):
@@ -156,9 +157,10 @@ class SchedulePass(_Pass):
         require_sums(captured.program, derived)
         fetches = [self._value_id(captured, mapping, value) for value in self._fetch_list()]
         plan = make_plan(captured.program, config, *self._costs(config, place))
-        self._keep(plan, config, place)
+        program = fetching(plan.program, fetches)
+        self._keep(plan, program, config, place)
         place.prepare()
-        lowered = lower(captured, plan.program, place, fetches)
+        lowered = lower(captured, program, place)
         context.set_attr(self.name, plan)
         context.set_attr("plan", lowered)
         context.set_attr("fetch_list", [lowered.fetched[value] for value in fetches])

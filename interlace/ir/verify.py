@@ -7,6 +7,7 @@ import re
 from interlace.errors import ProgramError
 from interlace.ir.kinds import is_boundary, is_copy, is_known_comm, is_p2p, ring_of
 from interlace.ir.program import ABSENT, Group, Op, Program
+from interlace.ir.storage import collect_items, feed_items
 from interlace.ir.waits import computes
 
 JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -209,10 +210,18 @@ def _missing(program: Program, ops: dict[int, Op], done: set[tuple[int, int]]) -
     return [f"{describe(ops[op_id])} is in no job for micro-batch {m}" for op_id, m in sorted(wanted - done)]
 
 
+def _are_given(program: Program) -> bool:
+    """Whether all operands are known, so that storages can be looked up; where not, that is a fault of its own."""
+    return not _dataflow(program)
+
+
 def _events(program: Program) -> list[str]:
+    if not program.events:
+        return []
     place = {}
-    for k, job in enumerate(program.jobs):
-        for n, item in enumerate(job.items):
+    fed, collected = feed_items(program), collect_items(program) if _are_given(program) else []
+    for k, items in enumerate([fed, *(job.items for job in program.jobs), collected]):
+        for n, item in enumerate(items):
             place[item] = (k, n)
     faults: list[str] = []
     names: set[str] = set()
@@ -230,6 +239,9 @@ def _events(program: Program) -> list[str]:
         if event.record not in place:
             faults.append(f"event {event.name!r} is recorded after {event.record}, which no job runs")
             continue
+        if event.record in fed and event.record != fed[-1]:
+            faults.append(f"event {event.name!r} is recorded after {event.record}, which cuts the batch; "
+                          f"expected {fed[-1]}, the last that does")  # fmt: skip
         for item in event.waits:
             if item not in place:
                 faults.append(f"event {event.name!r} is waited for by {item}, which no job runs")

@@ -13,6 +13,7 @@ import msgspec
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.scheduler.hazards.comm import shared_streams, wrong_groups
+from interlace.scheduler.hazards.draws import draws_out_of_order
 from interlace.scheduler.hazards.finding import Finding, findings_text, merged
 from interlace.scheduler.hazards.memory import freed_in_use, overlapping_steps
 from interlace.scheduler.hazards.order import Fault, Trace, Tracer
@@ -72,7 +73,7 @@ def _prove(programs: Sequence[Program], place: Place) -> Proof:
         key = _content(program)
         if key not in walked:
             trace = trace_of(program, place)
-            faults = [*trace.faults, *freed_in_use(trace, place), *overlapping_steps(trace, place)]
+            faults = [*trace.faults, *freed_in_use(trace, place), *overlapping_steps(trace, place), *draws_out_of_order(trace.steps)]
             walked[key] = (trace, faults, skeleton_of(trace, place))
         trace, faults, skeleton = walked[key]
         traces[program.rank] = trace

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from interlace.ir import Op, describe
-from interlace.ir.kinds import COMPUTE_STREAMS
+from interlace.ir.kinds import COMPUTE_STREAMS, is_boundary
 from interlace.units import ranks_text
 
 Kind = Literal[
@@ -18,6 +18,7 @@ Kind = Literal[
     "copy-read-early",  # a host buffer is read and nothing says that the copy out is over
     "buffer-reused",  # a host buffer is written while a copy may still use it
     "freed-in-use",  # memory is handed out again under a reader that the collector does not know
+    "draw-order",  # random numbers are drawn in another order than in Paddle's own schedule
     "event-order",  # an event is waited for before it is recorded, or by or for an item that no job runs
     "collective-order",  # ranks of a group disagree about what comes when
     "p2p-mismatch",  # sends and receives between two ranks do not match
@@ -103,6 +104,9 @@ def stream_text(stream: str) -> str:
 
 def item_text(op: Op, micro_batch: int) -> str:
     """An item inside a message that names the rank already."""
+    if is_boundary(op):
+        job = "the job that cuts the batch" if op.results else "the job that collects the outputs"
+        return f"{job} ({describe(op)} of micro-batch {micro_batch})"
     return f"{describe(op)} of micro-batch {micro_batch} on {stream_text(op.stream)}"
 
 

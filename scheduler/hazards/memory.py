@@ -13,9 +13,10 @@ from interlace.scheduler.hazards.steps import HOST
 def freed_in_use(trace: Trace, place: Place) -> list[Fault]:
     """Uses that a freed block's next owner may overtake.
 
-    A storage is free after its last reader in host order. A use on another stream is covered if it is over, or on the same
-    stream, where the collector notes the end of a last reader, or if it is over when the stream that owns the block issues
-    its next operation: each stream has a pool of its own, whatever the collector, and only that stream gets the block again.
+    A storage is free once every variable that names it has had its last reader. The collector notes the end of each of these,
+    where it stands in its stream; what is issued there later is not noted. A use on another stream is covered if it is one of
+    them, or over before one of them starts, or over when the stream that owns the block issues its next operation: each stream
+    has a pool of its own, whatever the collector, and only that stream gets the block again.
     """
     if place.serial:
         return []
@@ -40,12 +41,8 @@ def freed_in_use(trace: Trace, place: Place) -> list[Fault]:
 def _uncovered(
     trace: Trace, place: Place, key: int, users: dict[int, int], lasts: list[int], items_of: list[list[int]]
 ) -> list[Fault]:
-    streams = trace.steps.stream
     freed, owner = max(users.values()), next(iter(users))
-    marks = list(lasts)
-    if place.collector == "issue":
-        noted = [items_of[streams[last]] for last in lasts] if place.records_streams else []
-        marks = [items[bisect_right(items, freed) - 1] for items in noted]
+    marks = list(lasts) if place.collector == "event" or place.records_streams else []
     after = bisect_right(items_of[owner], freed)
     marks += items_of[owner][after : after + 1]
     wraps = after == len(items_of[owner])
@@ -62,15 +59,17 @@ def overlapping_steps(trace: Trace, place: Place) -> list[Fault]:
     for key, write in trace.first_write.items():
         last = trace.writer[key]
         reads = trace.first_reads.get(key, {}).values()
-        faults += [Fault("next-step-read", last, read, key) for read in reads if not _across(trace, last, read)]
+        faults += [Fault("next-step-read", last, read, key) for read in reads if not _across(trace, last, read, key)]
         users = {last, *trace.readers.get(key, ())}
-        faults += [Fault("next-step-write", use, write, key) for use in sorted(users) if not _across(trace, use, write)]
+        faults += [Fault("next-step-write", use, write, key) for use in sorted(users) if not _across(trace, use, write, key)]
     return faults
 
 
-def _across(trace: Trace, use: int, item: int) -> bool:
-    """Whether a use of one step is over when an access of the next step starts; a job waits for its own last run."""
-    return trace.steps.job[use] == trace.steps.job[item] or _reaches_next_step(trace, use, item)
+def _across(trace: Trace, use: int, item: int, key: int) -> bool:
+    """Whether a use of one step is over when an access of the next step starts; a job waits for its own last use of a variable."""
+    steps = trace.steps
+    one_variable = len(steps.places[key // steps.num_micro_batches].variables) == 1
+    return (one_variable and steps.job[use] == steps.job[item]) or _reaches_next_step(trace, use, item)
 
 
 def _reaches_next_step(trace: Trace, use: int, item: int) -> bool:

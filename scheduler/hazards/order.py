@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from interlace.ir import Op
-from interlace.ir.kinds import is_copy, views_of
+from interlace.ir.kinds import is_copy
 from interlace.scheduler.hazards.place import Place
 from interlace.scheduler.hazards.steps import ANY, HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, STOCK, Steps, Touch
 
@@ -43,6 +43,7 @@ class Trace:
         writer, readers: State at the end, by key.
         users: By key, for storages that several streams touch: stream -> last item.
         last_of_variable: For storages that several variables share: `(key, variable)` -> last item.
+        wanted: Orders that the plan lacks, `(earlier item, item)`, where the walk was asked to supply them.
         first_reads, first_write: For what lasts beyond the step: by key, first reads of each stream before any write, first
             write.
     """
@@ -57,6 +58,7 @@ class Trace:
     readers: dict[int, list[int]] = field(default_factory=dict)
     users: dict[int, dict[int, int]] = field(default_factory=dict)
     last_of_variable: dict[tuple[int, int], int] = field(default_factory=dict)
+    wanted: list[tuple[int, int]] = field(default_factory=list)
     first_reads: dict[int, dict[int, int]] = field(default_factory=dict)
     first_write: dict[int, int] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
@@ -68,10 +70,13 @@ class Trace:
 
 
 class Tracer:
-    """Walks the items of a rank once, in host order."""
+    """Walks the items of a rank once, in host order.
 
-    def __init__(self, steps: Steps, place: Place) -> None:
-        self.steps, self.place = steps, place
+    With `supply`, an order that is missing is no fault: the item is taken to wait, and the pair is noted in `Trace.wanted`.
+    """
+
+    def __init__(self, steps: Steps, place: Place, supply: bool = False) -> None:
+        self.steps, self.place, self.supply = steps, place, supply
         count = len(steps.streams)
         never = (NEVER,) * count
         self.trace = Trace(steps, tip=[never] * count, host=never, last=[NEVER] * count)
@@ -80,7 +85,8 @@ class Tracer:
         self.blocks = [self._blocks(op) for op in steps.program.ops]
         self.waits = self._waits()
         self.awaited = self._awaited()
-        self.views: dict[tuple[int, int], int] = {}
+        self.given: dict[tuple[int, int], int] = {}
+        self.used: dict[tuple[int, int], dict[int, int]] = {}
         self.rows = [self._rows(k) for k in range(len(steps.program.ops))]
 
     def _rows(self, position: int) -> list[tuple[int, int, int, bool, bool, bool, Touch]]:
@@ -159,8 +165,9 @@ class Tracer:
             self.seen[stream] = trace.host
             clock = tuple(map(max, clock, trace.host))
         micro_batch = steps.micro_batch[item]
-        if item in self.waits or steps.through[position]:
-            clock = self._explicit(item, position, stream, clock)
+        if item in self.waits and not self._loses_waits(item, position):
+            for source, why in self.waits[item]:
+                clock = self._learn(item, stream, clock, source, why)
         late: list[tuple[str, int, int]] = []
         writer_of, readers_of, op_of, stream_of = trace.writer, trace.readers, steps.op, steps.stream
         for base, stride, expected, writes, plain, constant, touch in self.rows[position]:
@@ -176,26 +183,31 @@ class Tracer:
                 readers_of[key] = [item]  # no other stream has touched it, or it would be in `users`
             else:
                 clock = self._access(item, stream, touch, key, writes, clock, late)
+        for touch in steps.views[position]:
+            key = touch.base + touch.stride * micro_batch
+            if self._has_several(key):
+                clock = self._known_by_variable(item, stream, touch, key, True, clock)
+                trace.last_of_variable[key, touch.variable + touch.own * micro_batch] = item
+        if late:
+            clock = self._settled(item, stream, clock, late)
         trace.clock.append(clock)
         trace.tip[stream] = clock
         trace.last[stream] = item
-        if late:
-            trace.faults += [Fault(kind, first, item, key) for kind, first, key in late if clock[stream_of[first]] < first]
-        if views_of(steps.program.ops[position]):
-            self.views[position, micro_batch] = item
         if self.blocks[position]:
             trace.host = self._joined(trace.host, item)
 
-    def _explicit(self, item: int, position: int, stream: int, clock: Clock) -> Clock:
-        """Take over what events bring, and views made in the same job."""
-        steps, micro_batch = self.steps, self.steps.micro_batch[item]
-        sources = [] if self._loses_waits(item, position) else list(self.waits.get(item, ()))
-        for view in steps.through[position]:
-            made = self.views.get((view, micro_batch), NEVER)
-            if made != NEVER and steps.job[made] == steps.job[item]:
-                sources.append((made, "data"))
-        for source, why in sources:
-            clock = self._learn(item, stream, clock, source, why)
+    def _settled(self, item: int, stream: int, clock: Clock, late: list[tuple[str, int, int]]) -> Clock:
+        """Questions that are still open once all operands are seen: faults, or orders to supply."""
+        trace = self.trace
+        for kind, first, key in sorted(late, key=lambda each: -each[1]) if self.supply else late:
+            if clock[self.steps.stream[first]] >= first:
+                continue
+            if self.supply:
+                source = max(first, self.steps.num_fed - 1) if first < self.steps.num_fed else first
+                trace.wanted.append((source, item))
+                clock = self._learn(item, stream, clock, source, "event")
+            else:
+                trace.faults.append(Fault(kind, first, item, key))
         return clock
 
     def _learn(self, item: int, stream: int, clock: Clock, source: int, why: str) -> Clock:
@@ -228,16 +240,38 @@ class Tracer:
                 trace.faults.append(Fault("wrong-version", writer, item, key, wanted))
         elif not self._right_version(item, writer, expected, rule):
             trace.faults.append(self._version_fault(item, writer, key, expected, rule))
+        several = self._has_several(key)
+        if several and self._ordered_in_job(key):
+            clock = self._known_by_variable(item, stream, touch, key, writes, clock)
         others: Iterable[int] = (writer, *trace.readers.get(key, ())) if writes else (writer,)
         for other in others:
             if other in (NEVER, item) or streams[other] in (stream, HOST) or clock[streams[other]] >= other:
                 continue
-            if jobs[other] == jobs[item] and self._ordered_in_job(key):
+            if not several and jobs[other] == jobs[item] and self._ordered_in_job(key):
                 clock = self._learn(item, stream, clock, other, "data")
             else:
                 late.append(("read" if not writes else "write", other, key))
         self._note(item, stream, touch, key, writes, writer)
         return clock
+
+    def _known_by_variable(self, item: int, stream: int, touch: Touch, key: int, gives: bool, clock: Clock) -> Clock:
+        """What the executor orders inside a job where several variables name one memory: users of the same variable."""
+        jobs, streams = self.steps.job, self.steps.stream
+        name = (key, touch.variable + touch.own * self.steps.micro_batch[item])
+        giver = self.given.get(name, NEVER)
+        for other in (giver, *self.used.get(name, {}).values()) if gives else (giver,):
+            if other not in (NEVER, item) and jobs[other] == jobs[item]:
+                clock = self._learn(item, stream, clock, other, "data")
+        if gives:
+            self.given[name] = item
+            self.used.pop(name, None)
+        else:
+            self.used.setdefault(name, {})[streams[item]] = item
+        return clock
+
+    def _has_several(self, key: int) -> bool:
+        """Whether several variables name one memory; a copy that is left out gives its operand's memory no other."""
+        return len(self.steps.places[key // self.steps.num_micro_batches].variables) > 1
 
     def _ordered_in_job(self, key: int) -> bool:
         return self.place.host_memory_edges or self.steps.places[key // self.steps.num_micro_batches].memory == "device"
@@ -294,8 +328,8 @@ class Tracer:
                 trace.first_reads.setdefault(key, {}).setdefault(stream, item)
         if not storage.persistable:
             self._note_user(item, stream, key, writer)
-            if len(storage.variables) > 1:
-                trace.last_of_variable[key, touch.variable] = item
+            if self._has_several(key):
+                trace.last_of_variable[key, touch.variable + touch.own * self.steps.micro_batch[item]] = item
         if writes:
             trace.writer[key] = item
             trace.readers.pop(key, None)

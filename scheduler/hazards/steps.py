@@ -1,4 +1,7 @@
-"""A rank's plan as flat lists: items in host order, and what each operation reads and writes, by storage."""
+"""A rank's plan as flat lists: items in host order, and what each operation reads and writes, by storage.
+
+The job that cuts the batch at the start of the step and the one that collects its outputs at the end are part of it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from interlace.ir import ABSENT, Op, Program, Value
-from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT, is_boundary, is_copy, stream_of, views_of
+from interlace.ir import Op, Program
+from interlace.ir.kinds import NO_KERNEL, SHADOW_OUTPUT, is_boundary, is_copy, stream_of
+from interlace.ir.storage import Item, Part, Storage, Storages, collect_items, feed_items
 from interlace.scheduler.schedule import SCHEDULES
 
 SAME, PREVIOUS, LAST, ONCE, INITIAL, ANY, STOCK = range(7)
@@ -17,7 +21,6 @@ PIPELINES = frozenset({"1F1B", "FThenB", "VPP"})
 """Schedules that run forward of a later micro-batch before backward of an earlier one."""
 HOST = -1
 """Stream of what launches nothing: it is over when it is issued."""
-Item = tuple[int, int]
 
 
 @dataclass(slots=True)
@@ -27,9 +30,9 @@ class Touch:
     Attributes:
         base, stride: The storage's key for micro-batch m is `base + stride * m`.
         writer, rule: Position of the operation whose write it expects, and of which micro-batch.
-        value: The value through which it is touched.
-        variable: The executor's variable that holds the value (in-place results live in their operand's).
-        root: The value whose storage it is (of views and in-place results: their operand's root).
+        value: The tensor through which it is touched, `ABSENT` for an element of a vector.
+        variable, own: The executor's variable through which it is touched has the key `variable + own * m`.
+        root: The value whose contents it is (of views and in-place results: their operand's root).
     """
 
     base: int
@@ -38,18 +41,8 @@ class Touch:
     rule: int
     value: int
     variable: int
+    own: int
     root: int
-
-
-@dataclass(slots=True)
-class Storage:
-    """A storage: whether it lasts beyond the step, where it lies, and how many variables share it."""
-
-    persistable: bool
-    lasting: bool
-    memory: str
-    kept: bool
-    variables: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -60,9 +53,10 @@ class Steps:
         op, micro_batch, job, stream: Of each item, in host order; `op` is the position in `program.ops`, `stream` an index
             of `streams` or `HOST`.
         reads, writes: Of each operation, by position.
-        through: Of each operation, views it reads: positions of the operations that give them.
+        views: Of each operation, variables it gives without writing: views of its operands.
         places: Every storage; the one of a key is `places[key // num_micro_batches]`.
         alias: `(value, micro-batch)` of an omitted copy's result -> the copy, and the touch of its operand.
+        num_fed: How many of the items, the first ones, cut the batch.
         index: Item -> place in host order.
         stock: `(operation, key base, micro-batch)` of an access under `STOCK` -> position and micro-batch of the operation whose
             write it finds in Paddle's own schedule; without an entry, what the step starts with.
@@ -76,11 +70,12 @@ class Steps:
     streams: list[str] = field(default_factory=lambda: [""])
     reads: list[list[Touch]] = field(default_factory=list)
     writes: list[list[Touch]] = field(default_factory=list)
-    through: list[tuple[int, ...]] = field(default_factory=list)
+    views: list[list[Touch]] = field(default_factory=list)
     places: list[Storage] = field(default_factory=list)
     alias: dict[Item, tuple[int, Touch]] = field(default_factory=dict)
     index: dict[Item, int] = field(default_factory=dict)
     stock: dict[tuple[int, int, int], Item] = field(default_factory=dict)
+    num_fed: int = 0
 
     @property
     def num_micro_batches(self) -> int:
@@ -92,110 +87,70 @@ def flatten(program: Program, serial: bool = False) -> Steps:
     """Lay a plan out; O(ops + operands + items). A program without jobs runs one micro-batch after the other."""
     steps = Steps(program)
     tables = _Tables(program)
-    steps.places = tables.places
+    steps.places = tables.storages.storages
     for position, op in enumerate(program.ops):
-        steps.reads.append(tables.touches(position, tables.read_values(op)))
-        steps.writes.append(tables.touches(position, tables.written_values(op), writes=True))
-        steps.through.append(tables.views_read(op))
+        steps.reads.append(tables.touches(position, tables.reads(op)))
+        steps.writes.append(tables.touches(position, tables.writes(op), writes=True))
+        steps.views.append(tables.views(op))
         tables.passed(position, steps.writes[-1])
     tables.close()
     _take_stock_order(steps)
-    _lay_items(steps, serial)
+    _lay_items(steps, serial, tables.storages)
     _find_aliases(steps)
     return steps
 
 
 class _Tables:
-    """Storages, and who wrote them last, while walking the program."""
+    """Who wrote each storage last, while walking the program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.values = {value.id: value for value in program.values}
-        self.producer = {value: k for k, op in enumerate(program.ops) for value in op.results}
-        self.places: list[Storage] = []
-        self.of_storage: dict[int, int] = {}
-        self.of_value: dict[int, list[int]] = {}
-        self.variable: dict[int, int] = {}
-        self.root: dict[int, int] = {}
-        self.roots: dict[int, list[int]] = {}
+        self.storages = Storages(program)
+        self.values = self.storages.values
         self.body: dict[tuple[int, int], int] = {}
         self.once: dict[tuple[int, int], int] = {}
         self.last_in_body: list[tuple[Touch, tuple[int, int]]] = []
-        self.persistable = {value.storage for value in program.values if value.persistable}
-        for op in program.ops:
-            self._add(op)
-        for op in program.ops:
-            for value in (*op.operands, *op.results) if is_boundary(op) else ():
-                for place in self.of_value.get(value, ()):
-                    self.places[place].kept = True
+        self.fed = {op_id for op_id, _ in feed_items(program)}
 
-    def _add(self, op: Op) -> None:
-        inplace, shared = dict(op.inplace), dict((*op.inplace, *op.views))
-        for k, value_id in enumerate(op.results):
-            value = self.values[value_id]
-            self.variable[value_id] = self.variable[op.operands[inplace[k]]] if k in inplace else value_id
-            self.root[value_id] = self.root[op.operands[shared[k]]] if k in shared else value_id
-            self.of_value[value_id], self.roots[value_id] = self._places_of(op, k, value)
-            for place in self.of_value[value_id] if op.name not in (COMBINE, SPLIT) else ():
-                self.places[place].variables.add(self.variable[value_id])
+    def reads(self, op: Op) -> list[int]:
+        """Values whose contents the operation reads; an output's, where a job collects it."""
+        return [op.operands[0]] if self.storages.is_collected(op) else self.storages.reads(op)
 
-    def _places_of(self, op: Op, k: int, value: Value) -> tuple[list[int], list[int]]:
-        """Storages of a result, and for each the value whose contents it holds."""
-        if op.name == COMBINE:
-            parts = [part for part in op.operands if part != ABSENT]
-            return [p for part in parts for p in self.of_value[part]], [r for part in parts for r in self.roots[part]]
-        if op.name == SPLIT and len(self.of_value.get(op.operands[0], ())) == len(op.results):
-            return [self.of_value[op.operands[0]][k]], [self.roots[op.operands[0]][k]]
-        root = self.root[value.id]
-        if value.dtype == "vector":
-            return [self._new(value) for _ in value.elements], [root] * len(value.elements)
-        if value.storage not in self.of_storage:
-            self.of_storage[value.storage] = self._new(value)
-        return [self.of_storage[value.storage]], [root]
-
-    def _new(self, value: Value) -> int:
-        persistable = value.storage in self.persistable
-        self.places.append(Storage(persistable, persistable or value.memory != "device", value.memory, False))
-        return len(self.places) - 1
-
-    def read_values(self, op: Op) -> Iterable[int]:
-        """Values whose contents the operation reads; none where it launches nothing."""
-        if op.name in NO_KERNEL or is_boundary(op):
-            return ()
-        return dict.fromkeys(v for k, v in enumerate(op.operands) if v != ABSENT and k not in op.no_buffer)
-
-    def written_values(self, op: Op) -> Iterable[int]:
-        """Results that are more than a view; none for inputs of the step."""
-        if is_boundary(op) or op.name in (COMBINE, SPLIT):
-            return ()
-        viewed = {result for result, _ in views_of(op)}
-        return [value for k, value in enumerate(op.results) if k not in viewed and self.values[value].dtype != "null"]
-
-    def views_read(self, op: Op) -> tuple[int, ...]:
-        """Operations that give the views this one reads."""
-        made = {self.producer[v] for v in op.operands if v in self.producer}
-        return tuple(sorted(k for k in made if views_of(self.program.ops[k]))) if made else ()
+    def writes(self, op: Op) -> list[int]:
+        """Values that the operation gives; an input's, where a job cuts it."""
+        return list(op.results) if op.id in self.fed else self.storages.writes(op)
 
     def touches(self, position: int, values: Iterable[int], writes: bool = False) -> list[Touch]:
         """Touches of an operation, each with the write it expects."""
         op, count = self.program.ops[position], self.program.pipeline.num_micro_batches
         made = []
         for value in values:
-            for place, root in zip(self.of_value[value], self.roots[value], strict=True):
-                writer, rule = self._expected(op, place, root)
-                if writes and root == value:
+            for part in self.storages.parts[value]:
+                writer, rule = self._expected(op, part)
+                if op.id in self.fed or (writes and part.root == value):
                     writer, rule = -1, ANY
-                stride = 0 if self.places[place].persistable else 1
-                made.append(Touch(place * count, stride, writer, rule, value, self.variable[value], root))
+                made.append(self._touch(part, writer, rule, count))
                 if rule in (PREVIOUS, LAST):
-                    self.last_in_body.append((made[-1], (place, root)))
+                    self.last_in_body.append((made[-1], (part.storage, part.root)))
         return made
 
-    def _expected(self, op: Op, place: int, root: int) -> tuple[int, int]:
+    def views(self, op: Op) -> list[Touch]:
+        """Variables that the operation gives without writing their memory."""
+        count = self.program.pipeline.num_micro_batches
+        return [self._touch(part, -1, ANY, count) for value in self.storages.views(op) for part in self.storages.parts[value]]
+
+    def _touch(self, part: Part, writer: int, rule: int, count: int) -> Touch:
+        stride = 0 if self.storages.storages[part.storage].persistable else 1
+        own = 0 if self.values[part.variable].persistable else 1
+        return Touch(part.storage * count, stride, writer, rule, part.value, part.variable * count, own, part.root)
+
+    def _expected(self, op: Op, part: Part) -> tuple[int, int]:
         """The last write before an operation to what one value holds; others that use the storage do not count."""
-        name = (place, root)
-        if not self.places[place].persistable:
+        name = (part.storage, part.root)
+        if not self.storages.storages[part.storage].persistable:
             writer = self.once.get(name, self.body.get(name, -1)) if op.role == "optimize" else self.body.get(name, -1)
+            if op.name == SHADOW_OUTPUT:  # of whatever part of the step gives it, for each micro-batch where there is one each
+                writer = self.once.get(name, self.body.get(name, -1))
             return (writer, SAME) if writer >= 0 else (-1, INITIAL)
         if op.role == "optimize":
             return (self.once[name], ONCE) if name in self.once else (-1, LAST)
@@ -246,27 +201,30 @@ def _shared_by_halves(steps: Steps) -> dict[int, list[int]]:
     written: set[int] = set()
     roots: dict[int, set[int]] = defaultdict(set)
     for position, op in enumerate(steps.program.ops):
-        for touch in (*steps.reads[position], *steps.writes[position]) if op.role != "optimize" else ():
+        inside = op.role != "optimize" and not is_boundary(op)
+        for touch in (*steps.reads[position], *steps.writes[position]) if inside else ():
             place = steps.places[touch.base // steps.num_micro_batches]
             if place.persistable and place.memory == "device":
                 touched[touch.base].append(position)
                 roots[touch.base].add(touch.root)
-        written.update(touch.base for touch in steps.writes[position] if op.role != "optimize")
+        written.update(touch.base for touch in steps.writes[position] if inside)
     roles = {base: {steps.program.ops[position].role for position in positions} for base, positions in touched.items()}
     found = {base for base in written & touched.keys() if len(roles[base]) > 1 and len(roots[base]) == 1}
     return {base: touched[base] for base in sorted(found)}
 
 
-def _lay_items(steps: Steps, serial: bool) -> None:
+def _lay_items(steps: Steps, serial: bool, storages: Storages) -> None:
     program = steps.program
     positions = {op.id: k for k, op in enumerate(program.ops)}
     names = {"": 0}
     number = []
     for op in program.ops:
-        name = "" if serial else stream_of(op)
-        number.append(HOST if op.name in NO_KERNEL else names.setdefault(name, len(names)))
+        name = "" if serial or is_boundary(op) else stream_of(op)
+        number.append(HOST if op.name in NO_KERNEL and not is_boundary(op) else names.setdefault(name, len(names)))
     steps.streams = list(names)
-    for job, items in enumerate(item_lists(program)):
+    lists = [feed_items(program), *item_lists(program), collect_items(program, storages)]
+    steps.num_fed = len(lists[0])
+    for job, items in enumerate(lists):
         here = [positions[op_id] for op_id, _ in items]
         steps.op += here
         steps.micro_batch += [micro_batch for _, micro_batch in items]

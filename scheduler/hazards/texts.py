@@ -137,7 +137,13 @@ def _event(w: Words) -> Text:
     return "event-order", message, "record the event in front of its waits"
 
 
+def _draw(w: Words) -> Text:
+    message = f"{w.second} draws random numbers where Paddle's own schedule has {w.first} draw"
+    return "draw-order", message, "keep draws in the order of Paddle's own schedule: one generator gives the numbers of all"
+
+
 _TEXTS = {
+    "draw-order": _draw,
     "read": _race_read,
     "write": _race_write,
     "read-before-write": _early_read,

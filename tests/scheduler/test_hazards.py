@@ -38,7 +38,6 @@ ACROSS = """
 #0 %0:float32[2]"x" = pd_op.data() forward
 #1 %1:float32[2] = pd_op.exp(%0) forward layer="a"
 #2 %2:float32[2] = pd_op.relu(%1) forward stream="side" layer="b"
-#3 builtin.shadow_output(%2) forward {"output_name":"y"}
 job one forward 0: 1@0
 job two forward 0: 2@0
 """
@@ -118,6 +117,7 @@ def test_event_collection_waits_for_the_last_reader_only() -> None:
     assert check([program(HOLE + "event e 2@0 -> 3@0")], CUSTOM) == []
     assert check([program(HOLE.replace("1-3@0", "1@0 3@0 2@0"))], CUSTOM) == []
     third = HOLE.replace(' forward layer="last"', ' forward stream="third" layer="last"')
+    third = third.replace('#4 builtin.shadow_output(%3) forward {"output_name":"y"}\n', "")
     assert kinds(check([program(third)], CUSTOM)) == ["freed-in-use"]
     assert kinds(check([program(third.replace("1-3@0", "1@0 3@0 2@0"))], CUSTOM)) == ["freed-in-use"]
     assert check([program(third + "event e 2@0 -> 3@0")], CUSTOM) == []
@@ -226,7 +226,8 @@ def test_sends_that_wait_for_receivers_are_a_circle_unless_buffered_or_on_a_stre
             groups = "group 7 = 0,1\ngroup 8 = 0,1\n"
             if rank:  # what rank 0 sends on group 7 rank 1 receives there
                 text = text.replace("group=7", "group=x").replace("group=8", "group=7").replace("group=x", "group=8")
-            made.append(program(groups + text + f"job f forward 0: {ops}", rank, 2))
+            cut = "\nevent cut 0@0 -> 1@0" if stream else ""
+            made.append(program(groups + text + f"job f forward 0: {ops}{cut}", rank, 2))
         return made
 
     (finding,) = check(world("", "1-2@0"))
@@ -295,7 +296,8 @@ def test_two_rings_on_one_stream_would_share_a_communicator() -> None:
     text = REDUCES.replace("group=7 layer", 'group=7 stream="mp" layer').replace(
         "group=8 layer", 'group=8 stream="mp" layer'
     )
-    found = check(two_ranks("job f forward 0: 1@0 3-4@0", "job f forward 0: 1@0 3-4@0", text))
+    job = "job f forward 0: 1@0 3-4@0\nevent cut 2@0 -> 1@0"
+    found = check(two_ranks(job, job, text))
     assert kinds(found) == ["shared-stream"] * 2
     assert found[0].remedy == "give group 8 a stream of its own"
 
@@ -312,6 +314,169 @@ def test_require_safe_prints_what_it_found() -> None:
     require_safe(plan(World(micro_batches=2)))
     with pytest.raises(PlanError, match=r"not safe on gpu: 1 finding.*\n  race: rank 0: #2 pd_op.relu"):
         require_safe([program(ACROSS)])
+
+
+# ------------------------------------------------------------------------------------------- both ends of the step, variables
+
+ENDS = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward stream="side"
+#2 builtin.shadow_output(%1) forward {"output_name":"y"}
+job one forward 0: 1@0
+"""
+
+
+def test_the_jobs_at_both_ends_of_the_step_are_part_of_the_plan() -> None:
+    first, second = check([program(ENDS)])
+    assert [first.kind, second.kind] == ["race", "race"]
+    assert first.message == (
+        "rank 0: #1 pd_op.exp of micro-batch 0 on stream 'side' may read %0 'x' before the job that cuts the batch (#0 pd_op.data of "
+        "micro-batch 0) has written it"
+    )
+    assert "the job that collects the outputs (#2 builtin.shadow_output of micro-batch 0) may read %1 of #1" in second.message
+    assert check([program(ENDS + "event cut 0@0 -> 1@0\nevent y 1@0 -> 2@0")]) == []
+    assert kinds(check([program(ENDS + "event cut 0@0 -> 1@0")])) == ["race"]
+
+
+def test_an_event_of_the_batch_stands_behind_all_that_is_cut() -> None:
+    more = '#3 %3:float32[2]"z" = pd_op.data() forward\n#4 %4:float32[2] = pd_op.exp(%3) forward\njob'
+    two = ENDS.replace("job", more, 1).replace("1@0", "1@0 4@0")
+    with pytest.raises(ProgramError, match=r"recorded after \(0, 0\), which cuts the batch; expected \(3, 0\), the last that does"):
+        program(two + "event cut 0@0 -> 1@0")
+    assert check([program(two + "event cut 3@0 -> 1@0\nevent y 1@0 -> 2@0")]) == []
+
+
+def test_memory_of_an_input_is_handed_out_again_too() -> None:
+    text = ENDS.replace("#2 builtin.shadow_output(%1)", "#3 %3:float32[2] = pd_op.relu(%0) forward\n#2 builtin.shadow_output(%3)")
+    text = text.replace("1@0", "1@0 3@0") + "event cut 0@0 -> 1@0"
+    (finding,) = check([program(text.replace("job one", "#4 %4:float32[2] = pd_op.exp(%3) forward\njob one").replace("3@0", "3-4@0"))])
+    assert finding.kind == "freed-in-use"
+    assert "%0 'x' is freed when #3 pd_op.relu" in finding.message
+
+
+VIEW = """
+#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[2,2]~0 = pd_op.reshape(%0) forward views=0:0
+#2 %2:float32[2,2] = pd_op.exp(%1) forward stream="side"
+#3 %3:float32[4]~0 = pd_op.relu_(%0) forward inplace=0:0
+job one forward 0: 0-3@0
+"""
+
+
+def test_inside_a_job_the_executor_orders_by_variable_and_not_by_memory() -> None:
+    (finding,) = check([program(VIEW)])
+    assert finding.kind == "race"
+    assert "#3 pd_op.relu_ of micro-batch 0 on the compute stream may overwrite" in finding.message
+    assert check([program(VIEW + "event e 2@0 -> 3@0")]) == []
+    assert check([program(VIEW.replace("relu_(%0)", "relu_(%1)").replace("%3:float32[4]~0", "%3:float32[2,2]~0"))]) == []
+    assert check([program(VIEW)], CPU) == []
+
+
+TWO_VARIABLES = """
+#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[4]~0 = pd_op.share_data(%0) forward views=0:0
+#2 %2:float32[4] = pd_op.exp(%1) forward stream="side"
+#3 %3:float32[4] = pd_op.relu(%0) forward stream="side"
+#4 %4:float32[4] = pd_op.gelu(%0) forward
+#5 %5:float32[4] = pd_op.full() forward
+job one forward 0: 0-5@0
+"""
+
+
+def test_the_collector_notes_a_variables_last_reader_where_it_stands() -> None:
+    """The view's last reader on the side stream is noted as it is issued; what that stream reads later, through the base, is not."""
+    for place in (GPU, CUSTOM):
+        (finding,) = check([program(TWO_VARIABLES)], place)
+        assert finding.kind == "freed-in-use"
+        assert "while #3 pd_op.relu of micro-batch 0 on stream 'side' may still use it" in finding.message
+    assert check([program(TWO_VARIABLES.replace("0-5@0", "0-1@0 3@0 2@0 4-5@0"))]) == []
+    assert check([program(TWO_VARIABLES + "event e 3@0 -> 4@0")]) == []
+
+
+def test_the_next_run_of_a_job_waits_by_variable_too() -> None:
+    text = """
+#0 %0:float32[4]!"p" = builtin.parameter() forward
+#1 %1:float32[4]~0! = pd_op.relu_(%0) forward inplace=0:0
+#2 %2:float32[2,2]~0 = pd_op.reshape(%1) forward views=0:0
+#3 %3:float32[2,2] = pd_op.exp(%2) forward stream="side"
+job one forward 0: 1-3@0
+"""
+    (finding,) = check([program(text)])
+    assert finding.kind == "race"
+    assert "#1 pd_op.relu_ of micro-batch 0 on the compute stream of the next step may overwrite" in finding.message
+    assert check([program(text.replace("views=0:0", "").replace("~0 = pd_op.reshape", " = pd_op.reshape"))]) == []
+
+
+# ----------------------------------------------------------------------------------------------- draws, state, waits of the host
+
+DRAWS = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.dropout(%0) forward
+"""
+
+
+def test_draws_keep_the_order_of_paddles_own_schedule() -> None:
+    """One generator gives all numbers: swapped draws of two micro-batches are other numbers than stock's."""
+    assert check([program(DRAWS + "job a forward 0: 1@0\njob b forward 1: 1@1\n", count=2)]) == []
+    (finding,) = check([program(DRAWS + "job b forward 1: 1@1\njob a forward 0: 1@0\n", count=2)])
+    assert finding.kind == "draw-order"
+    assert finding.message == (
+        "rank 0: #1 pd_op.dropout of micro-batch 1 on the compute stream draws random numbers where Paddle's own schedule has #1 "
+        "pd_op.dropout of micro-batch 0 on the compute stream draw"
+    )
+    assert check([program(DRAWS + "job b forward 1: 1@1\njob a forward 0: 1@0\n", count=2)], CPU) != []
+
+
+def test_draws_of_a_backward_keep_their_place_among_the_forwards() -> None:
+    """1F1B's last stage draws forward 0, backward 0, forward 1; a plan that has forward 1 first draws other numbers."""
+    text = DRAWS + "#2 %2:float32[2] = pd_op.dropout(%1) backward\n"
+    head = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=1F1B\n"
+    f0, b0, f1, b1 = (f"job {name}\n" for name in ("f0 forward 0: 1@0", "b0 backward 0: 2@0", "f1 forward 1: 1@1", "b1 backward 1: 2@1"))
+    found = [kinds(check([parse(head + text + order + b1)])) for order in (f0 + b0 + f1, f0 + f1 + b0)]
+    assert found == [[], ["draw-order"]]
+
+
+def test_state_is_updated_in_the_order_of_micro_batches() -> None:
+    text = """
+#0 %0:float32[2]!"g" = builtin.parameter() forward
+#1 %1:float32[2] = pd_op.full() backward
+#2 %2:float32[2]~0! = pd_op.add_(%0, %1) backward inplace=0:0
+"""
+    assert check([program(text + "job a backward 0: 1-2@0\njob b backward 1: 1-2@1\n", count=2)]) == []
+    found = check([program(text + "job b backward 1: 1-2@1\njob a backward 0: 1-2@0\n", count=2)])
+    assert set(kinds(found)) == {"read-before-write", "wrong-version"}
+
+
+def test_a_wait_of_the_host_covers_what_it_waits_for_and_no_more() -> None:
+    text = """
+#0 %0:float32[2] = pd_op.full() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward
+#2 %2:float32[2] = pd_op.relu(%0) forward
+#3 %3:float32[2] = pd_op.exp({}) forward stream="side"
+#4 %4:float32[2] = pd_op.add(%1, %2) backward
+job one forward 0: 0-2@0 | 2@0<1@0
+job two forward 0: 3@0
+job three backward 0: 4@0
+event e 3@0 -> 4@0
+"""
+    assert check([program(text.format("%1"))]) == []
+    (finding,) = check([program(text.format("%2"))])
+    assert finding.kind == "race"
+    assert "before #2 pd_op.relu" in finding.message
+
+
+def test_calls_of_one_ring_wait_for_each_other_on_whatever_streams() -> None:
+    """Rank 0's call on ring 8 waits for its second call on ring 7; rank 1's first call on ring 7 waits for its call on ring 8."""
+    call = '#{k} %{k}:float32[2] = pd_op.all_reduce(%{of}) forward group={group} stream="{stream}"'
+    calls = ((1, 7, "a"), (2, 7, "b"), (3, 8, "c"))
+    first, second, other = ({"k": k, "group": group, "stream": stream} for k, group, stream in calls)
+    ranks = [[call.format(**first, of=0), call.format(**second, of=0), call.format(**other, of=2)],
+             [call.format(**other, of=0), call.format(**first, of=3), call.format(**second, of=0)]]  # fmt: skip
+    head, jobs = '#0 %0:float32[2]!"p" = builtin.parameter() forward', ("job f forward 0: 1-3@0", "job f forward 0: 3@0 1-2@0")
+    world = two_ranks(*("\n".join((head, *lines, job)) for lines, job in zip(ranks, jobs, strict=True)), "")
+    (finding,) = check(world)
+    assert finding.kind == "deadlock"
+    assert check(world, msgspec.structs.replace(GPU, ring_is_serial=False)) == []
 
 
 # ---------------------------------------------------------------------------------------------------------------- command
@@ -381,7 +546,7 @@ def long_plan(num_ops: int) -> Program:
         ops.append(Op(k, "pd_op.exp", (k - 1,), (k,), "forward", stream=rng.choice(["", "a", "b", "c"])))
     cuts = [*range(1, num_ops + 1, 500), num_ops + 1]
     jobs = tuple(Job(f"j{a}", "forward", 0, tuple((k, 0) for k in range(a, b))) for a, b in pairwise(cuts))
-    events = tuple(Event(f"e{cut}", (cut - 1, 0), ((cut, 0),)) for cut in cuts[1:-1])
+    events = tuple(Event(f"e{cut}", (cut - 1, 0), ((cut, 0),)) for cut in cuts[:-1])
     return Program(tuple(ops), tuple(values), pipeline=Pipeline(), jobs=jobs, events=events)
 
 

@@ -22,6 +22,7 @@ import paddle
 from interlace.bridge import rank as rank_module
 from interlace.bridge.places.base import PINNED_PREFIX
 from interlace.ir import Program
+from interlace.ir.storage import with_fetches
 from testbed import delays, device, programs
 from testbed.trace import COMM, COPIES
 from tests.testbed.tasks import NUM_STEPS, VARIABLE, Done, Item, Task
@@ -161,7 +162,7 @@ class Runner:
         self.plans, self.streams, self.in_reach = task.plans, {}, []
         paddle.enable_static()
         with _named({name for names in self.shared for name in names}, self.in_reach):
-            mode.lowered = lower(mode.captured, program, choose_place(), mode.fetches)
+            mode.lowered = lower(mode.captured, with_fetches(program, mode.fetches), choose_place())
         paddle.disable_static()
         self.engine._executor._executor_cache._get_cached_program_and_executor_pir_mode.cache_clear()
 

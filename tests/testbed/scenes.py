@@ -17,6 +17,7 @@ from testbed import delays, device
 
 device.load()
 
+import msgspec  # noqa: E402
 import numpy as np  # noqa: E402
 import paddle  # noqa: E402
 from paddle.base import core  # noqa: E402
@@ -604,6 +605,145 @@ def stream_priorities() -> dict[str, Any]:
                                       "priority": [device.stream_priorities()[each.stream] for each in trace.intervals]}  # fmt: skip
     found["two under one name"] = _error(lambda: programs.make_streams(named("twice", -1, 0), "forward"))
     return found
+
+
+# -- plans of ours -----------------------------------------------------------------------------------------------------
+
+
+def _planned(build: Callable[[], None], count: int = 1, jobs: Sequence[Sequence[str]] = ((),)) -> Any:
+    """A program captured and cut into jobs, each of which runs the operations of these kinds (none: of all), for every micro-batch in
+    turn; and the events that such a plan gets."""
+    from interlace.bridge.capture import capture
+    from interlace.bridge.roles import give_roles
+    from interlace.ir import Job, Pipeline
+    from interlace.ir.kinds import is_boundary
+    from interlace.passes.events import events_of
+
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main, paddle.static.Program()):
+        build()
+    give_roles(main)
+    captured = capture(main, Pipeline(num_micro_batches=count, schedule="accumulate" if count > 1 else "none"))
+    inner = [op for op in captured.program.ops if not is_boundary(op)]
+    lists = [(k, m, [op.id for op in inner if not kinds or op.kind in kinds]) for k, kinds in enumerate(jobs) for m in range(count)]
+    made = tuple(Job(f"job{k}_{m}", "forward", m, tuple((op_id, m) for op_id in ids)) for k, m, ids in lists)
+    program = msgspec.structs.replace(captured.program, jobs=made)
+    return captured, msgspec.structs.replace(program, events=events_of(program))
+
+
+def _run_planned(captured: Any, program: Any, feeds: dict[str, np.ndarray], late: str) -> dict[str, np.ndarray]:
+    """What the plan's outputs are with one piece of work delayed, behind a step on other data."""
+    from interlace.bridge.lower import lower
+    from interlace.bridge.places import choose_place
+
+    lowered = lower(captured, program, choose_place())
+    for op in lowered.jobs[-1].program.global_block().ops:
+        if op.name() == "builtin.shadow_output":
+            op.operand_source(0).persistable = True  # so that it lies in the scope that we can read
+    place, scope = core.Place(), core.Scope()
+    place.set_place(PLACE)
+    executor = core.StandaloneExecutor(place, lowered.plan, scope)
+
+    def fed(sign: float) -> None:
+        device.synchronize()
+        for name, array in feeds.items():
+            scope.var(name).get_tensor().set(sign * array, PLACE)
+
+    fed(-1.0)
+    with device.switched(record=1):  # as on the GPU place: of last readers alone
+        slow(lambda: executor.run(list(feeds), False), late)
+        fed(1.0)
+        executor.run(list(feeds), False)
+        device.synchronize()
+    delays.off()
+    return {name: np.array(scope.find_var(name).get_tensor()) for name in lowered.outputs}
+
+
+def _with_and_without_events(
+    made: Any, feeds: dict[str, np.ndarray], late: str, expected: dict[str, np.ndarray], at_the_ends: bool = True
+) -> dict[str, Any]:
+    """What comes out, and what the checker says, of a plan and of the same without events; those at the ends of the step may stay."""
+    from interlace.bridge.places.custom import TESTBED_RULES
+    from interlace.scheduler.hazards import check
+
+    captured, program = made
+    found: dict[str, Any] = {}
+    inner = {item for job in program.jobs for item in job.items}
+    waits = [[item for item in event.waits if event.record not in inner or item not in inner] for event in program.events]
+    kept = [msgspec.structs.replace(event, waits=tuple(rest)) for event, rest in zip(program.events, waits, strict=True) if rest]
+    stay = () if at_the_ends else tuple(kept)
+    for name, each in (("planned", program), ("no events", msgspec.structs.replace(program, events=stay))):
+        outputs = _run_planned(captured, each, feeds, late)
+        results = {wrong(outputs[key], expected[key]) for key in expected}
+        found[name] = ["right" if results == {"right"} else "wrong", sorted({finding.kind for finding in check([each], TESTBED_RULES)})]
+    return found
+
+
+def _sequential(scene_: Callable[[], Any]) -> Any:
+    """As Paddle's engine sets the executor for its plans."""
+    paddle.set_flags({"FLAGS_new_executor_sequential_run": True, "FLAGS_pir_apply_inplace_pass": False})
+    try:
+        return scene_()
+    finally:
+        paddle.set_flags({"FLAGS_new_executor_sequential_run": False, "FLAGS_pir_apply_inplace_pass": True})
+
+
+@scene
+def the_batch_is_cut_late() -> dict[str, Any]:
+    """A side stream reads an input, first thing; the job that cuts the batch is late on compute."""
+    x = random(2 * N, N)
+
+    def build() -> None:
+        paddle._C_ops.set_persistable_value(on(paddle.tanh(data("x", N, N)), "side") * 2.0, "out")
+
+    expected = {"out": 2 * np.tanh(x).reshape(2, N, N)}
+    return _sequential(lambda: _with_and_without_events(_planned(build, 2, [("full", "tanh"), ("scale",)]), {"x": x}, "", expected))
+
+
+@scene
+def an_output_comes_late() -> dict[str, Any]:
+    """An output is made on a side stream; the job that collects the outputs runs on compute."""
+    x = random(2 * N, N)
+
+    def build() -> None:
+        paddle._C_ops.set_persistable_value(on(paddle.tanh(data("x", N, N) * 2.0), "side"), "out")
+
+    expected = {"out": np.tanh(2 * x).reshape(2, N, N)}
+    return _sequential(lambda: _with_and_without_events(_planned(build, 2), {"x": x}, "tanh", expected))
+
+
+@scene
+def a_base_is_overwritten_under_its_view() -> dict[str, Any]:
+    """Inside one job: a side stream reads a view, compute writes over its base."""
+    x = random(N, N)
+
+    def build() -> None:
+        base = paddle.exp(data("x", N, N))
+        view = paddle._C_ops.share_data(base)
+        paddle._C_ops.set_persistable_value(on(paddle.tanh(view), "side"), "read")
+        paddle._C_ops.set_persistable_value(paddle._C_ops.relu_(base), "over")
+
+    expected = {"read": np.tanh(np.exp(x))}
+    return _sequential(lambda: _with_and_without_events(_planned(build), {"x": x}, "tanh", expected, at_the_ends=False))
+
+
+@scene
+def memory_of_two_variables_is_freed() -> dict[str, Any]:
+    """A side stream is the last to read a view, early, which is when the collector notes it; later it reads the base, and compute does."""
+    x = random(N, N)
+
+    def build() -> None:
+        given = data("x", N, N)
+        base = paddle.exp(given)
+        on(paddle.nn.functional.silu(paddle._C_ops.share_data(base)), "side")
+        late = on(paddle.tanh(base), "side")
+        paddle._C_ops.set_persistable_value(base + base, "last")
+        for k in range(4):
+            paddle._C_ops.set_persistable_value(given + given, f"more{k}")
+        paddle._C_ops.set_persistable_value(late, "out")
+
+    expected = {"out": np.tanh(np.exp(x))}
+    return _sequential(lambda: _with_and_without_events(_planned(build), {"x": x}, "tanh", expected, at_the_ends=False))
 
 
 # -- rings, delays, switches -----------------------------------------------------------------------------------------

@@ -1,0 +1,173 @@
+"""Where every tensor lies: its storage, the variable through which the executor knows it, and whose contents it holds.
+
+The executor orders operations, and frees memory, by variable: an in-place result lives in its operand's variable, a view has a
+variable of its own over the same memory. Races are about memory. Whoever asks "do these two touch the same thing" has to say
+which of the two is meant; both are here.
+
+>>> from interlace.ir import parse
+>>> text = '''program rank=0 world=1 mode=train
+... #0 %0:float32[4]"x" = pd_op.data() forward
+... #1 %1:float32[2,2]~0 = pd_op.reshape(%0) forward views=0:0
+... #2 %2:float32[4]~0 = pd_op.relu_(%0) forward inplace=0:0'''
+>>> table = Storages(parse(text))
+>>> [[(part.storage, part.variable, part.root) for part in table.parts[value]] for value in (0, 1, 2)]
+[[(0, 0, 0)], [(0, 1, 0)], [(0, 0, 0)]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from interlace.ir.kinds import COMBINE, DATA, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_boundary, views_of
+from interlace.ir.program import ABSENT, Op, Program, Value
+
+Item = tuple[int, int]
+FETCH = "interlace_fetch"
+"""Attribute of an output that the user fetches by its value, beside the program's named ones."""
+
+
+class Part(NamedTuple):
+    """One tensor of a value.
+
+    Attributes:
+        storage: Number of its storage in `Storages.storages`.
+        variable: The executor's variable, named by the first value of its in-place chain.
+        root: The value whose contents it is: the first one, before views and in-place results.
+        value: The tensor's own value id; `ABSENT` for a vector's element that no operation takes out.
+    """
+
+    storage: int
+    variable: int
+    root: int
+    value: int
+
+
+@dataclass(slots=True)
+class Storage:
+    """One piece of memory, of each micro-batch or (persistable) of all.
+
+    Attributes:
+        persistable: One for all micro-batches, there before and after the step.
+        memory: `device`, `pinned` or `host`.
+        kept: Never freed within the step, because the program's surroundings hold it.
+        variables: All that name it.
+    """
+
+    persistable: bool
+    memory: str
+    kept: bool = False
+    variables: set[int] = field(default_factory=set)
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it is the same memory in the next step: what is persistable, and host buffers."""
+        return self.persistable or self.memory != "device"
+
+
+class Storages:
+    """Storages and variables of a program; O(ops + operands).
+
+    Attributes:
+        storages: All, in the order of the program.
+        parts: Value id -> its tensors: one, or those of a vector.
+        values: Value by id.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.values = {value.id: value for value in program.values}
+        self.storages: list[Storage] = []
+        self.parts: dict[int, tuple[Part, ...]] = {}
+        self._number: dict[int, int] = {}
+        self._persistable = {value.storage for value in program.values if value.persistable}
+        self._once = {value for op in program.ops if op.role == "optimize" for value in op.results}
+        for op in program.ops:
+            for k, value in enumerate(op.results):
+                self.parts[value] = self._parts(op, k, self.values[value])
+                for part in self.parts[value] if op.name not in (COMBINE, SPLIT) else ():
+                    self.storages[part.storage].variables.add(part.variable)
+        for op in program.ops:
+            if is_boundary(op) and not (is_fed(op, self.values) or self.is_collected(op)):
+                for value in (*op.operands, *op.results):
+                    for part in self.parts.get(value, ()):
+                        self.storages[part.storage].kept = True
+
+    def _parts(self, op: Op, k: int, value: Value) -> tuple[Part, ...]:
+        if op.name == COMBINE:
+            return tuple(part for v in op.operands if v != ABSENT for part in self.parts[v])
+        if op.name == SPLIT and len(self.parts[op.operands[0]]) == len(op.results):
+            part = self.parts[op.operands[0]][k]._replace(value=value.id)
+            self._number.setdefault(value.storage, part.storage)
+            return (part,)
+        shared = next((op.operands[o] for r, o in (*op.inplace, *op.views) if r == k), ABSENT)
+        if shared != ABSENT:
+            own = k not in dict(op.inplace)
+            tensor = value.dtype != "vector"
+            return tuple(Part(part.storage, value.id if own else part.variable, part.root, value.id if tensor else part.value)
+                         for part in self.parts[shared])  # fmt: skip
+        if value.dtype == "vector":
+            return tuple(Part(self._new(value), value.id, value.id, ABSENT) for _ in value.elements)
+        if value.storage not in self._number:
+            self._number[value.storage] = self._new(value)
+        return (Part(self._number[value.storage], value.id, value.id, value.id),)
+
+    def _new(self, value: Value) -> int:
+        self.storages.append(Storage(value.storage in self._persistable, value.memory))
+        return len(self.storages) - 1
+
+    def reads(self, op: Op) -> list[int]:
+        """Values whose contents an operation reads, each once; none where it launches nothing."""
+        if op.name in NO_KERNEL or is_boundary(op):
+            return []
+        return list(dict.fromkeys(v for k, v in enumerate(op.operands) if v != ABSENT and k not in op.no_buffer))
+
+    def writes(self, op: Op) -> list[int]:
+        """Results that the operation computes: all but views and results that are left out."""
+        if is_boundary(op) or op.name in (COMBINE, SPLIT):
+            return []
+        viewed = {result for result, _ in views_of(op)}
+        return [value for k, value in enumerate(op.results) if k not in viewed and self.values[value].dtype != "null"]
+
+    def views(self, op: Op) -> list[int]:
+        """Results that are their operand's memory: nothing is written, but the executor has the variable from this operation."""
+        return [op.results[result] for result, _ in views_of(op)] if op.name not in NO_KERNEL else []
+
+    def is_once(self, value: int) -> bool:
+        """Whether a value exists once a step: what is persistable, and what the optimizer part gives."""
+        parts = self.parts[value]
+        return value in self._once or any(self.values[part.variable].persistable for part in parts)
+
+    def is_collected(self, op: Op) -> bool:
+        """Whether the job at the end of the step reads what this operation names, to hand it out."""
+        return op.name == SHADOW_OUTPUT and (FETCH in op.attrs or not self.is_once(op.operands[0]))
+
+
+def is_fed(op: Op, values: dict[int, Value]) -> bool:
+    """Whether an operation names an input that comes with the batch: the first job of the step cuts it by micro-batch."""
+    return op.name == DATA and not values[op.results[0]].persistable
+
+
+def feed_items(program: Program) -> list[Item]:
+    """What the job at the start of the step gives, in its order: each input of the batch for each micro-batch."""
+    values = {value.id: value for value in program.values}
+    read = {value for op in program.ops for value in op.operands}
+    fed = [op.id for op in program.ops if is_fed(op, values) and op.results[0] in read]
+    return [(op_id, m) for op_id in fed for m in range(program.pipeline.num_micro_batches)]
+
+
+def collect_items(program: Program, storages: Storages | None = None) -> list[Item]:
+    """What the job at the end of the step reads, in its order: each output for each micro-batch, or once."""
+    if not any(op.name == SHADOW_OUTPUT for op in program.ops):
+        return []
+    table = storages or Storages(program)
+    return [(op.id, m) for op in program.ops if table.is_collected(op)
+            for m in range(1 if table.is_once(op.operands[0]) else program.pipeline.num_micro_batches)]  # fmt: skip
+
+
+def with_fetches(program: Program, values: Sequence[int]) -> Program:
+    """The program with an output for each value that the user fetches."""
+    first = 1 + max((op.id for op in program.ops), default=-1)
+    return program.with_ops([*program.ops, *(Op(first + k, SHADOW_OUTPUT, (value,), (), "optimize", attrs={FETCH: value})
+                                             for k, value in enumerate(dict.fromkeys(values)))])  # fmt: skip

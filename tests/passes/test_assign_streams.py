@@ -1,0 +1,112 @@
+"""What `assign-streams` adds so that a plan is safe: last readers that hold memory, and events, also at both ends of the step."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from interlace.cost_model import CostModel, load_profile
+from interlace.ir import Program, parse, verify
+from interlace.passes import Pipeline, find_pass
+from interlace.scheduler.hazards import CUSTOM, GPU, check
+from interlace.scheduler.hazards.place import Place
+from tests.closure import Closure
+
+HEAD = "program rank=0 world=2 mode=train\ngroup 7 = 0,1\npipeline stage=0 of 1 micro_batches={count} chunks=1 schedule=accumulate\n"
+
+
+def assigned(text: str, count: int = 1) -> Program:
+    """A scheduled program of rank 0, and what the pass makes of it."""
+    program = parse(HEAD.format(count=count) + text)
+    verify(program)
+    scheduled = msgspec.structs.replace(program, passes=("schedule-1f1b",))
+    return Pipeline((find_pass("assign-streams")(),)).run(scheduled, CostModel(load_profile("h200")))[0]
+
+
+def require_proved(program: Program, places: tuple[Place, ...] = (GPU, CUSTOM)) -> None:
+    for place in places:
+        assert [str(finding) for finding in check([program], place)] == []
+    closure = Closure(program)
+    assert (closure.races(), closure.freed_early(), closure.unwritten()) == ([], [], [])
+
+
+def added(program: Program) -> list[tuple[str, str, tuple[int, ...]]]:
+    """New operations: name, stream, operands."""
+    return [(op.kind, op.stream, op.operands) for op in program.ops if op.kind == "share_data"]
+
+
+LOSS = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.cross_entropy_with_softmax(%0) forward
+#2 %2:float32[2] = pd_op.greater_than(%1) forward
+#3 %3:float32[4] = pd_op.all_gather(%1) forward group=7
+#4 %4:float32[4] = pd_op.masked_select(%3, %2) forward
+#5 %5:float32[2] = pd_op.cast(%2) forward
+#6 builtin.shadow_output(%4) forward {"output_name":"loss"}
+"""
+
+
+def test_a_loss_is_held_where_a_job_reads_it_last_on_compute() -> None:
+    """A job that mixes micro-batches may have the comparison behind the gathering, as the program has not."""
+    made = assigned(LOSS + "job a forward 0: 1-5@0\njob b forward 1: 1@1 3@1 2@1 5@1 4@1\n", count=2)
+    require_proved(made)
+    assert added(made) == [("share_data", "", (1,))]
+
+
+def test_a_loss_whose_gathered_form_nobody_waits_for_is_read_once_more_beside() -> None:
+    text = LOSS.replace("%4:float32[4] = pd_op.masked_select(%3, %2)", "%4:float32[4] = pd_op.exp(%2)")
+    made = assigned(text + "job a forward 0: 1@0 3@0 2@0 5@0 4@0\n")
+    require_proved(made)
+    assert added(made) == [("share_data", "auto_parallel_mp", (1,))]
+
+
+def test_a_mask_that_leaves_first_thing_waits_for_the_batch_to_be_cut() -> None:
+    """Inputs are cut on compute by a job of their own; nothing orders a side stream of another job behind it."""
+    made = assigned("""
+#0 %0:float32[2]"mask" = pd_op.data() forward
+#1 %1:float32[2]"x" = pd_op.data() forward
+#2 pd_op.send_v2(%0) forward group=7 {"peer":1}
+#3 %3:float32[2] = pd_op.multiply(%1, %0) forward
+#4 builtin.shadow_output(%3) forward {"output_name":"y"}
+job a forward 0: 2-3@0
+job b forward 1: 2-3@1
+""", count=2)  # fmt: skip
+    require_proved(made)
+    (event,) = [event for event in made.events if event.record[0] in (0, 1)]
+    assert event.record == (1, 1), "the last piece that the first job cuts: one event for all inputs"
+    assert event.waits == ((2, 0),), "later sends come behind it on their stream"
+    assert "race" in {finding.kind for finding in check([msgspec.structs.replace(made, events=())])}
+
+
+def test_an_output_of_a_side_stream_is_waited_for_by_the_job_that_collects_it() -> None:
+    made = assigned("""
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.mean(%0) forward
+#2 %2:float32[2] = pd_op.all_reduce(%1) forward group=7
+#3 builtin.shadow_output(%2) forward {"output_name":"loss"}
+job a forward 0: 1-2@0
+job b forward 1: 1-2@1
+""", count=2)  # fmt: skip
+    require_proved(made)
+    assert [(event.record, event.waits) for event in made.events] == [((2, 0), ((3, 0),)), ((2, 1), ((3, 1),))]
+    (finding, *_) = check([msgspec.structs.replace(made, events=())])
+    assert finding.kind == "race"
+    assert "the job that collects the outputs (#3 builtin.shadow_output of micro-batch 0) may read %2 of #2" in finding.message
+
+
+@pytest.mark.parametrize("jobs", ["job a forward 0: 1-4@0", "job a forward 0: 1-2@0\njob b backward 0: 3-4@0"])
+def test_an_overwritten_memory_waits_for_a_side_reader_of_its_view(jobs: str) -> None:
+    """The executor orders by variable: it does not see that a view and its base are one memory."""
+    made = assigned("""
+#0 %0:float32[4]"x" = pd_op.data() forward
+#1 %1:float32[4] = pd_op.exp(%0) forward
+#2 %2:float32[2,2]~1 = pd_op.reshape(%1) forward views=0:0
+#3 %3:float32[2,2] = pd_op.all_reduce(%2) forward group=7
+#4 %4:float32[4]~1 = pd_op.relu_(%1) forward inplace=0:0
+#5 builtin.shadow_output(%4) forward {"output_name":"y"}
+#6 builtin.shadow_output(%3) forward {"output_name":"z"}
+""" + jobs)  # fmt: skip
+    require_proved(made)
+    assert (3, 0) in [event.record for event in made.events]
+    lost = [event for event in made.events if (4, 0) not in event.waits]
+    assert {finding.kind for finding in check([msgspec.structs.replace(made, events=tuple(lost))])} == {"race"}
