@@ -138,6 +138,7 @@ group 4 = 1,0
 #2 %2:float32[2] = pd_op.relu(%1) forward
 #3 pd_op.send_v2(%0) forward group={send} stream="auto_parallel_pp_send" {{"peer":1}}
 job all forward 0: 1-3@0{wait}
+event cut 0@0 -> 3@0
 """
 
 
