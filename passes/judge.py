@@ -55,7 +55,8 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
         found = asked if form is judged else run(form)
         step_ns = _step_ns(found[1], cost, peers)
         if step_ns is None or limit_ns is None:
-            return _noted(asked, judged, [], ["the whole step was not judged: its simulation stands still; `interlace check` says where"])
+            why = "the whole step was not judged: the simulated ranks wait for each other in a circle; `interlace check` shows it"
+            return _noted(asked, judged, [], [why])
         against = f"{form.label()}: whole step simulated {ms(step_ns)}, with {plainest.label()} {ms(limit_ns)}"
         if step_ns <= limit_ns:
             return _noted(found, judged, [against], declined)

@@ -201,12 +201,12 @@ class _Work:
         for mover in held:
             spoiled = self._spoiled(op, mover)
             if spoiled:
-                return f"{describe(op)} overwrites %{spoiled[0]} in front of it, which {describe(mover)} reads"
+                return f"{describe(op)} comes before it and overwrites %{spoiled[0]}, which {describe(mover)} reads"
         if op.id in self.backward.sinks:
             return ""
         if op.id == comm.id or is_comm(op):
             return f"{describe(held[0])} must come first: communication keeps its order within group {op.group}"
-        return f"{describe(op)} stands in front of it and needs {describe(held[0])}"
+        return f"{describe(op)} comes before it and needs {describe(held[0])}"
 
     def _spoiled(self, op: Op, mover: Op) -> list[int]:
         """Values that one operation reads and another overwrites; buffers that live across steps are summed in order."""
@@ -305,15 +305,15 @@ class _Work:
                  if op.kind in PRODUCTS and op.id not in known and self.place[op.id] < self.place[comm.id]]  # fmt: skip
         if bound:
             return f"{describe(bound[0])} must come first: it feeds more than its gradient's sum"
-        return "no weight gradient stands in front of it" + ("" if products else ", and no product with a weight feeds it")
+        return "no weight gradient comes before it" + ("" if products else ", and no matmul with a weight feeds it")
 
     def _said(self, comm: Op, own: set[int], moved: set[int], found: Estimate) -> str:
         dx = ", ".join(f"#{op.id}" for op in self.backward.sources(comm))
-        head = f"starts behind dX {dx}" if own else "gets work from other layers"
+        head = f"starts right after dX {dx}" if own else "runs beside work of other layers"
         lent = len([op_id for op_id in moved - own if self.graph.ops[op_id].kind in PRODUCTS])
-        more = f" ({_count(lent, 'product')} borrowed)" if lent else ""
-        rest = f", fillers go on for {ms(found.both - found.comm)}" if found.both > found.comm else ""
-        what = f"{_count(len(moved), 'operation')} moved behind it{more}"
+        more = f" ({_count(lent, 'matmul')} borrowed from other layers)" if lent else ""
+        rest = f"; what was moved runs {ms(found.both - found.comm)} longer" if found.both > found.comm else ""
+        what = f"{_count(len(moved), 'operation')} moved after it{more}"
         return f"{head}; {what}; {ms_figure(found.done)} of its {ms(found.comm)} done beside them, gain {ms(found.gain)}{rest}"
 
 

@@ -100,7 +100,7 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
             else:
                 split.gradient(op, place)
         alone = sum(op.kind == ACCUMULATING for op in program.ops)
-        for count, what in ((others, "product(s) without a weight (attention scores): gradients stay whole"),
+        for count, what in ((others, "matmul(s) without a weight (attention scores): their gradients stay one operation"),
                             (alone, f"{ACCUMULATING}: dW stands alone already")):  # fmt: skip
             context.declined += [f"{count} {what}"] if count else []
         return split.edit.build()
