@@ -13,7 +13,7 @@ ROOMS = ("ir", "cost_model", "scheduler", "passes", "plan", "bridge", "cli")
 """From the inside out: a room may import itself and rooms in front of it."""
 LEAVES = {"interlace.errors", "interlace.files", "interlace.interrupts", "interlace.version", "interlace.configs", "interlace.units"}
 INNER = {"interlace.config": "plan", "interlace.report": "plan", "interlace.launch": "bridge", "interlace.processes": "bridge",
-         "interlace.installed": "bridge"}
+         "interlace.installed": "bridge", "interlace.verdict": "bridge"}
 """Modules outside of the rooms' folders -> the room they count as."""
 
 

@@ -23,6 +23,8 @@ class StepLoss(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     dur_ns: int = 0
 
 
+STEPS_VARIABLE = "INTERLACE_STEPS_OF"
+"""Names a folder of reports: steps of other modes than training are not run then, they give what they gave in those runs."""
 STATE_KINDS = ("buffer", "optimizer state", "master weight", "gradient buffer")
 """What lasts from step to step besides trainable parameters."""
 

@@ -20,6 +20,7 @@ from interlace.units import ms, ranks_text
 
 if TYPE_CHECKING:
     from interlace.bridge.rank_report import Progress, RankReport, StepLoss
+    from interlace.errors import LaunchError
     from interlace.launch import LaunchResult
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -103,74 +104,55 @@ def _run_once(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from interlace.bridge.rank_report import counted
+    from interlace.verdict import judge, training
 
-    stock = _launch(args, _environment(args, stock=True), "stock")
-    planned = _launch(args, _environment(args, stock=False), "interlace")
-    difference = first_difference(stock.reports, planned.reports)
-    compared = sum(bool(loss.raw_hex) for report in stock.reports for loss in report.losses)
-    print(_table_text(stock.reports, planned.reports))
-    print(_times_text("stock", stock, args))
-    print(_times_text("interlace", planned, args))
-    if difference is None and not compared:
-        difference = "no rank fetched a loss: there is nothing to compare; train at least one step"
-    each = f"{compared} losses, {counted(stock.reports)} of {args.world} ranks"
-    args.failed = difference is not None
-    logs = f"logs in {stock.log_dir} and {planned.log_dir}"
-    idle = "" if difference else _why_idle(args, planned)
+    stock = _attempt(args, _environment(args, stock=True), "stock")
+    planned = _attempt(args, _environment(args, stock=False), "interlace")
+    found = judge(stock, planned, lambda name, env: _launch(args, {**_environment(args, stock=True), **env}, name))
+    mine, theirs = found.runs["interlace"], found.runs.get(found.against)
+    compared = sum(bool(loss.raw_hex) for report in theirs.reports for loss in report.losses) if theirs else 0
+    idle = _why_idle(args, mine, compared) if found.verdict == "same" else ""
+    args.failed = found.verdict != "same"
+    verdict = "no plan" if idle else found.verdict
+    _write_json(args, {"verdict": verdict, "difference": found.difference or None, "against": found.against, "paddle_faults": found.faults,
+                       "runs": {name: _as_dict(run) for name, run in found.runs.items()}})  # fmt: skip
+    if theirs:
+        print(_table_text(training(theirs.reports), training(mine.reports)) if found.trains_only else
+              _table_text(theirs.reports, mine.reports))  # fmt: skip
+    for name, run in found.runs.items():
+        print(_times_text(name, run, args))
+    for fault in found.faults:
+        print(f"Paddle's fault, not a plan's: {fault}")
     if idle:
         print(f"interlace run: nothing was verified: {idle}", file=sys.stderr)
+    elif found.verdict == "same":
+        with_what = "" if found.against == "stock" else f" with those of the run {found.against}; steps that it left out are not compared"
+        print(f"SAME: {compared} losses, {counted(theirs.reports) if theirs else ''} of {args.world} ranks are equal bit by bit{with_what}")
+    elif found.verdict == "different":
+        logs = " and ".join(run.log_dir for name, run in found.runs.items() if name in (found.against, "interlace"))
+        print(f"DIFFERENT: {found.difference}; logs in {logs}")
     else:
-        print(f"DIFFERENT: {difference}; {logs}" if difference else f"SAME: {each} are equal bit by bit")
-    runs = {"stock": _as_dict(stock), "interlace": _as_dict(planned)}
-    verdict = "different" if difference else "no plan" if idle else "same"
-    _write_json(args, {"verdict": verdict, "difference": difference, "runs": runs})
-    return _DIFFERENT if difference else _USER_ERROR if idle else _SAME
+        print(f"NOTHING TO COMPARE WITH: {found.verdict}, in no form of it that is known to run; Interlace's run came to its end")
+    return _USER_ERROR if idle else _SAME if found.verdict == "same" else _DIFFERENT
 
 
-def _why_idle(args: argparse.Namespace, planned: LaunchResult) -> str:
-    """Why both runs were stock Paddle; empty where Interlace made a plan."""
+def _attempt(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult | LaunchError:
+    """A run, or why it failed. Raises ScriptError where the script is at fault."""
+    from interlace.errors import LaunchError
+
+    try:
+        return _launch(args, env, name)
+    except LaunchError as error:
+        return error
+
+
+def _why_idle(args: argparse.Namespace, planned: LaunchResult, compared: int) -> str:
+    """Why equal runs show nothing; empty where Interlace made a plan and losses were compared."""
     if any(report.plan is not None for report in planned.reports):
-        return ""
+        return "" if compared else "no rank fetched a loss: there is nothing to compare; train at least one step"
     asked = (f"{args.config} turns everything off, or the script trains nothing through dist.to_static" if args.config is not None else
              "the script never called interlace.enable(strategy), or turned everything off; call it, or give a --config")  # fmt: skip
     return f"Interlace made no plan on any rank, so stock Paddle ran twice; {asked}"
-
-
-def first_difference(stock: tuple[RankReport, ...], planned: tuple[RankReport, ...]) -> str | None:
-    """The first loss, else the first parameter or other state, whose bits differ between two runs; None where all are the same."""
-    from interlace.bridge.rank_report import first_state_difference
-
-    pairs = list(zip(stock, planned, strict=True))
-    differing = [found for one, other in pairs if (found := _first_loss(one, other)) is not None]
-    if differing:
-        return min(differing)[1]
-    return next((text for one, other in pairs if (text := first_state_difference(one, other))), None)
-
-
-def _first_loss(stock: RankReport, planned: RankReport) -> tuple[int, str] | None:
-    """Position in the run and description of a rank's first differing loss."""
-    for position, (one, other) in enumerate(zip(stock.losses, planned.losses, strict=False)):
-        if (one.mode, one.step, one.dtype, one.shape, one.raw_hex) != (
-            other.mode,
-            other.step,
-            other.dtype,
-            other.shape,
-            other.raw_hex,
-        ):
-            where = f"rank {stock.rank}, {one.mode} step {one.step}"
-            return position, f"{where}: stock {_exact(one)}, interlace {_exact(other)}"
-    if len(stock.losses) != len(planned.losses):
-        position = min(len(stock.losses), len(planned.losses))
-        return position, (f"rank {stock.rank}: stock ran {len(stock.losses)} steps, interlace {len(planned.losses)}")
-    return None
-
-
-def _exact(loss: StepLoss) -> str:
-    if not loss.raw_hex:
-        return "no loss"
-    shown = ", ".join(f"{value!r}" for value in loss.values[:4])
-    more = ", ..." if len(loss.values) > 4 else ""
-    return f"{shown}{more} ({loss.dtype}{list(loss.shape)}, bits {loss.raw_hex[:32]})"
 
 
 def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:

@@ -18,9 +18,9 @@ import pytest
 from interlace import cli
 from interlace import launch as launch_module
 from interlace.bridge.rank_report import RankReport, StepLoss
-from interlace.cli import run as run_command
 from interlace.errors import LaunchError
 from interlace.launch import LaunchResult, launch
+from interlace.verdict import first_difference
 
 TINY = Path(__file__).with_name("tiny_gpt.py")
 paddle_needed = pytest.mark.paddle
@@ -215,20 +215,20 @@ def test_first_difference() -> None:
         return RankReport(rank, 2, tuple(steps), parameters)
 
     same = (report(0, "aa", "bb", w="1"), report(1, "aa", "bb", w="2"))
-    assert run_command.first_difference(same, same) is None
+    assert first_difference(same, same) is None
     later = (report(0, "aa", "xx", w="1"), report(1, "yy", "bb", w="2"))
-    text = run_command.first_difference(same, later)
+    text = first_difference(same, later)
     assert text is not None
     assert text.startswith("rank 1, train step 1: stock 0.0 (float32[], bits aa), interlace 0.0")
     parameters = (report(0, "aa", "bb", w="1"), report(1, "aa", "bb", w="3"))
-    assert run_command.first_difference(same, parameters) == "rank 1, parameter w: sha256 stock 2, interlace 3"
+    assert first_difference(same, parameters) == "rank 1, parameter w: sha256 stock 2, interlace 3"
     state = tuple(RankReport(0, 2, same[0].losses, {"w": "1"}, state={"buffer": {"mean": digest}}) for digest in "56")
-    text = run_command.first_difference((state[0], same[1]), (state[1], same[1]))
+    text = first_difference((state[0], same[1]), (state[1], same[1]))
     assert text == "rank 0, buffer mean: sha256 stock 5, interlace 6"
-    text = run_command.first_difference((state[0], same[1]), same)
+    text = first_difference((state[0], same[1]), same)
     assert text == "rank 0, buffer mean: sha256 stock 5, interlace absent"
     shorter = (report(0, "aa", w="1"), same[1])
-    assert run_command.first_difference(same, shorter) == "rank 0: stock ran 2 steps, interlace 1"
+    assert first_difference(same, shorter) == "rank 0: stock ran 2 steps, interlace 1"
 
 
 def test_gpu_command_line() -> None:

@@ -1,0 +1,124 @@
+"""Whose fault a difference between stock and Interlace is: stock runs again before DIFFERENT is said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlace.bridge.rank_report import STEPS_VARIABLE, RankReport, StepLoss, read_report
+from interlace.cli import main
+from interlace.cli import run as run_command
+from interlace.errors import LaunchError
+from interlace.launch import LaunchResult
+from interlace.verdict import FAULTS, judge
+
+GOOD = ("train 01", "eval 02", "train 03")
+DIED = LaunchError("rank 1 failed: killed by signal SIGSEGV\nlog of rank 1: ...")
+
+
+def result(*steps: str, weights: str = "aa", plan: Any = None) -> LaunchResult:
+    """A run of one rank: modes and bits of its losses."""
+    losses: list[StepLoss] = []
+    for mode, bits in (step.split() for step in steps):
+        number = 1 + sum(loss.mode == mode for loss in losses)
+        losses.append(StepLoss(mode, number, "float32", (), bits, (1.0,), 5))
+    return LaunchResult((RankReport(0, 1, tuple(losses), {"w": weights}, plan),), 1.0, "logs")
+
+
+PLANNED = result(*GOOD, plan={"rank": 0, "passes": []})
+TRAINED = result("train 01", "train 03")
+WRONG = result("train 01", "eval 02", "train 09", weights="bb")
+OTHER = result("train 01", "eval 02", "train 05", weights="cc")
+
+
+class Runs:
+    """Stock's other runs: what each gives, or how it fails, and in which environment it ran."""
+
+    def __init__(self, **given: LaunchResult | LaunchError) -> None:
+        self.given, self.ran = given, dict[str, dict[str, str]]()
+
+    def __call__(self, name: str, env: Mapping[str, str]) -> LaunchResult:
+        self.ran[name] = dict(env)
+        if STEPS_VARIABLE in env:
+            assert read_report(env[STEPS_VARIABLE], 0) == PLANNED.reports[0]
+        found = self.given[name.replace("-", "_")]
+        if isinstance(found, LaunchError):
+            raise found
+        return found
+
+
+CASES: dict[str, tuple[LaunchResult | LaunchError, dict[str, Any], str, str]] = {
+    "equal": (result(*GOOD), {}, "same", "stock"),
+    "evaluation spoils stock": (WRONG, {"stock_again": WRONG, "stock_training_only": TRAINED}, "same", "stock-training-only"),
+    "evaluation kills stock": (DIED, {"stock_training_only": TRAINED}, "same", "stock-training-only"),
+    "in-place": (WRONG, {"stock_again": WRONG, "stock_training_only": OTHER, "stock_no_inplace": TRAINED}, "same", "stock-no-inplace"),
+    "ours": (WRONG, {"stock_again": WRONG, "stock_training_only": OTHER, "stock_no_inplace": OTHER}, "different", "stock"),
+    "ours, where stock dies": (DIED, {"stock_training_only": OTHER, "stock_no_inplace": OTHER}, "different", "stock-training-only"),
+    "stock cannot": (DIED, {"stock_training_only": DIED, "stock_no_inplace": DIED}, "stock failed", "stock"),
+    "stock repeats nothing": (WRONG, {"stock_again": OTHER}, "stock unsteady", "stock-again"),
+    "stock was wrong once": (WRONG, {"stock_again": result(*GOOD)}, "same", "stock-again"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_who_is_to_blame(name: str) -> None:
+    stock, given, verdict, against = CASES[name]
+    runs = Runs(**given)
+    found = judge(stock, PLANNED, runs)
+    assert (found.verdict, found.against) == (verdict, against)
+    assert list(runs.ran) == [each.replace("_", "-") for each in given]
+    assert bool(found.difference) == (verdict != "same")
+    assert bool(found.faults) == (verdict in ("stock failed", "stock unsteady") or against != "stock")
+    assert (FAULTS[0].told in found.faults) == (verdict == "same" and found.trains_only)
+    if "stock-no-inplace" in runs.ran:
+        assert runs.ran["stock-no-inplace"]["FLAGS_pir_apply_inplace_pass"] == "0"
+
+
+def test_without_evaluation_there_is_none_to_leave_out() -> None:
+    planned = result("train 01", "train 03", plan={})
+    runs = Runs(stock_again=WRONG, stock_no_inplace=planned)
+    assert judge(WRONG, planned, runs).against == "stock-no-inplace"
+    assert STEPS_VARIABLE not in runs.ran["stock-no-inplace"]
+
+
+def test_a_failure_says_whose_it_is() -> None:
+    with pytest.raises(LaunchError, match=r"^Interlace's run failed, stock Paddle's did not: rank 1 failed"):
+        judge(result(*GOOD), DIED, Runs())
+    with pytest.raises(LaunchError, match=r"^both runs failed, stock Paddle's too, so no plan is to blame"):
+        judge(DIED, DIED, Runs())
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("evaluation kills stock", 0, "SAME: 2 losses, 1 parameters"),
+        ("ours", 1, "DIFFERENT: rank 0, train step 2: stock 1.0"),
+        ("stock cannot", 1, "NOTHING TO COMPARE WITH: stock failed"),
+    ],
+)
+def test_the_command_says_so(tmp_path: Path, monkeypatch: Any, capsys: Any, name: str, code: int, told: str) -> None:
+    stock, given, _, _ = CASES[name]
+    runs = Runs(**given, stock=stock, interlace=PLANNED)
+    monkeypatch.setattr(run_command, "_launch", lambda args, env, name: runs(name, env))
+    (tmp_path / "script.py").write_text("")
+    assert main(["run", str(tmp_path / "script.py"), "--world", "1", "--verify", "--json", os.fspath(tmp_path / "x.json")]) == code
+    said = capsys.readouterr().out
+    assert told in said
+    died = "Paddle's fault, not a plan's: stock Paddle's own run failed: rank 1 failed: killed by signal SIGSEGV\n"
+    assert (died in said) == (stock is DIED)
+    assert all(env["INTERLACE_DISABLE"] == "1" for name, env in runs.ran.items() if name != "interlace")
+
+
+@pytest.mark.paddle
+def test_evaluation_between_accumulated_steps(tmp_path: Path, capsys: Any) -> None:
+    """Stock really trains wrong there, and right without it."""
+    tiny = str(Path(__file__).parent / "cpu" / "tiny_gpt.py")
+    words = ["run", tiny, "--world", "1", "--config", "overlap", "--verify", "--log-dir", str(tmp_path / "logs")]
+    assert main([*words, "--", "--eval", "--micro-batches", "2"]) == 0
+    said = capsys.readouterr().out
+    assert FAULTS[0].told in said
+    assert "equal bit by bit with those of the run stock-training-only" in said
