@@ -222,6 +222,7 @@ def test_what_has_a_group_is_communication_of_whatever_kind() -> None:
         ops = [[_renamed(op, name) for op in one.ops] for one in ranks]
         ranks = [one.with_ops(its) for one, its in zip(ranks, ops, strict=True)]
         assert check(ranks) == []
+        simulate(ranks, GivenCosts({"default": 5}))
         jobs = [msgspec.structs.replace(job, items=job.items[::-1]) for job in ranks[1].jobs]
         crossed = msgspec.structs.replace(ranks[1], jobs=tuple(jobs))
         assert kinds(check([ranks[0], crossed])) == ["deadlock"]
