@@ -66,6 +66,10 @@ def test_an_order_in_which_partners_differ_is_refused_on_every_rank_alike(agree:
     assert "rank 0 #1 pd_op.all_reduce (a)" in finding.message
     assert "rank 1 #3 pd_op.all_reduce (b)" in finding.message
     assert together(agree, ranks) == [f"the plans of all ranks together are not safe on gpu: 1 finding(s)\n  {finding}"] * 2
+    ranks = pair(((7, 8), (7, 8)), ((7, 8), (8, 7)))
+    first, second = check(ranks)
+    assert "rank 1 #3 pd_op.all_reduce (b)" in first.message
+    assert together(agree, ranks) == [f"the plans of all ranks together are not safe on gpu: 2 finding(s)\n  {first}\n  {second}"] * 2
 
 
 def test_a_rank_that_calls_once_less_is_refused_on_every_rank_alike(agree: Any) -> None:
