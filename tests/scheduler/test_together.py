@@ -285,11 +285,12 @@ def test_waits_across_streams_of_a_rank_are_waits() -> None:
     text = """group 7 = 0,1
 group 8 = 0,1
 #0 %0:float32[2]"x" = pd_op.data() forward
-#1 %1:float32[2] = pd_op.all_reduce(%0) forward group={first} stream="a"
-#2 %2:float32[2] = pd_op.all_reduce(%1) forward group={second} stream="b"
-job f forward 0: 1-2@0
+#1 %1:float32[2] = pd_op.exp(%0) forward
+#2 %2:float32[2] = pd_op.all_reduce(%1) forward group={first} stream="a"
+#3 %3:float32[2] = pd_op.all_reduce(%2) forward group={second} stream="b"
+job f forward 0: 1-3@0
 """
     ranks = [program(text.format(first=7 + rank, second=8 - rank), rank, 2) for rank in range(2)]
     (finding,) = check(ranks)
     assert finding.kind == "deadlock"
-    assert finding.message.count("through data to #2 pd_op.all_reduce") == 2
+    assert finding.message.count("through data to #3 pd_op.all_reduce") == 2
