@@ -24,8 +24,8 @@ class Needs:
         orders: Orders that it lacks, `(earlier item, item that must wait)`, none following from the others.
         frees: Uses of memory that would be handed out again under them: `first` is the use, `second` the item behind which
             the memory is free.
-        carried: Uses that an access of the next step may overtake, as orders within this step: the last item of that access's
-            stream must wait for the use.
+        carried: Uses that an access of the next step may overtake, as orders within each step: the last item of that access's
+            stream waits for the use, or the access waits for the first item of the use's stream, which comes behind the use then.
     """
 
     trace: Trace
@@ -44,6 +44,13 @@ def needs_of(program: Program, place: Place = STRICT) -> Needs:
     trace = Tracer(flatten(program, place.serial), place, supply=True).run()
     found = Needs(trace, (), tuple(freed_in_use(trace, place)))
     orders = [(found.item(before), found.item(item)) for before, item in trace.wanted]
-    ends = [(fault.first, trace.last[trace.steps.stream[fault.second]]) for fault in overlapping_steps(trace, place)]
-    carried = [(found.item(use), found.item(end)) for use, end in ends if use < end]
-    return Needs(trace, tuple(orders), found.frees, tuple(dict.fromkeys(carried)))
+    carried = [_carried(trace, fault) for fault in overlapping_steps(trace, place)]
+    pairs = [(found.item(before), found.item(item)) for before, item in carried if before < item]
+    return Needs(trace, tuple(orders), found.frees, tuple(dict.fromkeys(pairs)))
+
+
+def _carried(trace: Trace, fault: Fault) -> tuple[int, int]:
+    """An order within the step that carries a use of one step to an access of the next."""
+    stream = trace.steps.stream
+    end = trace.last[stream[fault.second]]
+    return (fault.first, end) if fault.first < end else (stream.index(stream[fault.first]), fault.second)

@@ -110,3 +110,49 @@ def test_an_overwritten_memory_waits_for_a_side_reader_of_its_view(jobs: str) ->
     assert (3, 0) in [event.record for event in made.events]
     lost = [event for event in made.events if (4, 0) not in event.waits]
     assert {finding.kind for finding in check([msgspec.structs.replace(made, events=tuple(lost))])} == {"race"}
+
+
+def test_the_optimizer_waits_for_what_a_side_stream_wrote() -> None:
+    """Of all micro-batches' writes the last one orders the others; in the next step the first one comes behind computation."""
+    made = assigned("""
+#0 %0:float32[2]!"p" = builtin.parameter() forward
+#1 %1:float32[2]!"g" = builtin.parameter() forward
+#4 %4:float32[2] = pd_op.full() forward
+#2 %2:float32[2]~1! = pd_op.all_reduce_(%1) backward group=7 inplace=0:0
+#3 %3:float32[2]~0! = pd_op.sgd_(%0, %1) optimize inplace=0:0
+job a backward 0: 4@0 2@0
+job b backward 1: 4@1 2@1
+job o optimizer 0: 3@0
+""", count=2)  # fmt: skip
+    require_proved(made)
+    assert [(event.record, event.waits) for event in made.events] == [((4, 0), ((2, 0),)), ((2, 1), ((3, 0),))]
+    assert {finding.kind for finding in check([msgspec.structs.replace(made, events=())])} == {"race"}
+
+
+def test_memory_that_another_job_reads_last_waits_for_its_side_reader() -> None:
+    made = assigned("""
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward
+#2 pd_op.send_v2(%1) forward group=7 {"peer":1}
+#3 %3:float32[2] = pd_op.relu(%1) backward
+#4 %4:float32[2] = pd_op.exp(%3) backward
+job a forward 0: 1-2@0
+job b backward 0: 3-4@0
+""")
+    require_proved(made)
+    assert [(event.record, event.waits) for event in made.events] == [((2, 0), ((3, 0),))]
+    assert added(made) == []
+
+
+def test_state_that_a_side_stream_reads_last_is_waited_for_before_the_step_ends() -> None:
+    """No event reaches from one step into the next, where the buffer is written first thing."""
+    made = assigned("""
+#0 %0:float32[2]!"b" = builtin.parameter() forward
+#1 %1:float32[2]~0! = pd_op.relu_(%0) forward inplace=0:0
+#2 %2:float32[2] = pd_op.all_reduce(%1) forward group=7
+#3 %3:float32[2] = pd_op.full() forward
+job a forward 0: 1@0
+job b forward 0: 2-3@0
+""")
+    require_proved(made)
+    assert ((2, 0), ((3, 0),)) in [(event.record, event.waits) for event in made.events]

@@ -7,6 +7,7 @@ import pytest
 
 from interlace.errors import PlanError
 from interlace.ir import Pipeline, Program, parse, verify
+from interlace.passes.events import events_of
 from interlace.scheduler.hazards import check, require_straight
 from interlace.scheduler.schedule import interleaved
 
@@ -62,7 +63,7 @@ def _vpp_rank(stage: int, stages: int, chunks: int, count: int, table: str) -> P
     step = f"pipeline stage={stage} of {stages} micro_batches={count} chunks={chunks} schedule=VPP"
     made = parse("\n".join([f"program rank={stage} world={stages} mode=train", step, *lines]))
     verify(made)
-    return made
+    return msgspec.structs.replace(made, events=events_of(made))
 
 
 @pytest.mark.parametrize("stages", [3, 4])

@@ -428,12 +428,13 @@ def test_draws_keep_the_order_of_paddles_own_schedule() -> None:
 
 
 def test_draws_of_a_backward_keep_their_place_among_the_forwards() -> None:
-    """1F1B's last stage draws forward 0, backward 0, forward 1; a plan that has forward 1 first draws other numbers."""
+    """1F1B's last stage draws forward 0, backward 0, forward 1, the one before it forward 0 and 1 first: other numbers."""
     text = DRAWS + "#2 %2:float32[2] = pd_op.dropout(%1) backward\n"
-    head = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=1F1B\n"
+    head = "program rank=0 world=1 mode=train\npipeline stage=0 of {} micro_batches=2 chunks=1 schedule=1F1B\n"
     f0, b0, f1, b1 = (f"job {name}\n" for name in ("f0 forward 0: 1@0", "b0 backward 0: 2@0", "f1 forward 1: 1@1", "b1 backward 1: 2@1"))
-    found = [kinds(check([parse(head + text + order + b1)])) for order in (f0 + b0 + f1, f0 + f1 + b0)]
-    assert found == [[], ["draw-order"]]
+    orders = (f0 + b0 + f1, f0 + f1 + b0)
+    found = [kinds(check([parse(head.format(stages) + text + order + b1)])) for stages in (1, 2) for order in orders]
+    assert found == [[], ["draw-order"], ["draw-order"], []]
 
 
 def test_state_is_updated_in_the_order_of_micro_batches() -> None:
