@@ -1,0 +1,381 @@
+"""Pairs of a backward and a forward, worked out by hand: the clock, live memory, first orders, and what must keep its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from interlace.cost_model import GivenCosts
+from interlace.ir import Graph, Program, parse
+from interlace.scheduler.interleave import PairPlan, chain_ops, plan_pairs
+from interlace.scheduler.pair_bytes import PairBytes, Walk
+from interlace.scheduler.pair_clock import Node, duration
+from interlace.scheduler.pair_list import ListScheduler, Weights
+from interlace.scheduler.pair_memory import PairMemory
+from interlace.scheduler.pair_search import Form, Rules, Search
+
+
+@pytest.fixture(autouse=True)
+def _short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interlace.scheduler.interleave.SEARCH_WORK", 2_000)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the clock
+
+
+def comm(dur: float, stream: str = "a", deps: tuple[int, ...] = (), side: str = "B") -> Node:
+    return Node(0, side, dur, "comm", stream, list(deps))
+
+
+def work(dur: float, deps: tuple[int, ...] = (), side: str = "B", category: str = "gemm", filler: bool = False) -> Node:
+    return Node(0, side, dur, category, "", list(deps), filler)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "stretch", "told"),
+    [
+        ([comm(100), work(100)], (1.5, 2.0), (175, 25)),
+        ([comm(100), work(10, (0,))], (1.0, 1.0), (110, 100)),
+        ([comm(100, "a"), comm(100, "b"), work(100), work(10, (0,))], (1.0, 1.0), (210, 100)),
+        ([comm(100, "a"), comm(50, "b", (0,)), work(10, (0,))], (1.0, 1.0), (150, 140)),
+        ([comm(100, "a"), comm(50, "a"), work(120)], (1.0, 1.0), (150, 30)),
+    ],
+    ids=["both slow down", "compute waits", "two share", "communication waits", "one stream in turn"],
+)
+def test_the_clock_of_one_rank(nodes: list[Node], stretch: tuple[float, float], told: tuple[float, float]) -> None:
+    """Time of the order, and how much of it computation waits. Two that fly at once share; the one that needs another does not fly yet.
+
+    In the fourth the product is through at 110, the rest of the second communication is waited for at the end.
+    """
+    assert duration(nodes, range(len(nodes)), lambda a, b: stretch) == pytest.approx(told)
+
+
+# -------------------------------------------------------------------------------------------------------------- live memory
+
+SAVED = """program rank=0 world=1 mode=train
+#0 %0:float32[64]!"w" = builtin.parameter() forward
+#1 %1:float32[64] = pd_op.matmul(%0) forward
+#2 %2:float32[64] = pd_op.gelu(%1) forward
+#3 %3:float32[32] = pd_op.matmul(%2) forward
+#4 %4:float32[64] = pd_op.gelu_grad(%1,%0) backward
+"""
+"""What forward saves, %1, is read by the gradient; 64 numbers are 256 bytes."""
+
+
+def sides(program: Program, **roles: str) -> list[list[Any]]:
+    return [[op for op in program.ops if op.role == role and not op.name.startswith("builtin.p")] for role in ("backward", "forward")]
+
+
+@pytest.mark.parametrize(
+    ("more", "order", "peak"),
+    [
+        ("", "BF", 256 + 256 + 128),
+        ("", "FB", 256 + 256 + 256 + 128),
+        ("#5 %5:float32[1] = pd_op.mean(%1) backward\n", "BF", 256 + 256 + 256 + 128),
+    ],
+    ids=["backward first", "forward first", "another chunk reads it too"],
+)
+def test_what_a_pair_holds(more: str, order: str, peak: int) -> None:
+    """What backward reads is there from the start and goes; what forward saves stays; the weight is not counted.
+
+    A backward operation that is not of this pair keeps what it reads.
+    """
+    program = parse(SAVED + more)
+    backward, forward = sides(program)
+    memory = PairMemory(Graph(program), backward[:1], forward)
+    items = {"B": [("B", op.id) for op in backward[:1]], "F": [("F", op.id) for op in forward]}
+    listed = items[order[0]] + items[order[1]]
+    assert memory.start == 256
+    assert memory.peak(listed) == peak
+    walk = Walk(PairBytes(memory, [[item] for item in listed], listed), [side for side, _ in listed])
+    for node in range(len(listed)):
+        walk.run(node)
+    assert walk.peak == peak
+
+
+def test_a_view_does_not_make_its_storage_smaller() -> None:
+    program = parse(SAVED.replace("#3 %3", "#9 %9:float32[8]~2 = pd_op.slice(%2) forward views=0:0\n#3 %3"))
+    _, forward = sides(program)
+    memory = PairMemory(Graph(program), [], forward)
+    assert memory.peak([("F", op.id) for op in forward]) == 256 + 256 + 128
+
+
+def test_what_an_operation_that_nobody_needs_reads_is_held_for_it() -> None:
+    """Taking a vector apart, whose tensors nobody reads, comes last in the order: they live through the large product."""
+    program = parse("""program rank=0 world=1 mode=train
+#0 %0:float32[64] = pd_op.full() forward
+#1 %1:vector<float32[32];float32[32]> = pd_op.split_with_num(%0) forward
+#2 %2:float32[32], %3:float32[32] = builtin.split(%1) forward
+#3 %4:float32[256] = pd_op.full() forward
+""")
+    forward = list(program.ops)
+    memory = PairMemory(Graph(program), [], forward)
+    nodes = [[("F", op_id)] for op_id in (0, 1, 3)]
+    order = [item for items in nodes for item in items] + [("F", 2)]
+    walk = Walk(PairBytes(memory, nodes, order), ["F"] * len(nodes))
+    for node in range(len(nodes)):
+        walk.run(node)
+    assert walk.peak == memory.peak(order) == 256 + 1024
+
+
+# ------------------------------------------------------------------------------------------------------------- first orders
+
+
+class Bytes(SimpleNamespace):
+    """A table of storages made by hand: `gives` and `reads` by node."""
+
+    def __init__(self, size: list[int], gives: list[list[int]], reads: list[list[int]]) -> None:
+        readers = [[k for k, each in enumerate(reads) if s in each] for s in range(len(size))]
+        givers = [[k for k, each in enumerate(gives) if s in each] for s in range(len(size))]
+        none = [False] * len(size)
+        super().__init__(size=size, gives=gives, reads=reads, givers=givers, readers=readers, there=none, stays=list(none), start=0)
+
+
+def no_bytes(nodes: list[Node]) -> Any:
+    return Bytes([], [[] for _ in nodes], [[] for _ in nodes])
+
+
+def first_order(nodes: list[Node], form: Form, stretch: Any = None, table: Any = None, cap: int = 1 << 40) -> list[int]:
+    stretch = stretch or (lambda a, b: (1.0, 1.0))
+    return ListScheduler(nodes, stretch, form, table or no_bytes(nodes), cap, Weights(), [0.0] * len(nodes)).run()
+
+
+def rough(category: str, beside: str) -> tuple[float, float]:
+    """`rough` hides what `gemm` hides, and takes three times as long beside it."""
+    return (3.0, 1.0) if category == "rough" else (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("form", "order"), [("dx-first", [0, 1, 2, 4, 3]), ("mixed", [0, 1, 3, 2, 4])])
+def test_dx_first_goes_on_with_the_chain_and_mixed_takes_what_hides_most(form: Form, order: list[int]) -> None:
+    """Beside a collective the chain may go on with what is slowed down a lot, or a filler may run that is not."""
+    chain = [work(10), comm(100, deps=(0,)), work(50, category="rough"), work(50, deps=(0,), filler=True), work(10, (1, 2))]
+    assert first_order(chain, form, rough) == order
+
+
+@pytest.mark.parametrize("form", ["dx-first", "mixed"])
+def test_communication_that_is_ready_goes_first(form: Form) -> None:
+    assert first_order([comm(100), work(10, (0,)), work(40, side="F")], form)[0] == 0
+    nodes = [work(10), comm(100, deps=(0,)), work(10, (1,)), comm(30, "b", side="F"), work(40, (3,), side="F")]
+    assert first_order(nodes, "mixed")[:2] == [3, 0]
+
+
+def test_in_dx_first_no_forward_runs_before_the_chain_is_through() -> None:
+    nodes = [work(10), comm(100, deps=(0,)), work(10, (1,)), work(40, side="F"), work(40, (3,), side="F")]
+    assert first_order(nodes, "dx-first") == [0, 1, 2, 3, 4]
+    mixed = first_order(nodes, "mixed")
+    assert mixed.index(3) < mixed.index(2)
+
+
+def test_what_leaves_no_room_for_the_fillers_held_waits_for_them() -> None:
+    """The filler takes 40 and frees 50; the chain's next takes 40 and keeps them: 50 + 40 + 40 is over the cap of 100."""
+    nodes = [work(10), work(10, (0,), filler=True), work(10, (0,)), work(10, (2,))]
+    table = Bytes([50, 40, 40], [[0], [1], [2], []], [[0], [0, 1], [2], [2]])
+    assert first_order(nodes, "dx-first", table=table, cap=100) == [0, 1, 2, 3]
+    assert first_order(nodes, "dx-first", table=table, cap=200) == [0, 2, 3, 1]
+
+
+# --------------------------------------------------------------------------------------------------------- the local search
+
+
+def searched(nodes: list[Node], form: Form, order: list[int], seed: int = 7, work_: int = 3_000, **more: Any) -> list[int]:
+    table, cap = more.get("table", no_bytes(nodes)), more.get("cap", 1 << 40)
+    return Search(Rules(nodes, form), more.get("stretch", lambda a, b: (1.0, 1.0)), table, cap, order, seed).run(work_)
+
+
+def layers(count: int, side: str, start: int) -> list[Node]:
+    """Product, collective on the side's own stream, activation; in backward a filler besides."""
+    nodes: list[Node] = []
+    last: tuple[int, ...] = ()
+    for _ in range(count):
+        at = start + len(nodes)
+        nodes += [work(30, last, side), comm(50, "mp", (at,), side), work(10, (at + 1,), side)]
+        nodes += [work(30, (at,), side, filler=True)] if side == "B" else []
+        last = (at + 2,)
+    return nodes
+
+
+@pytest.mark.parametrize("form", ["dx-first", "mixed"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_search_keeps_every_need_and_the_form(form: Form, seed: int) -> None:
+    backward = layers(3, "B", 0)
+    nodes = backward + layers(3, "F", len(backward))
+    found = searched(nodes, form, list(range(len(nodes))), seed)
+    place = {node: k for k, node in enumerate(found)}
+    assert sorted(found) == list(range(len(nodes)))
+    assert all(place[dep] < place[k] for k, node in enumerate(nodes) for dep in node.deps)
+    chain = [place[k] for k, node in enumerate(nodes) if node.side == "B" and not node.filler]
+    forward = [place[k] for k, node in enumerate(nodes) if node.side == "F"]
+    assert (max(chain) < min(forward)) == (form == "dx-first")
+    assert duration(nodes, found, lambda a, b: (1.0, 1.0))[0] < duration(nodes, range(len(nodes)), lambda a, b: (1.0, 1.0))[0]
+
+
+def test_communication_of_one_stream_keeps_its_order_in_a_search() -> None:
+    """Two that wait for nothing: the second one first would hide more, but the other ranks issue them in program order."""
+    nodes = [comm(10), comm(100), work(5, (0,)), work(90), work(5, (1,))]
+    for seed in range(5):
+        found = searched(nodes, "mixed", list(range(5)), seed, 1_000)
+        assert found.index(0) < found.index(1)
+
+
+def test_a_search_gives_the_best_order_it_came_by_within_the_memory() -> None:
+    """Every seed: no slower than where it began, and the cap holds at every node."""
+    backward = layers(3, "B", 0)
+    nodes = backward + layers(3, "F", len(backward))
+    gives = [[k] for k in range(len(nodes))]
+    reads = [[k, *node.deps] for k, node in enumerate(nodes)]
+    table = Bytes([10] * len(nodes), gives, reads)
+    plain = Rules(nodes, "mixed").full(Rules(nodes, "mixed").listed(range(len(nodes))))
+    cap = walked(table, nodes, plain)
+    times = []
+    for seed in range(12):
+        search = Search(Rules(nodes, "mixed"), lambda a, b: (1.2, 1.5), table, cap, plain, seed)
+        before = search.time
+        found = search.run(400)
+        times.append(duration(nodes, found, lambda a, b: (1.2, 1.5))[0])
+        assert walked(table, nodes, found) <= cap
+        assert times[-1] <= min(before, search.time) + 1e-6
+    assert len(set(times)) > 1
+
+
+def walked(table: Any, nodes: list[Node], order: list[int]) -> int:
+    walk = Walk(table, [node.side for node in nodes])
+    for node in order:
+        walk.run(node)
+    return walk.peak
+
+
+# ------------------------------------------------------------------------------------------------ what must keep its order
+
+HEAD = """program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate
+group 7 = 0,1
+group 3 = 0,1
+group 4 = 0,1
+#0 %0:float32[8]"x" = pd_op.data() forward
+#1 %1:float32[8]!"s" = builtin.parameter() forward
+"""
+TABLES = [GivenCosts({"comm": 400, "gemm": 50, "default": 10}), GivenCosts({"comm": 40, "gemm": 50, "default": 60}),
+          GivenCosts({"comm": 100, "p2p": 1, "gemm": 300, "default": 1})]  # fmt: skip
+
+
+def numbered(lines: str) -> str:
+    """Lines of a program with numbers from 10 on."""
+    return "".join(f"#{k} {line}\n" for k, line in enumerate(filter(None, lines.splitlines()), 10))
+
+
+def orders(forward: str, backward: str) -> Iterator[list[str]]:
+    """A pair's operations as `side.kind`, for both forms and several costs."""
+    program = parse(HEAD + numbered(f"{forward}\n{backward}"))
+    kinds = {op.id: op.kind for op in program.ops}
+    both = [[op for op in program.ops if op.role == role and op.id >= 10] for role in ("backward", "forward")]
+    for form in ("dx-first", "mixed"):
+        for costs in TABLES:
+            plan = plan_pairs(program, both[0], both[1], costs, form, allowance_bytes=1 << 30)  # type: ignore[arg-type]
+            yield [f"{side}.{kinds[op_id]}" for side, op_id in plan.order]
+
+
+WAITS = """
+%30:float32[8] = pd_op.all_reduce(%0) backward group=7
+%31:float32[8] = pd_op.tanh(%30) backward
+{}
+%33:float32[8] = pd_op.all_reduce(%31) backward group=7
+%34:float32[8] = pd_op.relu(%33) backward
+{}
+pd_op.send_v2(%34) backward group=3 {{"peer":1}}
+"""
+"""Backward waits for a collective before and behind the place of interest, so that forward would gladly go ahead."""
+
+
+def test_forward_draws_behind_backwards_last_draw() -> None:
+    draw = "%{}:float32[8] = pd_op.dropout(%{}) backward"
+    forward = "%10:float32[8] = pd_op.dropout(%0) forward\n%11:float32[8] = pd_op.matmul(%10) forward"
+    for backward in (WAITS.format(draw.format(32, 31), draw.format(35, 34)), WAITS.format(draw.format(32, 31), "")):
+        for order in orders(forward, backward):
+            last = max(k for k, each in enumerate(order) if each == "B.dropout")
+            assert order.index("F.dropout") > last
+
+
+WRITE, READ = "%{}:float32[8]~1! = pd_op.add_(%1, %{}) {} inplace=0:0", "%{}:float32[8] = pd_op.gelu(%1, %{}) {}"
+
+
+@pytest.mark.parametrize(("first", "second"), [(WRITE, READ), (READ, WRITE), (WRITE, WRITE)], ids=["read", "overwrite", "write twice"])
+def test_state_is_touched_by_backward_first(first: str, second: str) -> None:
+    """Forward of the later micro-batch reads what backward wrote, and does not overwrite what backward still reads."""
+    forward = second.format(10, 0, "forward") + "\n%11:float32[8] = pd_op.matmul(%0) forward"
+    names = {WRITE: "add", READ: "gelu"}
+    for order in orders(forward, WAITS.format("", first.format(35, 34, "backward"))):
+        assert order.index(f"B.{names[first]}") < order.index(f"F.{names[second]}")
+
+
+def test_state_that_both_only_read_holds_nobody_up() -> None:
+    forward = READ.format(10, 0, "forward") + "\n%11:float32[8] = pd_op.matmul(%0) forward"
+    found = list(orders(forward, WAITS.format("", READ.format(35, 34, "backward"))))
+    assert any(order.index("F.gelu") < order.index("B.gelu") for order in found)
+
+
+MESSAGES = ("%10:float32[8] = pd_op.recv_v2() forward group={} {{\"peer\":0}}\n%11:float32[8] = pd_op.relu(%10) forward\n"
+            "pd_op.send_v2(%11) forward group={} {{\"peer\":1}}",
+            "%30:float32[8] = pd_op.recv_v2() backward group={} {{\"peer\":1}}\n%31:float32[8] = pd_op.matmul(%30) backward\n"
+            "%32:float32[8] = pd_op.matmul(%31) backward\npd_op.send_v2(%32) backward group={} {{\"peer\":0}}")  # fmt: skip
+
+
+def test_forwards_receives_stand_in_front_of_backwards_sends() -> None:
+    """The neighbour sends first, with a send that waits for its receiver."""
+    for order in orders(MESSAGES[0].format(3, 4), MESSAGES[1].format(7, 3)):
+        assert order.index("F.recv_v2") < order.index("B.send_v2")
+
+
+def test_messages_of_a_group_that_carries_both_directions_keep_paddles_order() -> None:
+    """Two stages with chunks: backward's receive, forward's, backward's send, forward's."""
+    for order in orders(MESSAGES[0].format(3, 3), MESSAGES[1].format(3, 3)):
+        assert [each for each in order if "_v2" in each] == ["B.recv_v2", "F.recv_v2", "B.send_v2", "F.send_v2"]
+
+
+# ----------------------------------------------------------------------------------------------------------------- options
+
+
+def planned(costs: GivenCosts, form: Form, **options: Any) -> PairPlan:
+    from tests.scheduler.test_interleave import Sides, side_program
+
+    program = side_program(Sides())
+    inner = [op for op in program.ops if not op.name.startswith("builtin.") and op.name != "pd_op.data"]
+    both = [[op for op in inner if op.role == role] for role in ("backward", "forward")]
+    return plan_pairs(program, both[0], both[1], costs, form, **options)
+
+
+def test_memory_beyond_the_plain_order_is_used_where_it_is_allowed_and_only_there() -> None:
+    """Mixed hides more of 100 ns with 64 bytes than with none."""
+    costs = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.3, 2.0)})
+    tight, ample = (planned(costs, "mixed", allowance_bytes=allowance) for allowance in (0, 64))
+    assert tight.peak_bytes <= tight.plain_peak_bytes < ample.peak_bytes <= tight.plain_peak_bytes + 64
+    assert ample.planned_ns < tight.planned_ns < tight.serial_ns
+
+
+def test_a_pair_of_more_operations_than_allowed_stays_in_turn() -> None:
+    costs = GivenCosts({"comm": 100, "gemm": 50, "default": 10})
+    count = len(planned(costs, "mixed").order)
+    assert "max_ops_per_job" in planned(costs, "mixed", max_ops=count - 1).note
+    assert planned(costs, "mixed", max_ops=count).note == ""
+
+
+def test_the_same_pair_is_planned_the_same_each_time() -> None:
+    costs = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.3, 2.0)})
+    assert planned(costs, "mixed", allowance_bytes=640) == planned(costs, "mixed", allowance_bytes=640)
+
+
+def test_the_chain_is_what_collectives_of_activations_and_draws_wait_for() -> None:
+    """dX and its sum are of the chain, dW and its sum over ranks are not; a draw is, since draws keep their order."""
+    backward = """
+%30:float32[8,8] = pd_op.matmul(%0) backward
+%31:float32[8,8] = pd_op.all_reduce(%30) backward group=7
+%32:float32[8,8] = pd_op.gelu_grad(%31) backward
+%33:float32[8,8] = pd_op.dropout(%0) backward
+%34:float32[8] = pd_op.matmul(%33) backward
+%35:float32[8] = pd_op.all_reduce(%34) backward group=3
+%36:float32[8]~1! = pd_op.add_(%1, %35) backward inplace=0:0
+"""
+    program = parse(HEAD + numbered(backward))
+    assert chain_ops(Graph(program), [op for op in program.ops if op.role == "backward"]) == {10, 11, 13}
