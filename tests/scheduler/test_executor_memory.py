@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from interlace.ir import parse
-from interlace.scheduler.executor_memory import CPU, Executor
+from interlace.scheduler.executor_memory import CPU, Executor, feed_bytes
 from interlace.scheduler.memory import in_order
 from tests.scheduler.plans import Shape, world
 
@@ -85,3 +85,88 @@ def test_nothing_else_changes_on_random_worlds() -> None:
         plain, reused = in_order(program), in_order(program, executor=Executor(reuses=True))
         assert reused.peak() <= plain.peak()
         assert in_order(program, executor=CPU).peak("all") >= in_order(program, executor=CPU).peak()
+
+
+def test_what_is_written_over_has_the_type_of_the_result() -> None:
+    """As many bytes of another type do not do."""
+    text = """
+#0 %0:float32[4] = pd_op.matmul() forward
+#1 %1:int32[4] = pd_op.cast(%0) forward
+job all forward 0: 0-1@0
+"""
+    assert peaks(text, Executor(reuses=True)) == (32, 32)
+    assert peaks(text.replace("int32", "float32"), Executor(reuses=True)) == (32, 16)
+
+
+def test_a_variable_that_is_still_read_under_an_earlier_name_is_not_written_over() -> None:
+    """%2 is %1 with something added in place; who reads %1 later reads the same variable."""
+    text = """
+#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[4] = pd_op.matmul(%0) forward
+#2 %2:float32[4]~1 = pd_op.add_(%1, %0) forward inplace=0:0
+#3 %3:float32[4] = pd_op.scale(%2) forward
+#4 %4:float32[4] = pd_op.matmul(%3{}) forward
+job all forward 0: 0-4@0
+"""
+    assert peaks(text.format(", %1"), Executor(reuses=True)) == (48, 48)
+    assert peaks(text.format(""), Executor(reuses=True)) == (32, 32)
+
+
+def test_an_output_is_not_written_over() -> None:
+    text = """
+#0 %0:float32[4] = pd_op.matmul() forward
+#1 %1:float32[4] = pd_op.scale(%0) forward
+#2 builtin.shadow_output(%0) forward
+job all forward 0: 0-1@0
+"""
+    assert peaks(text, Executor(reuses=True)) == (32, 32)
+
+
+def test_a_batch_is_there_as_often_as_the_loader_and_the_feed_hold_it() -> None:
+    """Of one micro-batch the batch is its own part."""
+    text = """program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches={} chunks=1 schedule=accumulate
+#0 %0:float32[4] = pd_op.data() forward
+#1 %1:float32[4] = pd_op.gelu(%0) forward
+"""
+    assert [feed_bytes(parse(text.format(count)), CPU) for count in (1, 2, 3)] == [16, 2 * 2 * 16, 2 * 3 * 16]
+
+
+COMM = """
+group 0 = 0,1
+#0 %0:float32[64] = pd_op.matmul() forward
+#1 %1:float32[64]{over} = pd_op.all_reduce{over_}(%0) forward group=0{inplace}
+#2 %2:float32[256] = pd_op.matmul() forward
+#3 %3:float32[1] = pd_op.mean(%2) forward
+#4 %4:float32[64] = pd_op.gelu(%1) forward
+"""
+
+
+def test_an_answer_that_is_written_in_place_comes_in_a_buffer_of_its_own() -> None:
+    text = COMM.format(over="~0", over_="_", inplace=" inplace=0:0").partition("#2")[0] + "job all forward 0: 0-1@0\n"
+    assert peaks(text, Executor(late_results=True)) == (256, 512)
+
+
+def test_an_answer_that_leaves_its_job_is_there_from_its_operation_on() -> None:
+    text = COMM.format(over="", over_="", inplace="") + "job one forward 0: 0-3@0\njob two forward 0: 4@0\n"
+    assert peaks(text, Executor(late_results=True)) == (256 + 1024 + 4, 256 + 1024 + 4)
+
+
+VECTOR = """program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate
+#0 %0:float32[64] = pd_op.matmul() forward
+#1 %1:vector<float32[64]> = builtin.combine(%0) forward
+#2 %2:float32[64] = pd_op.concat(%1) forward
+#3 %3:float32[256] = pd_op.matmul() backward
+#4 %4:vector<float32[64]> = pd_op.concat_grad(%1, %3) backward{}
+job one forward 0: 0-2@0
+job two backward 0: 3-4@0
+job three forward 1: 0-2@1
+job four backward 1: 3-4@1
+"""
+
+
+def test_tensors_of_a_vector_stay_for_each_micro_batch_where_only_their_shape_is_read_last() -> None:
+    keeps = Executor(keeps_shape_vectors=True)
+    assert in_order(parse(VECTOR.format(" no_buffer=0")), executor=keeps).base["device"] == 2 * 256
+    assert in_order(parse(VECTOR.format("")), executor=keeps).base["device"] == 0

@@ -210,3 +210,84 @@ job all forward 0: 0-1@0
         numbers = np.array([0, 1 if stream else 0])
         assert over_time(parse(text.format(stream=stream)), issue, start, end, numbers, GPU).lives.given[0] == wanted
         assert over_time(parse(text.format(stream=stream)), issue, start, end, numbers).lives.given[0] == 90
+
+
+LINE = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
+
+
+def test_a_view_that_another_stream_reads_keeps_the_storage_till_that_is_over() -> None:
+    """Each variable has a last reader; the storage's own, issued later on compute, does not speak for the view's."""
+    program = parse(LINE + """
+#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[4]~0 = pd_op.reshape(%0) forward views=0:0
+#2 %2:float32[4] = pd_op.relu(%1) forward stream="side"
+#3 %3:float32[4] = pd_op.tanh(%0) forward
+job all forward 0: 0-3@0
+""")
+    issue, end = np.array([1, 2, 3, 4]), np.array([10, 20, 90, 30])
+    assert over_time(program, issue, issue, end, np.array([0, 0, 1, 0]), GPU).lives.given[0] == 90
+
+
+def test_a_block_is_returned_behind_the_issue_of_its_last_reader() -> None:
+    """The reader's own result is taken first; then the block serves others."""
+    program = parse(LINE + """
+#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[4] = pd_op.relu(%0) forward
+#2 %2:float32[4] = pd_op.tanh(%1) forward
+job all forward 0: 0-2@0
+""")
+    times = np.array([1, 2, 3])
+    assert over_time(program, times, times, times, np.zeros(3, np.int64), GPU).peak() == 32
+
+
+def test_what_ends_at_a_moment_makes_room_for_what_starts_then() -> None:
+    """The third operation runs from 10 to 50 beside compute, the second starts when it ends."""
+    program = parse(LINE + """
+#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[4] = pd_op.full() forward
+#2 %2:float32[4] = pd_op.relu(%0) forward stream="side"
+job all forward 0: 0-2@0
+""")
+    start, end = np.array([0, 50, 10]), np.array([10, 60, 50])
+    assert over_time(program, np.zeros(3, np.int64), start, end, np.array([0, 0, 1])).peak() == 32
+
+
+def test_pinned_buffers_stay_on_the_gpu_place_one_for_each_micro_batch() -> None:
+    program = world(Shape(1, 1, 3, 3, ("", "", "", ""), frozenset({0, 1, 2}), width=32))[0]
+    pinned = [simulate([program], COST, place=place).ranks[0].pinned_bytes for place in (GPU, IDEAL)]
+    assert pinned[0] == 3 * 2 * (2 * 32 * 4) > pinned[1]
+
+
+def test_what_lasts_is_counted_where_it_is() -> None:
+    program = parse(LINE + """
+#0 %0:float32[4]!"w" = builtin.parameter() forward
+#1 %1:float32[16]!^pinned"moment" = builtin.parameter() forward
+#2 %2:float32[4] = pd_op.relu(%0) forward
+job all forward 0: 2@0
+""")
+    profile = in_order(program)
+    assert profile.base == {"device": 16, "pinned": 64}
+    assert [profile.held_always(pool) for pool in ("device", "pinned", "all")] == [16, 64, 80]  # type: ignore[arg-type]
+
+
+def test_a_kernels_vector_has_the_sizes_of_its_elements() -> None:
+    """Also where the results that take it apart have lost theirs."""
+    program = parse(LINE + """
+#0 %0:vector<float32[4];float32[12]> = pd_op.split_with_num() forward
+#1 %1:float32[-1], %2:float32[-1] = builtin.split(%0) forward
+#2 %3:float32[4] = pd_op.relu(%2) forward
+job all forward 0: 0-2@0
+""")
+    table = storages(program)
+    assert sorted(table.size.tolist()) == [16, 16, 48]
+    assert table.unknown == []
+
+
+def test_at_the_peak_only_what_is_still_there_is_named_the_largest_first() -> None:
+    program = parse(LINE + """
+#0 %0:float32[64] = pd_op.full() forward layer="early"
+#1 %1:float32[4] = pd_op.relu(%0) forward layer="a"
+#2 %2:float32[128] = pd_op.matmul(%1) forward layer="z"
+job all forward 0: 0-2@0
+""")
+    assert [(h.kind, h.size_bytes) for h in in_order(program).at_peak()] == [("matmul", 512), ("relu", 16)]

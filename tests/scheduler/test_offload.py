@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError, PlanError
-from interlace.ir import Event, Job, Op, Pipeline, Program, Value
+from interlace.ir import Event, Job, Op, Pipeline, Program, Value, parse
 from interlace.passes.offload_activations import apply
 from interlace.scheduler.offload import (
     COPY_BACK,
@@ -25,6 +25,7 @@ from interlace.scheduler.offload import (
     plan_offload,
     unknown_names,
 )
+from interlace.scheduler.offload.placement import OpenTrip, Timeline
 from interlace.scheduler.saved import REASONS, census
 from interlace.scheduler.simulator import simulate
 from tests.strategies import World, plan, worlds
@@ -435,3 +436,117 @@ def test_work_beside_the_compute_stream_gives_copies_no_time() -> None:
     plain, apart = (trips(decide(p, fraction=1.0))[1, 0] for p in (program, beside))
     assert apart.ahead_ns >= 3_200_000
     assert place[apart.back_before] <= place[plain.back_before]
+
+
+# ------------------------------------------------------------------------------------------------------- small, by hand
+
+HEAD = """program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none
+#0 %0:float32[64] = pd_op.data() forward
+"""
+
+
+def test_leaving_frees_the_storage_where_only_a_view_of_it_is_copied() -> None:
+    (saved,) = census(parse(HEAD + """#1 %1:float32[64] = pd_op.exp(%0) forward
+#2 %2:float32[16]~1 = pd_op.slice(%1) forward views=0:0
+#3 %3:float32[16] = pd_op.gelu_grad(%2) backward
+""")).saved
+    assert (saved.value, saved.size_bytes, saved.freed_bytes) == (2, 64, 256)
+
+
+def test_who_reads_a_vector_reads_its_tensors() -> None:
+    """The copy out comes behind the concatenation."""
+    (saved,) = census(parse(HEAD + """#1 %1:float32[64] = pd_op.exp(%0) forward
+#2 %2:vector<float32[64];float32[64]> = builtin.combine(%1, %0) forward
+#3 %3:float32[128] = pd_op.concat(%2) forward
+#4 %4:float32[64] = pd_op.exp_grad(%1) backward
+""")).saved
+    assert 3 in saved.before
+
+
+def test_views_are_remade_in_the_order_they_were_made_and_never_by_what_writes() -> None:
+    text = HEAD + """#1 %1:float32[64] = pd_op.exp(%0) forward
+#2 %2:float32[8,8]~1 = pd_op.reshape(%1) forward views=0:0
+#3 %3:float32[4,16]~1 = pd_op.reshape(%2) forward views=0:0
+#4 %4:float32[64] = pd_op.exp_grad(%1, %3) backward
+"""
+    (saved,) = census(parse(text)).saved
+    assert [each.ops for each in saved.rebuilt] == [(2, 3)]
+    writes = text.replace("#3 %3:float32[4,16]~1 = pd_op.reshape(%2) forward views=0:0",
+                          "#3 %3:float32[4,16]~1, %9:float32[64]~8 = pd_op.turn_(%2, %8) forward views=0:0 inplace=1:1")  # fmt: skip
+    writes = writes.replace("#2 %2", "#8 %8:float32[64] = pd_op.full() forward\n#2 %2")
+    assert [each.reason for each in census(parse(writes)).skipped if each.value in (1, 2, 3)] == ["alias", "alias"]
+
+
+def test_each_stage_keeps_what_was_given_for_it() -> None:
+    choice = Choice(fraction=1.0, keep_bytes=(1, 2, 3))
+    assert [choice.keep_on(stage, 3) for stage in range(3)] == [1, 2, 3]
+    for count in (2, 4):
+        with pytest.raises(ConfigError, match=rf"keep_bytes has 3 figures .* each of the {count} stages"):
+            choice.keep_on(0, count)
+
+
+def test_ranks_keep_the_smallest_budget() -> None:
+    assert agree([Measured({1: 5}, memory_budget=90), Measured({1: 7}, memory_budget=80)]).memory_budget == 80
+
+
+def test_the_two_directions_of_copies_are_timed_apart() -> None:
+    found = measure(chain([32 * MB]), CostModel.from_table({"copy:d2h": 5, "copy:h2d": 9, "default": 1}))
+    assert (found.out_ns, found.back_ns) == ({32 * MB: 5}, {32 * MB: 9})
+
+
+def line_and_trip(out_ns: int, back_ns: int, op_ns: int) -> tuple[Timeline, OpenTrip]:
+    """Two jobs of three operations each; out behind the first item, read by the fourth."""
+    (saved,) = census(chain([32 * MB])).saved
+    ops = [Op(k, "pd_op.relu", (), (), "forward", stream="side" if k == 1 else "") for k in range(6)]
+    jobs = tuple(Job(f"j{k}", "forward", 0, tuple((3 * k + n, 0) for n in range(3))) for k in range(2))
+    program = Program(tuple(ops), (), (), Pipeline(0, 1, 1, 1, "none"), jobs=jobs)
+    return Timeline.of(program, dict.fromkeys(range(6), op_ns)), OpenTrip(saved, 0, 0, 3, out_ns, back_ns)
+
+
+def test_what_runs_beside_compute_takes_no_time_on_its_line() -> None:
+    line, _ = line_and_trip(0, 0, 10)
+    assert line.at_ns == [0, 10, 10, 20, 30, 40, 50]
+
+
+def test_a_copy_returns_in_a_later_job_and_in_time_or_not_at_all() -> None:
+    """The reader is the later job's first item: there is no time behind the boundary, unless a copy takes none."""
+    line, trip = line_and_trip(1, 5, 10)
+    assert not line.returns(0, 1, trip)
+    line, trip = line_and_trip(0, 0, 10)
+    assert line.returns(0, 10, trip)
+    assert not line.returns(0, 21, trip)
+    line, trip = line_and_trip(0, 0, 0)
+    assert not line.returns(3, 0, trip)
+    trip.reader = 2
+    assert not line.returns(0, 0, trip)
+
+
+def test_what_lies_idle_longest_goes_first_not_what_is_largest() -> None:
+    """The first value is 1 % smaller and lies idle for 2 % longer."""
+    program = chain([4_000_000, 4_040_000], micro_batches=2, extra=20, lead=60)
+    assert moved_values(decide(program, fraction=0.51)) == {1}
+
+
+def test_any_operation_that_makes_a_storage_can_keep_it() -> None:
+    text = HEAD.replace("micro_batches=1", "micro_batches=2") + """#1 %1:float32[64] = pd_op.exp(%0) forward
+#2 %2:float32[8,8]~1 = pd_op.reshape(%1) forward views=0:0
+#3 %3:float32[64] = pd_op.exp_grad(%2) backward
+job f0 forward 0: 1-2@0
+job f1 forward 1: 1-2@1
+job b0 backward 0: 3@0
+job b1 backward 1: 3@1
+"""
+    decided = plan_offload(parse(text), Measured({}), Choice(fraction=1.0, min_bytes=1, exclude_ops=("pd_op.reshape",)))
+    assert decided.reasons()["opted-out"][0] == 1
+
+
+def test_a_refused_budget_counts_what_stays_free_for_side_streams() -> None:
+    program = chain([8 * MB, 8 * MB], micro_batches=2, extra=80)
+    least = []
+    for reserved in (0, 1000):
+        measured = msgspec.structs.replace(at_rate(program, 100_000, 10_000 * MB), memory_budget=50_000 - reserved)
+        with pytest.raises(PlanError) as caught:
+            plan_offload(program, measured, Choice(memory_budget=50_000, min_bytes=1))
+        least.append(int(str(caught.value).partition("least feasible one is ")[2].split()[0]))
+    assert least[1] - least[0] == 1000

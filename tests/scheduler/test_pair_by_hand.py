@@ -15,7 +15,7 @@ from interlace.scheduler.pair_bytes import PairBytes, Walk
 from interlace.scheduler.pair_clock import Node, duration
 from interlace.scheduler.pair_list import ListScheduler, Weights
 from interlace.scheduler.pair_memory import PairMemory
-from interlace.scheduler.pair_search import Form, Rules, Search
+from interlace.scheduler.pair_search import NEAR, WARMTH, Form, Rules, Search
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +94,14 @@ def test_what_a_pair_holds(more: str, order: str, peak: int) -> None:
     for node in range(len(listed)):
         walk.run(node)
     assert walk.peak == peak
+
+
+def test_a_sum_into_a_buffer_that_lasts_is_no_memory_of_the_pair() -> None:
+    program = parse(SAVED + "#5 %5:float32[64]~0! = pd_op.add_(%0, %4) backward inplace=0:0\n")
+    backward, _ = sides(program)
+    memory = PairMemory(Graph(program), backward, [])
+    assert memory.start == 256
+    assert memory.peak([("B", op.id) for op in backward]) == 256 + 256
 
 
 def test_a_view_does_not_make_its_storage_smaller() -> None:
@@ -214,14 +222,25 @@ def test_a_search_keeps_every_need_and_the_form(form: Form, seed: int) -> None:
 
 def test_communication_of_one_stream_keeps_its_order_in_a_search() -> None:
     """Two that wait for nothing: the second one first would hide more, but the other ranks issue them in program order."""
-    nodes = [comm(10), comm(100), work(5, (0,)), work(90), work(5, (1,))]
+    nodes = [comm(100), comm(10), work(50, (1,)), work(50, (2,)), work(5, (0,))]
     for seed in range(5):
         found = searched(nodes, "mixed", list(range(5)), seed, 1_000)
         assert found.index(0) < found.index(1)
 
 
+class Watched(Search):
+    """Remembers the least time of all orders it kept."""
+
+    least = float("inf")
+
+    def _try(self, first: int, window: list[int], least: float) -> bool:
+        kept = super()._try(first, window, least)
+        self.least = min(self.least, self.time)
+        return kept
+
+
 def test_a_search_gives_the_best_order_it_came_by_within_the_memory() -> None:
-    """Every seed: no slower than where it began, and the cap holds at every node."""
+    """Every seed: no slower than where it began or any order on the way, and the cap holds at every node."""
     backward = layers(3, "B", 0)
     nodes = backward + layers(3, "F", len(backward))
     gives = [[k] for k in range(len(nodes))]
@@ -231,13 +250,25 @@ def test_a_search_gives_the_best_order_it_came_by_within_the_memory() -> None:
     cap = walked(table, nodes, plain)
     times = []
     for seed in range(12):
-        search = Search(Rules(nodes, "mixed"), lambda a, b: (1.2, 1.5), table, cap, plain, seed)
+        search = Watched(Rules(nodes, "mixed"), lambda a, b: (1.2, 1.5), table, cap, plain, seed)
         before = search.time
         found = search.run(400)
         times.append(duration(nodes, found, lambda a, b: (1.2, 1.5))[0])
         assert walked(table, nodes, found) <= cap
-        assert times[-1] <= min(before, search.time) + 1e-6
+        assert times[-1] <= min(before, search.least) + NEAR
     assert len(set(times)) > 1
+
+
+def test_orders_that_are_a_little_slower_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a plain descent reaches over the same seeds is worse in sum."""
+    backward = layers(4, "B", 0)
+    nodes = backward + layers(4, "F", len(backward))
+    sums = []
+    for warmth in (WARMTH, 0.0):
+        monkeypatch.setattr("interlace.scheduler.pair_search.WARMTH", warmth)
+        found = [searched(nodes, "mixed", list(range(len(nodes))), seed, 4_000) for seed in range(6)]
+        sums.append(sum(duration(nodes, order, lambda a, b: (1.0, 1.0))[0] for order in found))
+    assert sums[0] < sums[1]
 
 
 def walked(table: Any, nodes: list[Node], order: list[int]) -> int:
