@@ -29,6 +29,7 @@ from interlace.scheduler.schedule import (
     pair_up,
     paired,
     parse_rows,
+    sent_before,
     show_row,
     slot,
     stall,
@@ -240,3 +241,21 @@ def test_an_unknown_schedule_lists_those_there_are() -> None:
     program = parse("program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=ZeroBubble")
     with pytest.raises(ConfigError, match=r"schedule 'ZeroBubble' is not known; there are \['1F1B', 'FThenB', 'VPP'"):
         Schedule1F1B().run(program, Context(GivenCosts({"default": 1})))
+
+
+def test_the_last_stages_backward_waits_for_its_own_forward() -> None:
+    """acceptance: F5. Nobody sends it a gradient, so only its own forward can hold it back."""
+    assert stall([list(row) for row in parse_rows("0 | 0F 0B O\n1 | 0B 0F O").values()]).count("<-- here") == 2
+    assert stall([list(row) for row in parse_rows("0 | 0B 0F O").values()]) == "0 | 0B <-- here 0F O"
+
+
+def test_forwards_inside_pairs_are_sent_too() -> None:
+    """acceptance: F5. Before the second micro-batch's gradient the first stage has sent 0, 1 and, in a pair, 2."""
+    assert [sent_before(paired(0, 2, 4), m) for m in range(4)] == [2, 3, 4, 4]
+    assert [sent_before(one_f_one_b(0, 2, 4), m) for m in range(4)] == [2, 3, 4, 4]
+
+
+def test_zero_bubble_holds_no_more_than_the_first_stage_of_1f1b() -> None:
+    """acceptance: F1."""
+    assert show_row(1, zero_bubble(1, 2, 4)) == "1 | 0F 0I 1F 1I 0W 2F 2I 1W 3F 3I 2W 3W O"
+    assert show_row(2, zero_bubble(2, 3, 4)) == "2 | 0F 0I 1F 1I 2F 2I 0W 3F 3I 1W 2W 3W O"
