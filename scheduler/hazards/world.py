@@ -41,7 +41,10 @@ class World:
 
     def _add(self, voice: Voice) -> None:
         rings: dict[int, tuple[RingName, int]] = {}
+        listed = {group.id for group in voice.groups}
         for number, group in enumerate(voice.rings):
+            if group not in listed:
+                continue  # a finding of the rank by itself
             name = self.names.name(voice.rank, group)
             if voice.rank in name[0]:
                 rings[number] = name, name[0].index(voice.rank)
