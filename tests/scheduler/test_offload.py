@@ -550,3 +550,43 @@ def test_a_refused_budget_counts_what_stays_free_for_side_streams() -> None:
             plan_offload(program, measured, Choice(memory_budget=50_000, min_bytes=1))
         least.append(int(str(caught.value).partition("least feasible one is ")[2].split()[0]))
     assert least[1] - least[0] == 1000
+
+
+# ------------------------------------------------------------------------------------------------- the least under a budget
+
+
+def refused(program: Program, budget: int, **options: Any) -> int:
+    """The least budget that a refusal names."""
+    with pytest.raises(PlanError) as caught:
+        decide(program, memory_budget=budget, **options)
+    return int(str(caught.value).partition("least feasible one is ")[2].split()[0])
+
+
+def test_a_budget_that_nothing_placed_can_hold_is_refused_however_near() -> None:
+    """acceptance: O5. Everything out and back just in time would fit, if copies took no time: they hold 6 % more than this."""
+    program = chain([size * MB for size in (8, 16, 24, 32)], micro_batches=4, warm=3, extra=10, lead=40)
+    least = refused(program, 202_368_010, reserve=0.25)
+    assert least == 216_000_012
+    assert decide(program, memory_budget=least).peak_bytes <= least
+
+
+def test_what_wastes_least_and_is_needed_goes() -> None:
+    """acceptance: O5. Of 32, 8 and 16 MB the 8 of both micro-batches do; of 32, 8 and 16 the 16 alone, without the 8 tried first."""
+    small = chain([size * MB for size in (32, 8, 16)], micro_batches=2, warm=2, extra=10, lead=40)
+    assert set(trips(decide(small, memory_budget=110_880_007, max_in_flight=1))) == {(2, 0), (2, 1)}
+    first = chain([size * MB for size in (16, 32)], micro_batches=2, warm=3, extra=60, lead=20)
+    assert set(trips(decide(first, memory_budget=93_600_007, max_in_flight=1))) == {(1, 0), (1, 1)}
+    pruned = chain([size * MB for size in (32, 8, 16)], micro_batches=2, warm=3, extra=60, lead=20)
+    assert set(trips(decide(pruned, memory_budget=101_920_007, reserve=0.25))) == {(3, 0), (3, 1)}
+
+
+def test_the_least_budget_is_searched_for() -> None:
+    """acceptance: O5. Everything out and back just in time holds 112 MB; a choice of trips holds 104."""
+    program = chain([size * MB for size in (32, 8, 16)], micro_batches=2, warm=3, extra=10, lead=40)
+    assert refused(program, 100_800_007, reserve=0.25) == 104_000_008
+
+
+def test_a_reserve_does_not_break_a_budget() -> None:
+    """acceptance: O5, O6. One trip issued 0.1 ms earlier would hold 2 % more than allowed."""
+    program = chain([size * MB for size in (8, 16, 24, 32)], micro_batches=2, warm=2, extra=60, lead=20)
+    assert decide(program, memory_budget=133_680_007, reserve=0.25).peak_bytes <= 133_680_007
