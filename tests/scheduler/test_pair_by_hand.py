@@ -10,7 +10,7 @@ import pytest
 
 from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, Program, parse
-from interlace.scheduler.interleave import PairPlan, chain_ops, plan_pairs
+from interlace.scheduler.interleave import PairPlan, PartOps, chain_ops, plan_parts
 from interlace.scheduler.pair_bytes import PairBytes, Walk
 from interlace.scheduler.pair_clock import Node, duration
 from interlace.scheduler.pair_list import ListScheduler, Weights
@@ -27,11 +27,11 @@ def _short_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def comm(dur: float, stream: str = "a", deps: tuple[int, ...] = (), side: str = "B") -> Node:
-    return Node(0, side, dur, "comm", stream, list(deps))
+    return Node(0, side, dur, "comm", stream, list(deps), forward=side == "F")
 
 
 def work(dur: float, deps: tuple[int, ...] = (), side: str = "B", category: str = "gemm", filler: bool = False) -> Node:
-    return Node(0, side, dur, category, "", list(deps), filler)
+    return Node(0, side, dur, category, "", list(deps), filler, side == "F")
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_what_a_pair_holds(more: str, order: str, peak: int) -> None:
     """
     program = parse(SAVED + more)
     backward, forward = sides(program)
-    memory = PairMemory(Graph(program), backward[:1], forward)
+    memory = PairMemory(Graph(program), [PartOps("B", "B", backward[:1]), PartOps("F", "F", forward)])
     items = {"B": [("B", op.id) for op in backward[:1]], "F": [("F", op.id) for op in forward]}
     listed = items[order[0]] + items[order[1]]
     assert memory.start == 256
     assert memory.peak(listed) == peak
-    walk = Walk(PairBytes(memory, [[item] for item in listed], listed), [side for side, _ in listed])
+    walk = Walk(PairBytes(memory, [[item] for item in listed], listed), [side == "F" for side, _ in listed])
     for node in range(len(listed)):
         walk.run(node)
     assert walk.peak == peak
@@ -99,7 +99,7 @@ def test_what_a_pair_holds(more: str, order: str, peak: int) -> None:
 def test_a_sum_into_a_buffer_that_lasts_is_no_memory_of_the_pair() -> None:
     program = parse(SAVED + "#5 %5:float32[64]~0! = pd_op.add_(%0, %4) backward inplace=0:0\n")
     backward, _ = sides(program)
-    memory = PairMemory(Graph(program), backward, [])
+    memory = PairMemory(Graph(program), [PartOps("B", "B", backward)])
     assert memory.start == 256
     assert memory.peak([("B", op.id) for op in backward]) == 256 + 256
 
@@ -107,7 +107,7 @@ def test_a_sum_into_a_buffer_that_lasts_is_no_memory_of_the_pair() -> None:
 def test_a_view_does_not_make_its_storage_smaller() -> None:
     program = parse(SAVED.replace("#3 %3", "#9 %9:float32[8]~2 = pd_op.slice(%2) forward views=0:0\n#3 %3"))
     _, forward = sides(program)
-    memory = PairMemory(Graph(program), [], forward)
+    memory = PairMemory(Graph(program), [PartOps("F", "F", forward)])
     assert memory.peak([("F", op.id) for op in forward]) == 256 + 256 + 128
 
 
@@ -120,10 +120,10 @@ def test_what_an_operation_that_nobody_needs_reads_is_held_for_it() -> None:
 #3 %4:float32[256] = pd_op.full() forward
 """)
     forward = list(program.ops)
-    memory = PairMemory(Graph(program), [], forward)
+    memory = PairMemory(Graph(program), [PartOps("F", "F", forward)])
     nodes = [[("F", op_id)] for op_id in (0, 1, 3)]
     order = [item for items in nodes for item in items] + [("F", 2)]
-    walk = Walk(PairBytes(memory, nodes, order), ["F"] * len(nodes))
+    walk = Walk(PairBytes(memory, nodes, order), [True] * len(nodes))
     for node in range(len(nodes)):
         walk.run(node)
     assert walk.peak == memory.peak(order) == 256 + 1024
@@ -272,7 +272,7 @@ def test_orders_that_are_a_little_slower_are_kept_for_a_while(monkeypatch: pytes
 
 
 def walked(table: Any, nodes: list[Node], order: list[int]) -> int:
-    walk = Walk(table, [node.side for node in nodes])
+    walk = Walk(table, [node.forward for node in nodes])
     for node in order:
         walk.run(node)
     return walk.peak
@@ -301,10 +301,11 @@ def orders(forward: str, backward: str) -> Iterator[list[str]]:
     """A pair's operations as `side.kind`, for both forms and several costs."""
     program = parse(HEAD + numbered(f"{forward}\n{backward}"))
     kinds = {op.id: op.kind for op in program.ops}
-    both = [[op for op in program.ops if op.role == role and op.id >= 10] for role in ("backward", "forward")]
+    both = [PartOps(kind, kind, [op for op in program.ops if op.role == role and op.id >= 10])
+            for kind, role in (("B", "backward"), ("F", "forward"))]  # fmt: skip
     for form in ("dx-first", "mixed"):
         for costs in TABLES:
-            plan = plan_pairs(program, both[0], both[1], costs, form, allowance_bytes=1 << 30)  # type: ignore[arg-type]
+            plan = plan_parts(program, both, costs, form, extra_bytes=1 << 30)  # type: ignore[arg-type]
             yield [f"{side}.{kinds[op_id]}" for side, op_id in plan.order]
 
 
@@ -373,14 +374,14 @@ def planned(costs: GivenCosts, form: Form, **options: Any) -> PairPlan:
 
     program = side_program(Sides())
     inner = [op for op in program.ops if not op.name.startswith("builtin.") and op.name != "pd_op.data"]
-    both = [[op for op in inner if op.role == role] for role in ("backward", "forward")]
-    return plan_pairs(program, both[0], both[1], costs, form, **options)
+    both = [PartOps(kind, kind, [op for op in inner if op.role == role]) for kind, role in (("B", "backward"), ("F", "forward"))]
+    return plan_parts(program, both, costs, form, **options)
 
 
 def test_memory_beyond_the_plain_order_is_used_where_it_is_allowed_and_only_there() -> None:
     """Mixed hides more of 100 ns with 64 bytes than with none."""
     costs = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.3, 2.0)})
-    tight, ample = (planned(costs, "mixed", allowance_bytes=allowance) for allowance in (0, 64))
+    tight, ample = (planned(costs, "mixed", extra_bytes=extra) for extra in (0, 64))
     assert tight.peak_bytes <= tight.plain_peak_bytes < ample.peak_bytes <= tight.plain_peak_bytes + 64
     assert ample.planned_ns < tight.planned_ns < tight.serial_ns
 
@@ -394,7 +395,7 @@ def test_a_pair_of_more_operations_than_allowed_stays_in_turn() -> None:
 
 def test_the_same_pair_is_planned_the_same_each_time() -> None:
     costs = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.3, 2.0)})
-    assert planned(costs, "mixed", allowance_bytes=640) == planned(costs, "mixed", allowance_bytes=640)
+    assert planned(costs, "mixed", extra_bytes=640) == planned(costs, "mixed", extra_bytes=640)
 
 
 def test_the_chain_is_what_collectives_of_activations_and_draws_wait_for() -> None:
