@@ -356,7 +356,7 @@ MESSAGES = ("%10:float32[8] = pd_op.recv_v2() forward group={} {{\"peer\":0}}\n%
 
 def test_forwards_receives_stand_in_front_of_backwards_sends() -> None:
     """The neighbour sends first, with a send that waits for its receiver."""
-    for order in orders(MESSAGES[0].format(3, 4), MESSAGES[1].format(7, 3)):
+    for order in orders(MESSAGES[0].format(3, 4), MESSAGES[1].format(4, 7)):
         assert order.index("F.recv_v2") < order.index("B.send_v2")
 
 

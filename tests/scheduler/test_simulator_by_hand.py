@@ -283,13 +283,13 @@ def sender_and_receiver(sends: int, receives: int) -> list[Program]:
 
 @pytest.mark.parametrize("p2p", ["rendezvous", "buffered"])
 def test_a_receive_whose_message_is_never_sent_is_named(p2p: str) -> None:
-    with pytest.raises(PlanError, match=r"number 2 from rank 0 to rank 1 on group 3 has no send"):
+    with pytest.raises(PlanError, match=r"number 2 from rank 0 to rank 1 on group 3 of ranks \[0, 1\] has no send"):
         simulate(sender_and_receiver(1, 2), table(), Options(p2p=p2p))  # type: ignore[arg-type]
 
 
 def test_a_buffered_send_that_nobody_receives_ends() -> None:
     assert ends(sender_and_receiver(2, 1), table(), Options(p2p="buffered"))[:2] == [10, 20]
-    with pytest.raises(PlanError, match=r"number 2 from rank 0 to rank 1 on group 3 has no receive"):
+    with pytest.raises(PlanError, match=r"number 2 from rank 0 to rank 1 on group 3 of ranks \[0, 1\] has no receive"):
         simulate(sender_and_receiver(2, 1), table())
 
 
@@ -351,6 +351,18 @@ def test_what_only_waits_for_the_circle_is_not_part_of_it() -> None:
     lines = circle()
     assert len(lines) == 7
     assert not any("#4 pd_op.tanh" in line for line in lines[1:])
+
+
+def test_who_waits_for_the_circle_of_others_is_not_part_of_it() -> None:
+    """Rank 0 receives what rank 1 would send after the circle of ranks 1 and 2."""
+    groups = "group 3 = 2,1\ngroup 4 = 1,2\ngroup 5 = 1,0\n"
+    first = CIRCLE[0] + '#5 pd_op.send_v2(%4) forward group=5 stream="last" {"peer":1}\n'
+    ops = ('#1 %1:float32[2] = pd_op.recv_v2() forward group=5 {"peer":0}', first, CIRCLE[1])
+    jobs = ("1@0", "1-5@0 | 2@0<2@0", "1-3@0 | 2@0<2@0")
+    ranks = [rank(ops[k], f"job all forward 0: {jobs[k]}", k, 3, groups) for k in range(3)]
+    with pytest.raises(PlanError) as caught:
+        simulate(ranks, table())
+    assert "rank 0" not in str(caught.value)
 
 
 def test_the_mate_that_is_not_there_is_named_and_not_one_that_stands_too() -> None:
