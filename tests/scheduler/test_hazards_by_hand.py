@@ -12,11 +12,11 @@ LOOSE = msgspec.structs.replace(GPU, name="loose", ring_is_serial=False)
 
 
 def rank(number: int, ops: str, jobs: str, world: int = 2, groups: str = "", micro_batches: int = 1) -> Program:
-    """A rank's program; `#0` gives an input `%0`; each group has all ranks unless it is given."""
+    """A rank's program; `#0` gives a parameter `%0` that nobody writes; each group has all ranks unless it is given."""
     listed = groups or "".join(f"group {k} = {','.join(map(str, range(world)))}\n" for k in (6, 7, 8, 9))
     head = f"program rank={number} world={world} mode=train\n"
     pipe = f"pipeline stage=0 of 1 micro_batches={micro_batches} chunks=1 schedule=accumulate\n"
-    return parse(f'{head}{pipe}{listed}#0 %0:float32[4]"x" = pd_op.data() forward\n{ops.strip()}\n{jobs.strip()}\n')
+    return parse(f'{head}{pipe}{listed}#0 %0:float32[4]!"x" = builtin.parameter() forward\n{ops.strip()}\n{jobs.strip()}\n')
 
 
 def kinds(programs: list[Program], place: Place = GPU) -> set[str]:
@@ -137,3 +137,123 @@ TWO_JOBS = "job one forward 0: 1@0\njob two forward 0: 2@0\n"
 def test_a_rank_that_differs_in_its_events_only_is_walked_by_itself() -> None:
     with_event, without = (rank(k, ACROSS, TWO_JOBS + event) for k, event in enumerate(('event "e" 1@0 -> 2@0', "")))
     assert {finding.ranks for finding in check([with_event, without])} == {(1,)}
+
+
+SHARED = """
+#1 %1:float32[4] = pd_op.full() forward
+#2 %2:float32[4] = pd_op.relu(%0) forward stream="side"
+#3 %3:float32[4] = pd_op.gelu(%1) forward stream="side"
+#4 %4:float32[4] = pd_op.tanh(%1) forward
+"""
+"""A block of compute that a side stream reads with `#3`, and that compute reads last."""
+
+
+@pytest.mark.parametrize(("events", "found"), [('event "e" 2@0 -> 4@0', {"freed-in-use"}), ('event "e" 3@0 -> 4@0', set())])
+def test_an_earlier_operation_of_a_stream_does_not_speak_for_a_later_one(events: str, found: set[str]) -> None:
+    assert kinds([rank(0, SHARED, f"job all forward 0: 1-4@0\n{events}")]) == found
+
+
+def test_a_block_goes_to_the_next_operation_of_its_stream_not_to_one_that_has_waited() -> None:
+    """Compute waits for the side stream with `#6`, but `#5` in front of it may have the block already."""
+    late = SHARED + "#5 %5:float32[4] = pd_op.exp(%0) forward\n#6 %6:float32[4] = pd_op.add(%3, %2) forward"
+    assert kinds([rank(0, late, "job all forward 0: 1-6@0")]) == {"freed-in-use"}
+    assert kinds([rank(0, late, "job all forward 0: 1-4@0 6@0 5@0")]) == set()
+
+
+def test_the_last_reader_of_each_variable_is_noted() -> None:
+    """The side stream is the last to read the view, compute the last to read what it is a view of."""
+    beside = '#2 %2:float32[4] = pd_op.relu(%0) forward stream="side"'
+    view = SHARED.replace(beside, "#2 %2:float32[4]~1 = pd_op.reshape(%1) forward views=0:0")
+    assert kinds([rank(0, view.replace("gelu(%1)", "gelu(%2)"), "job all forward 0: 1-4@0")]) == set()
+    assert kinds([rank(0, view, "job all forward 0: 1-4@0")]) == {"freed-in-use"}
+
+
+def test_what_is_written_in_place_is_the_same_variable() -> None:
+    """Its last reader is compute; that a side stream wrote it is noted nowhere, and so is the side stream's later read."""
+    ops = """
+#1 %1:float32[4] = pd_op.full() forward
+#2 %2:float32[4]~1 = pd_op.add_(%1, %0) forward inplace=0:0 stream="side"
+#3 %3:float32[4] = pd_op.gelu(%2) forward stream="side"
+#4 %4:float32[4] = pd_op.tanh(%2) forward
+"""
+    assert kinds([rank(0, ops, "job all forward 0: 1-4@0")]) == {"freed-in-use"}
+
+
+HELD = """
+#1 %1:float32[4] = pd_op.gelu(%0) forward
+#2 %2:float32[4] = pd_op.relu(%0) forward stream="side"
+#3 %3:float32[4] = pd_op.tanh(%{}) forward{}
+"""
+
+
+def test_a_wait_of_the_host_orders_what_it_waits_for_and_nothing_else() -> None:
+    """Behind `#2` the host waits for `#1`: a later job may read that on any stream, but not what `#2` gives."""
+    jobs = "job one forward 0: 1-2@0{}\njob two forward 0: 3@0"
+    wait = jobs.format(" | 2@0<1@0")
+    of_awaited, of_behind = HELD.format(1, ' stream="side"'), HELD.format(2, "")
+    assert kinds([rank(0, of_awaited, wait)]) == set()
+    assert kinds([rank(0, of_awaited, jobs.format(""))]) != set()
+    assert kinds([rank(0, of_awaited, wait)], msgspec.structs.replace(GPU, name="never held", holds_host=False)) != set()
+    assert kinds([rank(0, of_behind, wait)]) != set()
+
+
+def test_a_copy_to_the_host_holds_the_host_till_it_is_over() -> None:
+    """What stands in front of it on its stream is over then, too."""
+    copy = '#2 %2:float32[4]^host = pd_op.memcpy_d2h(%1) forward {"dst_place_type":0}\n'
+    ops = "#1 %1:float32[4] = pd_op.gelu(%0) forward\n{}#3 %3:float32[4] = pd_op.tanh(%1) forward stream=\"side\"\n"
+    assert kinds([rank(0, ops.format(copy), "job one forward 0: 1-2@0\njob two forward 0: 3@0")]) == set()
+    assert kinds([rank(0, ops.format(""), "job one forward 0: 1@0\njob two forward 0: 3@0")]) != set()
+
+
+def test_a_view_orders_its_readers_in_its_own_job_only() -> None:
+    ops = """
+#1 %1:float32[4] = pd_op.gelu(%0) forward stream="side"
+#2 %2:float32[4]~1 = pd_op.reshape(%1) forward views=0:0 stream="side"
+#3 %3:float32[4] = pd_op.tanh(%2) forward
+"""
+    assert kinds([rank(0, ops, "job all forward 0: 1-3@0")]) == set()
+    assert kinds([rank(0, ops, "job one forward 0: 1-2@0\njob two forward 0: 3@0")]) != set()
+
+
+def test_the_parts_of_a_split_are_apart() -> None:
+    """Compute overwrites the first while a side stream reads the second, in another job."""
+    ops = """
+#1 %1:vector<float32[2];float32[2]> = pd_op.split_with_num(%0) forward
+#2 %2:float32[2], %3:float32[2] = builtin.split(%1) forward
+#3 %4:float32[2] = pd_op.gelu(%3) forward stream="side"
+#4 %5:float32[2]~{} = pd_op.relu_(%{}) forward inplace=0:0
+#5 %6:float32[2] = pd_op.add(%5, %4) forward
+"""
+    jobs = "job one forward 0: 1-3@0\njob two forward 0: 4-5@0\nevent \"e\" 3@0 -> 5@0"
+    assert kinds([rank(0, ops.format(2, 2), jobs)]) == set()
+    assert kinds([rank(0, ops.format(3, 3), jobs)]) != set()
+
+
+STATE = """
+#1 %1:float32[4]!"s" = builtin.parameter() forward
+#2 %2:float32[4] = pd_op.relu(%1) forward{}
+#3 %3:float32[4] = pd_op.gelu(%1) forward{}
+#4 %4:float32[4]~1! = pd_op.add_(%1, %0) backward inplace=0:0{}
+"""
+A, B = ' stream="a"', ' stream="b"'
+
+
+def told(streams: tuple[str, str, str], jobs: str) -> str:
+    """All that is found of the three operations on these streams."""
+    return "\n".join(finding.message for finding in check([rank(0, STATE.format(*streams), jobs)]))
+
+
+@pytest.mark.parametrize("unordered", [(), (2,), (3,), (2, 3)])
+def test_a_write_waits_for_the_readers_of_every_stream(unordered: tuple[int, ...]) -> None:
+    """In another job nothing but events orders them."""
+    events = "".join(f'event "e{k}" {k}@0 -> 4@0\n' for k in (2, 3) if k not in unordered)
+    found = told((A, B, ""), f"job one forward 0: 2-3@0\njob two backward 0: 4@0\n{events}")
+    names = {2: "#2 pd_op.relu of micro-batch 0 on stream 'a'", 3: "#3 pd_op.gelu of micro-batch 0 on stream 'b'"}
+    assert [k for k, name in names.items() if f"may overwrite %1 's' while {name} still uses it" in found] == list(unordered)
+
+
+def test_the_next_step_reads_what_this_one_wrote() -> None:
+    """Where the write runs beside compute in a later job nothing orders that read; in the same job the job's own last run does."""
+    apart = told(("", "", A), 'job one forward 0: 2-3@0\njob two backward 0: 4@0\nevent "e" 3@0 -> 4@0')
+    assert "of the next step may read %1 's' before #4" in apart
+    assert told(("", "", A), "job all forward 0: 2-4@0") == ""
