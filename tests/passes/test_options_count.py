@@ -1,0 +1,73 @@
+"""An option that is ignored is noticed: each gives another plan than its default, and the edge of a budget is its edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from interlace.cost_model import GivenCosts
+from interlace.errors import BudgetError
+from interlace.ir import Program
+from interlace.ir.kinds import is_comm
+from interlace.passes import AssignStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, SplitBackward
+from interlace.passes.budget import say_budget
+from interlace.scheduler.hold import place_peak
+from tests.passes.test_fixtures import FILES, given_of, outcome
+from tests.scheduler.test_hold import BLOCK, COST, run_ahead_program
+from tests.strategies import World, programs
+
+LONG_COMM = GivenCosts({"comm": 5_000, "gemm": 50, "copy": 5, "default": 10}, {("gemm", "comm"): (1.1, 1.1)})
+PLAIN = programs(World(pp=2, mp=2, micro_batches=4, layers=3))[0]
+
+
+def planned(*passes: Pass) -> Program:
+    return Pipeline(passes).run(PLAIN, LONG_COMM)[0]
+
+
+@pytest.mark.parametrize("priority", [-3, 0])
+def test_priority(priority: int) -> None:
+    made = planned(Schedule1F1B(interleave="off"), AssignStreams(priority=priority))
+    found = {op.priority for op in made.ops if is_comm(op) and op.stream}
+    assert found == {priority}
+
+
+def test_borrow() -> None:
+    """The stored case in which an all_gather has no weight gradient of its own."""
+    given = given_of(next(path for path in FILES if path.stem == "s2_sequence_parallel_all_gather").read_text())
+    lent, kept = (outcome(given.replace("overlap-column-backward", f'overlap-column-backward {{"borrow": {borrow}}}', 1), "x")
+                  for borrow in ("true", "false"))  # fmt: skip
+    assert "borrowed from other layers" in lent
+    assert "borrowed from other layers" not in kept
+
+
+def test_allowance_bytes() -> None:
+    """More memory for a pair, another order in it."""
+    jobs = [planned(SplitBackward(), Schedule1F1B(interleave="mixed", only_gains=False, allowance_bytes=allowance)).jobs
+            for allowance in (0, 1 << 40)]  # fmt: skip
+    assert jobs[0] != jobs[1]
+
+
+def test_a_budget_is_refused_from_its_first_byte() -> None:
+    streams = AssignStreams(hold_host="off", run_ahead_bytes=BLOCK)
+    made, reports = Pipeline((streams,)).run(run_ahead_program(), COST)
+    peak = place_peak(made, COST)
+    say_budget(made, (OffloadActivations(memory_budget=peak), streams), reports, COST)
+    with pytest.raises(BudgetError, match=f"ask for {peak} bytes"):
+        say_budget(made, (OffloadActivations(memory_budget=peak - 1), streams), reports, COST)
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("check", [True, False])
+def test_check_off(check: bool, monkeypatch: Any) -> None:
+    """A plan is proved where check is on, and only there."""
+    from types import SimpleNamespace
+
+    from interlace.bridge import paddle_passes
+    from interlace.config import make_config
+
+    proved: list[Any] = []
+    monkeypatch.setattr(paddle_passes, "require_safe", lambda *args: proved.append(args))
+    one: Any = paddle_passes.SplitBackwardPass()
+    one._keep(SimpleNamespace(program=PLAIN), PLAIN, make_config({"check": check}), SimpleNamespace(name="cpu"))
+    assert len(proved) == check
