@@ -82,7 +82,10 @@ class Block(nn.Layer):
 
 
 class Embedding(nn.Layer):
-    """Token and position embeddings; the tokens' is split over mp by vocabulary if it is also the head."""
+    """Token and position embeddings; the tokens' is split over mp by vocabulary if it is also the head.
+
+    `--amp` makes embeddings float32: without the cast back, so would be all between blocks, and what stages send.
+    """
 
     def __init__(self, args: argparse.Namespace, stage: common.Stage) -> None:
         super().__init__()
@@ -93,7 +96,7 @@ class Embedding(nn.Layer):
 
     def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
         positions = paddle.arange(tokens.shape[1], dtype="int64")
-        x = self.tokens(tokens) + self.positions(positions)
+        x = (self.tokens(tokens) + self.positions(positions)).astype(self.tokens.weight.dtype)
         return self.stage.between_blocks(self.stage.batch_first(x))
 
 

@@ -151,7 +151,8 @@ class Llama(nn.Layer):
 
     def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
         first, last = self.stages[0], self.stages[-1]
-        x = first.between_blocks(first.batch_first(self.embedding(tokens)))
+        x = self.embedding(tokens).astype(self.embedding.weight.dtype)  # `--amp` makes it float32, and with it all between blocks
+        x = first.between_blocks(first.batch_first(x))
         x = self.norm(common.run_blocks(self.args, self.blocks, x))
         return self.head(last.batch_first(last.whole(x)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from interlace.bridge.cpu import half
+from interlace.bridge.cpu import half, ops
 from interlace.bridge.cpu.kernels import build
 from interlace.bridge.cpu.reduction import bfloat16_to_float32, float32_to_bfloat16
 from interlace.errors import ConfigError
@@ -281,9 +282,9 @@ def test_stock_and_interlace_train_alike_in_half_precision(tmp_path: Path, words
         np.testing.assert_allclose(one.values, other.values, rtol=0.02)
 
 
-def dump(tmp_path: Path, script: Path, *words: str) -> Program:
+def dump(tmp_path: Path, script: Path, *words: str, world: int = 1) -> Program:
     target = tmp_path / "rank0.json"
-    command = [sys.executable, "-m", "interlace.bridge.dump", "--rank", "0", "--world", "1", "--out", os.fspath(target)]
+    command = [sys.executable, "-m", "interlace.bridge.dump", "--rank", "0", "--world", str(world), "--out", os.fspath(target)]
     done = subprocess.run([*command, os.fspath(script), *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return load(target)
@@ -307,17 +308,45 @@ def test_a_dump_holds_half_precision_and_gpu_kernels(tmp_path: Path, level: str)
     assert [values[op.results[1]].size_bytes for op in attention] == [0] * len(attention) != []
 
 
-def test_gpu_only_kernels_raise_when_run(tmp_path: Path) -> None:
-    script = """
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_stages_exchange_half_precision(tmp_path: Path, model: str) -> None:
+    """What is sent, received and added from block to block is in the type that mixed precision asks for, as in users' models."""
+    words = ["--layers", "2", "--pp", "2", "--amp", "O2", "--attention", "flash", "--batch-size", "4"]
+    program = dump(tmp_path, EXAMPLES / f"{model}.py", *words, world=2)
+    values = {value.id: value.dtype for value in program.values}
+    sent = {values[op.operands[0]] for op in program.ops if op.kind == "send_v2"}
+    assert sent == dtypes_of(program, "recv_v2") == {"bfloat16"}
+
+
+def test_every_communication_of_paddle_is_known() -> None:
+    """All operations with a ring, by Paddle's own header: what is not replaced on CPU ranks is refused by name, never run there."""
+    paddle = pytest.importorskip("paddle")
+    header = Path(paddle.sysconfig.get_include()) / "paddle/fluid/pir/dialect/operator/ir/pd_op.h"
+    classes = re.split(r"\nclass ", header.read_text())
+    names = {found[1] for each in classes if (found := re.search(r'name\(\) { return "pd_op\.(\w+?)_?"', each)) and "int ring_id" in each}
+    whole_layers = {name for name in names if name.startswith(("fused_attention", "fused_feedforward", "fused_multi_transformer"))}
+    assert len(names) > 30
+    assert names - whole_layers <= set(ops.communication_names())
+
+
+def test_all_communication_builds_in_half_precision(paddle: Any) -> None:
+    library = half._loaded[0].library
+    assert [name for name in ops.communication_names() for number in half._DTYPES.values() if not library.has(name, number)] == []
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fused_rms_norm_ext", "bfloat16"), ("fast_rms_norm", "float32")])
+def test_kernels_that_only_build_raise_when_run(name: str, dtype: str) -> None:
+    """Any operation of Paddle builds in a dump, whether or not this wheel has a kernel; handed to an executor it is named."""
+    script = f"""
         import paddle
         from interlace.bridge.cpu import half
         half.load(gpu_only=True)
         paddle.enable_static()
-        x, w = paddle.ones([2, 8], "bfloat16"), paddle.ones([8], "bfloat16")
-        y = paddle._C_ops.fused_rms_norm_ext(x, w, 1e-5)[0].astype("float32")
+        x, w = paddle.ones([2, 8], "{dtype}"), paddle.ones([8], "{dtype}")
+        y = paddle._C_ops.{name}(x, w, 1e-5)[0].astype("float32")
         paddle.static.Executor(paddle.CPUPlace()).run(fetch_list=[y])
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    expected = "job default: pd_op.fused_rms_norm_ext has GPU kernels only, and this process builds programs for a dump"
+    expected = f"job default: pd_op.{name}: no kernel on the CPU, and this process builds programs for a dump"
     assert expected in done.stderr

@@ -24,8 +24,10 @@ from interlace.errors import ConfigError, ProgramError
 
 _DTYPES = {"bfloat16": 16, "float16": 15}  # phi::DataType
 _FLOAT32 = 10
+_ALL_DTYPES = {"bool": 1, "int8": 3, "int32": 7, "int64": 9, "float32": _FLOAT32, "float64": 11, "float16": 15, "bfloat16": 16,
+               "float8_e4m3fn": 17, "float8_e5m2": 18}  # fmt: skip
 _NO_ROOM = -2
-_ONLY_BUILT = "has GPU kernels only, and this process builds programs for a dump; run them on GPUs"
+_ONLY_BUILT = "no kernel on the CPU, and this process builds programs for a dump; run them on GPUs"
 _GPU_FLAGS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}
 
 
@@ -154,6 +156,8 @@ def load(gpu_only: bool = False) -> None:
     """
     if _loaded and (_loaded[0].gpu_only or not gpu_only):
         return
+    from interlace.bridge.cpu.ops import communication_names
+
     library = _loaded[0].library if _loaded else _Library(library_path())
     _loaded[:] = [_Registered(library, gpu_only)]
     for dtype in _DTYPES:
@@ -161,34 +165,41 @@ def load(gpu_only: bool = False) -> None:
         library.wrap(names.SUMMED, dtype, replace=True)
         library.wrap(_with_gradients(names.MOVED), dtype, replace=False)
         library.reuse(names.UNTOUCHED, dtype)
-        library.refuse(names.COMMUNICATION, dtype, "communicates, and was not rewritten for CPU processes before it ran")
+        library.refuse(communication_names(), dtype)
     library.wrap_cast()
     if gpu_only:
-        for dtype in (*_DTYPES, "float32"):
-            library.refuse(names.GPU_ONLY, dtype, _ONLY_BUILT)
-        _check_before_running()
+        _name_before_running(library.build_all(_operations()))
 
 
 def _with_gradients(kernels: Sequence[str]) -> list[str]:
     return [name + suffix for name in kernels for suffix in names.SUFFIXES]
 
 
-def _check_before_running() -> None:
-    """Raise before a program with GPU-only operations is handed to an executor of this process."""
+def _operations() -> list[str]:
+    """Names of all operations of this Paddle, without the mark of in-place forms."""
+    import paddle
+
+    return sorted({name.removesuffix("_") for name in dir(paddle._C_ops) if not name.startswith("_")})
+
+
+def _name_before_running(refused: set[str]) -> None:
+    """Where an executor of this process cannot take a program, name the operations that only build here."""
     from paddle.base import executor
 
     make = executor._StandaloneExecutor.__init__
-    gpu_only = {f"pd_op.{name}" for name in names.GPU_ONLY}
 
     @functools.wraps(make)
-    def make_checked(self: Any, place: Any, plan: Any, scope: Any) -> None:
-        for job in plan.job_types():
-            for op in plan.ir_program(job).global_block().ops:
-                if op.name().removesuffix("_") in gpu_only:
-                    raise ProgramError(f"job {job}: {op.name()} {_ONLY_BUILT}")
-        make(self, place, plan, scope)
+    def make_named(self: Any, place: Any, plan: Any, scope: Any) -> None:
+        try:
+            make(self, place, plan, scope)
+        except RuntimeError as error:
+            found = [f"job {job}: {op.name()}" for job in plan.job_types() for op in plan.ir_program(job).global_block().ops
+                     if op.name().removeprefix("pd_op.").removesuffix("_") in refused]  # fmt: skip
+            if not found:
+                raise
+            raise ProgramError(f"{', '.join(dict.fromkeys(found))}: {_ONLY_BUILT}") from error
 
-    executor._StandaloneExecutor.__init__ = make_checked
+    executor._StandaloneExecutor.__init__ = make_named
 
 
 def _load_if_possible() -> None:
@@ -224,11 +235,27 @@ class _Library:
         for name in kernels:
             _check(name, self._calls.interlace_reuse(name.encode(), _DTYPES[dtype]))
 
-    def refuse(self, kernels: Iterable[str], dtype: str, reason: str) -> None:
-        """Register kernels that raise when run."""
-        number = _DTYPES.get(dtype, _FLOAT32)
+    def refuse(self, kernels: Iterable[str], dtype: str) -> None:
+        """Let programs with these operations build: they are rewritten before a program runs."""
         for name in kernels:
-            _check(name, self._calls.interlace_refuse(name.encode(), number, _message(name, f"({dtype}) {reason}")))
+            text = _message(name, f"({dtype}) communicates, and was not rewritten for CPU processes before it ran")
+            _check(name, self._calls.interlace_refuse(name.encode(), _DTYPES[dtype], text))
+
+    def build_all(self, operations: Iterable[str]) -> set[str]:
+        """Let every operation build in half precision, and in any type those without a CPU kernel in float32.
+
+        Returns:
+            The operations that no kernel stands behind in some type; they raise when run.
+        """
+        refused = set()
+        for name in operations:
+            dtypes = _DTYPES if self.has(name, _FLOAT32) else _ALL_DTYPES
+            for dtype, number in dtypes.items():
+                text = f"interlace: an operation of {dtype} has {_ONLY_BUILT}".encode()
+                status = self._calls.interlace_refuse(name.encode(), number, text)
+                _check(name, status)
+                refused |= {name} if status else set()
+        return refused
 
 
 @dataclass(slots=True, frozen=True)

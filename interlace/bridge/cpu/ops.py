@@ -29,11 +29,20 @@ _COMMUNICATION_NAMES = frozenset(
     f"pd_op.{name}"
     for name in (
         "alltoall",
+        "c_broadcast",
+        "c_concat_grad",
         "c_scatter",
         "c_softmax_with_multi_label_cross_entropy",
+        "c_softmax_with_multi_label_cross_entropy_grad",
+        "class_center_sample",
+        "comm_init_all",
         "distributed_fused_lamb",
         "global_gather",
+        "global_gather_grad",
         "global_scatter",
+        "global_scatter_grad",
+        "margin_cross_entropy",
+        "margin_cross_entropy_grad",
         "p_recv",
         "p_send",
         "partial_allgather",
@@ -114,6 +123,11 @@ def rewrite_program(program: Any, job: str) -> dict[str, int]:
             if op.name() == "pd_op.share_var" and _is_released(op):
                 op.erase()
     return counts
+
+
+def communication_names() -> list[str]:
+    """Names of all ops that `rewrite_program` replaces or refuses; programs with them have to build first."""
+    return sorted({*_STARTERS, *_SPECIAL, *_IDENTITIES, *(name.removeprefix("pd_op.") for name in _COMMUNICATION_NAMES)})
 
 
 def op_name(name: str) -> str:

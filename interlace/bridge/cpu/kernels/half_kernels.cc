@@ -285,9 +285,12 @@ constexpr std::array<void (*)(), sizeof...(kIndices)> MakeRaisers(std::index_seq
 
 void* DynamicRaiser(const std::string& message) {
   static constexpr auto kRaisers = MakeRaisers(std::make_index_sequence<kMostKernels>());
+  static std::unordered_map<std::string, void*> raisers;  // kernels of one message share a function
+  const auto known = raisers.find(message);
+  if (known != raisers.end()) return known->second;
   if (num_dynamic == kMostKernels) return nullptr;
   dynamic_messages[num_dynamic] = message;
-  return reinterpret_cast<void*>(kRaisers[num_dynamic++]);
+  return raisers[message] = reinterpret_cast<void*>(kRaisers[num_dynamic++]);
 }
 
 // -- registering -----------------------------------------------------------------------------------------------------

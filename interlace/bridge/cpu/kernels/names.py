@@ -52,22 +52,3 @@ MOVED = _words("""
 """Kernels that move, choose or make elements; those the wheel does have stay."""
 UNTOUCHED = ("share_data", "nop", "depend", "coalesce_tensor")
 """Kernels that never look at an element: the float32 one serves any type."""
-COMMUNICATION = _words("""
-    all_gather all_reduce all_to_all broadcast reduce reduce_scatter mp_allreduce_sum c_identity c_concat c_split
-    c_scatter
-    p_send p_recv c_softmax_with_cross_entropy c_softmax_with_cross_entropy_grad
-""")
-"""Rewritten before a program runs (`ops.py`); they have to exist for it to build."""
-GPU_ONLY = _words("""
-    flash_attn flash_attn_grad flash_attn_unpadded flash_attn_unpadded_grad flash_attn_varlen_qkvpacked
-    flash_attn_qkvpacked
-    flash_attn_qkvpacked_grad flashmask_attention flashmask_attention_grad memory_efficient_attention
-    memory_efficient_attention_grad variable_length_memory_efficient_attention fused_attention fused_attention_grad
-    fused_feedforward fused_feedforward_grad fused_rotary_position_embedding fused_rotary_position_embedding_grad
-    fused_rms_norm_ext fused_rms_norm_ext_grad fused_rms_norm_quant fused_rms_norm_quant_grad rms_norm rms_norm_grad
-    fused_layernorm fused_bias_residual_layernorm fused_bias_act fused_bias_dropout_residual_layer_norm
-    fused_bias_dropout_residual_layer_norm_grad fused_dropout_add fused_dropout_add_grad fused_gemm_epilogue
-    fused_gemm_epilogue_grad fused_linear_param_grad_add moe_permute moe_unpermute number_count assign_pos
-    limit_by_capacity prune_gate_by_capacity
-""")
-"""Kernels without a float32 form on the CPU; in a dump they exist, so that a program with them builds."""
