@@ -58,6 +58,8 @@ def _add_parallel_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--gradient-accumulation", type=int, default=1, help="micro-batches a step, without a schedule")
     g.add_argument("--sequence-parallel", action="store_true", help="split the sequence over mp between matmuls")
     g.add_argument("--sharding-stage", type=int, choices=(0, 1, 2), default=0, help="of the optimizer, over dp")
+    g.add_argument("--sharding-fusion", action="store_true", help="sharding over fused buffers of gradients and parameters")
+    g.add_argument("--sharding-overlap", action="store_true", help="its communication on streams of its own; with --sharding-fusion")
     g.add_argument("--recompute", choices=("none", "full", "attention", "mlp"), default="none")
 
 
@@ -102,6 +104,8 @@ def _contradictions(args: argparse.Namespace) -> list[tuple[bool, str]]:
         (args.batch_size % num_batches != 0, f"--batch-size {args.batch_size} must be a multiple of {num_batches}"),
         (args.sequence_parallel and args.mp == 1, "--sequence-parallel needs --mp > 1"),
         (args.sharding_stage > 0 and args.dp == 1, "--sharding-stage needs --dp > 1"),
+        (args.sharding_fusion and args.sharding_stage != 1, "--sharding-fusion needs --sharding-stage 1"),
+        (args.sharding_overlap and not args.sharding_fusion, "--sharding-overlap needs --sharding-fusion"),
         (args.master_grad and args.amp != "O2", "--master-grad needs --amp O2"),
     ]
 
@@ -300,6 +304,7 @@ def make_strategy(args: argparse.Namespace) -> dist.Strategy:
     if args.sharding_stage:
         strategy.sharding.enable = True
         strategy.sharding.stage, strategy.sharding.degree = args.sharding_stage, args.dp
+        strategy.sharding.enable_tensor_fusion, strategy.sharding.enable_overlap = args.sharding_fusion, args.sharding_overlap
     if args.amp != "off":
         strategy.amp.enable = True
         strategy.amp.level, strategy.amp.dtype = args.amp, args.amp_dtype

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from interlace.ir import ABSENT, Edit, Graph, Program, TensorType
-from interlace.ir.kinds import is_collective, is_copy, is_receive, is_send
+from interlace.ir import ABSENT, Edit, Graph, Op, Program, TensorType
+from interlace.ir.kinds import NO_KERNEL, is_collective, is_copy, is_receive, is_send, stream_of
 from interlace.ir.storage import Item
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
@@ -64,7 +64,7 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
 
     def run(self, program: Program, context: Context) -> Program:
         program = self._named(program, context) if self.rename else program
-        program = _with_holds(program, context)
+        program = _with_joins(_with_holds(program, context), context)
         events = events_of(program)
         context.changed.append(f"{len(events)} events between jobs")
         return self._held(msgspec.structs.replace(program, events=events), context)
@@ -200,4 +200,31 @@ def _held_by(program: Program, holds: Sequence[Hold], places: Mapping[Item, int]
         context.change(side, f"%{hold.value} is held {how}")
     jobs = tuple(msgspec.structs.replace(job, items=tuple(new for item in job.items for new in (item, *behind.get(item, ()))))
                  for job in program.jobs)  # fmt: skip
+    return msgspec.structs.replace(edit.build(), jobs=jobs)
+
+
+def _with_joins(program: Program, context: Context) -> Program:
+    """Let computation wait at the step's end for what side streams write into values that last: no event reaches into the next step.
+
+    Sharding that overlaps gathers the new parameters on its own stream, behind everything else.
+    """
+    graph, edit = Graph(program), Edit(program)
+    lasting = {value.storage for value in program.values if value.persistable}
+    last: dict[str, tuple[Op, int]] = {}
+    for op in program.ops:
+        if op.role == "optimize" and stream_of(op):
+            last.update((op.stream, (op, value)) for value in op.results if graph.values[value].storage in lasting)
+    joins = [(op, value) for op, value in last.values()
+             if not any(user.name not in NO_KERNEL and not stream_of(user) for user in graph.readers(value))]  # fmt: skip
+    if not joins or not program.jobs:
+        return program
+    end = graph.ops[program.jobs[-1].items[-1][0]]
+    made = []
+    for op, value in joins:
+        result = edit.value(TensorType(graph.values[value].shape, graph.values[value].dtype), storage=graph.values[value].storage)
+        made.append(edit.op("pd_op.share_data", (value,), [result], like=end, views=((0, 0),), stream="", priority=0))
+        context.change(op, f"computation waits for %{value} at the end of the step")
+    edit.after(end.id, made)
+    items = (*program.jobs[-1].items, *((op.id, 0) for op in made))
+    jobs = (*program.jobs[:-1], msgspec.structs.replace(program.jobs[-1], items=items))
     return msgspec.structs.replace(edit.build(), jobs=jobs)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import paddle
 
+from interlace.bridge.attributes import attributes
 from interlace.bridge.layers import LayerNames, name_layers
 from interlace.errors import ProgramError
 from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value, describe
@@ -21,8 +22,13 @@ ORDER = {"forward": 0, "backward": 1, "optimize": 2}
 DROPPED_ATTRS = frozenset({"op_callstack", "op_role", "chunk_id", "struct_name", "stop_gradient", "persistable", "is_persistable",
                            "execution_stream", "stream_priority", "scheduling_priority", "sym_shape_str"})  # fmt: skip
 """Attributes that a field of `Op` carries, or that say nothing about the work."""
-SHARING = frozenset({"pd_op.share_data"})
+SHARING = frozenset({"pd_op.as_strided", "pd_op.share_data", "pd_op.tensor_unfold", "pd_op.view_dtype", "pd_op.view_shape",
+                     "pd_op.view_slice"})  # fmt: skip
 """Operations whose result is a view in the static executor; reshape and its like copy there unless made in-place."""
+SHARE_VAR = "pd_op.share_var"
+FUSED, FUSED_PART, SLICE = "fused@-", "shard@", "slice@"
+"""Sharding with tensor fusion: the buffer `fused@-<a>-<b>` holds parameters a and b, `shard@fused@-<a>-<b>` is the part of it that
+this rank updates, `slice@<a>` what of that part is a's (auto_parallel/sharding.py). Only the start-up program makes them views."""
 ATTENTION = frozenset({"pd_op.flash_attn", "pd_op.flash_attn_unpadded", "pd_op.flash_attn_qkvpacked"})
 ATTENTION_MATRIX = 1
 """Which result of theirs is `softmax`: rows times columns of every head, allocated with `return_softmax` only."""
@@ -75,6 +81,8 @@ class _Capture:
         self.values: list[Value] = []
         self.value_ids: dict[str, int] = {}
         self.storage: dict[int, int] = {}
+        self.stand_for = _shared_variables(self.source_ops)
+        self.fused: dict[str, int] = {}
 
     def run(self) -> Captured:
         roles = complete_roles([op.op_role for op in self.source_ops])
@@ -93,7 +101,16 @@ class _Capture:
         made = []
         for k, (name, value) in enumerate(sorted(self.block.kwargs().items())):
             made.append(Op(first + k, KEYWORD, (), (self._value(value, name).id,), "forward", origin=first + k))
+        self.fused = {value.name: value.storage for value in self.values if value.name.startswith(FUSED)}
+        self.values = [msgspec.structs.replace(value, storage=self._shared_with(value.name, value.storage)) for value in self.values]
+        self.storage = {value.id: value.storage for value in self.values}
         return made
+
+    def _shared_with(self, name: str, own: int) -> int:
+        """Storage of the fused buffer that a parameter, or a part of one, lies in; else its own."""
+        plain = name.removeprefix(FUSED_PART).removeprefix(SLICE)
+        holders = (storage for fused, storage in self.fused.items() if plain == fused or f"-{plain}-" in f"{fused}-")
+        return next(holders, own) if plain else own
 
     def _op(self, op_id: int, source: Any, role: Role, chunk: int) -> Op:
         name = source.name()
@@ -106,11 +123,11 @@ class _Capture:
             shared = dict.fromkeys(range(1, len(source.results())), len(self.values))
         unmade = _unmade(source)
         results = tuple(self._value(v, storage=shared.get(k), made=k != unmade).id for k, v in enumerate(source.results()))
-        attrs = {key: plain(value) for key, value in source.attrs().items() if key not in DROPPED_ATTRS}
+        raw = attributes(source)
+        attrs = {key: plain(value) for key, value in raw.items() if key not in DROPPED_ATTRS}
         unread = _unread(source)
         no_buffer = tuple(k for k, v in enumerate(source.operands_source())
                           if operands[k] != ABSENT and (k in unread or source.is_no_need_buffer(v)))  # fmt: skip
-        raw = source.attrs()
         made = Op(op_id, name, operands, results, role, chunk, attrs, "", -1, raw.get("execution_stream", ""),
                   raw.get("stream_priority", 0), op_id, no_buffer, inplace, views, len(list(source.blocks())))  # fmt: skip
         return with_group(made)
@@ -126,7 +143,10 @@ class _Capture:
         number = len(self.values)
         shape, dtype, elements = _type(source) if made else ((), "null", ())
         name = keyword or (source.name if dtype not in ("null", "vector", "stack") and source.has_name else "")
-        value = Value(number, shape, dtype, number if storage is None else storage, name,
+        if storage is None:
+            target = self.value_ids.get(self.stand_for.get(source.id, ""))
+            storage = self._shared_with(name, number) if target is None else self.storage[target]
+        value = Value(number, shape, dtype, storage, name,
                       dtype != "null" and bool(source.persistable), "device", elements)  # fmt: skip
         self.values.append(value)
         self.storage[number] = value.storage
@@ -151,7 +171,7 @@ class _Capture:
                     )
 
     def _struct_names(self, offset: int) -> list[str]:
-        return [""] * offset + [op.attrs().get("struct_name", "") for op in self.source_ops]
+        return [""] * offset + [attributes(op).get("struct_name", "") for op in self.source_ops]
 
 
 def operand_sources(source: Any) -> list[Any]:
@@ -169,7 +189,7 @@ def _check_blocks(source: Any, op_id: int) -> None:
         return
     outer = {v.id for v in operand_sources(source)}
     for inner in _nested(source):
-        name, attrs = inner.name(), inner.attrs()
+        name, attrs = inner.name(), attributes(inner)
         found = with_group(Op(op_id, name, (), (), "forward", attrs=attrs))
         written = [inner.operand_source(k) for k in paddle.base.libpaddle.pir.get_op_inplace_info(inner).values()]
         wrong = "communicates" if is_comm(found) else "draws random numbers" if is_random(found) else ""
@@ -232,11 +252,18 @@ def _aliases(source: Any, operands: tuple[int, ...]) -> tuple[tuple[int, int], .
                  if operands[operand] != ABSENT and not paddle.pir.is_fake_value(source.result(result)))  # fmt: skip
 
 
+def _shared_variables(ops: list[Any]) -> dict[str, str]:
+    """Identities of values that the executor keeps in the variable of another one, which a `share_var` names first."""
+    shares = [op.operands_source() for op in ops if op.name() == SHARE_VAR]
+    return {other.id: first.id for first, *others in shares for other in others}
+
+
 def _unread(source: Any) -> tuple[int, ...]:
     """Operands that Paddle declares as read and whose contents the kernel leaves alone."""
+    if source.name() != BATCH_NORM_GRAD:
+        return ()
     attrs = source.attrs()
-    own = source.name() == BATCH_NORM_GRAD and not (attrs["is_test"] or attrs["use_global_stats"])
-    return RUNNING_STATS[BATCH_NORM_GRAD] if own else ()
+    return () if attrs["is_test"] or attrs["use_global_stats"] else RUNNING_STATS[BATCH_NORM_GRAD]
 
 
 def _unwritten(source: Any, inplace: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -265,7 +292,7 @@ def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:
         return tuple(int(dim) for dim in source.shape), dtype_name(source.dtype), ()
     except ValueError as error:
         giver = source.get_defining_op()
-        layer = giver.attrs().get("struct_name", "")
+        layer = attributes(giver).get("struct_name", "")
         raise ProgramError(
             f"op {giver.name()}{f' of layer {layer}' if layer else ''} gives a value of type {source.type()}; expected tensors, vectors "
             "of tensors, or stacks of control flow; do without that operation, or set enable: false to train with Paddle's own plan"

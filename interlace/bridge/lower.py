@@ -426,8 +426,9 @@ class Names:
                        if op.name == SHADOW_OUTPUT and FETCH not in op.attrs}  # fmt: skip
 
     def once(self, value: int) -> bool:
-        """Whether a value exists once a step: persistable ones and what the optimizer part gives."""
-        return self.persistable(value) or value in self.optimizer
+        """Whether a value exists once a step: what has a name and lasts, and what the optimizer part gives."""
+        kept = self.values[self.root[value]]
+        return (kept.persistable and bool(kept.name)) or value in self.optimizer
 
     def persistable(self, value: int) -> bool:
         """Whether the variable that holds a value lasts beyond the step: Paddle does not mark results written into one."""
@@ -437,7 +438,7 @@ class Names:
         """Name of a value's variable for a micro-batch."""
         root = self.root[value]
         kept = self.values[root]
-        if kept.persistable:
+        if kept.persistable and kept.name:  # without one it is a result that Paddle only keeps from collection
             return kept.name
         prefix = PINNED_PREFIX if self.values[value].memory == "pinned" else "v"
         base = self.output.get(root) or kept.name or f"{prefix}{root}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import paddle
 
+from interlace.bridge.attributes import attributes
 from interlace.bridge.capture import Captured
 from interlace.bridge.lower import ROLE_NUMBER
 from interlace.bridge.newops import BUILDERS
@@ -92,7 +93,7 @@ class _Writer:
 
     @staticmethod
     def _mark(op: Op, built: Any) -> None:
-        if op.stream and built.attrs().get("execution_stream", "") != op.stream:
+        if op.stream and attributes(built).get("execution_stream", "") != op.stream:
             built.set_execution_stream(op.stream)
         if op.priority:
             built.set_int_attr("stream_priority", op.priority)

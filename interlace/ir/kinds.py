@@ -44,7 +44,7 @@ RANDOM = frozenset({"dropout", "uniform", "gaussian", "randint", "randperm", "be
                     "truncated_gaussian_random", "fused_dropout_add", "poisson", "standard_gamma", "dirichlet",
                     "binomial", "rrelu", "class_center_sample", "top_p_sampling"})  # fmt: skip
 """Kinds that draw from the device's one generator: their order decides the numbers."""
-NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, "pd_op.full_int_array"}
+NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, "pd_op.full_int_array", "pd_op.share_var"}
 """Names of operations that launch nothing on the device."""
 COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
 """Names under which an operation runs on the compute stream: none, and the executor's own word for it."""

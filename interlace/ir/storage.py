@@ -81,6 +81,7 @@ class Storages:
         self.storages: list[Storage] = []
         self.parts: dict[int, tuple[Part, ...]] = {}
         self._number: dict[int, int] = {}
+        self._first: dict[int, int] = {}
         self._persistable = {value.storage for value in program.values if value.persistable}
         self._once = {value for op in program.ops if op.role == "optimize" for value in op.results}
         for op in program.ops:
@@ -111,7 +112,9 @@ class Storages:
             return tuple(Part(self._new(value), value.id, value.id, ABSENT) for _ in value.elements)
         if value.storage not in self._number:
             self._number[value.storage] = self._new(value)
-        return (Part(self._number[value.storage], value.id, value.id, value.id),)
+        # parts of a fused buffer that lasts are written one by one and are its contents together
+        root = self._first.setdefault(value.storage, value.id) if value.storage in self._persistable else value.id
+        return (Part(self._number[value.storage], value.id, root, value.id),)
 
     def _new(self, value: Value) -> int:
         self.storages.append(Storage(value.storage in self._persistable, value.memory))

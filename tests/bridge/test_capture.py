@@ -11,6 +11,7 @@ paddle = pytest.importorskip("paddle")
 
 from paddle.distributed.auto_parallel.static.process_group import new_process_group, remove_process_group  # noqa: E402
 
+from interlace.bridge.attributes import OPAQUE, attributes  # noqa: E402
 from interlace.bridge.capture import Captured, capture, complete_roles, dtype_name, feeds, plain, with_group  # noqa: E402
 from interlace.bridge.lower import lower  # noqa: E402
 from interlace.bridge.places.cpu import cpu_place  # noqa: E402
@@ -346,3 +347,50 @@ def test_attributes_are_plain_data() -> None:
     assert plain([1, (2.5, float("inf"))]) == [1, [2.5, "inf"]]
     assert plain(paddle.CPUPlace()) == "Place(cpu)"
     assert dtype_name("DataType.FLOAT8_E4M3FN") == "float8_e4m3fn"
+
+
+def test_an_attribute_that_paddle_cannot_give_stays_opaque_and_is_lowered_as_it_is() -> None:
+    """An array with a null in it, as sharding with tensor fusion makes: `attrs()` fails on the whole operation."""
+
+    def write(build: Build) -> None:
+        tensors = [build.data(name, [4, 8]) for name in "xy"]
+        _, fused = C.coalesce_tensor_(tensors, paddle.float32, True, False, False, 0.0, True, -1, -1, [], [])
+        fused.persistable = True
+        C.set_persistable_value(C.scale(fused, 2.0, 0.0, True), "out")
+        with pytest.raises(NotImplementedError):
+            fused.get_defining_op().attrs()
+        assert attributes(fused.get_defining_op())["persistable"] == OPAQUE
+        build.role(0)
+
+    captured = captured_of(write)
+    found = op_named(captured.program, "coalesce_tensor")
+    assert (found.attrs["copy_data"], found.attrs["align_size"]) == (True, -1)
+    assert [value(captured.program, v).persistable for v in found.results] == [False, True]
+    items = tuple((op.id, 0) for op in captured.program.ops)
+    lowered = lower(captured, msgspec.structs.replace(captured.program, jobs=(Job("all", "forward", 0, items),)), cpu_place())
+    again = [op for op in lowered.ir_program("all").global_block().ops if op.name() == "pd_op.coalesce_tensor_"]
+    assert [attributes(op)["persistable"] for op in again] == [OPAQUE]
+
+
+def test_parts_of_a_fused_buffer_share_its_memory() -> None:
+    """Names say what the start-up program made a view; `share_var` that a result lies in another value's variable."""
+
+    def write(build: Build) -> None:
+        block = build.main.global_block()
+        for name in ("fused@-a-b.w", "shard@fused@-a-b.w"):
+            block.add_kwarg(name, build.data("like", [64], persistable=True).type()).persistable = True
+        for name in ("a", "slice@a", "b.w", "w"):
+            build.data(name, [8], persistable=True)
+        gathered = C.all_gather(block.kwargs()["shard@fused@-a-b.w"], new_process_group([0, 1]).id, 2)
+        C.share_var([block.kwargs()["fused@-a-b.w"], gathered])
+        C.view_slice(gathered, 0, 4)
+        build.role(0)
+
+    program = captured_of(write).program
+    verify(program)
+    buffer = next(each.storage for each in program.values if each.name == "fused@-a-b.w")
+    inside = {each.name for each in program.values if each.storage == buffer and each.name}
+    assert inside == {"fused@-a-b.w", "shard@fused@-a-b.w", "a", "slice@a", "b.w"}
+    for kind in ("all_gather", "view_slice"):
+        assert value(program, op_named(program, kind).results[0]).storage == buffer
+    assert op_named(program, "view_slice").views == ((0, 0),)

@@ -41,6 +41,11 @@ CASES = {
     ),
     "dp2 mp2 sharding 1, clip": (4, "llama", "--dp 2 --mp 2 --sharding-stage 1 --gradient-accumulation 2", {"schedule_1f1b": ROOMY}),
     "dp2 pp2 sharding 2": (4, "gpt", "--dp 2 --pp 2 --sharding-stage 2", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
+    "dp2 sharding 1 over fused buffers": (2, "gpt", "--dp 2 --layers 2 --sharding-stage 1 --sharding-fusion", {}),
+    "dp2 pp2 sharding 1 over fused buffers, overlapped, bfloat16 O2": (
+        4, "llama", "--dp 2 --pp 2 --layers 2 --hidden 128 --sharding-stage 1 --sharding-fusion --sharding-overlap --amp O2 --master-grad",
+        {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD},
+    ),
     "pp2 mp2 bfloat16 O2, master gradients": (
         4, "llama", "--pp 2 --mp 2 --amp O2 --master-grad --clip-grad 1", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}
     ),

@@ -1,0 +1,50 @@
+"""Attributes of Paddle's operations, also where Paddle cannot give all of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import paddle
+
+OPAQUE = "unreadable"
+"""Stands in a snapshot for an attribute that Paddle holds and cannot give; lowering clones the operation with it as it is."""
+
+
+def attributes(op: Any) -> dict[str, Any]:
+    """All attributes of a PIR operation; `OPAQUE` in the place of those that Paddle cannot give.
+
+    `Operation.attrs()` fails as a whole on one such attribute: `persistable` of `coalesce_tensor_`, say, is an array with a
+    null in it where one result of two was made persistable (sharding with tensor fusion).
+    """
+    try:
+        found: dict[str, Any] = op.attrs()
+    except NotImplementedError:
+        found = _one_by_one(op)
+    return found
+
+
+def _one_by_one(op: Any) -> dict[str, Any]:
+    """Each attribute alone, on an operation of a program that is thrown away."""
+    names = _names(op)
+    with paddle.static.program_guard(paddle.static.Program()):
+        alone = paddle._C_ops.full([1], 0.0, paddle.float32, paddle.CPUPlace()).get_defining_op()
+        _erase(alone, _names(alone))
+        found: dict[str, Any] = {}
+        for name in names:
+            alone.copy_attrs_from(op)
+            _erase(alone, [other for other in names if other != name])
+            try:
+                found.update(alone.attrs())
+            except NotImplementedError:
+                found[name] = OPAQUE
+    return found
+
+
+def _names(op: Any) -> list[str]:
+    return [entry["N"] for entry in json.loads(str(paddle.base.libpaddle.pir.get_attrs_map_json(op)))]
+
+
+def _erase(op: Any, names: list[str]) -> None:
+    for name in names:
+        op.erase_attr(name)
