@@ -57,7 +57,7 @@ def _add_parallel_options(g: argparse._ArgumentGroup) -> None:
     g.add_argument("--micro-batches", type=int, help="a step, of a pipeline schedule; by default 2 pp where pp > 1")
     g.add_argument("--gradient-accumulation", type=int, default=1, help="micro-batches a step, without a schedule")
     g.add_argument("--sequence-parallel", action="store_true", help="split the sequence over mp between matmuls")
-    g.add_argument("--sharding-stage", type=int, choices=(0, 1, 2), default=0, help="of the optimizer, over dp")
+    g.add_argument("--sharding-stage", type=int, choices=(0, 1, 2, 3), default=0, help="of the optimizer, over dp")
     g.add_argument("--sharding-fusion", action="store_true", help="sharding over fused buffers of gradients and parameters")
     g.add_argument("--sharding-overlap", action="store_true", help="its communication on streams of its own; with --sharding-fusion")
     g.add_argument("--recompute", choices=("none", "full", "attention", "mlp"), default="none")
@@ -327,7 +327,7 @@ def make_optimizer(args: argparse.Namespace, model: nn.Layer):
 def to_static(args: argparse.Namespace, model: nn.Layer, strategy: dist.Strategy) -> tuple:
     """(DistModel, loader) for a model that has its `stages`."""
     optimizer = make_optimizer(args, model)
-    sharding = {1: dist.ShardingStage1, 2: dist.ShardingStage2}.get(args.sharding_stage)
+    sharding = {1: dist.ShardingStage1, 2: dist.ShardingStage2, 3: dist.ShardingStage3}.get(args.sharding_stage)
     optimizer = dist.shard_optimizer(optimizer, sharding("dp") if sharding else None)
     loader = data_loader(args, model.stages[0], model.stages[-1])
     return dist.to_static(model, loader, NextTokenLoss(model.stages[-1]), optimizer, strategy), loader

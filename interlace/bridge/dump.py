@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import resource
 import sys
 import time
@@ -22,6 +23,9 @@ from interlace.bridge.rank import end_with_parent, failure_of, run_script
 from interlace.errors import ConfigError, InterlaceError, LaunchError
 from interlace.installed import other_paddle
 from interlace.ir import Program, save
+
+_WITHOUT_MEMORY = re.compile(r"memory's size is 0|[Hh]olds? no memory|[nN]ot initialized|[uU]ninitialized|not been initialized")
+"""What Paddle says where a tensor's contents are asked for and it has none."""
 
 
 class Built(BaseException):
@@ -79,6 +83,8 @@ def main(argv: list[str]) -> int:
         users = failure.users or isinstance(error, InterlaceError)
         if not failure.exited:
             print(failure.text if users else failure.traceback, file=sys.stderr)
+        if not args.materialize and _WITHOUT_MEMORY.search(str(error)):
+            print("parameters are described, not allocated; a script that needs their values is dumped with --materialize", file=sys.stderr)
         return 2 if users else 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     done = {"rank": args.rank, "ops": len(program.ops), "seconds": round(time.perf_counter() - start, 2), "peak_rss_bytes": peak}
@@ -98,12 +104,13 @@ def build_program(script: str, arguments: list[str], rank: int, world: int, *, l
         raise ConfigError(f"{other}; dump there, or use --force-paddle to try all the same")
     os.environ.update(rank_environment(rank, world))
     os.environ.pop("POD_NAME", None)
-    from interlace.bridge import hook
+    from interlace.bridge import hook, mesh
     from interlace.bridge.cpu import dynamic, half
 
     dynamic.patch(LonelyTransport(rank, world))  # type: ignore[arg-type]
     half.patch(gpu_only=True)
     hook.install()
+    mesh.install()
     hook.capture_only(_stop)
     if lazy:
         _allocate_nothing()
@@ -122,12 +129,32 @@ def _allocate_nothing() -> None:
 
     build = Engine._build
     lazy_init_helper().enable()
+    _shard_without_memory()
 
     def build_allocated(self: Any, mode: str) -> None:
         lazy_init_helper().disable()
         build(self, mode)
 
     Engine._build = build_allocated
+
+
+def _shard_without_memory() -> None:
+    """Let sharding stage 3 place parameters that are described, not allocated; Paddle would share memory that is not there."""
+    import paddle
+    from paddle.distributed.auto_parallel import api
+
+    shard = api.ShardingStage3._shard_parameter
+
+    def shard_described(self: Any, parameter: Any) -> None:
+        if parameter._is_initialized() or not parameter.is_dist():
+            shard(self, parameter)
+            return
+        like = paddle.nn.Layer().create_parameter(list(parameter.shape), dtype=parameter.dtype)
+        placements = api.get_placement_with_sharding(parameter, self._sharding_axis)
+        placed = paddle.distributed.shard_tensor(like, parameter.process_mesh, placements)
+        parameter.get_tensor()._share_data_nocheck_with(placed.get_tensor())
+
+    api.ShardingStage3._shard_parameter = shard_described
 
 
 def _stop(program: Program) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import paddle
 from paddle.distributed.auto_parallel.static import engine as engine_module
 
+from interlace.bridge import mesh
 from interlace.bridge.agree import peers_of, require_agreement
 from interlace.bridge.capture import Captured, capture
 from interlace.bridge.feeds import matching_feed
@@ -71,6 +72,8 @@ def enable(strategy: Any, flags: Flags) -> None:
                           "give the strategy that dist.to_static gets")  # fmt: skip
     flags.final(strategy, say=False)
     install()
+    if os.environ.get(DISABLE_VARIABLE) != "1":
+        mesh.install()
     strategy.interlace = flags
     strategy.pipeline.interlace = flags
 
@@ -230,7 +233,6 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
     private = dense.clone(mapping)
     _name_p2p_streams(private, pipeline.schedule)
     captured = capture(private, pipeline, mode=mode, layers=LayerNames.of(engine._model))
-    _require_processes(captured.program)
     for take in _capture_only if mode == "train" else ():
         take(captured.program)
     plan = make_plan(captured.program, state.config, *costs_for(state.config, place), peers_of(captured.program))
@@ -243,18 +245,6 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
         _last_plan[:] = [plan]
     state.modes[mode] = Mode(plan, captured, lowered, mapping, unheard=voice)
     return lowered
-
-
-def _require_processes(program: Program) -> None:
-    """The script's mesh must fit the processes that run.
-
-    Raises:
-        ConfigError: It names ranks that do not run.
-    """
-    absent = sorted({rank for group in program.groups for rank in group.ranks if rank >= program.world})
-    if absent:
-        raise ConfigError(f"the script's mesh names rank(s) {', '.join(map(str, absent))}, but {program.world} process(es) run; "
-                          f"start {absent[-1] + 1} or more with --world, or make the mesh smaller")  # fmt: skip
 
 
 def _name_p2p_streams(program: Any, schedule: str) -> None:

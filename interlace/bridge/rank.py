@@ -161,6 +161,9 @@ def _use_configuration() -> None:
 def _recorder(rank: int, run_dir: str) -> Recorder:
     from paddle.distributed.auto_parallel.static.engine import Engine
 
+    from interlace.bridge import mesh
+
+    mesh.install()
     recorder = Recorder(rank, run_dir)
     recorder.watch(Engine)
     given = os.environ.get(STEPS_VARIABLE)

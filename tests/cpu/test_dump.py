@@ -51,3 +51,24 @@ def test_wrong_options_build_nothing(monkeypatch: Any, capsys: Any, words: list[
     monkeypatch.setattr(processes, "start", lambda *args, **more: pytest.fail("a rank was built"))
     assert main(["dump", *map(str, words)]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.paddle
+def test_sharding_stage_3_needs_no_memory(tmp_path: Path) -> None:
+    """Parameters that are described only are placed as those with contents are: the same program."""
+    words = ["--world", "2", "--rank", "1", "--", "--layers", "1", "--dp", "2", "--sharding-stage", "3"]
+    example = str(TINY.parents[2] / "examples" / "gpt.py")
+    stored = []
+    for kind in ([], ["--materialize"]):
+        assert main(["dump", example, "-o", str(tmp_path / "rank1.ilp"), *kind, *words]) == 0
+        stored.append(load(tmp_path / "rank1.ilp"))
+    assert stored[0] == stored[1]
+    assert any(op.kind == "all_gather" for op in stored[0].ops)
+
+
+@pytest.mark.paddle
+def test_a_script_that_needs_values_is_told_of_materialize(tmp_path: Path, capfd: Any) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import paddle\nlayer = paddle.nn.Linear(2, 2)\nlayer(paddle.ones([1, 2]))\n")
+    assert main(["dump", str(script), "--world", "1", "-o", str(tmp_path)]) != 0
+    assert "dumped with --materialize" in capfd.readouterr().err

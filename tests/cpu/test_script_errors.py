@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from interlace import launch as launch_module
+from interlace.bridge.mesh import require_world
 from interlace.bridge.rank import failure_of
 from interlace.cli import main
 from interlace.errors import ConfigError
-from interlace.ir import Group, Program, save
+from interlace.ir import Program, save
 
 SCRIPTS = {
     "argparse": ("import argparse; argparse.ArgumentParser(prog='mine').parse_args()", 2, "mine: error: unrecognized arguments: --bogus"),
@@ -96,11 +97,45 @@ def test_a_dump_of_a_script_that_fails_ends_as_a_run_does(kind: str, tmp_path: P
     assert "ccache" not in said
 
 
-@pytest.mark.paddle
-def test_a_mesh_larger_than_the_world() -> None:
-    from interlace.bridge.hook import _require_processes
+@pytest.mark.parametrize(
+    ("named", "world", "told"),
+    [
+        ({0, 1, 2}, 2, "2 processes run; the meshes also name rank(s) 2; expected each process in a mesh and each rank of a mesh running: "
+                       "start 3 with --world 3"),
+        (set(range(4)), 8, "8 processes run; no mesh names rank(s) 4-7"),
+        ({1, 2}, 2, "2 processes run; the meshes also name rank(s) 2; no mesh names rank(s) 0"),
+    ],
+)  # fmt: skip
+def test_meshes_that_are_not_the_world(named: set[int], world: int, told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        require_world(named, world)
+    assert told in str(raised.value)
+    for same in (set(range(world)), set[int]()):
+        require_world(same, world)
 
-    groups = (Group(5, (0, 2)), Group(6, (0, 1)))
-    with pytest.raises(ConfigError, match=r"mesh names rank\(s\) 2, but 2 process\(es\) run; start 3 or more with --world"):
-        _require_processes(Program((), (), groups, world=2))
-    _require_processes(Program((), (), groups, world=3))
+
+OTHER_WORLD = """
+import paddle, paddle.distributed as dist, interlace
+mesh = dist.ProcessMesh([0, 1, 2, 3], dim_names=["dp"])
+layer = paddle.nn.Linear(4, 4)
+layer.weight = dist.shard_tensor(layer.weight, mesh, [dist.Replicate()])
+layer.bias = dist.shard_tensor(layer.bias, mesh, [dist.Replicate()])
+sgd = dist.shard_optimizer(paddle.optimizer.SGD(parameters=layer.parameters()))
+data = paddle.io.DataLoader([(paddle.ones([4]).numpy(), paddle.ones([4]).numpy())] * 8, batch_size=4)
+strategy = dist.Strategy()
+interlace.enable(strategy)
+dist.to_static(layer, dist.shard_dataloader(data, mesh, shard_dims="dp"), paddle.nn.MSELoss(), sgd, strategy).train()
+"""
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("door", [["dump", "--rank", "6", "--world", "8"], ["run", "--world", "6"], ["run", "--world", "2"]])
+def test_every_door_compares_the_meshes_with_the_world(door: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Before anything is built, in the same words; an empty program and an index error came of it once."""
+    script = tmp_path / "script.py"
+    script.write_text(OTHER_WORLD)
+    where = ["-o", str(tmp_path / "out")] if door[0] == "dump" else ["--log-dir", str(tmp_path / "logs")]
+    assert main([door[0], str(script), *door[1:], *where]) == 2
+    said = capfd.readouterr().err
+    assert "the script's meshes and the processes that run differ: " in said
+    assert "start 4 with --world 4, or change the mesh" in said

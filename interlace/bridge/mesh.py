@@ -1,0 +1,77 @@
+"""The ranks that a script's meshes name, and the processes that run: they must be the same."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from interlace.errors import ConfigError
+
+_INSTALLED = "_interlace_requires_world"
+
+
+def install() -> None:
+    """Compare before any engine of this process builds a program; a second call does nothing."""
+    from paddle.distributed.auto_parallel.static.engine import Engine
+
+    if getattr(Engine, _INSTALLED, False):
+        return
+    build = Engine._build
+
+    @functools.wraps(build)
+    def build_required(self: Any, *args: Any, **kwargs: Any) -> Any:
+        require_world(_named_ranks(), _world())
+        return build(self, *args, **kwargs)
+
+    Engine._build = build_required
+    setattr(Engine, _INSTALLED, True)
+
+
+def require_world(named: set[int], world: int) -> None:
+    """Every process has a place in a mesh, and every rank of a mesh a process. A script without meshes names nobody.
+
+    Raises:
+        ConfigError: They differ; with the number of processes to start.
+
+    >>> require_world({0, 1}, 2)
+    """
+    wanted = max(named, default=-1) + 1
+    if not named or named == set(range(world)):
+        return
+    where = "; ".join(_differences(named, world))
+    raise ConfigError(f"the script's meshes and the processes that run differ: {where}; expected each process in a mesh and each rank of "
+                      f"a mesh running: start {wanted} with --world {wanted}, or change the mesh")  # fmt: skip
+
+
+def _differences(named: set[int], world: int) -> list[str]:
+    absent, idle = sorted(rank for rank in named if rank >= world), sorted(set(range(world)) - named)
+    found = [f"{world} process{'es run' if world > 1 else ' runs'}"]
+    found += [f"the meshes also name rank(s) {_ranks(absent)}"] if absent else []
+    return found + ([f"no mesh names rank(s) {_ranks(idle)}"] if idle else [])
+
+
+def _ranks(ranks: list[int]) -> str:
+    """
+    >>> _ranks([4, 5, 6, 9])
+    '4-6, 9'
+    """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _named_ranks() -> set[int]:
+    """Ranks of all meshes made in this process; Paddle keeps a list of them."""
+    from paddle.distributed.auto_parallel.static.dist_context import get_default_distributed_context
+
+    return {int(rank) for mesh in get_default_distributed_context().process_meshes for rank in mesh.process_ids}
+
+
+def _world() -> int:
+    import paddle
+
+    return int(paddle.distributed.ParallelEnv().world_size)
