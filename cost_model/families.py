@@ -18,7 +18,7 @@ ATTENTIONS = frozenset({
     "fused_dot_product_attention", "memory_efficient_attention", "scaled_dot_product_attention",
 })  # fmt: skip
 ELEMENTWISE = frozenset({
-    "abs", "add", "add_n", "arange", "assign", "assign_value", "bernoulli", "bitwise_and", "bitwise_not",
+    "abs", "add", "add_n", "arange", "assign", "assign_out", "assign_value", "bernoulli", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "c_identity", "cast", "ceil", "celu", "clip", "copy_to", "copysign", "cos",
     "div_scale", "divide", "dropout", "elementwise_pow", "elu", "equal", "erf", "exp", "expm1",
     "fill", "floor", "floor_divide", "fmax", "fmin", "full", "full_like", "full_with_tensor", "fused_bias_act",
@@ -53,6 +53,7 @@ NORMS = frozenset({
     "rms_norm", "skip_layernorm",
 })  # fmt: skip
 SOFTMAXES = frozenset({
+    "c_softmax_with_cross_entropy", "c_softmax_with_multi_label_cross_entropy",
     "cross_entropy_with_softmax", "fused_softmax_mask", "fused_softmax_mask_upper_triangle", "log_softmax",
     "logsumexp", "nll_loss", "softmax",
 })  # fmt: skip

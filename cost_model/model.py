@@ -107,6 +107,9 @@ class CostModel(Costs):
             return Estimate(0, "unknown", UNMEASURED_ERROR, f"group {op.group} is not in the program")
         found = [self.part_time(part, ranks) for part in work.parts]
         total = _sum(found)
+        if work.assumed and not work.unknown:
+            how: How = max(total.how, "proxy", key=HOWS.index)
+            return Estimate(total.dur_ns, how, max(total.rel_error, UNMEASURED_ERROR), f"{work.assumed}; {total.detail}")
         if work.unknown or hosts_apart:
             why = work.unknown or f"a group across hosts of {self.profile.ranks_per_host}: the network was not measured"
             return Estimate(total.dur_ns, "unknown", UNMEASURED_ERROR, f"lower bound, {why}")

@@ -7,10 +7,12 @@ Costs are not known here; `CostModel` turns parts into nanoseconds. Shapes follo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from interlace.cost_model.families import ATTENTIONS, COMM, GEMMS, PICKS, VIEWS, forward_kind, is_free, memory_family
+from msgspec.structs import replace as replace_fields
+
+from interlace.cost_model.families import ATTENTIONS, COMM, GEMMS, NORMS, PICKS, VIEWS, forward_kind, is_free, memory_family
 from interlace.ir.kinds import is_p2p, is_send
 from interlace.ir.program import ABSENT, DTYPE_BYTES, Op, Value
 
@@ -40,10 +42,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Kernels of one operation, run one after the other; none is free. `unknown` says why nothing better is known."""
+    """Kernels of one operation, run one after the other; none is free.
+
+    Attributes:
+        parts: The kernels.
+        unknown: Why nothing better is known; empty where the parts say all.
+        assumed: Which shapes, known only at run time, were taken from those of the operands; empty where all are known.
+    """
 
     parts: tuple[Part, ...] = ()
     unknown: str = ""
+    assumed: str = ""
 
 
 NOTHING = Work()
@@ -56,15 +65,21 @@ def dims_of(**sizes: int) -> Dims:
 
 def work_of(op: Op, values: Values) -> Work:
     """The kernels of an operation; cost O(operands)."""
-    kind = op.kind
-    base, grad = forward_kind(kind)
     if is_free(op) or _is_view(op):
         return NOTHING
     if op.num_blocks:
         return Work(unknown="control flow: its blocks are not looked into")
-    shapes = [values[v] for v in (*op.operands, *op.results) if v != ABSENT]
-    if any(value.size_bytes < 0 for value in shapes):
-        return Work(unknown="a shape is known only at run time")
+    assumed = _assumed(op, values)
+    work = _work_of_known(op, {**values, **assumed} if assumed else values)
+    if not assumed:
+        return work
+    shapes = ", ".join(f"{list(values[v].shape)} as {list(value.shape)}" for v, value in assumed.items())
+    return replace(work, assumed=f"known only at run time: {shapes}")
+
+
+def _work_of_known(op: Op, values: Values) -> Work:
+    kind = op.kind
+    base, grad = forward_kind(kind)
     if kind in COMM or is_p2p(op):
         return _communication(op, values)
     if kind in ("memcpy_d2h", "memcpy_h2d", "memcpy"):
@@ -79,6 +94,40 @@ def work_of(op: Op, values: Values) -> Work:
             (_memory(op, kind, "unknown", values),), unknown=f"kind {kind!r} is in no family of cost_model/families.py"
         )
     return Work((_memory(op, _sample_kind(op, values), family, values),))
+
+
+def _assumed(op: Op, values: Values) -> dict[int, Value]:
+    """Values of unknown shape with one that their operation cannot exceed: that of its largest operand, or an element where none is known.
+
+    Statistics of a norm have an element a row of what is normed.
+    """
+    unknown = [v for v in dict.fromkeys((*op.operands, *op.results)) if v != ABSENT and values[v].size_bytes < 0]
+    if not unknown:
+        return {}
+    known = [values[v].shape for v in op.operands if v != ABSENT and v not in unknown and values[v].dtype not in ("vector", "null")]
+    largest = max(known, key=prod, default=())
+    if forward_kind(op.kind)[0] in NORMS:
+        largest = largest[:-1]
+    return {v: _with_shapes(values[v], prod(largest)) for v in unknown}
+
+
+def _with_shapes(value: Value, elements: int) -> Value:
+    if value.dtype == "vector":
+        return replace_fields(value, elements=tuple(replace_fields(each, shape=_filled(each.shape, elements)) for each in value.elements))
+    return replace_fields(value, shape=_filled(value.shape, elements))
+
+
+def _filled(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
+    """
+    >>> _filled((-1, 4, -1), 32), _filled((-1,), 1), _filled((2,), 8)
+    ((8, 4, 1), (1,), (2,))
+    """
+    left = max(1, elements // max(1, prod(dim for dim in shape if dim >= 0)))
+    made = []
+    for dim in shape:
+        made.append(dim if dim >= 0 else left)
+        left = 1 if dim < 0 else left
+    return tuple(made)
 
 
 def moved_bytes(op: Op, values: Values) -> int:

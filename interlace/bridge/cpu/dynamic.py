@@ -17,6 +17,7 @@ from paddle.distributed.auto_parallel.static import process_group
 from paddle.distributed.communication.group import _GroupManager
 from paddle.distributed.fleet.utils import tensor_fusion_helper
 
+from interlace.bridge.cpu.eager_reshard import resharder
 from interlace.bridge.cpu.ops import to_tensor, type_name
 from interlace.bridge.cpu.reduction import Array
 from interlace.bridge.cpu.transport import Transport
@@ -134,15 +135,9 @@ def patch(transport: Transport) -> None:
     def new_process_group(*args: Any, group_id: int = 0, **kwargs: Any) -> DynamicGroup:
         return DynamicGroup(transport, group_id)
 
-    reshard = core.reshard
-
-    def reshard_initialised(tensor: Any, dist_attr: Any) -> Any:
-        """Paddle fails on a tensor that lives on other ranks only; there is nothing to do for it here."""
-        return reshard(tensor, dist_attr) if tensor._is_initialized() else tensor
-
     process_group.ProcessGroup.instantiate = instantiate
     paddle._legacy_C_ops.barrier = barrier
-    setattr(core, "reshard", reshard_initialised)  # noqa: B010 - Paddle's stubs forbid the plain form
+    setattr(core, "reshard", resharder(transport, core.reshard))  # noqa: B010 - Paddle's stubs forbid the plain form
     setattr(core, "create_or_get_global_tcp_store", lambda *args, **kwargs: None)  # noqa: B010
     collective._new_process_group_impl = new_process_group
     parallel._new_process_group_impl = new_process_group
