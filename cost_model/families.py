@@ -53,7 +53,7 @@ NORMS = frozenset({
     "rms_norm", "skip_layernorm",
 })  # fmt: skip
 SOFTMAXES = frozenset({
-    "c_softmax_with_cross_entropy", "c_softmax_with_multi_label_cross_entropy",
+    "c_softmax_with_cross_entropy_grad", "c_softmax_with_multi_label_cross_entropy_grad",
     "cross_entropy_with_softmax", "fused_softmax_mask", "fused_softmax_mask_upper_triangle", "log_softmax",
     "logsumexp", "nll_loss", "softmax",
 })  # fmt: skip

@@ -47,7 +47,7 @@ class Work:
     Attributes:
         parts: The kernels.
         unknown: Why nothing better is known; empty where the parts say all.
-        assumed: Which shapes, known only at run time, were taken from those of the operands; empty where all are known.
+        assumed: Which shapes, known only at run time, were taken from those of the operands, or what was taken for nested blocks.
     """
 
     parts: tuple[Part, ...] = ()
@@ -68,7 +68,8 @@ def work_of(op: Op, values: Values) -> Work:
     if is_free(op) or _is_view(op):
         return NOTHING
     if op.num_blocks:
-        return Work(unknown="control flow: its blocks are not looked into")
+        sized = {**values, **_assumed(op, values)}
+        return Work((_memory(op, op.kind, "unknown", sized),), assumed="control flow: blocks taken as a pass over what goes in and out")
     assumed = _assumed(op, values)
     work = _work_of_known(op, {**values, **assumed} if assumed else values)
     if not assumed:

@@ -107,11 +107,14 @@ def test_gradient_accumulation_is_told_from_an_add():
     assert (sink.kind, parts(binary("pd_op.add", "4"))[0].kind) == ("grad_accumulate", "add")
 
 
-def test_control_flow_and_dynamic_shapes_are_unknown_with_the_reason():
+def test_control_flow_and_dynamic_shapes_are_assumed_with_the_reason():
     op, values, _ = unary("pd_op.if", "4", fields="num_blocks=2")
-    assert "control flow" in work_of(op, values).unknown
+    assert "control flow" in work_of(op, values).assumed
+    assert work_of(op, values).parts
     op, values, _ = unary("pd_op.gelu", "-1,4")
-    assert "run time" in work_of(op, values).unknown
+    work = work_of(op, values)
+    assert (work.unknown, work.assumed) == ("", "known only at run time: [-1, 4] as [1, 4], [-1, 4] as [1, 4]")
+    assert [part.size_bytes for part in work.parts] == [2 * 4 * 2]
 
 
 def test_a_gradient_of_a_gradient_is_no_gradient():
