@@ -265,8 +265,8 @@ def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: 
         kinds = {"F", "I", "W"} if any(part.kind in "IW" for part in parts) else {"F", "B"}
         wanted = {(k, m, c) for k in kinds for m in range(num_micro_batches) for c in range(num_chunks)} | {("O", 0, 0)}
         found = [(part.kind, part.micro_batch, part.chunk) for part in parts if part.kind not in "RS"]
-        twice = {item for item, count in Counter(found).items() if count > 1}
-        wrong = sorted(str(Part(*item)) for item in (wanted ^ set(found)) | twice)
+        double = {item for item, count in Counter(found).items() if count > 1}
+        wrong = sorted(str(Part(*item)) for item in (wanted ^ set(found)) | double)
         if wrong or row[-1] != OPTIMIZER:
             raise PlanError(f"{where}: stage {stage}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and "
                             f"{num_chunks} chunk(s) must stand once, and O last; "
