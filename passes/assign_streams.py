@@ -31,11 +31,10 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
 
     Steps: 1 tensor-parallel collectives go on one stream a ring, receives and sends on one a ring and direction; collectives
     and p2p of the optimizer part, those that read a parameter, and those that name a stream already, stay. 2 The plan is walked
-    as its proof does, with the jobs that cut the batch and collect the outputs; each order that it lacks becomes an event. 3 A value that a side stream reads and a compute operation reads later is held until compute
-    has waited for the side stream, or, where compute has nothing to wait for (a send), on that stream. A send of an earlier
-    job, and the last read of a parameter on a side stream before its update, get an event. 4 The host waits for the device now
-    and then in jobs with work on side streams, where running ahead would hold too much of the memory that these touch
-    (scheduler/hold.py).
+    as its proof does, with the jobs that cut the batch and collect the outputs; each order that it lacks becomes an event.
+    3 A value that a side stream reads and a compute operation reads later is held until compute has waited for the side stream, or,
+    where compute has nothing to wait for (a send), on that stream. 4 The host waits for the device now and then in jobs with work on
+    side streams, where running ahead would hold too much of the memory that these touch (scheduler/hold.py).
 
     Options:
         rename: False leaves every stream as Paddle named it; what a plan needs to be safe is added all the same.
