@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from interlace.errors import PlanError
@@ -212,3 +213,22 @@ def test_a_process_has_one_row_of_rounds_for_all_its_engines(agree: Any, monkeyp
     finally:
         agree._store_rounds.cache_clear()
     assert asked == [1]
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 3), (0, 2, 3, 5), (4,), (3, 1, 2), (0, 4, 8, 9, 10, 12), (7, 5, 3, 0)])
+def test_a_groups_ranks_come_back_as_they_were(agree: Any, ranks: tuple[int, ...]) -> None:
+    assert agree.members(agree.runs(ranks)) == ranks
+
+
+@pytest.mark.parametrize("texts", [(b"short", b"a good deal longer\0"), (b"a good deal longer\0", b"short"), (b"", b"x")])
+def test_what_ranks_say_comes_whole_through_the_transport(agree: Any, texts: tuple[bytes, bytes]) -> None:
+    """Rows are as long as the longest, and given back as long as they were."""
+
+    class Transport:
+        def all_gather(self, mine: Any, channel: int, ranks: tuple[int, ...], what: str, dtype: str) -> list[Any]:
+            if dtype == "int64":
+                return [np.array([len(text)]) for text in texts]
+            return [np.frombuffer(text.ljust(len(mine), b"\0")[: len(mine)], dtype=np.uint8) for text in texts]
+
+    for text in texts:
+        assert agree.TransportRounds(Transport(), 2).exchange(text) == list(texts)

@@ -38,6 +38,15 @@ def test_the_plan_says_that_the_place_keeps_the_budget_or_is_refused(hold: str) 
         assert f"the plan holds {size(peak)} at most" in told.changed[0]
 
 
+def test_a_byte_over_the_budget_is_refused() -> None:
+    streams = AssignStreams(hold_host="off")
+    planned, reports = Pipeline((streams,)).run(run_ahead_program(), COST)
+    peak = place_peak(planned, COST)
+    with pytest.raises(PlanError, match=rf"\({peak - 1} bytes\).*of which side streams hold 1 B.*ask for {peak} bytes"):
+        say_budget(planned, (OffloadActivations(memory_budget=peak - 1), streams), [EMPTY, *reports], COST)
+    assert say_budget(planned, (OffloadActivations(memory_budget=peak), streams), [EMPTY, *reports], COST)[0].changed
+
+
 def test_without_a_budget_nothing_is_said() -> None:
     assert say_budget(run_ahead_program(), (OffloadActivations(fraction=0.5),), [EMPTY], COST) == [EMPTY]
 

@@ -341,3 +341,29 @@ def test_the_report_says_what_a_pair_gains() -> None:
     context = Context(COSTS)
     Schedule1F1B(max_ops_per_job=3).run(side_program(Sides()), context)
     assert any("more than max_ops_per_job 3" in line for line in (*context.changed, *context.declined))
+
+
+def test_a_pair_uses_the_memory_it_is_allowed() -> None:
+    """acceptance: F3. 64 bytes more let mixed hide more."""
+    plain = side_program(Sides())
+    tight, ample = (planned([plain], "mixed", only_gains=False, allowance_bytes=extra)[0] for extra in (0, 64))
+    assert _peak(tight) <= _peak(planned([plain], "off")[0])
+    assert pairs_of(tight)[0].items != pairs_of(ample)[0].items
+
+
+@pytest.mark.parametrize("form", ["dx-first", "mixed"])
+def test_a_stage_receives_all_that_its_neighbour_sends_before_it_takes_a_gradient(form: Form) -> None:
+    """acceptance: F5. With sends that wait for their receiver."""
+    first, second = planned(programs(World(pp=2, micro_batches=5)), form)
+    ops = [{op.id: op for op in program.ops} for program in (first, second)]
+    before: dict[int, int] = {}
+    sent = 0
+    for op_id, m in (item for job in first.jobs for item in job.items):
+        sent += ops[0][op_id].kind == "send_v2" and ops[0][op_id].role == "forward"
+        if ops[0][op_id].kind == "recv_v2" and ops[0][op_id].role == "backward":
+            before[m] = sent
+    received = 0
+    for op_id, m in (item for job in second.jobs for item in job.items):
+        received += ops[1][op_id].kind == "recv_v2"
+        if ops[1][op_id].kind == "send_v2" and ops[1][op_id].role == "backward":
+            assert received >= before[m]
