@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from interlace.cli.run import first_difference
 from interlace.config import find_config
 from interlace.errors import InterlaceError
 from interlace.launch import LaunchResult, launch
 from interlace.own import VARIABLE as IMPORT_VARIABLE
+from interlace.verdict import first_difference
 from testbed.delays import DELAYS_VARIABLE, TAKEN_VARIABLE, Site, parse_sites, show_sites, shrink
 from testbed.device import SWITCHES_VARIABLE, TestbedError
 
