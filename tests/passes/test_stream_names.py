@@ -1,0 +1,36 @@
+"""Which stream each communication runs on, by hand."""
+
+from __future__ import annotations
+
+from interlace.cost_model import GivenCosts
+from interlace.ir import parse
+from interlace.passes import AssignStreams
+from interlace.passes.base import Context
+
+TEXT = """program rank=0 world=2 mode=train
+pipeline stage=0 of 2 micro_batches=1 chunks=1 schedule=1F1B
+passes schedule-1f1b
+group 7 = 0,1
+group 8 = 0,1
+group 3 = 0,1
+group 4 = 0,1
+#0 %0:float32[4]!"w" = builtin.parameter() forward
+#1 %1:float32[4] = pd_op.full() forward
+#2 %2:float32[4] = pd_op.all_reduce(%1) forward group=7
+#3 %3:float32[4] = pd_op.all_reduce(%2) forward group=8
+#4 %4:float32[4] = pd_op.all_gather(%0) forward group=7
+#5 pd_op.send_v2(%3) forward group=3 {"peer":1}
+#6 pd_op.send_v2(%3) forward group=4 {"peer":1}
+#7 %7:float32[4] = pd_op.all_reduce(%1) optimize group=7
+job forward_0 forward 0: 1-6@0
+job optimizer optimizer 0: 7@0
+"""
+
+
+def test_each_ring_and_direction_has_a_stream_and_parameters_and_the_optimizer_have_none() -> None:
+    made = AssignStreams(hold_host="off", priority=-3).run(parse(TEXT), Context(GivenCosts({"default": 1})))
+    streams = {op.id: (op.stream, op.priority) for op in made.ops if op.group >= 0}
+    assert streams == {
+        2: ("auto_parallel_mp_7", -3), 3: ("auto_parallel_mp_8", -3), 4: ("", 0), 5: ("auto_parallel_pp_send_3", -3),
+        6: ("auto_parallel_pp_send_4", -3), 7: ("", 0),
+    }  # fmt: skip
