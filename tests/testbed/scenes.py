@@ -659,10 +659,6 @@ def _run_planned(captured: Any, program: Any, feeds: dict[str, np.ndarray], late
     return {name: np.array(scope.find_var(name).get_tensor()) for name in lowered.outputs}
 
 
-PREPARED = "prepared"
-"""A side stream that no program of another scene has named: plans have their streams made, with priorities, before they run."""
-
-
 def _with_and_without_events(
     made: Any, feeds: dict[str, np.ndarray], late: str, expected: dict[str, np.ndarray], at_the_ends: bool = True
 ) -> dict[str, Any]:
@@ -698,7 +694,7 @@ def the_batch_is_cut_late() -> dict[str, Any]:
     x = random(2 * N, N)
 
     def build() -> None:
-        paddle._C_ops.set_persistable_value(on(paddle.tanh(data("x", N, N)), PREPARED) * 2.0, "out")
+        paddle._C_ops.set_persistable_value(on(paddle.tanh(data("x", N, N)), "side") * 2.0, "out")
 
     expected = {"out": 2 * np.tanh(x).reshape(2, N, N)}
     return _sequential(lambda: _with_and_without_events(_planned(build, 2, [("full", "tanh"), ("scale",)]), {"x": x}, "", expected))
@@ -710,7 +706,7 @@ def an_output_comes_late() -> dict[str, Any]:
     x = random(2 * N, N)
 
     def build() -> None:
-        paddle._C_ops.set_persistable_value(on(paddle.tanh(data("x", N, N) * 2.0), PREPARED), "out")
+        paddle._C_ops.set_persistable_value(on(paddle.tanh(data("x", N, N) * 2.0), "side"), "out")
 
     expected = {"out": np.tanh(2 * x).reshape(2, N, N)}
     return _sequential(lambda: _with_and_without_events(_planned(build, 2), {"x": x}, "tanh", expected))
@@ -724,7 +720,7 @@ def a_base_is_overwritten_under_its_view() -> dict[str, Any]:
     def build() -> None:
         base = paddle.exp(data("x", N, N))
         view = paddle._C_ops.share_data(base)
-        paddle._C_ops.set_persistable_value(on(paddle.tanh(view), PREPARED), "read")
+        paddle._C_ops.set_persistable_value(on(paddle.tanh(view), "side"), "read")
         paddle._C_ops.set_persistable_value(paddle._C_ops.relu_(base), "over")
 
     expected = {"read": np.tanh(np.exp(x))}
@@ -739,8 +735,8 @@ def memory_of_two_variables_is_freed() -> dict[str, Any]:
     def build() -> None:
         given = data("x", N, N)
         base = paddle.exp(given)
-        on(paddle.nn.functional.silu(paddle._C_ops.share_data(base)), PREPARED)
-        late = on(paddle.tanh(base), PREPARED)
+        on(paddle.nn.functional.silu(paddle._C_ops.share_data(base)), "side")
+        late = on(paddle.tanh(base), "side")
         paddle._C_ops.set_persistable_value(base + base, "last")
         for k in range(4):
             paddle._C_ops.set_persistable_value(given + given, f"more{k}")
