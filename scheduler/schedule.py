@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import combinations
 
 import msgspec
 
@@ -242,8 +243,7 @@ def _needs(slot: Slot, stage: int, stages: int, chunks: int) -> list[tuple[int, 
             found.append((stage_from, kind, part.micro_batch, chunk))
         if kind == "B":
             found.append((stage, "F", part.micro_batch, part.chunk))
-    own = _outputs(slot, stage) if any(part.kind == "W" for part in slot.parts) else set()
-    return [need for need in found if need[1] == "F" or need not in own]
+    return found
 
 
 def _stalled_row(stage: int, row: Sequence[Slot], at: int) -> str:
@@ -256,7 +256,7 @@ def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: 
 
     Raises:
         PlanError: A stage is missing or too much, a piece of work is missing, twice or unknown, backward is both whole and in
-            parts, or stages would wait for each other (shown as a grid).
+            parts, a slot holds parts that need each other, or stages would wait for each other (shown as a grid).
     """
     if sorted(rows) != list(range(num_stages)):
         raise PlanError(f"{where}: has stages {sorted(rows)}, expected {list(range(num_stages))}")
@@ -272,14 +272,24 @@ def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: 
                             f"{num_chunks} chunk(s) must stand once, and O last; "
                             f"missing, twice or unknown: {wrong[:12] or 'O is not last'}")  # fmt: skip
         for each in row:
-            twice = [part for part in each.parts for other in each.parts if part is not other and part.micro_batch == other.micro_batch
-                     and (part.kind == "F") | (other.kind == "F")]  # fmt: skip
-            if twice or (OPTIMIZER.parts[0] in each.parts and len(each.parts) > 1):
-                raise PlanError(f"{where}: stage {stage}: slot {each} holds a forward and another part of one micro-batch, or O beside "
-                                "others; expected parts that need nothing of each other")  # fmt: skip
+            needy = next((pair for pair in combinations(each.parts, 2) if _need_each_other(*pair)), None)
+            if needy is not None:
+                raise PlanError(f"{where}: stage {stage}: slot {each} holds {needy[0]} and {needy[1]}, which need each other or run "
+                                "alone; put them into slots of their own (for I and W of one micro-batch, write B)")  # fmt: skip
     stuck = stall([rows[stage] for stage in range(num_stages)], num_chunks)
     if stuck:
         raise PlanError(f"{where}: stages wait for each other:\n{stuck}")
+
+
+def _need_each_other(part: Part, other: Part) -> bool:
+    """Whether two parts cannot be mixed in one job: the optimizer, receives and sends of their own, and what is before or after.
+
+    Of one micro-batch only weight gradients are not between other parts: they need the input gradients of their own chunk alone.
+    """
+    kinds = {part.kind, other.kind}
+    if kinds & set("ORS"):
+        return True
+    return part.micro_batch == other.micro_batch and ("F" in kinds or "W" not in kinds or part.chunk == other.chunk)
 
 
 def sent_before(row: Sequence[Slot], micro_batch: int) -> int:

@@ -17,12 +17,12 @@ SHARES_NO_CONTEXT = frozenset({"send_v2", "recv_v2", "c_allreduce_sum"})
 USES_COMPUTE_CONTEXT = frozenset({"p_send", "p_recv", "reduce"})
 """Kinds that, without a stream of their own, take the communicator that the compute stream's context holds."""
 VPP_CROSSES = (
-    "Under VPP, Paddle's own order does so in two cases, and then stock training swaps messages of equal size in silence and stands or "
-    "fails over others. A value goes straight from the first stage to the last (a mask, positions; of a value that is resharded from "
-    "stage to stage Paddle makes such messages too): the gradient of what the last stage hands back to the first takes the same ring, "
-    "and is received ahead of what was sent before it. Or there are 2 stages, and the micro-batches are no multiple of them. Safe are: "
-    "schedule_mode 1F1B; the value computed on each stage from an input; the value handed on as a result of each stage's own layers; "
-    "accumulate_steps as a multiple of the stages"
+    "Under VPP, Paddle's own order breaks this in two cases; stock training then swaps messages of equal size without a word, and hangs "
+    "or fails over others. A value goes straight from the first stage to the last (a mask, positions; of a value that is resharded "
+    "from stage to stage Paddle makes such messages too): the gradient of what the last stage hands back to the first takes the same "
+    "ring, and is received before what was sent earlier. Or there are 2 stages, and the number of micro-batches is odd. What is "
+    "safe: schedule_mode 1F1B; the value computed on each stage from an input; the value handed on as a result of each stage's own "
+    "layers; accumulate_steps as a multiple of the stages"
 )
 UNEVEN = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample", "global_gather", "global_gather_grad",
                     "global_scatter", "global_scatter_grad"})  # fmt: skip

@@ -144,7 +144,11 @@ def test_a_lagged_schedule_is_sane(pp: int, micro_batches: int, data: st.DataObj
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0 | 0F+0B O", "slot 0F+0B holds a forward and another part of one micro-batch"),
+        ("0 | 0F+0B O", "slot 0F+0B holds 0F and 0B, which need each other"),
+        ("0 | 0F 0I+0W O", "slot 0I+0W holds 0I and 0W, which need each other or run alone; put them into slots of their own "
+                           "(for I and W of one micro-batch, write B)"),
+        ("0 | 0R+0F 0B O", "slot 0R+0F holds 0R and 0F"),
+        ("0 | 0F 0B+0S O", "slot 0B+0S holds 0B and 0S"),
         ("0 | 0F 0B+O", "found '0B+O', expected a slot such as"),
     ],
 )
