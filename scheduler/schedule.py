@@ -88,20 +88,6 @@ def one_f_one_b(stage: int, num_stages: int, num_micro_batches: int, num_chunks:
     return [*slots, OPTIMIZER]
 
 
-def paired(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1, *, warmup: int | None = None) -> list[Slot]:
-    """1F1B whose steady backward-forward couples are one job each, at a given number of micro-batches in flight.
-
-    >>> show_row(1, paired(1, 2, 3))
-    '1 | 0F 0B+1F 1B+2F 2B O'
-    """
-    depth = min(num_stages - stage if warmup is None else warmup, num_micro_batches)
-    slots = [slot("F", m) for m in range(depth)]
-    for b in range(num_micro_batches):
-        f = b + depth
-        slots.append(Slot((Part("B", b), Part("F", f))) if f < num_micro_batches else slot("B", b))
-    return [*slots, OPTIMIZER]
-
-
 def lagged(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1, *, lag: int, warmup: int | None = None) -> list[Slot]:
     """1F1B in which each job holds input gradients, the next forward, and the weight gradients of `lag` micro-batches before.
 
@@ -110,6 +96,8 @@ def lagged(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int 
 
     >>> show_row(1, lagged(1, 2, 4, lag=1))
     '1 | 0F 0I+1F 1I+2F+0W 2I+3F+1W 3I+2W 3W O'
+    >>> show_row(1, lagged(1, 2, 3, lag=0))
+    '1 | 0F 0B+1F 1B+2F 2B O'
     """
     depth = min(num_stages - stage if warmup is None else warmup, num_micro_batches)
     slots = [slot("F", m) for m in range(depth)]
@@ -201,9 +189,9 @@ def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
     Returns:
         Empty where every stage runs to its end, else the grid of stages with `<-- here` at the slots that never start.
 
-    >>> stall([paired(s, 2, 4, warmup=1) for s in range(2)]).count("<-- here")
+    >>> stall([lagged(s, 2, 4, lag=0, warmup=1) for s in range(2)]).count("<-- here")
     2
-    >>> stall([paired(s, 2, 4, warmup=2 * (1 - s) + 1) for s in range(2)])
+    >>> stall([lagged(s, 2, 4, lag=0, warmup=2 * (1 - s) + 1) for s in range(2)])
     ''
     """
     done: set[tuple[int, str, int, int]] = set()

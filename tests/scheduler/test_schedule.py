@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +28,6 @@ from interlace.scheduler.schedule import (
     lagged,
     one_f_one_b,
     pair_up,
-    paired,
     parse_rows,
     sent_before,
     show_row,
@@ -104,12 +104,12 @@ def assert_sane(rows: list[list[Slot]], micro_batches: int, chunks: int) -> None
 @given(st.integers(1, 6), st.integers(1, 12))
 def test_every_schedule_is_sane(pp: int, micro_batches: int) -> None:
     """acceptance: F1, F5. Any number of stages and micro-batches, fewer than stages and one alone too; joined ones as well."""
-    for make in (f_then_b, one_f_one_b, paired):
+    for make in (f_then_b, one_f_one_b, partial(lagged, lag=0)):
         assert_sane([make(stage, pp, micro_batches) for stage in range(pp)], micro_batches, 1)
     assert_sane([pair_up(one_f_one_b(stage, pp, micro_batches)) for stage in range(pp)], micro_batches, 1)
     assert_sane([accumulate(0, 1, micro_batches)], micro_batches, 1)
     deep = [min(2 * (pp - 1 - stage) + 1, micro_batches) for stage in range(pp)]
-    assert_sane([paired(stage, pp, micro_batches, warmup=deep[stage]) for stage in range(pp)], micro_batches, 1)
+    assert_sane([lagged(stage, pp, micro_batches, lag=0, warmup=deep[stage]) for stage in range(pp)], micro_batches, 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -188,20 +188,20 @@ def test_vpp_is_sane(pp: int, joined: bool) -> None:
 
 
 def test_pairing_is_the_same_from_either_side() -> None:
-    """acceptance: F2. `paired` is `pair_up` of Paddle's 1F1B."""
+    """acceptance: F2. Without lag, `lagged` is `pair_up` of Paddle's 1F1B."""
     for pp in range(1, 5):
         for stage in range(pp):
             for micro_batches in range(1, 9):
-                assert paired(stage, pp, micro_batches) == pair_up(one_f_one_b(stage, pp, micro_batches))
+                assert lagged(stage, pp, micro_batches, lag=0) == pair_up(one_f_one_b(stage, pp, micro_batches))
 
 
 def test_a_stall_shows_who_waits_where() -> None:
     """acceptance: F4, F5. Mixed pairs without the depth they need: both stages wait for each other."""
-    assert stall([paired(stage, 2, 3, warmup=1) for stage in range(2)]).splitlines() == [
+    assert stall([lagged(stage, 2, 3, lag=0, warmup=1) for stage in range(2)]).splitlines() == [
         "0 | 0F 0B+1F <-- here 1B+2F 2B O",
         "1 | 0F 0B+1F <-- here 1B+2F 2B O",
     ]
-    assert stall([paired(stage, 2, 4, warmup=2 * (1 - stage) + 1) for stage in range(2)]) == ""
+    assert stall([lagged(stage, 2, 4, lag=0, warmup=2 * (1 - stage) + 1) for stage in range(2)]) == ""
 
 
 def test_a_stage_without_a_slot_stalls_its_neighbour() -> None:
@@ -255,7 +255,7 @@ def test_the_last_stages_backward_waits_for_its_own_forward() -> None:
 
 def test_forwards_inside_pairs_are_sent_too() -> None:
     """acceptance: F5. Before the second micro-batch's gradient the first stage has sent 0, 1 and, in a pair, 2."""
-    assert [sent_before(paired(0, 2, 4), m) for m in range(4)] == [2, 3, 4, 4]
+    assert [sent_before(lagged(0, 2, 4, lag=0), m) for m in range(4)] == [2, 3, 4, 4]
     assert [sent_before(one_f_one_b(0, 2, 4), m) for m in range(4)] == [2, 3, 4, 4]
 
 
