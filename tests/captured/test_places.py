@@ -19,7 +19,7 @@ from interlace.ir import Program, parse
 from interlace.plan import make_plans
 from interlace.scheduler import interleave
 from interlace.scheduler.hazards import CPU, CUSTOM, GPU, Place, check
-from tests.captured.build import ARCHIVE, CASES, MANIFEST, Case, member
+from tests.captured.build import ARCHIVE, CASES, MANIFEST, Case, member, ranks
 
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
 PLACES = (GPU, CPU, CUSTOM, TESTBED_RULES)
@@ -61,7 +61,7 @@ def test_the_archive_is_of_these_cases() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_plans_of_captured_programs_are_safe_everywhere(name: str) -> None:
     """acceptance: F5 - no correct plan is refused, on programs that Paddle built."""
-    programs = [stored()[1][member(name, rank)] for rank in range(CASES[name][0])]
+    programs = [stored()[1][member(name, rank)] for rank in ranks(name)]
     schedule = programs[0].pipeline.schedule
     cost = CostModel(load_profile("h200"))
     for title, config in CONFIGS.items():

@@ -29,6 +29,9 @@ CASES = {
         3, "frozen,skip --pp 3 --micro-batches 7 --rows 1 --optimizer SGD", DX_FIRST
     ),
     "3 stages of 2 chunks, a table handed on": (3, "beside --pp 3 --vpp 2 --schedule VPP --micro-batches 3 --rows 1", DX_FIRST),
+    "2 stages of 2 chunks, a table put on each stage before": (
+        2, "placed --pp 2 --vpp 2 --schedule VPP --micro-batches 2 --rows 1", DX_FIRST
+    ),
     "one stage, 3 micro-batches, Lamb": (1, "norm,tied,branch --micro-batches 3 --optimizer Lamb", DX_FIRST),
 }  # fmt: skip
 
@@ -44,9 +47,9 @@ def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
     assert main(command) == 0
     report: dict[str, Any] = msgspec.json.decode(result.read_bytes())
     assert report["verdict"] == "same"
-    normed = {"norm", "frozen", "conv"} & set(arguments.split()[0].split(","))
+    buffered = {"norm", "frozen", "conv", "placed"} & set(arguments.split()[0].split(","))
     ranks = report["runs"]["interlace"]["ranks"]
-    assert any(rank["state"]["buffer"] for rank in ranks) == bool(normed)
+    assert any(rank["state"]["buffer"] for rank in ranks) == bool(buffered)
     assert all(rank["plan"] and rank["parameters"] and rank["state"]["gradient buffer"] for rank in ranks)
     assert all(rank["state"]["optimizer state"] for rank in ranks)
 

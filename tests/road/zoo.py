@@ -3,7 +3,8 @@
 KINDS, joined by commas: `conv` (a network of convolutions, else blocks of linear layers), `norm` (batch norm that trains its
 running statistics), `frozen` (batch norm on global statistics), `branch` (a conditional with gradient), `tied` (the embedding is
 the head too), `skip` (a value goes past a stage), `table` (the first stage gives all others a table, as a mask or positions), `beside`
-(each stage hands it on to the next beside the activation, from an operation of its own), `dropout`.
+(each stage hands it on to the next beside the activation, from an operation of its own), `placed` (blocks hold a table that was put
+on their stage before any program), `dropout`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Block(nn.Layer):
 
     def __init__(self, kinds: set[str], mesh: dist.ProcessMesh) -> None:
         super().__init__()
-        self.mesh, self.hands_on = mesh, "beside" in kinds
+        self.mesh, self.hands_on, self.has_table = mesh, "beside" in kinds, "placed" in kinds
         batch_norm = {"norm", "frozen"} & kinds
         self.norm = placed(nn.BatchNorm1D(HIDDEN, use_global_stats="frozen" in kinds or None) if batch_norm else nn.LayerNorm(HIDDEN), mesh)
         self.turn = [0, 2, 1] if batch_norm else [0, 1, 2]
@@ -60,6 +61,7 @@ class Block(nn.Layer):
         self.dropout = nn.Dropout(0.1 if "dropout" in kinds else 0.0)
 
     def forward(self, x: paddle.Tensor, table: paddle.Tensor | None = None) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
+        x = x * self.positions if self.has_table else x
         y = self.norm((x if table is None else x * table).transpose(self.turn)).transpose(self.turn)
         y = dist.reshard(self.down(functional.gelu(self.up(y))), self.mesh, EVERYWHERE)
         return (x + self.dropout(y), table * 1.0) if self.hands_on else x + self.dropout(y)
@@ -76,6 +78,12 @@ class Words(nn.Layer):
         self.embedding = placed(nn.Embedding(WORDS, HIDDEN), meshes[0])
         self.blocks = nn.LayerList([Block(self.kinds, meshes[stage]) for stage in self.stages])
         self.head = placed(nn.Linear(HIDDEN, WORDS), meshes[-1])
+        if "placed" in self.kinds:
+            world = dist.auto_parallel.get_mesh()
+            table = dist.shard_tensor(paddle.linspace(0.5, 1.5, LENGTH).reshape([1, LENGTH, 1]), world, [dist.Replicate()] * 3)
+            tables = [dist.reshard(table, mesh, HERE) for mesh in meshes]
+            for stage, block in zip(self.stages, self.blocks, strict=True):
+                block.register_buffer("positions", tables[stage], persistable=False)
 
     def forward(self, words: paddle.Tensor) -> paddle.Tensor:
         h = first = self.embedding(words)
