@@ -96,12 +96,16 @@ def _with_separator(words: list[str], unknown: list[str]) -> str:
 
     >>> _with_separator(["run", "gpt.py", "--world", "2", "--pp", "2"], ["--pp", "2"])
     'interlace run gpt.py --world 2 -- --pp 2'
+    >>> _with_separator(["run", "gpt.py", "--pp", "2", "--world", "2"], ["--pp", "2"])
+    'interlace run gpt.py --world 2 -- --pp 2'
     """
-    own, rest = list(words), list(unknown)
-    for word in reversed(rest):
-        at = len(own) - 1 - own[::-1].index(word)
-        del own[at]
-    return shlex.join(["interlace", *own, "--", *rest])
+    own, rest = list[str](), list(unknown)
+    for word in words:
+        if rest and word == rest[0]:
+            rest.pop(0)
+        else:
+            own.append(word)
+    return shlex.join(["interlace", *own, "--", *unknown])
 
 
 class _CommandParser(argparse.ArgumentParser):
