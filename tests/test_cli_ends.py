@@ -21,6 +21,7 @@ from interlace.cli.outputs import staged
 from interlace.interrupts import as_interrupts, uninterrupted
 from interlace.ir import dump as ir_dump
 from interlace.ir import load, save
+from interlace.ir.dump import SUFFIX
 from tests.strategies import World, programs
 
 NUM_RANKS = 4
@@ -166,6 +167,18 @@ def test_an_interrupted_dump_ends_its_processes(script: Path, tmp_path: Path, mo
     assert "interlace dump: interrupted" in capsys.readouterr().err
     assert not alive(second)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["script.py", "started0", "started1"]
+
+
+def test_a_script_that_ends_its_process_or_prints_at_its_end(script: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """One builder ends without a program or a word, another says something behind its line."""
+    monkeypatch.setattr(dump, "BUILDER", [sys.executable, "-c", "import os; os._exit(0)"])
+    assert main(["dump", str(script), "--world", "1", "-o", str(tmp_path / "dumps")]) == 2
+    assert "script.py: rank 0 ended by itself before its program was built" in capsys.readouterr().err
+    assert not (tmp_path / "dumps").exists()
+    monkeypatch.setattr(dump, "BUILDER", [sys.executable, "-c", BUILDER + "print('bye')"])
+    monkeypatch.setenv("STARTED", str(tmp_path / "started"))
+    assert main(["dump", str(script), "--world", "1", "-o", str(tmp_path / "dumps")]) == 0
+    assert [path.name for path in (tmp_path / "dumps").iterdir()] == ["rank0" + SUFFIX]
 
 
 def test_a_killed_dump_leaves_no_process(script: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -137,9 +138,22 @@ def _result(args: argparse.Namespace, build: _Build) -> dict[str, Any]:
         tail = "\n".join(_text(build.err).strip().splitlines()[-12:])
         kind = ScriptError if code == 2 else LaunchError
         raise kind(f"rank {build.rank} of {args.script} could not be built:\n{tail}")
-    result: dict[str, Any] = json.loads(_text(build.out).strip().splitlines()[-1])
+    result = _last_document(_text(build.out))
+    if result is None or not build.path.is_file():
+        raise ScriptError(f"{args.script}: rank {build.rank} ended by itself before its program was built (os._exit?); expected "
+                          "dist.to_static(...) with a loss and an optimizer, and model.train()")  # fmt: skip
     path = args.output if _is_file(args) else args.output / build.path.name
     return {**result, "file_bytes": build.path.stat().st_size, "path": str(path)}
+
+
+def _last_document(text: str) -> dict[str, Any] | None:
+    """What the last line that is a JSON object says; the script may print behind it as it ends."""
+    for line in reversed(text.splitlines()):
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                return found
+    return None
 
 
 def _text(file: BinaryIO) -> str:

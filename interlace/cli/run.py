@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; returns 0, 1 where results differ, 2 where nothing was verified."""
+    """Run the command; returns 0, 1 where results differ or stock gives none to compare with, 2 where nothing was verified."""
     _check(args)
     with _logs(args):
         return _verify(args) if args.verify else _run_once(args)
