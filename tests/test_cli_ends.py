@@ -226,7 +226,7 @@ def test_a_reader_that_leaves_early_gets_whole_files_and_a_code(dumps: Path, tmp
         monkeypatch.setattr(sys, "stdout", output)
         assert main(["plan", str(dumps), "-o", str(tmp_path / "plan"), "--json", str(tmp_path / "plan.json")]) == 141
         monkeypatch.undo()
-    assert capsys.readouterr().err == ""
+    assert all(line.endswith(" so far") for line in capsys.readouterr().err.splitlines())  # signs of life, on a busy machine
     assert (tmp_path / "plan.json").is_file()
     assert all(load(tmp_path / "plan" / f"rank{rank}.ilp").jobs for rank in range(NUM_RANKS))
 
