@@ -92,7 +92,7 @@ def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Fo
         return pair.result(plain, f"{len(plain)} ops are more than max_ops_per_job {max_ops}: they stay in jobs of their own")
     cap = pair.memory.peak(plain) + extra_bytes
     order = pair.within(cap, form)
-    return pair.result(order, "" if order != plain else "backward and forward stay in turn: no other order is faster within the memory")
+    return pair.result(order, "" if order != plain else "operations stay in their plain order: no other is faster within the memory")
 
 
 class _Pair:
