@@ -239,8 +239,9 @@ class Watched(Search):
         return kept
 
 
-def test_a_search_gives_the_best_order_it_came_by_within_the_memory() -> None:
-    """Every seed: no slower than where it began or any order on the way, and the cap holds at every node."""
+def test_a_search_gives_the_best_order_it_came_by_within_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every seed: no slower than where it began or any order on the way, though much slower ones are kept; the cap holds at every node."""
+    monkeypatch.setattr("interlace.scheduler.pair_search.WARMTH", 3.0)
     backward = layers(3, "B", 0)
     nodes = backward + layers(3, "F", len(backward))
     gives = [[k] for k in range(len(nodes))]
@@ -252,11 +253,18 @@ def test_a_search_gives_the_best_order_it_came_by_within_the_memory() -> None:
     for seed in range(12):
         search = Watched(Rules(nodes, "mixed"), lambda a, b: (1.2, 1.5), table, cap, plain, seed)
         before = search.time
-        found = search.run(400)
+        found = search.run(200 + 50 * seed)
         times.append(duration(nodes, found, lambda a, b: (1.2, 1.5))[0])
         assert walked(table, nodes, found) <= cap
         assert times[-1] <= min(before, search.least) + NEAR
     assert len(set(times)) > 1
+
+
+def test_a_search_draws_the_same_moves_each_time() -> None:
+    backward = layers(4, "B", 0)
+    nodes = backward + layers(4, "F", len(backward))
+    for seed in range(3):
+        assert searched(nodes, "mixed", list(range(len(nodes))), seed, 600) == searched(nodes, "mixed", list(range(len(nodes))), seed, 600)
 
 
 def test_orders_that_are_a_little_slower_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
