@@ -102,8 +102,10 @@ def _of_stage(shown: Any, stage: int) -> bytes:
     by = MP * (stage - shown.stage)
     program = shown.program()
     ends = {("forward", "recv_v2"): 0, ("backward", "send_v2"): 0, ("backward", "recv_v2"): PP - 1, ("forward", "send_v2"): PP - 1}
-    ranks = {group.id: tuple(rank + by for rank in group.ranks) for group in program.groups}
-    number = {-1: -1, **{old: int("1" + "".join(f"{rank + 50}" for rank in members)) for old, members in ranks.items()}}
+    world = range(PP * MP)
+    ranks = {group.id: tuple(rank + by for rank in group.ranks) for group in program.groups
+             if all(rank + by in world for rank in group.ranks)}  # fmt: skip
+    number = {-1: -1, **{old: 1 + members[0] * len(world) + members[-1] - members[0] for old, members in ranks.items()}}
     ops = []
     for op in program.ops:
         beyond = ends.get((op.role, op.kind)) == stage
@@ -111,7 +113,8 @@ def _of_stage(shown: Any, stage: int) -> bytes:
                    if beyond else msgspec.structs.replace(op, group=number[op.group]))  # fmt: skip
     moved = msgspec.structs.replace(
         program.with_ops(ops), rank=program.rank + by, pipeline=msgspec.structs.replace(program.pipeline, stage=stage),
-        groups=tuple(msgspec.structs.replace(group, id=number[group.id], ranks=ranks[group.id]) for group in program.groups),
+        groups=tuple(msgspec.structs.replace(group, id=number[group.id], ranks=ranks[group.id])
+                     for group in program.groups if group.id in ranks),
     )  # fmt: skip
     return zlib.compress(msgspec.msgpack.encode(moved), 1)
 
