@@ -46,7 +46,6 @@ class PairPlan(msgspec.Struct, frozen=True):
         serial_ns: All parts in turn, communication exposed.
         planned_ns: In this order.
         comm_ns: Communication alone.
-        exposed_ns: Communication that compute waits for.
         plain_peak_bytes, peak_bytes: Live memory at its highest, beyond what lives through the job, parts in turn and in this order.
         note: Why the order is plain, where it is.
     """
@@ -55,7 +54,6 @@ class PairPlan(msgspec.Struct, frozen=True):
     serial_ns: int
     planned_ns: int
     comm_ns: int
-    exposed_ns: int
     plain_peak_bytes: int
     peak_bytes: int
     note: str = ""
@@ -259,9 +257,9 @@ class _Pair:
                     raise PlanError(
                         f"pair order puts {describe(op)} ({item[0]}) in front of {describe(first)} ({other[0]}), which it needs"
                     )
-        planned, exposed = duration(self.nodes, _indices(order, self.index), self.stretch)
+        planned = duration(self.nodes, _indices(order, self.index), self.stretch)
         comm = sum(node.dur for node in self.nodes if node.stream)
-        return PairPlan(tuple(order), round(serial_duration(self.nodes)), round(planned), round(comm), round(exposed),
+        return PairPlan(tuple(order), round(serial_duration(self.nodes)), round(planned), round(comm),
                         self.memory.peak(self.plain()), self.memory.peak(order), note)  # fmt: skip
 
 

@@ -54,14 +54,11 @@ class Clock:
 
     Attributes:
         now: Time of the compute stream, in nanoseconds.
-        exposed: Time in which it waited for communication.
     """
 
     def __init__(self, nodes: Sequence[Node], stretch: Stretch) -> None:
         self.nodes, self.stretch = nodes, stretch
         self.now = 0.0
-        self.exposed = 0.0
-        self.done = bytearray(len(nodes))
         self.queues: dict[str, list[Flight]] = {}
         self.flying: set[int] = set()
 
@@ -74,14 +71,12 @@ class Clock:
             return
         for dep in item.deps:
             self.wait(dep)
-        self._compute(node, item)
+        self._compute(item)
 
     def wait(self, node: int) -> None:
         """Let time pass until a communication in flight is done."""
         while node in self.flying:
-            start = self.now
             self._idle()
-            self.exposed += self.now - start
 
     def finish(self) -> float:
         """Wait for all that is in flight; gives the time."""
@@ -97,7 +92,7 @@ class Clock:
         """Communications that run now: the first of each stream whose needs are met."""
         return [queue[0] for queue in self.queues.values() if queue and not self.blocked(queue[0].node)]
 
-    def _compute(self, node: int, item: Node) -> None:
+    def _compute(self, item: Node) -> None:
         left = item.dur
         while left > _EPS:
             heads = self.heads()
@@ -110,7 +105,6 @@ class Clock:
             step = min(left * slow, *(head.left / rate for head, rate in zip(heads, rates, strict=True)))
             left -= step / slow
             self._advance(heads, rates, step)
-        self.done[node] = 1
 
     def _idle(self) -> None:
         heads = self.heads()
@@ -124,15 +118,14 @@ class Clock:
             if head.left <= _EPS:
                 self.queues[self.nodes[head.node].stream].pop(0)
                 self.flying.discard(head.node)
-                self.done[head.node] = 1
 
 
-def duration(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> tuple[float, float]:
-    """Time of an order and the part of it in which compute waited for communication, in nanoseconds."""
+def duration(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> float:
+    """Time of an order, in nanoseconds."""
     clock = Clock(nodes, stretch)
     for node in order:
         clock.run(node)
-    return clock.finish(), clock.exposed
+    return clock.finish()
 
 
 def weighted(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch, early: float) -> float:

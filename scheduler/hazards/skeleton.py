@@ -97,13 +97,38 @@ def unpacked(packed: bytes) -> Skeleton:
     """The skeleton that another rank packed.
 
     Raises:
-        PlanError: It is cut short or altered.
+        PlanError: It is cut short or altered, or its columns do not fit together.
     """
     try:
         opened = zlib.decompressobj()
-        return msgspec.msgpack.decode(opened.decompress(packed, MAX_BYTES), type=Skeleton)
+        skeleton = msgspec.msgpack.decode(opened.decompress(packed, MAX_BYTES), type=Skeleton)
     except (zlib.error, msgspec.DecodeError) as error:
-        raise PlanError(f"the communication of another rank did not come whole ({error}); expected what its `packed` gave") from error
+        raise PlanError(_not_whole(str(error))) from error
+    wrong = _misfit(skeleton)
+    if wrong:
+        raise PlanError(_not_whole(wrong))
+    return skeleton
+
+
+def _not_whole(why: str) -> str:
+    return (f"the communication of another rank did not come whole ({why}); expected what its `packed` gave; "
+            "run the same version of Interlace on all ranks and start them anew")  # fmt: skip
+
+
+def _misfit(skeleton: Skeleton) -> str:
+    """What does not fit together in the columns of calls; empty for a skeleton that `skeleton_of` could have made."""
+    calls = skeleton.calls
+    columns = {name: len(getattr(calls, name)) for name in calls.__struct_fields__ if name != "waits"}
+    if len(set(columns.values())) > 1:
+        return f"columns of unequal length: {', '.join(f'{name} {count}' for name, count in columns.items())}"
+    if min(calls.num_waits, default=0) < 0 or sum(calls.num_waits) != len(calls.waits):
+        return f"num_waits counts {sum(calls.num_waits)} waits, there are {len(calls.waits)}"
+    for name, count in (("signature", len(skeleton.signatures)), ("role", len(ROLES))):
+        wrong = next((place for place in getattr(calls, name) if not 0 <= place < count), None)
+        if wrong is not None:
+            return f"{name} {wrong} of {count}"
+    wrong = next((number for number, found in enumerate(skeleton.waits) if any(not 0 <= before < number for before in found)), None)
+    return "" if wrong is None else f"call {wrong} waits for one that is not in front of it"
 
 
 @dataclass(slots=True, frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -425,6 +426,21 @@ def test_draws_keep_the_order_of_paddles_own_schedule() -> None:
         "pd_op.dropout of micro-batch 0 on the compute stream draw"
     )
     assert check([program(DRAWS + "job b forward 1: 1@1\njob a forward 0: 1@0\n", count=2)], CPU) != []
+
+
+PLAIN_HEAD = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate\n"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "told"),
+    [("job a forward 0: 1@0\n", "#1 pd_op.dropout of micro-batch 1 0 time(s), expected 1"),
+     ("job a forward 0: 1@0\njob b forward 1: 1@1\njob c forward 1: 1@1\n", "#1 pd_op.dropout of micro-batch 1 2 time(s), expected 1")],
+    ids=["left out", "twice"],
+)  # fmt: skip
+def test_a_plan_that_does_not_hold_every_draw_once_is_refused(jobs: str, told: str) -> None:
+    """There is no order to compare then, and the numbers are others."""
+    with pytest.raises(PlanError, match=re.escape(told)):
+        check([parse(PLAIN_HEAD + DRAWS + jobs)])
 
 
 def test_draws_of_a_backward_keep_their_place_among_the_forwards() -> None:

@@ -80,6 +80,20 @@ def test_a_skeleton_that_did_not_come_whole_is_refused() -> None:
             unpacked(wrong)
 
 
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [({"way": [0]}, "columns of unequal length: ring 2, way 1"), ({"num_waits": [0, 7]}, "num_waits counts 7 waits, there are"),
+     ({"role": [0, 9]}, "role 9 of 3"), ({"signature": [0, -1]}, "signature -1 of"),
+     ({"num_waits": [1, 0], "waits": [1]}, "call 0 waits for one that is not in front of it")],
+)  # fmt: skip
+def test_a_skeleton_whose_columns_do_not_fit_is_refused(column: dict[str, list[int]], told: str) -> None:
+    """It unpacks, but is none that a rank would say."""
+    skeleton = prove(three_ranks_in_a_circle(), GPU).voices[0].skeleton
+    wrong = msgspec.structs.replace(skeleton, calls=msgspec.structs.replace(skeleton.calls, **column))
+    with pytest.raises(PlanError, match=rf"{told}.*run the same version of Interlace on all ranks"):
+        unpacked(wrong.packed)
+
+
 def grid(stages: int, data: int, tensor: int, calls: int) -> tuple[list[Voice], int]:
     """What the ranks of a mesh say whose stages do `calls` reductions, each over both of two axes, and pass on to the next stage."""
     world, lanes = stages * data * tensor, data * tensor
