@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from interlace.ir import ABSENT, Edit, Graph, Op, Program, TensorType
+from interlace.ir import ABSENT, Edit, Graph, Op, Program, TensorType, describe
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_copy, is_receive, is_send, stream_of
 from interlace.ir.storage import Item
 from interlace.passes.base import Context, Pass, register
@@ -133,12 +133,15 @@ def _with_holds(program: Program, context: Context) -> Program:
     another job, or last by another side stream, gets an event instead.
     """
     for _ in range(HOLD_ROUNDS):
-        needs = needs_of(program)
-        places = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
-        holds = dict.fromkeys(hold for fault in needs.frees if (hold := _hold(needs, fault)) is not None)
+        holds = _holds(program)
         if not holds:
-            break
-        program = _held_by(program, list(holds), places, context)
+            return program
+        places = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
+        program = _held_by(program, holds, places, context)
+    ops = {op.id: op for op in program.ops}
+    for hold in _holds(program):
+        context.decline(ops[hold.side], f"%{hold.value} would be free under it and is not held after {HOLD_ROUNDS} rounds of last readers; "
+                                        f"{describe(ops[hold.last])}, the last of them, waits for it instead")  # fmt: skip
     return program
 
 
@@ -150,6 +153,12 @@ class Hold:
     value: int
     last: int
     waiter: int
+
+
+def _holds(program: Program) -> list[Hold]:
+    """Last readers that a plan lacks, each once."""
+    needs = needs_of(program)
+    return list(dict.fromkeys(hold for fault in needs.frees if (hold := _hold(needs, fault)) is not None))
 
 
 def _hold(needs: Needs, fault: Fault) -> Hold | None:

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from interlace.ir import Event, Program
+from interlace.errors import PlanError
+from interlace.ir import Event, Program, describe
 from interlace.ir.storage import Item, with_fetches
-from interlace.scheduler.hazards.needs import needs_of
+from interlace.scheduler.hazards.needs import Needs, needs_of
 
-ROUNDS = 4
-"""A wait that keeps memory from being freed under a reader may leave another one as the first to be overtaken."""
+ROUNDS = 5
+"""Walks, the last of which misses nothing.
+A wait that keeps memory from being freed under a reader may leave another one as the first to be overtaken."""
 
 
 def events_of(program: Program, known: Iterable[Event] = ()) -> tuple[Event, ...]:
@@ -21,18 +23,37 @@ def events_of(program: Program, known: Iterable[Event] = ()) -> tuple[Event, ...
     The last item that uses a block waits for readers on other streams, where these are not over by then: the collector knows the
     last reader only. No event reaches into the next step: what lasts is waited for by the last item of the stream that touches it
     first there.
+
+    Raises:
+        PlanError: The walk still misses orders after `ROUNDS`; the first is named.
     """
     plan = msgspec.structs.replace(program, events=tuple(known))
     for _ in range(ROUNDS):
         needs = needs_of(plan)
-        pairs = [*needs.orders, *needs.carried, *((needs.item(fault.first), needs.item(fault.second)) for fault in needs.frees)]
-        pairs = [(record, wait) for record, wait in pairs if record != wait]
+        pairs = _missed(needs)
         if not pairs:
-            break
+            return _in_host_order(plan.events, needs)
         plan = msgspec.structs.replace(plan, events=merged(plan.events, pairs))
+    ops = {op.id: op for op in program.ops}
+    (first, m), (second, n) = pairs[0]
+    raise PlanError(
+        f"rank {program.rank}: after {ROUNDS} rounds of events the plan still misses {len(pairs)} order(s), the first: "
+        f"{describe(ops[second])} of micro-batch {n} must wait for {describe(ops[first])} of micro-batch {m}; "
+        "expected none. Put both on one stream, or leave "
+        "their streams as Paddle named them (assign_streams: rename: false)"
+    )
+
+
+def _missed(needs: Needs) -> list[tuple[Item, Item]]:
+    """Orders that a walk missed, as pairs (recorded after, waited for by)."""
+    pairs = [*needs.orders, *needs.carried, *((needs.item(fault.first), needs.item(fault.second)) for fault in needs.frees)]
+    return [(record, wait) for record, wait in pairs if record != wait]
+
+
+def _in_host_order(events: Iterable[Event], needs: Needs) -> tuple[Event, ...]:
     place = needs.trace.steps.index
-    events = [msgspec.structs.replace(event, waits=tuple(sorted(event.waits, key=place.__getitem__))) for event in plan.events]
-    return tuple(sorted(events, key=lambda event: place[event.record]))
+    sorted_waits = [msgspec.structs.replace(event, waits=tuple(sorted(event.waits, key=place.__getitem__))) for event in events]
+    return tuple(sorted(sorted_waits, key=lambda event: place[event.record]))
 
 
 def fetching(program: Program, values: Sequence[int]) -> Program:

@@ -19,7 +19,7 @@ import pytest
 from interlace.bridge.cpu import half, ops
 from interlace.bridge.cpu.kernels import build
 from interlace.bridge.cpu.reduction import bfloat16_to_float32, float32_to_bfloat16
-from interlace.errors import ConfigError
+from interlace.errors import ConfigError, ProgramError
 from interlace.ir import Program, load
 from interlace.launch import LaunchResult, launch
 
@@ -350,3 +350,33 @@ def test_kernels_that_only_build_raise_when_run(name: str, dtype: str) -> None:
     assert done.returncode != 0
     expected = f"job default: pd_op.{name}: no kernel on the CPU, and this process builds programs for a dump"
     assert expected in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [("(PreconditionNotMet) op [pd_op.fused_rms_norm_ext] kernel output args (0) defs should equal op outputs (2)",
+      "job b: pd_op.fused_rms_norm_ext: no kernel on the CPU"),
+     ("(ResourceExhausted) Out of memory", "(ResourceExhausted) Out of memory"),
+     ("op [pd_op.mine] kernel output args (0) defs should equal op outputs (1)", "op [pd_op.mine] kernel output args (0)")],
+    ids=["ours", "another failure", "a kernel that is not ours"],
+)  # fmt: skip
+def test_only_the_failure_of_a_kernel_that_only_builds_is_blamed_on_it(
+    paddle: Any, monkeypatch: pytest.MonkeyPatch, error: str, told: str
+) -> None:
+    """An executor that fails for another reason says so itself, also where the program holds operations with refused types."""
+    from paddle.base import executor
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError(error)
+
+    def program(*names: str) -> Any:
+        ops = [types.SimpleNamespace(name=lambda name=name: f"pd_op.{name}") for name in names]
+        return types.SimpleNamespace(global_block=lambda: types.SimpleNamespace(ops=ops))
+
+    programs = {"a": program("matmul", "mine"), "b": program("matmul", "fused_rms_norm_ext")}
+    plan = types.SimpleNamespace(job_types=lambda: list(programs), ir_program=programs.get)
+    monkeypatch.setattr(executor._StandaloneExecutor, "__init__", fail)
+    half._name_before_running({"matmul", "fused_rms_norm_ext"})
+    with pytest.raises((RuntimeError, ProgramError)) as caught:
+        executor._StandaloneExecutor(None, plan, None)
+    assert str(caught.value).startswith(told)

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from interlace.cost_model import CostModel, load_profile
+from interlace.errors import PlanError
 from interlace.ir import Program, parse, verify
-from interlace.passes import Pipeline, find_pass
+from interlace.passes import Pipeline, assign_streams, events, find_pass
 from interlace.scheduler.hazards import CUSTOM, GPU, check
 from interlace.scheduler.hazards.place import Place
 from tests.closure import Closure
@@ -58,6 +59,28 @@ def test_a_loss_whose_gathered_form_nobody_waits_for_is_read_once_more_beside() 
     made = assigned(text + "job a forward 0: 1@0 3@0 2@0 5@0 4@0\n")
     require_proved(made)
     assert added(made) == [("share_data", "auto_parallel_mp", (1,))]
+
+
+def test_what_is_not_held_after_all_rounds_is_told_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign_streams, "HOLD_ROUNDS", 0)
+    text = LOSS.replace("%4:float32[4] = pd_op.masked_select(%3, %2)", "%4:float32[4] = pd_op.exp(%2)")
+    program = parse(HEAD.format(count=1) + text + "job a forward 0: 1@0 3@0 2@0 5@0 4@0\n")
+    made, (report, *_) = Pipeline((find_pass("assign-streams")(),)).run(
+        msgspec.structs.replace(program, passes=("schedule-1f1b",)), CostModel(load_profile("h200"))
+    )
+    require_proved(made)
+    assert added(made) == []
+    (told,) = [line for line in report.declined if "rounds of last readers" in line]
+    assert told.startswith("#3 pd_op.all_gather")
+    assert "%1 would be free under it" in told
+    assert "#2 pd_op.greater_than" in told
+
+
+def test_orders_that_no_event_mends_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the proof behind it (`check: off`) nobody else would say so."""
+    monkeypatch.setattr(events, "merged", lambda known, pairs: tuple(known))
+    with pytest.raises(PlanError, match=r"still misses 1 order\(s\), the first: #3 pd_op.relu of micro-batch 0 must wait for #2 pd_op"):
+        assigned(CROSSED)
 
 
 def test_a_mask_that_leaves_first_thing_waits_for_the_batch_to_be_cut() -> None:
@@ -129,8 +152,7 @@ job o optimizer 0: 3@0
     assert {finding.kind for finding in check([msgspec.structs.replace(made, events=())])} == {"race"}
 
 
-def test_memory_that_another_job_reads_last_waits_for_its_side_reader() -> None:
-    made = assigned("""
+CROSSED = """
 #0 %0:float32[2]"x" = pd_op.data() forward
 #1 %1:float32[2] = pd_op.exp(%0) forward
 #2 pd_op.send_v2(%1) forward group=7 {"peer":1}
@@ -138,7 +160,11 @@ def test_memory_that_another_job_reads_last_waits_for_its_side_reader() -> None:
 #4 %4:float32[2] = pd_op.exp(%3) backward
 job a forward 0: 1-2@0
 job b backward 0: 3-4@0
-""")
+"""
+
+
+def test_memory_that_another_job_reads_last_waits_for_its_side_reader() -> None:
+    made = assigned(CROSSED)
     require_proved(made)
     assert [(event.record, event.waits) for event in made.events] == [((2, 0), ((3, 0),))]
     assert added(made) == []

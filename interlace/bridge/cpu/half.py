@@ -12,6 +12,7 @@ import ctypes
 import functools
 import importlib
 import os
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ _ALL_DTYPES = {"bool": 1, "int8": 3, "int32": 7, "int64": 9, "float32": _FLOAT32
                "float8_e4m3fn": 17, "float8_e5m2": 18}  # fmt: skip
 _NO_ROOM = -2
 _ONLY_BUILT = "no kernel on the CPU, and this process builds programs for a dump; run them on GPUs"
+_WITHOUT_OUTPUTS = re.compile(r"op \[pd_op\.(\w+)\] kernel output args \(0\) defs")
+"""How an executor refuses a kernel that we registered without a CPU kernel of any type beside it: it knows none of its outputs
+(pd_op_to_kernel_pass.cc)."""
 _GPU_FLAGS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}
 
 
@@ -183,7 +187,10 @@ def _operations() -> list[str]:
 
 
 def _name_before_running(refused: set[str]) -> None:
-    """Where an executor of this process cannot take a program, name the operations that only build here."""
+    """Where an executor of this process cannot take a program for an operation that only builds here, name it and its jobs.
+
+    Paddle's error names the operation; whatever else an executor fails with is passed on as it is.
+    """
     from paddle.base import executor
 
     make = executor._StandaloneExecutor.__init__
@@ -193,8 +200,9 @@ def _name_before_running(refused: set[str]) -> None:
         try:
             make(self, place, plan, scope)
         except RuntimeError as error:
+            named = {name for name in _WITHOUT_OUTPUTS.findall(str(error)) if name.removesuffix("_") in refused}
             found = [f"job {job}: {op.name()}" for job in plan.job_types() for op in plan.ir_program(job).global_block().ops
-                     if op.name().removeprefix("pd_op.").removesuffix("_") in refused]  # fmt: skip
+                     if op.name().removeprefix("pd_op.") in named]  # fmt: skip
             if not found:
                 raise
             raise ProgramError(f"{', '.join(dict.fromkeys(found))}: {_ONLY_BUILT}") from error
