@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from interlace.cost_model import CostModel, GivenCosts
 from interlace.errors import ConfigError, PassError, PlanError
 from interlace.ir import Program, parse, show, verify
+from interlace.passes import Pipeline
 from interlace.passes.base import Context
 from interlace.passes.offload_activations import OffloadActivations, apply
+from interlace.passes.peers import Peers, plan_together
 from interlace.scheduler.memory import OrderMemory, in_order
 from interlace.scheduler.offload import COPY_BACK, COPY_OUT, Choice, OffloadPlan, measure, plan_offload
 from tests.interpreter import assert_same
@@ -295,3 +297,57 @@ def test_contract() -> None:
         msgspec.convert({"module": ["mlp"]}, OffloadActivations)
     assert OffloadActivations.needs == {"scheduled"}
     assert OffloadActivations.gives == {"offloaded"}
+
+
+TWO_READERS = VIEWS.replace("pd_op.gelu_grad(%3, %4)", "pd_op.gelu_grad(%4, %4)")
+"""%4 is read last, and read first in backward, before %1, which is made before it."""
+
+
+def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers() -> None:
+    """acceptance: O1. Copies of a direction follow one another, so what was read last in forward must not hold up the rest."""
+    program = parse(TWO_READERS)
+    decided = plan_offload(program, measure(program, costs()), Choice(**ALL))
+    moves = [msgspec.structs.replace(move, trips=tuple(
+        msgspec.structs.replace(trip, out_after=(5, trip.micro_batch), back_before=(6, trip.micro_batch)) for trip in move.trips))
+        for move in decided.moves]  # fmt: skip
+    assert [move.saved.value for move in moves] == [1, 4]
+    result = apply(program, msgspec.structs.replace(decided, moves=tuple(moves)))
+    verify(result)
+    giver = {value: op for op in result.ops for value in op.results}
+    moved = [next(op for op in result.ops if op.id == op_id) for op_id, micro_batch in items(result) if micro_batch == 0]
+    assert [op.operands[0] for op in moved if op.name == COPY_OUT] == [4, 1]
+    assert [giver[op.operands[0]].operands[0] for op in moved if op.name == COPY_BACK] == [4, 1]
+    assert_same(program, result)
+
+
+def test_what_is_read_for_its_shape_alone_stays_the_forward_value() -> None:
+    """acceptance: O1. An operation in front of the copy back, and the shape-only operand of one that reads the contents too."""
+    text = VIEWS.replace("pd_op.gelu_grad(%3, %4) backward layer=\"b\"", "pd_op.gelu_grad(%4, %1) backward layer=\"b\" no_buffer=1")
+    text = text.replace("pd_op.relu_grad(%2, %6)", "pd_op.relu(%6)")
+    program = parse(text.replace("pd_op.exp_grad(%1, %7) backward layer=\"a\"",
+                                 "pd_op.where_grad(%1, %7, %1) backward layer=\"a\" no_buffer=2"))  # fmt: skip
+    verify(program)
+    result = offload(program, **ALL)
+    ops = {op.id: op for op in result.ops}
+    assert ops[6].operands[1] == 1
+    assert ops[8].operands[0] != 1
+    assert ops[8].operands[2] == 1
+
+
+def test_ranks_of_a_stage_decide_alike_whatever_each_measured() -> None:
+    """acceptance: O5. On one rank copies are too slow for most; both move what the slower one can."""
+    def plan_one(speed: int, peers: Peers) -> Program:
+        return OffloadActivations(**ALL).run(parse(VIEWS), Context(costs(speed), peers=peers))
+
+    alone = [items(offload(parse(VIEWS), costs(speed), **ALL)) for speed in (1, 4)]
+    assert alone[0] != alone[1]
+    assert [items(made) for made in plan_together(plan_one, [1, 4])] == [alone[1], alone[1]]
+
+
+def test_a_budget_leaves_free_what_side_streams_hold() -> None:
+    """acceptance: O5."""
+    program = parse(VIEWS)
+    budget = peak_bytes(program)
+    offloading = Pipeline((OffloadActivations(memory_budget=budget, min_bytes=1),))
+    assert peak_bytes(offloading.run(program, costs())[0]) == budget
+    assert peak_bytes(offloading.run(program, costs(), reserve_bytes=16)[0]) <= budget - 16

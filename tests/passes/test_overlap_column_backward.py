@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
 from interlace.errors import PassError
-from interlace.ir import Graph, Job, Op, Program, dependencies, verify
+from interlace.ir import Graph, Job, Op, Program, dependencies, parse, verify
 from interlace.ir.graph import is_topological
 from interlace.ir.kinds import is_comm
 from interlace.passes.base import Context
@@ -145,3 +145,58 @@ def test_input_is_untouched() -> None:
 def test_both_ranks_decide_alike() -> None:
     left, right = (overlapped(program)[1] for program in backward_programs(Recipe(("qkv", "row", "sequence"))))
     assert left.ops == right.ops
+
+
+# ------------------------------------------------------------------------------------------------------------- small programs
+
+LAYER = """program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none
+group 17 = 0,1
+group 18 = 0,1
+#0 %0:float32[8,16]!"w" = builtin.parameter() forward
+#1 %1:float32[8,16]!"w@GRAD@MERGE" = builtin.kwarg() forward
+#2 %2:float32[4,8]"x" = pd_op.data() forward
+#3 %3:float32[4,16]"dout" = pd_op.data() forward
+#4 %4:float32[4,8], %5:float32[8,16] = pd_op.matmul_grad(%2, %0, %3) backward {"transpose_x":false,"transpose_y":false}
+#5 %6:float32[8,16]~1! = pd_op.add_(%1, %5) backward inplace=0:0 {"grad_merge_add":true}
+#6 %7:float32[4,8] = pd_op.all_reduce(%4) backward group=17 {"ring_id":17}
+#7 %8:float32[4,8] = pd_op.layer_norm_grad(%2, %7) backward
+#8 builtin.shadow_output(%8) optimize {"output_name":"out_0"}
+"""
+SLOWED = GivenCosts({"comm": 100, "gemm": 100, "default": 1}, {("comm", "gemm"): (5.0, 1.5)})
+
+
+@pytest.mark.parametrize("only_gains", [True, False])
+def test_a_site_that_loses_is_moved_only_where_that_is_asked_for(only_gains: bool) -> None:
+    """acceptance: S6. Beside the product the collective takes five times as long."""
+    split, result, context = overlapped(parse(LAYER), SLOWED, only_gains=only_gains)
+    assert (result.ops == split.ops) == only_gains
+    assert (len(context.changed), len(context.declined)) == ((0, 1) if only_gains else (1, 0))
+
+
+def test_a_collective_of_another_group_is_not_put_off() -> None:
+    """acceptance: S5. Nothing in it needs it to stay in front, but other ranks wait for it there."""
+    other = "#9 %9:float32[4,8] = pd_op.all_reduce(%2) backward group=18 {\"ring_id\":18}\n"
+    text = LAYER.replace("#6 ", f"{other}#6 ").replace("grad(%2, %7)", "grad(%9, %7)")
+    _, result, context = overlapped(parse(text))
+    assert any(line.startswith("#6 ") for line in context.changed)
+    assert [op.id for op in result.ops if is_comm(op)] == [9, 6]
+
+
+def test_a_draw_in_a_weight_gradient_stays_where_it_stands() -> None:
+    """acceptance: S3. The generator's draws keep their place, though only the sum reads this one."""
+    draw = "#9 %9:float32[8,16] = pd_op.dropout(%5) backward\n"
+    split, result, context = overlapped(parse(LAYER.replace("#5 ", f"{draw}#5 ").replace("add_(%1, %5)", "add_(%1, %9)")))
+    assert 9 not in Backward(Graph(split)).sinks
+    order = [op.id for op in result.ops]
+    assert order.index(9) < order.index(6)
+    assert any(line.startswith("#6 ") for line in context.declined)
+
+
+def test_a_product_of_two_weights_is_no_dx() -> None:
+    """acceptance: S2. Both its results are gradients of weights, so it stays whole and no collective is taken for its."""
+    text = LAYER.replace('%2:float32[4,8]"x" = pd_op.data()', '%2:float32[4,8]!"v" = builtin.parameter()')
+    split, result, context = overlapped(parse(text))
+    assert [op.name for op in split.ops if op.kind == "matmul_grad"] == ["pd_op.matmul_grad"]
+    assert result.ops == split.ops
+    assert context.changed == []

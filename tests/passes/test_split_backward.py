@@ -173,3 +173,11 @@ def test_ids_of_the_results_stay() -> None:
     assert made[1].results[1] == old.results[1]
     assert all(op.origin == -1 and op.id not in {each.id for each in program.ops} for op in made)
     assert old in program.ops
+
+
+@pytest.mark.parametrize("weight", [0, 1])
+def test_dx_stands_in_front_of_dw_whichever_operand_the_weight_is(weight: int) -> None:
+    program = case((2, 4), (4, 6), False, False, weight=weight)
+    whole = next(op for op in program.ops if op.kind == "matmul_grad")
+    first, second = (op for op in split(program)[0].ops if op.role == "backward" and op.results)
+    assert (first.results[0], second.results[0]) == (whole.results[1 - weight], whole.results[weight])
