@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,9 @@ class _Capture:
         made = []
         for k, (name, value) in enumerate(sorted(self.block.kwargs().items())):
             made.append(Op(first + k, KEYWORD, (), (self._value(value, name).id,), "forward", origin=first + k))
-        self.fused = {value.name: value.storage for value in self.values if value.name.startswith(FUSED)}
+        buffers = {value.name: value.storage for value in self.values if value.name.startswith(FUSED)}
+        known = self._lasting_names() if buffers else set()
+        self.fused = {name: place for buffer, place in buffers.items() for name in (buffer, *fused_parameters(buffer, known))}
         self.values = [msgspec.structs.replace(value, storage=self._shared_with(value.name, value.storage)) for value in self.values]
         self.storage = {value.id: value.storage for value in self.values}
         return made
@@ -109,8 +111,12 @@ class _Capture:
     def _shared_with(self, name: str, own: int) -> int:
         """Storage of the fused buffer that a parameter, or a part of one, lies in; else its own."""
         plain = name.removeprefix(FUSED_PART).removeprefix(SLICE)
-        holders = (storage for fused, storage in self.fused.items() if plain == fused or f"-{plain}-" in f"{fused}-")
-        return next(holders, own) if plain else own
+        return self.fused.get(plain, own) if plain else own
+
+    def _lasting_names(self) -> set[str]:
+        """Names of what lasts in the program; a parameter whose slices alone are used has theirs."""
+        given = (v for op in self.source_ops for v in op.results() if not paddle.pir.is_fake_value(v) and v.persistable and v.has_name)
+        return {v.name.removeprefix(SLICE) for v in given} | {value.name.removeprefix(SLICE) for value in self.values}
 
     def _op(self, op_id: int, source: Any, role: Role, chunk: int) -> Op:
         name = source.name()
@@ -172,6 +178,34 @@ class _Capture:
 
     def _struct_names(self, offset: int) -> list[str]:
         return [""] * offset + [attributes(op).get("struct_name", "") for op in self.source_ops]
+
+
+def fused_parameters(buffer: str, known: Collection[str]) -> list[str]:
+    """The parameters in a fused buffer, from its name: known names, joined by hyphens, which may have hyphens of their own.
+
+    A word that is no known name is a parameter that this program does not use; of all readings the one with the fewest of these
+    holds. O(words x words of the longest known name).
+
+    Raises:
+        ProgramError: Several readings are as good.
+    """
+    words = buffer.removeprefix(FUSED).split("-")
+    longest = 1 + max((name.count("-") for name in known), default=0)
+    best: list[tuple[int, list[list[str]]]] = [(0, [[]])]
+    for end in range(1, len(words) + 1):
+        found: list[tuple[int, list[str]]] = []
+        for start in range(max(0, end - longest), end):
+            piece = "-".join(words[start:end])
+            if piece in known or end - start == 1:
+                unknown, readings = best[start]
+                found += [(unknown + (piece not in known), [*reading, piece]) for reading in readings]
+        fewest = min(unknown for unknown, _ in found)
+        best.append((fewest, [reading for unknown, reading in found if unknown == fewest][:2]))
+    _, readings = best[-1]
+    if len(readings) > 1:
+        raise ProgramError(f"fused buffer {buffer!r} may hold {readings[0]} or {readings[1]}; expected names of parameters that "
+                           "can be told apart, give them names without hyphens")  # fmt: skip
+    return readings[0]
 
 
 def operand_sources(source: Any) -> list[Any]:

@@ -12,7 +12,7 @@ paddle = pytest.importorskip("paddle")
 from paddle.distributed.auto_parallel.static.process_group import new_process_group, remove_process_group  # noqa: E402
 
 from interlace.bridge.attributes import OPAQUE, attributes  # noqa: E402
-from interlace.bridge.capture import Captured, capture, complete_roles, dtype_name, feeds, plain, with_group  # noqa: E402
+from interlace.bridge.capture import Captured, capture, complete_roles, dtype_name, feeds, fused_parameters, plain, with_group  # noqa: E402
 from interlace.bridge.lower import lower  # noqa: E402
 from interlace.bridge.places.cpu import cpu_place  # noqa: E402
 from interlace.errors import ProgramError  # noqa: E402
@@ -370,6 +370,21 @@ def test_an_attribute_that_paddle_cannot_give_stays_opaque_and_is_lowered_as_it_
     lowered = lower(captured, msgspec.structs.replace(captured.program, jobs=(Job("all", "forward", 0, items),)), cpu_place())
     again = [op for op in lowered.ir_program("all").global_block().ops if op.name() == "pd_op.coalesce_tensor_"]
     assert [attributes(op)["persistable"] for op in again] == [OPAQUE]
+
+
+@pytest.mark.parametrize(
+    ("buffer", "known", "told"),
+    [("fused@-x-y", {"x", "x-y"}, ["x-y"]), ("fused@-a-x-y-b.w", {"a", "x", "x-y", "b.w", "w"}, ["a", "x-y", "b.w"]),
+     ("fused@-a-gone-b", {"a", "b"}, ["a", "gone", "b"]), ("fused@-x-y", {"x", "y"}, ["x", "y"])],
+)  # fmt: skip
+def test_a_fused_buffer_holds_the_parameters_of_its_name(buffer: str, known: set[str], told: list[str]) -> None:
+    """`x` is not in the buffer of `x-y`."""
+    assert fused_parameters(buffer, known) == told
+
+
+def test_a_fused_buffer_whose_name_reads_two_ways_is_refused() -> None:
+    with pytest.raises(ProgramError, match=r"fused@-x-y' may hold .* or .* without hyphens"):
+        fused_parameters("fused@-x-y", {"x", "y", "x-y"})
 
 
 def test_parts_of_a_fused_buffer_share_its_memory() -> None:
