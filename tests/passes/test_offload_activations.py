@@ -335,13 +335,13 @@ def test_what_is_read_for_its_shape_alone_stays_the_forward_value() -> None:
 
 
 def test_ranks_of_a_stage_decide_alike_whatever_each_measured() -> None:
-    """acceptance: O5. On one rank copies are too slow for most; both move what the slower one can."""
+    """acceptance: O5. On one rank copies take twice as long; both move what the slower one can, which is less."""
     def plan_one(speed: int, peers: Peers) -> Program:
         return OffloadActivations(**ALL).run(parse(VIEWS), Context(costs(speed), peers=peers))
 
-    alone = [items(offload(parse(VIEWS), costs(speed), **ALL)) for speed in (1, 4)]
+    alone = [items(offload(parse(VIEWS), costs(speed), **ALL)) for speed in (1, 2)]
     assert alone[0] != alone[1]
-    assert [items(made) for made in plan_together(plan_one, [1, 4])] == [alone[1], alone[1]]
+    assert [items(made) for made in plan_together(plan_one, [1, 2])] == [alone[1], alone[1]]
 
 
 def test_a_budget_leaves_free_what_side_streams_hold() -> None:
