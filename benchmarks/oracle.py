@@ -452,7 +452,6 @@ def clocked_ms(setting: Setting, order: Order, mode: Mode, cost: Costs) -> float
         node = pair.index[item]
         comm = bool(pair.nodes[node].stream)
         if comm and mode == "nocomm":
-            clock.done[node] = 1
             continue
         clock.run(node)
         if comm and (mode == "serial" or (mode == "column" and item[0] == "F")):

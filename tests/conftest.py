@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 
+from interlace.own import imported
+from interlace.passes import REGISTRY
 from tests import proofs
 
 
@@ -22,3 +27,17 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 def _plans_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every plan that a test makes in this process goes through the proof."""
     proofs.proving(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _own_passes_go_again(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test registers or imports from a file of its own is not there for the next one."""
+    passes, path, names = dict(REGISTRY), list(sys.path), list(imported)
+    yield
+    own = {kind.__module__ for name, kind in REGISTRY.items() if name not in passes}
+    for name, module in list(sys.modules.items()):
+        if (name in own - {kind.__module__ for kind in passes.values()} and "." not in name) or str(getattr(module, "__file__", "")).startswith(str(tmp_path_factory.getbasetemp())):
+            del sys.modules[name]
+    REGISTRY.clear()
+    REGISTRY.update(passes)
+    sys.path[:], imported[:] = path, names

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from interlace.cli import main
 from interlace.ir import load, save, show
-from interlace.own import imported
 from interlace.passes import REGISTRY
 from tests.strategies import World, programs
 
@@ -53,16 +51,10 @@ def plans(dumps: Path) -> Path:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Path]:
-    """A file with a pass of a user's own; what it registers goes again."""
-    before, path, modules, names = dict(REGISTRY), list(sys.path), set(sys.modules), list(imported)
+def own(tmp_path: Path) -> Path:
+    """A file with a pass of a user's own."""
     (tmp_path / "own_pass.py").write_text(OWN)
-    yield tmp_path / "own_pass.py"
-    REGISTRY.clear()
-    REGISTRY.update(before)
-    sys.path[:], imported[:] = path, names
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+    return tmp_path / "own_pass.py"
 
 
 def refusal(capsys: Any, *words: Any) -> str:

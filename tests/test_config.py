@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,15 +195,6 @@ class Note(Pass, frozen=True, kw_only=True):
         return program.with_ops(ops)
 
 
-@pytest.fixture
-def registry() -> Iterator[dict[str, type[Pass]]]:
-    """The registry, put back afterwards."""
-    before = dict(REGISTRY)
-    yield REGISTRY
-    REGISTRY.clear()
-    REGISTRY.update(before)
-
-
 def own(name: str, run: Any = None, **contract: Any) -> type[Pass]:
     """A registered pass with a name and a contract."""
     body = {"name": name, "__module__": __name__, **contract, **({"run": run} if run else {})}
@@ -215,7 +205,6 @@ def order_of(config: Config) -> list[str]:
     return [each.name for each in config.pipeline().passes]
 
 
-@pytest.mark.usefixtures("registry")
 def test_a_users_pass_runs_where_it_asks_to() -> None:
     """acceptance: U4. As early as its `after` and `needs` allow; ours keep their order; its options are checked like ours."""
     own("first-of-all")
@@ -234,7 +223,6 @@ def test_a_users_pass_runs_where_it_asks_to() -> None:
         make_config({"my_shuffle": {"levl": 4}})
 
 
-@pytest.mark.usefixtures("registry")
 def test_passes_that_ask_for_a_circle_are_refused() -> None:
     """acceptance: U4. The circle is printed."""
     own("hen", after=("egg",))
@@ -243,7 +231,6 @@ def test_passes_that_ask_for_a_circle_are_refused() -> None:
         make_config({"hen": "on", "egg": "on"}).pipeline()
 
 
-@pytest.mark.usefixtures("registry")
 def test_a_need_that_nothing_gives_is_refused_before_anything_runs() -> None:
     """acceptance: U4. With the passes that would give it."""
     ran: list[str] = []
@@ -267,7 +254,6 @@ def _fails(self: Pass, program: Program, context: Context) -> Program:
     return {}["no such key"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize(
     ("run", "kind", "words"),
     [
@@ -286,7 +272,6 @@ def test_a_broken_pass_is_named_and_the_program_stays(run: Any, kind: type[Excep
     assert msgspec.json.encode(program) == before
 
 
-@pytest.mark.usefixtures("registry")
 def test_what_cannot_be_registered() -> None:
     """acceptance: U4."""
     with pytest.raises(PassError, match=r"is registered already by interlace\.passes\.split_backward\.SplitBackward; choose another name"):

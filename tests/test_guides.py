@@ -16,7 +16,6 @@ from interlace.cli import COMMANDS, _parse, main
 from interlace.config import load_config
 from interlace.cost_model import load_profile
 from interlace.ir import save
-from interlace.passes import REGISTRY
 from tests.strategies import World, programs
 
 ROOT = Path(__file__).parents[1]
@@ -47,18 +46,12 @@ def test_commands_in_documents_parse(path: Path) -> None:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with dumps of two stages in it, as the current one; what a guide registers or imports goes again."""
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with dumps of two stages in it, as the current one."""
     for program in programs(World(pp=2, mp=2, micro_batches=4)):
         save(program, tmp_path / "dumps" / f"rank{program.rank}.ilp")
     monkeypatch.chdir(tmp_path)
-    before, path, modules = dict(REGISTRY), list(sys.path), set(sys.modules)
-    yield tmp_path
-    REGISTRY.clear()
-    REGISTRY.update(before)
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
+    return tmp_path
 
 
 @pytest.mark.parametrize("guide", GUIDES)

@@ -30,8 +30,6 @@ ROOT = Path(__file__).resolve().parents[2]
 BASES = {"pp2": ("mixed", ("--pp", "2", "--clip-grad", "1")), "mp2": ("dx-first", ("--mp", "2", "--schedule", "1F1B"))}
 SIZE = ("--layers", "2", "--micro-batches", "4", "--steps", str(NUM_STEPS + 1))
 DELAY_US = 200_000
-pytestmark = pytest.mark.skip(reason="plans now have the orders that these faults took away; the faults in faults.py are adapted, "
-                                     "and their run is to be shown again: remove this line and mend what fails")  # fmt: skip
 SHRUNK = "permille=150,max_us=80000,kinds=collective"
 """Delays one of which is in front of the receive that nobody waits for, or of its send, for a seed that hangs on streams' numbers."""
 TURNS = {"copy": (4, 6000), "collective": (4, 20000), "compute": (4, 2000)}
