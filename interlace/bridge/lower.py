@@ -139,7 +139,7 @@ class _Lowering:
         self.kinds: dict[int, Any] = {}
         self.fed: dict[str, tuple[int, ...]] = {}
         self.crossing = self._crossing()
-        self.events = _EventTable(program.events if place.has_events else ())
+        self.events = _EventTable(program.events if place.has_events else (), feed_items(program))
 
     def run(self) -> Lowered:
         found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
@@ -455,14 +455,15 @@ def variable_roots(program: Program, graph: Graph) -> dict[int, int]:
 
 
 class _EventTable:
-    """Which events each item records and waits for."""
+    """Which events each item records and waits for. Inputs are cut in one job, the first, which records one event for all of them."""
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        self.records = {event.record: event.name for event in events}
+    def __init__(self, events: Sequence[Event], fed: Sequence[Item]) -> None:
+        self.records: dict[Item, str] = {}
         self.waits: dict[Item, list[str]] = {}
         for event in events:
+            name = self.records.setdefault(fed[-1] if event.record in fed else event.record, event.name)
             for item in event.waits:
-                self.waits.setdefault(item, []).append(event.name)
+                self.waits.setdefault(item, []).append(name)
 
     def mark(self, item: Item, built: Any) -> None:
         """Write an item's events onto its Paddle operation."""
