@@ -29,8 +29,9 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     Contract: needs a schedule; keeps every value and the order of all items; adds names, events, and where memory would be
     handed out again under a side stream's read, one `share_data` that holds it.
 
-    Steps: 1 tensor-parallel collectives go on one stream a ring, receives and sends on one a ring and direction; collectives
-    and p2p of the optimizer part, those that read a parameter, and those that name a stream already, stay. 2 The plan is walked
+    Steps: 1 tensor-parallel collectives go on one stream a ring, receives and sends on one a ring and direction; collectives of the
+    optimizer part, those that read a parameter, those that name a stream already, and p2p of the optimizer part on the compute
+    stream stay. 2 The plan is walked
     as its proof does, with the jobs that cut the batch and collect the outputs; each order that it lacks becomes an event.
     3 A value that a side stream reads and a compute operation reads later is held until compute has waited for the side stream, or,
     where compute has nothing to wait for (a send), on that stream. 4 The host waits for the device now and then in jobs with work on
@@ -110,8 +111,9 @@ def _names(program: Program) -> dict[int, str]:
                    and (not op.stream or op.stream.startswith(AutoParallelStreamType.MP.value))]  # fmt: skip
     rings = {op.group for op in collectives}
     names = {op.id: mp_stream(op.group, rings) for op in collectives}
+    p2p = [*inner, *(op for op in program.ops if op.role == "optimize" and op.group >= 0 and op.stream)]
     for kind, stream in ((is_send, AutoParallelStreamType.PP_SEND), (is_receive, AutoParallelStreamType.PP_RECV)):
-        found = [op for op in inner if kind(op)]
+        found = [op for op in p2p if kind(op)]
         single = len({op.group for op in found}) <= 1
         names.update({op.id: stream.value if single else f"{stream.value}_{op.group}" for op in found})
     return names

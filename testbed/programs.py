@@ -98,20 +98,18 @@ def _p2p_stream(op: Any) -> str:
 def _take_holds_along(send: Any) -> None:
     """A last reader on the send's stream, which holds what is sent, goes where the send goes.
 
-    Of several sends of one value each has a reader: they stand on streams of their own here, and each waits for the one before.
+    Raises:
+        TestbedError: It holds the value for sends of two rings, which have a stream each here.
     """
-    named, stream = send.attrs().get("execution_stream", ""), _p2p_stream(send)
-    readers = [op for op in send.operand_source(0).all_used_ops() if op.name() == "pd_op.share_data"]
-    by_stream = [(op, op.attrs().get("execution_stream", "")) for op in sorted(readers, key=lambda op: op.id())]
-    waiting = [op for op, on in by_stream if named and on == named]
-    moved = [op for op, on in by_stream if named and on.startswith(f"{named}.")]
-    if waiting:
-        waiting[0].set_execution_stream(stream)
-        last = moved[0] if moved else None
-        while last is not None and last.result(0).all_used_ops():
-            last = last.result(0).all_used_ops()[0]
-        if last is not None:
-            waiting[0].operand(0).set_source(last.result(0))
+    named = send.attrs().get("execution_stream", "")
+    users = [op for op in send.operand_source(0).all_used_ops() if named and op.attrs().get("execution_stream", "") == named]
+    readers = [op for op in users if op.name() == "pd_op.share_data"]
+    rings = {op.int_attr("ring_id") for op in users if op.name() == "pd_op.send_v2"}
+    if readers and len(rings) > 1:
+        raise TestbedError(f"rings {sorted(rings)} send one value on stream {named!r}, and one reader holds it for both; a ring has a "
+                           "stream of its own here: give each its name (assign_streams: rename: true)")  # fmt: skip
+    for reader in readers:
+        reader.set_execution_stream(_p2p_stream(send))
 
 
 def _receive(op: Any, ring: int, peer: int) -> Any:

@@ -27,7 +27,7 @@ from interlace.bridge.places.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, Program, describe
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_copy, is_p2p
-from interlace.ir.storage import FETCH, Item, collect_items, feed_items
+from interlace.ir.storage import FETCH, Item, Storages, collect_items, feed_items
 from interlace.ir.waits import is_computed
 
 FEED_JOB, COLLECT_JOB = "interlace_feed", "interlace_collect"
@@ -421,14 +421,9 @@ class Names:
     def __init__(self, program: Program, graph: Graph) -> None:
         self.values = graph.values
         self.root = variable_roots(program, graph)
-        self.optimizer = {value for op in program.ops if op.role == "optimize" for value in op.results}
+        self.is_once = Storages(program).is_once
         self.output = {self.root[op.operands[0]]: op.attrs["output_name"] for op in program.ops
                        if op.name == SHADOW_OUTPUT and FETCH not in op.attrs}  # fmt: skip
-
-    def once(self, value: int) -> bool:
-        """Whether a value exists once a step: what has a name and lasts, and what the optimizer part gives."""
-        kept = self.values[self.root[value]]
-        return (kept.persistable and bool(kept.name)) or value in self.optimizer
 
     def persistable(self, value: int) -> bool:
         """Whether the variable that holds a value lasts beyond the step: Paddle does not mark results written into one."""
@@ -442,7 +437,7 @@ class Names:
             return kept.name
         prefix = PINNED_PREFIX if self.values[value].memory == "pinned" else "v"
         base = self.output.get(root) or kept.name or f"{prefix}{root}"
-        return base if self.once(value) else f"{base}@{micro_batch}"
+        return base if self.is_once(value) else f"{base}@{micro_batch}"
 
 
 def variable_roots(program: Program, graph: Graph) -> dict[int, int]:

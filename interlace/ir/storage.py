@@ -138,9 +138,12 @@ class Storages:
         return [op.results[result] for result, _ in views_of(op)] if op.name not in NO_KERNEL else []
 
     def is_once(self, value: int) -> bool:
-        """Whether a value exists once a step: what is persistable, and what the optimizer part gives."""
-        parts = self.parts[value]
-        return value in self._once or any(self.values[part.variable].persistable for part in parts)
+        """Whether a value exists once a step: what is persistable and has a name, and what the optimizer part gives.
+
+        Paddle also marks results without a name as persistable, to keep them from collection: each micro-batch has its own.
+        """
+        variables = [self.values[part.variable] for part in self.parts[value]]
+        return value in self._once or any(each.persistable and each.name for each in variables)
 
     def is_collected(self, op: Op) -> bool:
         """Whether the job at the end of the step reads what this operation names, to hand it out."""
