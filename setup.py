@@ -9,6 +9,6 @@ setup(
     package_data={
         "interlace.configs.devices": ["*.json"],
         "interlace.configs.presets": ["*.yaml"],
-        "interlace.bridge.cpu.kernels": ["*.cc"],
+        "interlace.cpu.kernels": ["*.cc"],
     },
 )

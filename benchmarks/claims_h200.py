@@ -12,7 +12,7 @@ from claiming import ROOT, Row, claim, raw, span, table
 
 sys.path.insert(0, str(ROOT))
 
-from testbed import results
+from benchmarks.gpu import results
 
 FORMS = ("column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "offload-0.5", "offload-1")
 PEAKS = (("hidden 4096, seq 4096", "peak-gpt-h4096-s4096-pp2"), ("hidden 2048, seq 8192", "peak-gpt-h2048-s8192-pp2"))

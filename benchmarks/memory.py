@@ -74,7 +74,7 @@ class Probe:
         import paddle
         from paddle.static.python_op import register_op
 
-        from interlace.bridge.cpu.ops import to_tensor
+        from interlace.cpu.ops import to_tensor
 
         def wait() -> Any:
             if self.on:
@@ -100,7 +100,7 @@ def rank(model: str, arguments: list[str]) -> None:
     from paddle.base import core
     from paddle.distributed.auto_parallel.static.engine import Engine
 
-    from interlace.bridge.cpu import install
+    from interlace.cpu import install
 
     probe, rows, steps = Probe(core), [], int(os.environ[STEPS_VARIABLE])
     prepare, run = install.prepare_program, Engine.run
@@ -136,8 +136,8 @@ def measure(world: int, model: str, arguments: str, options: dict[str, Any], fol
     With the options `PLAIN` one step of ours leaves the plan, and Paddle alone is measured.
     """
     from interlace.ir import load
-    from interlace.scheduler.executor_memory import CPU, STOCK_CPU
-    from interlace.scheduler.memory import in_order
+    from interlace.scheduler.memory.executor import CPU, STOCK_CPU
+    from interlace.scheduler.memory.live import in_order
 
     folder.mkdir(parents=True, exist_ok=True)
     stock = options == PLAIN
@@ -170,13 +170,13 @@ def measure(world: int, model: str, arguments: str, options: dict[str, Any], fol
 def _plain(folder: Path, number: int) -> int:
     """The peak without what the executor does beside the program."""
     from interlace.ir import load
-    from interlace.scheduler.memory import in_order
+    from interlace.scheduler.memory.live import in_order
 
     return in_order(load(folder / "plan" / f"rank{number}.ilp")).peak("all")
 
 
 def _launch(world: int, model: str, arguments: str, environment: dict[str, str], folder: Path) -> None:
-    from interlace.launch import launch
+    from interlace.local.launch import launch
 
     launch(__file__, ["--rank", model, *arguments.split()], world, environment, None, folder / "logs", 300.0)
 

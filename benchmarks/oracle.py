@@ -26,10 +26,10 @@ from interlace.cost_model import CostModel, Costs, Estimate, Stretch
 from interlace.cost_model.accuracy import Case, inversions, order_share, show, summarize
 from interlace.ir import Event, Group, Job, Op, Pipeline, Program, Value, verify
 from interlace.ir.program import Role
-from interlace.scheduler.interleave import PartOps, _Pair, plan_parts
-from interlace.scheduler.pair_clock import Clock
-from interlace.scheduler.sim_input import Options
-from interlace.scheduler.simulator import simulate
+from interlace.scheduler.interleave.clock import Clock
+from interlace.scheduler.interleave.planner import PartOps, _Pair, plan_parts
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.simulator import simulate
 
 Mode = Literal["serial", "nocomm", "column", "overlap"]
 Source = Literal["own", "left-out"]

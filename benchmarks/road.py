@@ -83,7 +83,7 @@ class Neighbours:
     def _said(self, topic: str, mine: bytes) -> list[bytes]:
         import msgspec
 
-        from interlace.passes.judge import Shown
+        from interlace.planning.judge import Shown
 
         if topic not in ("stages", "plans of stages"):
             return [mine] * (PP * MP)
@@ -165,7 +165,7 @@ def _row(paddle: dict[str, float], ours: dict[str, float], plan: Any) -> dict[st
 
 def _prepare() -> tuple[Any, Any, Timers, list[Any]]:
     """Become a rank of the middle stage; stand timers in the engine and in the hook."""
-    from interlace.bridge.cpu.install import rank_environment
+    from interlace.cpu.install import rank_environment
 
     os.environ.update(rank_environment(MP * (PP // 2), PP * MP))
     os.environ.pop("POD_NAME", None)
@@ -173,8 +173,8 @@ def _prepare() -> tuple[Any, Any, Timers, list[Any]]:
     from paddle.distributed.auto_parallel.static.engine import Engine
 
     from interlace.bridge import hook
-    from interlace.bridge.cpu import dynamic, half
-    from interlace.bridge.dump import LonelyTransport
+    from interlace.cpu import dynamic, half
+    from interlace.local.build_rank import LonelyTransport
 
     dynamic.patch(LonelyTransport(MP * (PP // 2), PP * MP))  # type: ignore[arg-type]
     half.patch(gpu_only=True)

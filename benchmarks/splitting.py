@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from interlace.cost_model import Costs, Estimate
 from interlace.ir import Op, Program, Value, verify
-from interlace.scheduler.interleave import plan_parts
+from interlace.scheduler.interleave.planner import plan_parts
 
 CUTS = {"every product": "", "MLP products": ".fc", "weight gradients": "_dw"}
 """What is cut, by a part of its name."""

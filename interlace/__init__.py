@@ -19,7 +19,7 @@ from interlace.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from interlace import passes as passes
-    from interlace.plan import Plan
+    from interlace.planning.plan import Plan
 
 __all__ = ["__version__", "enable", "plan_of"]
 
@@ -74,7 +74,7 @@ def plan_of(model: Any, mode: str = "train") -> Plan:
 
     require_paddle()
     if "interlace.bridge.hook" not in sys.modules and other_paddle():
-        from interlace.plan import Plan
+        from interlace.planning.plan import Plan
 
         return Plan.off(other_paddle())
     from interlace.bridge.hook import plan_of as plan_in_paddle

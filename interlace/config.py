@@ -28,10 +28,10 @@ import yaml
 from interlace.cost_model.profile import load_profile, profile_names
 from interlace.errors import ConfigError, PlanError
 from interlace.files import read_text
-from interlace.own import imported
 from interlace.passes import REGISTRY, AssignStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, default_passes
 from interlace.passes.pipeline import DEFAULT_ORDER
 from interlace.scheduler.schedule import parse_rows
+from interlace.user_passes import imported
 
 MOST_BYTES = 1 << 20
 """Of a file of options or rows."""

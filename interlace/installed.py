@@ -6,8 +6,8 @@ import importlib.metadata
 import importlib.util
 import sys
 
-from interlace.bridge.say import say_once
 from interlace.errors import ConfigError
+from interlace.notice import say_once
 from interlace.version import PADDLE
 
 DISTRIBUTIONS = ("paddlepaddle", "paddlepaddle-gpu")

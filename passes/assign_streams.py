@@ -14,9 +14,9 @@ from interlace.ir.storage import Item
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
 from interlace.passes.streams import AutoParallelStreamType, mp_stream
-from interlace.scheduler.hazards.needs import Needs, needs_of
-from interlace.scheduler.hazards.order import Fault
-from interlace.scheduler.hold import at_ends, candidates, held, plan_holds
+from interlace.scheduler.hazards.happens_before import Fault
+from interlace.scheduler.hazards.missing_orders import Needs, needs_of
+from interlace.scheduler.memory.throttle import at_ends, candidates, held, plan_holds
 
 HOLD_ROUNDS = 4
 """A new last reader of one block may show that another reader of it is not waited for either."""
@@ -35,7 +35,7 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     as its proof does, with the jobs that cut the batch and collect the outputs; each order that it lacks becomes an event.
     3 A value that a side stream reads and a compute operation reads later is held until compute has waited for the side stream, or,
     where compute has nothing to wait for (a send), on that stream. 4 The host waits for the device now and then in jobs with work on
-    side streams, where running ahead would hold too much of the memory that these touch (scheduler/hold.py).
+    side streams, where running ahead would hold too much of the memory that these touch (scheduler/memory/throttle.py).
 
     Options:
         rename: False leaves every stream as Paddle named it; what a plan needs to be safe is added all the same.

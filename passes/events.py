@@ -9,7 +9,7 @@ import msgspec
 from interlace.errors import PlanError
 from interlace.ir import Event, Program, describe
 from interlace.ir.storage import Item, with_fetches
-from interlace.scheduler.hazards.needs import Needs, needs_of
+from interlace.scheduler.hazards.missing_orders import Needs, needs_of
 
 ROUNDS = 5
 """Walks, the last of which misses nothing.

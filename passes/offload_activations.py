@@ -27,7 +27,7 @@ from interlace.scheduler.offload import (
     plan_offload,
     show_move,
 )
-from interlace.scheduler.saved import is_constant
+from interlace.scheduler.offload.saved_values import is_constant
 
 
 @register

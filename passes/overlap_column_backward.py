@@ -13,8 +13,8 @@ from interlace.ir import Graph, Op, Program, dependencies, describe
 from interlace.ir.graph import is_topological, written_operands
 from interlace.ir.kinds import is_boundary, is_comm, stream_of
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.sites import ACCUMULATING, GEMM_GRADS, Backward, check_modules, check_unscheduled, in_modules
 from interlace.passes.streams import mp_stream
+from interlace.passes.weight_gradients import ACCUMULATING, GEMM_GRADS, Backward, check_modules, check_unscheduled, in_modules
 from interlace.units import ms, ms_figure, size
 
 PRODUCTS = frozenset({"matmul", ACCUMULATING, *GEMM_GRADS})

@@ -13,8 +13,8 @@ from interlace.ir.kinds import is_boundary, is_random, is_receive, is_send
 from interlace.passes.assign_streams import AssignStreams
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
-from interlace.scheduler.interleave import Form, PairPlan, PartOps, chain_ops, plan_parts
-from interlace.scheduler.pair_memory import PairMemory
+from interlace.scheduler.interleave.allocations import PairMemory
+from interlace.scheduler.interleave.planner import Form, PairPlan, PartOps, chain_ops, plan_parts
 from interlace.scheduler.schedule import (
     SCHEDULES,
     Part,
@@ -43,7 +43,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     over micro-batches and each group's order of collectives; gives a scheduled program.
 
     Steps: 1 take the schedule of the program's strategy; 2 with interleaving join each steady backward with the forward behind
-    it; 3 order every such pair with the cost model (`scheduler/interleave.py`), within the memory of the plain order plus the
+    it; 3 order every such pair with the cost model (`scheduler/interleave/planner.py`), within the memory of the plain order plus the
     allowance; 4 keep receives ahead of sends where the neighbour's order asks for it; 5 events where
     what one job gives on a stream (a receive, say) is read in another job on another, unless `assign-streams` follows and makes
     them.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from interlace.ir import Edit, Graph, Op, Program, TensorType, Value
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.sites import (
+from interlace.passes.weight_gradients import (
     ACCUMULATING,
     GEMM_GRADS,
     check_modules,

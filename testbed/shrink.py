@@ -21,9 +21,9 @@ from pathlib import Path
 
 from interlace.config import find_config
 from interlace.errors import InterlaceError
-from interlace.launch import LaunchResult, launch
-from interlace.own import VARIABLE as IMPORT_VARIABLE
-from interlace.verdict import first_difference
+from interlace.local.launch import LaunchResult, launch
+from interlace.local.verdict import first_difference
+from interlace.user_passes import VARIABLE as IMPORT_VARIABLE
 from testbed.delays import DELAYS_VARIABLE, TAKEN_VARIABLE, Site, parse_sites, show_sites, shrink
 from testbed.device import SWITCHES_VARIABLE, TestbedError
 

@@ -17,8 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from interlace.bridge.cpu.install import rank_environment
-from interlace.bridge.cpu.transport import Transport
+from interlace.cpu.install import rank_environment
+from interlace.cpu.transport import Transport
 from testbed import delays, device, measure
 
 DEVICE = f"{device.NAME}:0"
@@ -41,7 +41,7 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
     device.load()
     import paddle
 
-    from interlace.bridge.cpu import dynamic, half, ops
+    from interlace.cpu import dynamic, half, ops
 
     paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
     trace_run = os.environ.get(TRACE_RUN_VARIABLE, "1" if device.variant() == "cuda" else "0") == "1"
@@ -235,7 +235,7 @@ def _patch_amp() -> None:
     """Mixed precision as on the GPU place: on a custom place Paddle warns and builds the program in float32."""
     from paddle.distributed.auto_parallel.static.engine import Engine
 
-    from interlace.bridge.cpu import half
+    from interlace.cpu import half
 
     build = Engine._build
 

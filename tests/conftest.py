@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from interlace.own import imported
 from interlace.passes import REGISTRY
+from interlace.user_passes import imported
 from tests import proofs
 
 
@@ -33,11 +32,11 @@ def _plans_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _own_passes_go_again(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a test registers or imports from a file of its own is not there for the next one."""
-    passes, path, names = dict(REGISTRY), list(sys.path), list(imported)
+    passes, path, names, folder = dict(REGISTRY), list(sys.path), list(imported), str(tmp_path_factory.getbasetemp())
     yield
-    own = {kind.__module__ for name, kind in REGISTRY.items() if name not in passes}
+    own = {kind.__module__ for name, kind in REGISTRY.items() if name not in passes} - {kind.__module__ for kind in passes.values()}
     for name, module in list(sys.modules.items()):
-        if (name in own - {kind.__module__ for kind in passes.values()} and "." not in name) or str(getattr(module, "__file__", "")).startswith(str(tmp_path_factory.getbasetemp())):
+        if (name in own and "." not in name) or str(getattr(module, "__file__", "")).startswith(folder):
             del sys.modules[name]
     REGISTRY.clear()
     REGISTRY.update(passes)

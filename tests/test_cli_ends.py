@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from interlace import interrupts, launch
+from interlace import interrupts
 from interlace.cli import dump, main
 from interlace.cli.outputs import staged
 from interlace.interrupts import as_interrupts, uninterrupted
 from interlace.ir import dump as ir_dump
 from interlace.ir import load, save
 from interlace.ir.dump import SUFFIX
+from interlace.local.launch import launch
 from tests.strategies import World, programs
 
 NUM_RANKS = 4
@@ -123,7 +124,7 @@ def test_only_the_first_signal_counts_and_ignored_ones_stay_ignored() -> None:
 
 BUILDER = """
 import os, sys, time
-from interlace.bridge.rank import end_with_parent
+from interlace.local.rank import end_with_parent
 end_with_parent()
 rank, out = sys.argv[sys.argv.index("--rank") + 1], sys.argv[sys.argv.index("--out") + 1]
 open(os.environ["STARTED"] + rank, "w").write(str(os.getpid()))
@@ -206,8 +207,8 @@ def test_an_interrupted_run_leaves_no_logs(script: Path, tmp_path: Path, monkeyp
 
 def test_a_program_that_is_interrupted_waits_for_no_thread(dumps: Path, tmp_path: Path) -> None:
     """From outside, as a shell sees it: code 130, one line, at once, though ranks plan in threads of their own."""
-    code = ("import sys, time, interlace.plan; from interlace.cli import main\n"
-            f"interlace.plan.make_plan = lambda *args: open({str(tmp_path / 'planning')!r}, 'w').close() or time.sleep(60)\n"
+    code = ("import sys, time, interlace.planning.plan; from interlace.cli import main\n"
+            f"interlace.planning.plan.make_plan = lambda *args: open({str(tmp_path / 'planning')!r}, 'w').close() or time.sleep(60)\n"
             "sys.exit(main())")  # fmt: skip
     process = subprocess.Popen([sys.executable, "-c", code, "plan", str(dumps), "-o", str(tmp_path / "plan")],
                                stderr=subprocess.PIPE, text=True)  # fmt: skip

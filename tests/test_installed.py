@@ -13,11 +13,11 @@ import pytest
 
 import interlace
 from interlace import installed
-from interlace.bridge import say
-from interlace.bridge.rank import failure_of
+from interlace import notice as say
 from interlace.cli import main
 from interlace.errors import BudgetError, ConfigError, PlanError
 from interlace.installed import other_paddle, stands_back
+from interlace.local.rank import failure_of
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_only_the_first_rank_says_it(other: Any, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.paddle
 def test_a_dump_with_another_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
-    from interlace.bridge import dump
+    from interlace.local import build_rank as dump
 
     monkeypatch.setattr(dump, "other_paddle", lambda: "Paddle 3.2.0 is installed")
     before = dict(os.environ)

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from interlace.bridge.rank_report import Progress, RankReport, StepLoss
 from interlace.cli import main, run
-from interlace.cli.alive import Alive
+from interlace.cli.progress import Alive
 from interlace.errors import PlanError
 from interlace.ir import Program, load, save
+from interlace.local.rank_report import Progress, RankReport, StepLoss
 from interlace.scheduler.hazards import GPU, Finding, findings_text, require_safe
 from tests.strategies import World, programs
 

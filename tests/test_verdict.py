@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from interlace.bridge.rank_report import STEPS_VARIABLE, RankReport, StepLoss, read_report
 from interlace.cli import main
 from interlace.cli import run as run_command
 from interlace.errors import LaunchError
-from interlace.launch import LaunchResult
-from interlace.verdict import FAULTS, judge
+from interlace.local.launch import LaunchResult
+from interlace.local.rank_report import STEPS_VARIABLE, RankReport, StepLoss, read_report
+from interlace.local.verdict import FAULTS, judge
 
 GOOD = ("train 01", "eval 02", "train 03")
 DIED = LaunchError("rank 1 failed: killed by signal SIGSEGV\nlog of rank 1: ...")

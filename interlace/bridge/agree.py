@@ -18,7 +18,7 @@ import paddle
 from interlace.errors import PlanError
 from interlace.ir import Group, Program
 from interlace.passes.peers import Peers, require_one_topic
-from interlace.plan import Plan
+from interlace.planning.plan import Plan
 from interlace.scheduler.hazards import Ask, Place, Teller, Told, Voice, check_together, refuse, tell, trace_of, unpacked
 
 CHANNEL = -2
@@ -228,6 +228,6 @@ def _store_rounds(rank: int, world: int) -> StoreRounds:
 
 
 def _local_transport() -> Any:
-    from interlace.bridge.cpu import install, ops
+    from interlace.cpu import install, ops
 
     return ops.transport() if install.RUN_DIR_VARIABLE in os.environ else None

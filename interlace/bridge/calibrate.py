@@ -349,7 +349,7 @@ def _last_words(process: subprocess.Popen[str]) -> str:
 
 def all_reduce_rank(rank: int, folder: str, sizes: list[int]) -> None:
     """One process of the measured collectives; prints `[[bytes, median ns, spread ns], ...]` as JSON."""
-    from interlace.bridge.cpu.transport import Transport
+    from interlace.cpu.transport import Transport
 
     found = []
     with Transport(rank, GROUP, folder, timeout_s=30) as transport:

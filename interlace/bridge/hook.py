@@ -21,12 +21,12 @@ from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
 from interlace.bridge.places import choose_place
 from interlace.bridge.profiles import costs_for
-from interlace.bridge.say import say
 from interlace.config import Config, find_config, load_config, read_yaml
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
+from interlace.notice import say
 from interlace.passes.events import fetching
-from interlace.plan import Plan, make_plan
+from interlace.planning.plan import Plan, make_plan
 from interlace.scheduler.hazards import PLACES, Voice, require_safe, require_straight
 
 DISABLE_VARIABLE, CONFIG_VARIABLE = "INTERLACE_DISABLE", "INTERLACE_CONFIG"

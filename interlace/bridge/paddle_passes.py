@@ -36,7 +36,7 @@ from interlace.installed import other_paddle
 from interlace.ir import Pipeline, Program
 from interlace.passes import REGISTRY
 from interlace.passes.events import fetching
-from interlace.plan import Plan, make_plan
+from interlace.planning.plan import Plan, make_plan
 from interlace.registration import PREFIX
 from interlace.scheduler.hazards import PLACES, require_safe
 from interlace.scheduler.schedule import SCHEDULES

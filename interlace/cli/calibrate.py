@@ -32,8 +32,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
     os.environ.setdefault("GLOG_minloglevel", "1")  # Paddle's executor tells of itself on stderr
-    from interlace.cli.alive import Alive
     from interlace.cli.outputs import write_json
+    from interlace.cli.progress import Alive
 
     _check(args)
     with postponed():

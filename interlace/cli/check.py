@@ -79,9 +79,9 @@ def _times(programs: Sequence[Program], cost: Any, place: str) -> tuple[list[dic
     """Each rank's step as the simulator divides it, absent ranks being always ready; or why there is none."""
     from interlace.errors import PlanError
     from interlace.report.causes import held, waits
-    from interlace.scheduler import memory
-    from interlace.scheduler.lower_to_sim import Options
-    from interlace.scheduler.simulator import simulate
+    from interlace.scheduler.memory import live as memory
+    from interlace.scheduler.simulate.lower import Options
+    from interlace.scheduler.simulate.simulator import simulate
 
     options = Options(p2p="buffered" if place == "cpu" else "rendezvous", peers_ready=len(programs) < programs[0].world,
                       host_waits=place == "gpu")  # fmt: skip

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from interlace.interrupts import uninterrupted
 
 if TYPE_CHECKING:
-    from interlace.cli.alive import Alive
-    from interlace.processes import Child
+    from interlace.cli.progress import Alive
+    from interlace.local.processes import Child
 
-BUILDER = [sys.executable, "-m", "interlace.bridge.dump"]
+BUILDER = [sys.executable, "-m", "interlace.local.build_rank"]
 _POLL_S = 0.02
 
 
@@ -46,8 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 where a script fails, 2 for its user's errors."""
-    from interlace.cli.alive import Alive
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
+    from interlace.cli.progress import Alive
     from interlace.errors import ConfigError
     from interlace.installed import require_paddle
 
@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _build_all(args: argparse.Namespace, folder: Path, alive: Alive) -> Iterator[dict[str, Any]]:
     """Build ranks, some at once; all are ended where one fails, or what reads of them stops."""
-    from interlace import processes
+    from interlace.local import processes
     from interlace.units import size
 
     waiting = list(range(args.world) if args.rank is None else [args.rank])
@@ -118,8 +118,8 @@ class _Build:
 
 
 def _start(args: argparse.Namespace, rank: int, folder: Path) -> _Build:
-    from interlace import processes
     from interlace.ir.dump import SUFFIX
+    from interlace.local import processes
 
     path = folder / (args.output.name if _is_file(args) else f"rank{rank}{SUFFIX}")
     command = [*BUILDER, "--rank", str(rank), "--world", str(args.world), "--out", str(path)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from interlace.own import add_import, import_own
+from interlace.user_passes import add_import, import_own
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -22,15 +22,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
-    from interlace.cli.alive import Alive
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
+    from interlace.cli.progress import Alive
     from interlace.config import Config, load_config, make_config, require_jobs
     from interlace.cost_model import CostModel, load_profile
     from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
     from interlace.errors import ConfigError, ProgramError
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
-    from interlace.plan import explain_all, make_plans
+    from interlace.planning.plan import explain_all, make_plans
     from interlace.units import ranks_text
 
     check_folder("-o", args.output)

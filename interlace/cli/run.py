@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interlace.cli.alive import Alive
-from interlace.own import VARIABLE as IMPORT_VARIABLE
-from interlace.own import add_import, import_own
+from interlace.cli.progress import Alive
 from interlace.units import ms, ranks_text
+from interlace.user_passes import VARIABLE as IMPORT_VARIABLE
+from interlace.user_passes import add_import, import_own
 
 if TYPE_CHECKING:
-    from interlace.bridge.rank_report import Progress, RankReport, StepLoss
     from interlace.errors import LaunchError
-    from interlace.launch import LaunchResult
+    from interlace.local.launch import LaunchResult
+    from interlace.local.rank_report import Progress, RankReport, StepLoss
 
 DEFAULT_TIMEOUT_S = 300.0
 _SAME, _DIFFERENT, _USER_ERROR = 0, 1, 2
@@ -78,7 +78,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--timeout {args.timeout:g}: expected seconds above 0")
     place = args.place or os.environ.get("INTERLACE_PLACE")
     if place:
-        from interlace.launch import require_place
+        from interlace.local.launch import require_place
 
         require_place(place)
     import_own(args.imports)
@@ -103,8 +103,8 @@ def _run_once(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from interlace.bridge.rank_report import counted
-    from interlace.verdict import judge, training
+    from interlace.local.rank_report import counted
+    from interlace.local.verdict import judge, training
 
     stock = _attempt(args, _environment(args, stock=True), "stock")
     planned = _attempt(args, _environment(args, stock=False), "interlace")
@@ -170,7 +170,7 @@ def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
 
 
 def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:
-    from interlace.launch import launch
+    from interlace.local.launch import launch
 
     logs = Path(args.log_dir or args.temporary_logs) / name
     with _Display(name, args.world) as display:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlace.own import add_import, import_own
+from interlace.user_passes import add_import, import_own
 
 if TYPE_CHECKING:
     from interlace.ir import Program
@@ -105,7 +105,7 @@ def slot_text(name: str) -> str:
 
 def _diff(path: Path, name: str) -> Shown:
     from interlace.ir import show
-    from interlace.plan import replay
+    from interlace.planning.plan import replay
 
     name = name.replace("_", "-")
     before, after = replay(path, name)
@@ -115,7 +115,7 @@ def _diff(path: Path, name: str) -> Shown:
 
 
 def _why(path: Path) -> Shown:
-    from interlace.plan import read_record
+    from interlace.planning.plan import read_record
 
     record = read_record(path)
     return Shown([line for report in record.reports for line in report.text(limit=12).splitlines()], {"record": record})
@@ -124,7 +124,7 @@ def _why(path: Path) -> Shown:
 def _profile_of(path: Path) -> str:
     """The profile that a plan was made with; of a dump, which has none, `h200`."""
     from interlace.errors import PlanError
-    from interlace.plan import read_record
+    from interlace.planning.plan import read_record
 
     try:
         return read_record(path).profile or DEFAULT_DEVICE

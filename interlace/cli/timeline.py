@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from interlace.cost_model import Costs
     from interlace.ir import Program
-    from interlace.scheduler.simulator import Result
+    from interlace.scheduler.simulate.simulator import Result
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cost_model import CostModel, load_profile
     from interlace.report.split import rows, split_text
     from interlace.report.timeline import write_trace
-    from interlace.scheduler.simulator import Stall
+    from interlace.scheduler.simulate.simulator import Stall
 
     check_file("-o", args.output)
     check_file("--json", args.json)
@@ -87,9 +87,9 @@ def _simulated(paths: list[str], cost: Costs, args: argparse.Namespace) -> Resul
     from interlace.errors import PlanError
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
-    from interlace.scheduler.memory import GPU, IDEAL
-    from interlace.scheduler.sim_input import Options
-    from interlace.scheduler.simulator import simulate
+    from interlace.scheduler.memory.live import GPU, IDEAL
+    from interlace.scheduler.simulate.arrays import Options
+    from interlace.scheduler.simulate.simulator import simulate
 
     programs = [_scheduled(load(path), cost) for path in find_dumps(paths)]
     ranks = [program.rank for program in programs]

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from interlace.scheduler.memory import Holding
-from interlace.scheduler.simulator import Result
+from interlace.scheduler.memory.live import Holding
+from interlace.scheduler.simulate.simulator import Result
 from interlace.units import ms, size
 
 

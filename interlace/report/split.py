@@ -1,10 +1,10 @@
-"""The split of a step's time, as text and as rows for machines; what the parts mean stands in `scheduler/simulator.py`."""
+"""The split of a step's time, as text and as rows for machines; what the parts mean stands in `scheduler/simulate/simulator.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
-from interlace.scheduler.simulator import RankTime, Result
+from interlace.scheduler.simulate.simulator import RankTime, Result
 from interlace.units import ranges
 
 COLUMNS = (("compute", "compute_ns"), ("exposed", "exposed_comm_ns"), ("bubble", "bubble_ns"), ("host", "host_ns"),

@@ -15,7 +15,7 @@ import msgspec
 from interlace.ir import Op
 from interlace.ir.dump import write_whole
 from interlace.ir.kinds import is_comm, is_copy, is_receive, is_send
-from interlace.scheduler.simulator import Result
+from interlace.scheduler.simulate.simulator import Result
 
 Event = dict[str, Any]
 HOST = 0

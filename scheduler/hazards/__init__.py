@@ -20,13 +20,13 @@ Orders that hold only because another rank waits in between are not counted, exc
 them.
 """
 
+from interlace.scheduler.hazards.all_ranks import check_together
+from interlace.scheduler.hazards.call_names import Ask, Teller, Told, tell
 from interlace.scheduler.hazards.check import check, refuse, require_safe, trace_of
-from interlace.scheduler.hazards.comm import require_straight
+from interlace.scheduler.hazards.communication import require_straight
 from interlace.scheduler.hazards.finding import Finding, Where, findings_text
 from interlace.scheduler.hazards.place import CPU, CUSTOM, GPU, PLACES, Place
 from interlace.scheduler.hazards.skeleton import Skeleton, Voice, unpacked
-from interlace.scheduler.hazards.together import check_together
-from interlace.scheduler.hazards.told import Ask, Teller, Told, tell
 
 __all__ = [
     "CPU",

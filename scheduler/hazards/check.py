@@ -12,17 +12,17 @@ import msgspec
 
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.scheduler.hazards.comm import shared_streams, wrong_groups
-from interlace.scheduler.hazards.draws import draws_out_of_order
+from interlace.scheduler.hazards.all_ranks import check_together
+from interlace.scheduler.hazards.call_names import Ask, Told, tell
+from interlace.scheduler.hazards.communication import shared_streams, wrong_groups
 from interlace.scheduler.hazards.finding import Finding, findings_text, merged
-from interlace.scheduler.hazards.memory import freed_in_use, overlapping_steps
-from interlace.scheduler.hazards.order import Fault, Trace, Tracer
+from interlace.scheduler.hazards.flat_plan import flatten
+from interlace.scheduler.hazards.freed_memory import freed_in_use, overlapping_steps
+from interlace.scheduler.hazards.happens_before import Fault, Trace, Tracer
 from interlace.scheduler.hazards.place import GPU, Place
+from interlace.scheduler.hazards.random_draws import draws_out_of_order
+from interlace.scheduler.hazards.rank_findings import finding_of
 from interlace.scheduler.hazards.skeleton import Skeleton, Voice, skeleton_of, voice_of
-from interlace.scheduler.hazards.steps import flatten
-from interlace.scheduler.hazards.texts import finding_of
-from interlace.scheduler.hazards.together import check_together
-from interlace.scheduler.hazards.told import Ask, Told, tell
 
 
 def check(programs: Sequence[Program], place: Place = GPU) -> list[Finding]:

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from interlace.scheduler.hazards.call_names import Ask, Told
+from interlace.scheduler.hazards.channels import NOBODY, World
 from interlace.scheduler.hazards.finding import Finding
-from interlace.scheduler.hazards.order import NEVER
+from interlace.scheduler.hazards.happens_before import NEVER
 from interlace.scheduler.hazards.place import UNBOUNDED, Place
 from interlace.scheduler.hazards.skeleton import Channel, Skeleton
-from interlace.scheduler.hazards.told import Ask, Told
-from interlace.scheduler.hazards.world import NOBODY, World
 
 Node = int
 Seat = tuple[int, Channel]

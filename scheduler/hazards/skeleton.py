@@ -19,10 +19,10 @@ import msgspec
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program
 from interlace.ir.kinds import is_comm, is_p2p, is_send
-from interlace.scheduler.hazards.comm import Signature, signature
-from interlace.scheduler.hazards.order import NEVER, Trace
+from interlace.scheduler.hazards.communication import Signature, signature
+from interlace.scheduler.hazards.flat_plan import Steps
+from interlace.scheduler.hazards.happens_before import NEVER, Trace
 from interlace.scheduler.hazards.place import Place
-from interlace.scheduler.hazards.steps import Steps
 
 ROLES = ("forward", "backward", "optimize")
 COLLECTIVE = 0

@@ -8,10 +8,10 @@ One copy engine serves each direction, for all chunks of the rank: copies of a d
 Source: NVIDIA/Megatron-LM#1752 (modules by hand), DeepSpeed DeepCompile (a budget), both without a pipeline.
 """
 
-from interlace.scheduler.offload.choice import Choice, Names, names_layer, names_op, unknown_names
-from interlace.scheduler.offload.measured import COPY_BACK, COPY_OUT, PINNED, Measured, agree, measure
-from interlace.scheduler.offload.plan import Item, Move, OffloadPlan, Stay, Trip, show_move
+from interlace.scheduler.offload.decision import Item, Move, OffloadPlan, Stay, Trip, show_move
+from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, PINNED, Measured, agree, measure
 from interlace.scheduler.offload.planner import plan_offload
+from interlace.scheduler.offload.selection import Choice, Names, names_layer, names_op, unknown_names
 
 __all__ = [
     "COPY_BACK",

@@ -10,13 +10,13 @@ import numpy as np
 from interlace.errors import BudgetError, ConfigError, PlanError
 from interlace.ir import Op, Program
 from interlace.ir.program import FLOAT_DTYPES
-from interlace.scheduler.memory import in_order
-from interlace.scheduler.offload.choice import Choice, Names, names_layer, names_op, unknown_names
-from interlace.scheduler.offload.fit import Fit, Ints, curve
-from interlace.scheduler.offload.measured import Measured
-from interlace.scheduler.offload.placement import OpenTrip, Placement, Span, Timeline, earlier, place_trips
-from interlace.scheduler.offload.plan import Move, OffloadPlan, Stay, Trip
-from interlace.scheduler.saved import Reason, Saved, Skipped, census
+from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.offload.copy_times import OpenTrip, Placement, Span, Timeline, earlier, place_trips
+from interlace.scheduler.offload.decision import Move, OffloadPlan, Stay, Trip
+from interlace.scheduler.offload.fit_budget import Fit, Ints, curve
+from interlace.scheduler.offload.measures import Measured
+from interlace.scheduler.offload.saved_values import Reason, Saved, Skipped, census
+from interlace.scheduler.offload.selection import Choice, Names, names_layer, names_op, unknown_names
 from interlace.units import size
 
 SAVING_FOR_RESERVE = 4

@@ -16,15 +16,15 @@ from typing import Any
 
 def main() -> None:
     rank, world, how, *arguments = sys.argv[1:]
-    from interlace.bridge.cpu.install import rank_environment
+    from interlace.cpu.install import rank_environment
 
     os.environ.update(rank_environment(int(rank), int(world)))
     if how == "flags":
         os.environ.update(FLAGS_mp_async_allreduce_in_backward="1")
     if how == "stock":
         os.environ["INTERLACE_DISABLE"] = "1"
-    from interlace.bridge.cpu import dynamic
-    from interlace.bridge.dump import LonelyTransport
+    from interlace.cpu import dynamic
+    from interlace.local.build_rank import LonelyTransport
 
     dynamic.patch(LonelyTransport(int(rank), int(world)))  # type: ignore[arg-type]
     sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

@@ -13,10 +13,10 @@ from paddle.distributed.auto_parallel.static.process_group import new_process_gr
 from paddle.distributed.passes import PassContext, new_pass  # noqa: E402
 
 import interlace  # noqa: E402, F401
-from interlace.bridge.cpu import ops as cpu_ops  # noqa: E402
-from interlace.bridge.cpu.transport import Pending  # noqa: E402
-from interlace.bridge.dump import LonelyTransport  # noqa: E402
+from interlace.cpu import ops as cpu_ops  # noqa: E402
+from interlace.cpu.transport import Pending  # noqa: E402
 from interlace.errors import ConfigError, InterlaceError, PlanError, ProgramError  # noqa: E402
+from interlace.local.build_rank import LonelyTransport  # noqa: E402
 from tests.bridge.small import small_program  # noqa: E402
 
 pytestmark = pytest.mark.paddle

@@ -16,7 +16,7 @@ import msgspec
 from interlace.errors import LaunchError
 from interlace.ir import load, show
 from interlace.ir.dump import SUFFIX
-from tests.road import test_training, test_zoo
+from tests.training import test_training, test_zoo
 
 ARCHIVE = Path(__file__).with_name("programs.tar.xz")
 MANIFEST = "cases.json"
@@ -27,11 +27,11 @@ Case = tuple[int, str, str]
 MASKED = "dp2 pp2 mp2 sequence parallel, sharding 1, O2, a loss gathered and masked"
 CASES: dict[str, Case] = {
     **{name: (world, f"examples/{model}.py", words) for name, (world, model, words, _) in test_training.CASES.items()},
-    **{name: (world, "tests/road/zoo.py", words.removesuffix(" --predict")) for name, (world, words, _) in test_zoo.CASES.items()},
+    **{name: (world, "tests/training/zoo.py", words.removesuffix(" --predict")) for name, (world, words, _) in test_zoo.CASES.items()},
     "pp2, clip": (2, "examples/gpt.py", "--pp 2 --clip-grad 1"),
     "pp2, tied embeddings": (2, "examples/gpt.py", "--pp 2 --tie-embeddings"),
     "pp2 mp2, tied embeddings, clip": (4, "examples/gpt.py", "--pp 2 --mp 2 --tie-embeddings --clip-grad 1"),
-    MASKED: (8, "tests/road/masked_llama.py", "--dp 2 --pp 2 --mp 2 --layers 2 --hidden 2048 --heads 16 --vocab 32000 --seq-len 2048 "
+    MASKED: (8, "tests/training/masked_llama.py", "--dp 2 --pp 2 --mp 2 --layers 2 --hidden 2048 --heads 16 --vocab 32000 --seq-len 2048 "
                 "--micro-batches 4 --sequence-parallel --sharding-stage 1 --amp O2 --master-grad"),
     "dp2 pp2 sharding 2, clip": (4, "examples/gpt.py", "--dp 2 --pp 2 --sharding-stage 2 --clip-grad 1"),
 }  # fmt: skip
@@ -68,8 +68,8 @@ def build(name: str, rank: int, path: Path) -> None:
 
 
 def _in_child(case: Case, rank: int, path: Path) -> None:
-    from interlace.bridge.dump import build_program
     from interlace.ir import save
+    from interlace.local.build_rank import build_program
 
     world, script, words = case
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -16,9 +16,9 @@ from interlace.config import Config, load_config, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import InterlaceError
 from interlace.ir import Program, parse
-from interlace.plan import make_plans
-from interlace.scheduler import interleave
+from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import CPU, CUSTOM, GPU, Place, check
+from interlace.scheduler.interleave import planner as interleave
 from tests.captured.build import ARCHIVE, CASES, MANIFEST, Case, member, ranks
 
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}

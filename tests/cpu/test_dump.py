@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from interlace import processes
 from interlace.cli import main
 from interlace.ir import load
+from interlace.local import processes
 
 TINY = Path(__file__).with_name("tiny_gpt.py")
 

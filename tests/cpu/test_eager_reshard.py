@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from interlace.launch import launch
+from interlace.local.launch import launch
 
 pytestmark = pytest.mark.paddle
 

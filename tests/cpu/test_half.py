@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from interlace.bridge.cpu import half, ops
-from interlace.bridge.cpu.kernels import build
-from interlace.bridge.cpu.reduction import bfloat16_to_float32, float32_to_bfloat16
+from interlace.cpu import half, ops
+from interlace.cpu.kernels import build
+from interlace.cpu.reduction import bfloat16_to_float32, float32_to_bfloat16
 from interlace.errors import ConfigError, ProgramError
 from interlace.ir import Program, load
-from interlace.launch import LaunchResult, launch
+from interlace.local.launch import LaunchResult, launch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HALVES = ("bfloat16", "float16")
@@ -248,7 +248,7 @@ def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text(f'#!/bin/sh\necho once >> {log}\nsleep 1\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n')
     compiler.chmod(0o755)
-    code = "from interlace.bridge.cpu.kernels.build import library_path; print(library_path().read_text())"
+    code = "from interlace.cpu.kernels.build import library_path; print(library_path().read_text())"
     env = {**os.environ, "CXX": os.fspath(compiler), build.CACHE_VARIABLE: os.fspath(tmp_path / "cache")}
     started = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert ["made" in process.communicate()[0] for process in started] == [True, True]
@@ -284,7 +284,7 @@ def test_stock_and_interlace_train_alike_in_half_precision(tmp_path: Path, words
 
 def dump(tmp_path: Path, script: Path, *words: str, world: int = 1) -> Program:
     target = tmp_path / "rank0.json"
-    command = [sys.executable, "-m", "interlace.bridge.dump", "--rank", "0", "--world", str(world), "--out", os.fspath(target)]
+    command = [sys.executable, "-m", "interlace.local.build_rank", "--rank", "0", "--world", str(world), "--out", os.fspath(target)]
     done = subprocess.run([*command, os.fspath(script), *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return load(target)
@@ -339,7 +339,7 @@ def test_kernels_that_only_build_raise_when_run(name: str, dtype: str) -> None:
     """Any operation of Paddle builds in a dump, whether or not this wheel has a kernel; handed to an executor it is named."""
     script = f"""
         import paddle
-        from interlace.bridge.cpu import half
+        from interlace.cpu import half
         half.load(gpu_only=True)
         paddle.enable_static()
         x, w = paddle.ones([2, 8], "{dtype}"), paddle.ones([8], "{dtype}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from interlace.bridge.cpu.transport import Pending, Transport
+from interlace.cpu.transport import Pending, Transport
 from interlace.errors import ProgramError
 
 pytestmark = pytest.mark.paddle
@@ -21,7 +21,7 @@ def paddle() -> Iterator[Any]:
     import paddle
     from paddle.distributed.auto_parallel.static import process_group
 
-    from interlace.bridge.cpu import ops
+    from interlace.cpu import ops
 
     process_group.new_process_group([0], group_id=77, force_new_group=True)
     flag = "FLAGS_new_executor_sequential_run"  # as in a rank: a view and what it views have no edge in the program
@@ -46,7 +46,7 @@ def run(paddle: Any, program: Any, fetches: list[Any], **feed: Any) -> list[Any]
 
 
 def rewrite(program: Any, job: str = "forward") -> dict[str, int]:
-    from interlace.bridge.cpu.ops import rewrite_program
+    from interlace.cpu.ops import rewrite_program
 
     return rewrite_program(program, job)
 
@@ -82,7 +82,7 @@ def test_one_op_where_the_reader_comes_next(paddle: Any) -> None:
 
 
 def test_bfloat16_travels_as_its_bits(paddle: Any) -> None:
-    from interlace.bridge.cpu.ops import to_tensor, transport, type_name
+    from interlace.cpu.ops import to_tensor, transport, type_name
 
     paddle.disable_static()
     tensor = paddle.to_tensor([1.5, -2.0]).astype("bfloat16")
@@ -125,7 +125,7 @@ def test_send_reaches_receive(paddle: Any) -> None:
 @pytest.fixture
 def adds_ten(paddle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every all_reduce adds ten, so that its result can be told from its operand."""
-    from interlace.bridge.cpu import ops
+    from interlace.cpu import ops
 
     def add(transport: Transport, array: Any, *rest: Any) -> Pending:
         return Pending(lambda: array + 10)
@@ -199,7 +199,7 @@ def test_unknown_group_is_refused(paddle: Any) -> None:
 
 def test_failure_of_a_communication_is_kept(paddle: Any) -> None:
     """Paddle gives a SystemError without the cause; the cause stays readable."""
-    from interlace.bridge.cpu import ops
+    from interlace.cpu import ops
 
     program = paddle.static.Program()
     with paddle.static.program_guard(program):

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from interlace import cli
-from interlace import launch as launch_module
-from interlace.bridge.rank_report import RankReport, StepLoss
 from interlace.errors import LaunchError
-from interlace.launch import LaunchResult, launch
-from interlace.verdict import first_difference
+from interlace.local import launch as launch_module
+from interlace.local.launch import LaunchResult, launch
+from interlace.local.rank_report import RankReport, StepLoss
+from interlace.local.verdict import first_difference
 
 TINY = Path(__file__).with_name("tiny_gpt.py")
 paddle_needed = pytest.mark.paddle
@@ -46,7 +46,7 @@ def ranks_running(tmp_path: Path) -> list[str]:
             words = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
         except (OSError, PermissionError):
             continue
-        if b"interlace.bridge.rank" in words and os.fsencode(tmp_path) in words:
+        if b"interlace.local.rank" in words and os.fsencode(tmp_path) in words:
             found.append(entry.name)
     return found
 
@@ -173,7 +173,7 @@ def test_terminated_launcher_ends_its_ranks(tmp_path: Path) -> None:
         program = (
             "import sys; from interlace import launch;"
             "launch.cpu_command = lambda s, a: [sys.executable, '-c', 'import os, time;"
-            " from interlace.bridge.rank import end_with_parent; end_with_parent(); time.sleep(60)', str(s)];"
+            " from interlace.local.rank import end_with_parent; end_with_parent(); time.sleep(60)', str(s)];"
             f"launch.launch({os.fspath(script)!r}, [], 2, {{}}, {os.fspath(tmp_path / f'run{number}')!r},"
             f" {os.fspath(tmp_path / 'logs')!r}, 5.0)"
         )
@@ -242,7 +242,7 @@ def test_ranks_under_paddles_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
     """On GPUs one process starts all ranks; their reports count, and the rank that failed is still named."""
     program = """
         import os, sys
-        from interlace.bridge.rank_report import Failure, RankReport, write_report
+        from interlace.local.rank_report import Failure, RankReport, write_report
         failing = int(sys.argv[1])
         for rank in range(3):
             failure = Failure("ValueError: no data") if rank == failing else None
@@ -260,6 +260,6 @@ def test_ranks_under_paddles_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_command_and_launcher_do_not_import_paddle() -> None:
-    code = "import sys, interlace.cli.run, interlace.launch; print('paddle' in sys.modules)"
+    code = "import sys, interlace.cli.run, interlace.local.launch; print('paddle' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

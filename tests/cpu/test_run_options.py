@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from interlace.bridge.rank_report import RankReport, StepLoss
 from interlace.cli import main
 from interlace.cli import run as run_command
-from interlace.launch import LaunchResult
+from interlace.local.launch import LaunchResult
+from interlace.local.rank_report import RankReport, StepLoss
 
 TINY = Path(__file__).with_name("tiny_gpt.py")
 SCRIPT = '''

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from interlace import launch as launch_module
 from interlace.bridge.mesh import require_world
-from interlace.bridge.rank import failure_of
 from interlace.cli import main
 from interlace.errors import ConfigError
 from interlace.ir import Program, save
+from interlace.local import launch as launch_module
+from interlace.local.rank import failure_of
 
 SCRIPTS = {
     "argparse": ("import argparse; argparse.ArgumentParser(prog='mine').parse_args()", 2, "mine: error: unrecognized arguments: --bogus"),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from interlace.bridge.cpu import half
-from interlace.bridge.cpu.reduction import float32_to_bfloat16
+from interlace.cpu import half
+from interlace.cpu.reduction import float32_to_bfloat16
 from interlace.ir import Program
 from tests.passes.test_split_backward import CASES, SETTINGS, case, outputs_of, split
 

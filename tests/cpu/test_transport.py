@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlace.bridge.cpu.reduction import Array, bfloat16_to_float32, float32_to_bfloat16, reduce_arrays
-from interlace.bridge.cpu.transport import PeerLostError, Transport
+from interlace.cpu.reduction import Array, bfloat16_to_float32, float32_to_bfloat16, reduce_arrays
+from interlace.cpu.transport import PeerLostError, Transport
 from interlace.errors import TransportError
 
 NUMPY_DTYPES = (
@@ -268,7 +268,7 @@ def test_a_killed_peer_is_noticed_at_once_and_leaves_nothing() -> None:
     """The peer dies right after sending 8 MB through shared memory, which nobody has read yet."""
     script = """
         import os, signal, sys, numpy as np
-        from interlace.bridge.cpu.transport import Transport
+        from interlace.cpu.transport import Transport
         t = Transport(1, 2, sys.argv[1], 20)
         t.send(np.ones(1 << 20), 0, 4, (0, 1))
         os.kill(os.getpid(), signal.SIGKILL)

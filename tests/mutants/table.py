@@ -1,11 +1,11 @@
 """The table of mutants, read from the text files beside this one.
 
-    # scheduler/hold.py                                           the file that the following are planted in
+    # scheduler/memory/throttle.py                                           the file that the following are planted in
 
     the host waits in the step's last job too                     what is wrong then, in one line
     - for job in program.jobs[:-1]                                text that stands there exactly once, of one or more lines
     + for job in program.jobs                                     what stands there instead
-    > tests/scheduler/test_hold.py::test_short_jobs_wait          tests of which one must fail
+    > tests/scheduler/test_throttle.py::test_short_jobs_wait          tests of which one must fail
     = jobs behind it ...                                          or: why no test can tell the difference
 
 Entries are parted by empty lines; lines that begin with `//` are remarks.

@@ -10,13 +10,13 @@ from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.errors import PlanError
 from interlace.passes import AssignStreams, OffloadActivations, Pipeline, Schedule1F1B
-from interlace.passes.budget import bytes_over, say_budget
 from interlace.passes.pipeline import PassReport
-from interlace.plan import make_plans
-from interlace.scheduler.hold import place_peak
-from interlace.scheduler.memory import in_order
+from interlace.planning.budget import bytes_over, say_budget
+from interlace.planning.plan import make_plans
+from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.memory.throttle import place_peak
 from interlace.units import size
-from tests.scheduler.test_hold import BLOCK, COST, run_ahead_program
+from tests.scheduler.test_throttle import BLOCK, COST, run_ahead_program
 from tests.strategies import World, programs, worlds
 
 COPIES = GivenCosts({"comm": 100, "gemm": 50, "copy": 5, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})

@@ -16,10 +16,10 @@ from interlace.errors import ConfigError, PlanError
 from interlace.ir import Program
 from interlace.passes import AssignStreams, Schedule1F1B
 from interlace.passes import Pipeline as Passes
-from interlace.passes.judge import run_judged
 from interlace.passes.peers import Peers, plan_together
-from interlace.plan import make_plans
-from interlace.scheduler.simulator import simulate
+from interlace.planning.judge import run_judged
+from interlace.planning.plan import make_plans
+from interlace.scheduler.simulate.simulator import simulate
 from tests.strategies import World, programs, worlds
 
 LOADED = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
@@ -30,7 +30,7 @@ SHAPE = World(pp=3, mp=2, micro_batches=2, layers=2)
 
 @pytest.fixture(autouse=True)
 def _short_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interlace.scheduler.interleave.SEARCH_WORK", 2_000)
+    monkeypatch.setattr("interlace.scheduler.interleave.planner.SEARCH_WORK", 2_000)
 
 
 def judged(given_: Sequence[Program], form: str, costs: GivenCosts, **options: Any) -> tuple[list[Program], list[str], list[str]]:

@@ -11,10 +11,10 @@ from interlace.errors import BudgetError
 from interlace.ir import Program
 from interlace.ir.kinds import is_comm
 from interlace.passes import AssignStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, SplitBackward
-from interlace.passes.budget import say_budget
-from interlace.scheduler.hold import place_peak
+from interlace.planning.budget import say_budget
+from interlace.scheduler.memory.throttle import place_peak
 from tests.passes.test_fixtures import FILES, given_of, outcome
-from tests.scheduler.test_hold import BLOCK, COST, run_ahead_program
+from tests.scheduler.test_throttle import BLOCK, COST, run_ahead_program
 from tests.strategies import World, programs
 
 LONG_COMM = GivenCosts({"comm": 5_000, "gemm": 50, "copy": 5, "default": 10}, {("gemm", "comm"): (1.1, 1.1)})

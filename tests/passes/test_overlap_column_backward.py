@@ -16,8 +16,8 @@ from interlace.ir.graph import is_topological
 from interlace.ir.kinds import is_comm
 from interlace.passes.base import Context
 from interlace.passes.overlap_column_backward import OverlapColumnBackward, beside
-from interlace.passes.sites import Backward
 from interlace.passes.split_backward import SplitBackward
+from interlace.passes.weight_gradients import Backward
 from tests.interpreter import assert_same
 from tests.passes.programs import Recipe, backward_programs, recipes
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 
 from interlace.config import Config, make_config
 from interlace.cost_model import CostModel, load_profile
-from interlace.plan import make_plans
-from interlace.scheduler import interleave
+from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import CPU, CUSTOM, GPU, check
+from interlace.scheduler.interleave import planner as interleave
 from tests.closure import Closure
 from tests.interpreter import assert_same
 from tests.strategies import World, programs, worlds

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from interlace.cost_model import CostModel
 from interlace.ir import parse
 from interlace.report.causes import held, held_text, waits, waits_text
-from interlace.scheduler.memory import Holding
-from interlace.scheduler.simulator import simulate
+from interlace.scheduler.memory.live import Holding
+from interlace.scheduler.simulate.simulator import simulate
 from tests.scheduler.plans import Shape, shapes, world
 
 COST = CostModel.from_table({"comm": 100, "p2p": 30, "gemm": 50, "copy": 20, "default": 3}, host_ns=2)
@@ -37,7 +37,7 @@ group 7=0,1
 #4 %4:float32[8] = pd_op.relu(%3) forward
 job all forward 0: 0-4@0
 """)
-    from interlace.scheduler.sim_input import Options
+    from interlace.scheduler.simulate.arrays import Options
 
     found = waits(simulate([program], CostModel.from_table({"comm": 100, "default": 3}), Options(peers_ready=True)), 0)
     assert waits_text(found) == "all_reduce (blocks.*.mlp) 0.000200 ms in 2 waits"

@@ -1,10 +1,10 @@
-"""What an executor does beside the program, by hand; tests/road/test_memory.py holds it to Paddle itself."""
+"""What an executor does beside the program, by hand; tests/training/test_memory.py holds it to Paddle itself."""
 
 from __future__ import annotations
 
 from interlace.ir import parse
-from interlace.scheduler.executor_memory import CPU, Executor, feed_bytes
-from interlace.scheduler.memory import in_order
+from interlace.scheduler.memory.executor import CPU, Executor, feed_bytes
+from interlace.scheduler.memory.live import in_order
 from tests.scheduler.plans import Shape, world
 
 HEAD = "program rank=0 world=2 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"

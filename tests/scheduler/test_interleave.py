@@ -18,10 +18,10 @@ from interlace.passes import AssignStreams, Schedule1F1B
 from interlace.passes import Pipeline as Passes
 from interlace.passes.base import Context
 from interlace.scheduler.hazards import check
-from interlace.scheduler.interleave import PartOps, plan_parts
-from interlace.scheduler.memory import in_order
-from interlace.scheduler.sim_input import Options
-from interlace.scheduler.simulator import simulate
+from interlace.scheduler.interleave.planner import PartOps, plan_parts
+from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.simulator import simulate
 from tests.interpreter import assert_same
 from tests.strategies import ROW, SQUARE, Builder, World, programs, worlds
 
@@ -36,7 +36,7 @@ ALLOWANCES = st.sampled_from([0, 64, 10_000])
 def _short_search() -> Iterator[None]:
     """The local search may spend a twentieth of its work; what it finds is as legal."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interlace.scheduler.interleave.SEARCH_WORK", 5_000)
+        patch.setattr("interlace.scheduler.interleave.planner.SEARCH_WORK", 5_000)
         yield
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from interlace.cost_model import CostModel
 from interlace.ir import Graph, Program, parse
+from interlace.ir.copies import variants
 from interlace.ir.kinds import DATA, PARAMETER
-from interlace.scheduler import memory
-from interlace.scheduler.memory import GPU, IDEAL, OrderMemory, in_order, over_time, storages
-from interlace.scheduler.simulator import simulate
-from interlace.scheduler.variants import variants
+from interlace.scheduler.memory import live as memory
+from interlace.scheduler.memory.live import GPU, IDEAL, OrderMemory, in_order, over_time, storages
+from interlace.scheduler.simulate.simulator import simulate
 from tests.scheduler.plans import Shape, shapes, world
 
 COST = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, host_ns=2, job_ns=5)

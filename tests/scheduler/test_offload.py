@@ -25,9 +25,9 @@ from interlace.scheduler.offload import (
     plan_offload,
     unknown_names,
 )
-from interlace.scheduler.offload.placement import OpenTrip, Timeline
-from interlace.scheduler.saved import REASONS, census
-from interlace.scheduler.simulator import simulate
+from interlace.scheduler.offload.copy_times import OpenTrip, Timeline
+from interlace.scheduler.offload.saved_values import REASONS, census
+from interlace.scheduler.simulate.simulator import simulate
 from tests.strategies import World, plan, worlds
 
 MB = 1_000_000

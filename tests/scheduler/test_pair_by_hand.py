@@ -10,17 +10,17 @@ import pytest
 
 from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, Program, parse
-from interlace.scheduler.interleave import PairPlan, PartOps, chain_ops, plan_parts
-from interlace.scheduler.pair_bytes import PairBytes, Walk
-from interlace.scheduler.pair_clock import Node, duration
-from interlace.scheduler.pair_list import ListScheduler, Weights
-from interlace.scheduler.pair_memory import PairMemory
-from interlace.scheduler.pair_search import NEAR, WARMTH, Form, Rules, Search
+from interlace.scheduler.interleave.allocations import PairMemory
+from interlace.scheduler.interleave.clock import Node, duration
+from interlace.scheduler.interleave.list_schedule import ListScheduler, Weights
+from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
+from interlace.scheduler.interleave.local_search import NEAR, WARMTH, Form, Rules, Search
+from interlace.scheduler.interleave.planner import PairPlan, PartOps, chain_ops, plan_parts
 
 
 @pytest.fixture(autouse=True)
 def _short_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interlace.scheduler.interleave.SEARCH_WORK", 2_000)
+    monkeypatch.setattr("interlace.scheduler.interleave.planner.SEARCH_WORK", 2_000)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the clock
@@ -241,7 +241,7 @@ class Watched(Search):
 
 def test_a_search_gives_the_best_order_it_came_by_within_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every seed: no slower than where it began or any order on the way, though much slower ones are kept; the cap holds at every node."""
-    monkeypatch.setattr("interlace.scheduler.pair_search.WARMTH", 3.0)
+    monkeypatch.setattr("interlace.scheduler.interleave.local_search.WARMTH", 3.0)
     backward = layers(3, "B", 0)
     nodes = backward + layers(3, "F", len(backward))
     gives = [[k] for k in range(len(nodes))]
@@ -273,7 +273,7 @@ def test_orders_that_are_a_little_slower_are_kept_for_a_while(monkeypatch: pytes
     nodes = backward + layers(4, "F", len(backward))
     sums = []
     for warmth in (WARMTH, 0.0):
-        monkeypatch.setattr("interlace.scheduler.pair_search.WARMTH", warmth)
+        monkeypatch.setattr("interlace.scheduler.interleave.local_search.WARMTH", warmth)
         found = [searched(nodes, "mixed", list(range(len(nodes))), seed, 4_000) for seed in range(6)]
         sums.append(sum(duration(nodes, order, lambda a, b: (1.0, 1.0)) for order in found))
     assert sums[0] < sums[1]

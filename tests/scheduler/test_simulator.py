@@ -15,12 +15,12 @@ from interlace.cost_model import CostModel
 from interlace.cost_model.base import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Graph, Job, Program, dependencies, parse, verify
-from interlace.scheduler.lower_to_sim import lower
-from interlace.scheduler.sim_input import ONE, Options, SimInput
-from interlace.scheduler.simulator import NEVER, Result, Simulation, covered, issue_times, run, simulate
+from interlace.scheduler.simulate.arrays import ONE, Options, SimInput
+from interlace.scheduler.simulate.lower import lower
+from interlace.scheduler.simulate.simulator import NEVER, Result, Simulation, covered, issue_times, run, simulate
 from tests.scheduler.plans import Shape, shapes, world
 
-fast = pytest.importorskip("interlace.scheduler.simulator_fast")
+fast = pytest.importorskip("interlace.scheduler.simulate.compiled")
 
 STRETCHED = {("gemm", "comm"): (1.5, 2.0), ("memory", "comm"): (1.2, 1.7), ("gemm", "copy"): (1.1, 1.3),
              ("copy:d2h", "copy:h2d"): (1.4, 1.4), ("comm", "copy"): (1.05, 1.25), ("gemm", "p2p"): (1.15, 1.9),

@@ -8,10 +8,10 @@ from interlace.cost_model import CostModel
 from interlace.cost_model.base import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Program, parse
-from interlace.scheduler.lower_to_sim import lower
-from interlace.scheduler.sim_input import ONE, Options
-from interlace.scheduler.simulator import host_ends, run, simulate
-from interlace.scheduler.variants import variants
+from interlace.ir.copies import variants
+from interlace.scheduler.simulate.arrays import ONE, Options
+from interlace.scheduler.simulate.lower import lower
+from interlace.scheduler.simulate.simulator import host_ends, run, simulate
 from tests.scheduler.plans import Shape, world
 
 ALONE = Options(peers_ready=True)

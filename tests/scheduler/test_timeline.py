@@ -13,7 +13,7 @@ from interlace.cost_model import CostModel
 from interlace.ir import save
 from interlace.report.split import rows, split_text
 from interlace.report.timeline import chrome_trace, write_trace
-from interlace.scheduler.simulator import Result, simulate
+from interlace.scheduler.simulate.simulator import Result, simulate
 from tests.scheduler.plans import Shape, world
 
 SHAPE = Shape(2, 2, 3, 2, ("mp", "send", "receive", "copies"), frozenset({0, 2}), norm=True, width=256)

@@ -12,7 +12,7 @@ from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, parse, verify
 from interlace.scheduler.hazards import CPU, GPU, Finding, Skeleton, Voice, check, check_together, unpacked
 from interlace.scheduler.hazards.check import prove
-from interlace.scheduler.simulator import simulate
+from interlace.scheduler.simulate.simulator import simulate
 from tests.strategies import plan, random_world
 
 HEAD = "program rank={rank} world={world} mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"

@@ -19,9 +19,9 @@ import msgspec
 import yaml
 
 from interlace.errors import InterlaceError
-from interlace.launch import LaunchResult, launch
+from interlace.local.launch import LaunchResult, launch
 from testbed.build import build
-from tests.road.test_training import EXAMPLES
+from tests.training.test_training import EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "grid.json"

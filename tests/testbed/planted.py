@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 import paddle
 
-from interlace.bridge import rank as rank_module
 from interlace.bridge.places.base import PINNED_PREFIX
 from interlace.ir import Program
 from interlace.ir.storage import with_fetches
+from interlace.local import rank as rank_module
 from testbed import delays, device, programs
 from testbed.trace import COMM, COPIES
 from tests.testbed.tasks import NUM_STEPS, VARIABLE, Done, Item, Task

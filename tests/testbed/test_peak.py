@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from interlace.ir import load
-from interlace.launch import launch
-from interlace.scheduler.memory import in_order
+from interlace.local.launch import launch
+from interlace.scheduler.memory.live import in_order
 from tests.testbed.variant import need_ranks
 
 pytestmark = pytest.mark.paddle

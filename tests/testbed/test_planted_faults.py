@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from interlace.ir import Program, load
-from interlace.launch import LaunchResult, launch
+from interlace.local.launch import LaunchResult, launch
 from interlace.scheduler.hazards import Finding, Place, check
 from testbed import shrink
 from tests.testbed.faults import FAULTS, Fault

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from testbed import results, standing
+from benchmarks.gpu import results
+from benchmarks.gpu import waiting_receive as standing
 from testbed.device import Call, Interval, Issue, Trace
 from testbed.trace import Planned, RankTrace, read_rank, write_rank
 
@@ -17,7 +18,7 @@ MEMORY = {"allocated_peak": 90, "workspace_peak": 0, "outside_peak": 10, "alloca
 
 
 def found(step_ms: float, bits: str = "aa") -> dict[str, Any]:
-    """A run as `testbed.h200` leaves it."""
+    """A run as `benchmarks.gpu.training` leaves it."""
     return {
         "gpus": [0], "step_ms": {"median": step_ms, "min": step_ms - 1, "max": step_ms + 1, "all": [step_ms] * 3}, "memory": [MEMORY],
         "pinned_buffers_by_step": [[2, 2]], "losses": [3.0, 2.0], "loss_bits": [bits], "parameters": "p",

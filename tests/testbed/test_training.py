@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from interlace.errors import LaunchError
-from interlace.launch import LaunchResult, launch
+from interlace.local.launch import LaunchResult, launch
 from testbed import device
-from tests.road import test_zoo
-from tests.road.test_training import CASES, configured
 from tests.testbed.variant import need_ranks, switches
+from tests.training import test_zoo
+from tests.training.test_training import CASES, configured
 
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

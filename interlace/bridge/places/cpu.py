@@ -22,7 +22,7 @@ class CpuPlace(Place):
         built.set_str_attr("interlace_at", text)
 
     def finish(self, program: Any, job: str) -> None:
-        from interlace.bridge.cpu import install
+        from interlace.cpu import install
 
         if install.RUN_DIR_VARIABLE in os.environ:
             install.prepare_program(program, job)

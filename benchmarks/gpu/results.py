@@ -1,0 +1,322 @@
+"""What runs of `benchmarks.gpu.training` found, simulated and measured.
+
+`python -m benchmarks.gpu.results FOLDER --into FILE --sitting "date, GPUs"`.
+
+Rows of the folder take the place of the file's rows of the same case and plan; other rows stay. `--traces INTO` writes the kept
+traces as gzipped Chrome traces, measured and simulated. `--tables` prints a file's step times, and how far the simulator is off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from testbed.gpus import ROOT, python_path
+
+Row = dict[str, Any]
+NOT_STARTED = "not started"
+"""How a run that its sitting had no time for says so."""
+PLANS = ("stock", "column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "offload-0.5", "offload-1")
+SWITCHED = ("no-priorities", "no-slab", "one-slab")
+"""`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
+PINNED = ("pinned_reserved", "pinned_allocations")
+KERNELS_KEPT = 12
+DIGEST = 16
+"""Hexadecimal digits kept of a digest."""
+CLEAR = 0.01
+"""Two plans that were measured less than this share apart order nothing."""
+
+
+# -- simulated -------------------------------------------------------------------------------------------------------
+
+
+def simulate(out: Path) -> dict[str, Row]:
+    """What `interlace check` says of every plan that was run, and of Paddle's own as a plan of ours, by "case plan"."""
+    folders = plan_folders(out)
+    firsts = {path.parent: path for path in reversed(folders) if list(path.glob("captured/*.ilp"))}
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        stock = list(pool.map(_stock_plan, firsts.values()))
+        return dict(pool.map(_simulated, dict.fromkeys([*folders, *stock])))
+
+
+def plan_folders(out: Path) -> list[Path]:
+    """The plans that a folder has, without those that differ by a switch alone."""
+    return sorted(path for path in out.glob("plans/*/*") if list(path.glob("*.ilp")) and _without_switch(path.name) == path.name)
+
+
+def _without_switch(plan: str) -> str:
+    return next((plan.removesuffix(f"-{switch}") for switch in SWITCHED if plan.endswith(f"-{switch}")), plan)
+
+
+def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "interlace.cli", *words], env={**os.environ, "PYTHONPATH": python_path()}, cwd=ROOT,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+
+
+def _stock_plan(planned: Path) -> Path:
+    into = planned.parent / "stock"
+    shutil.rmtree(into, ignore_errors=True)
+    done = _interlace("plan", os.fspath(planned / "captured"), "--config", "stock", "--device", "h200", "-o", os.fspath(into))
+    if done.returncode:
+        raise SystemExit(f"{planned.parent.name}: Paddle's own order could not be planned: {done.stderr[-600:]}")
+    return into
+
+
+def _simulated(folder: Path) -> tuple[str, Row]:
+    """The slowest rank's times, and each rank's memory: `held` counts what side streams hold, `in_order` is as tensors are freed.
+
+    Times are by the rules of the GPU place, which the testbed plays: the host waits where the plan says so.
+    """
+    from interlace.ir import load
+    from interlace.scheduler.memory.live import in_order
+
+    found: Row = {}
+    for place, prefix in (("custom", ""), ("gpu", "held_")):
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            done = _interlace("check", os.fspath(folder), "--place", place, "--json", file.name)
+            text = Path(file.name).read_text()
+        ranks = json.loads(text).get("ranks", []) if text else []
+        if not ranks:
+            return f"{folder.parent.name} {folder.name}", {"failed": (done.stderr or done.stdout)[-300:]}
+        if prefix:
+            found |= {f"{name}_ms": round(max(rank[key] for rank in ranks) / 1e6, 2)
+                     for name, key in (("step", "step_ns"), ("exposed", "exposed_comm_ns"))}  # fmt: skip
+        found[f"{prefix}peak_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
+    found["in_order_peak_bytes_by_rank"] = [in_order(load(path)).peak() for path in sorted(folder.glob("rank*.ilp"))]
+    return f"{folder.parent.name} {folder.name}", found
+
+
+# -- measured --------------------------------------------------------------------------------------------------------
+
+
+def cases_of(out: Path) -> list[Row]:
+    """What a folder has of each case; other results lie beside them."""
+    found = [json.loads(path.read_text()) for path in sorted(out.glob("testbed_*.json"))]
+    return [each for each in found if "plans" in each]
+
+
+def rows(cases: Sequence[Row], sitting: str, simulated: dict[str, Row]) -> Iterator[Row]:
+    """One row a run."""
+    for case in cases:
+        for plan, found in case["plans"].items():
+            head = {"case": case["case"], "plan": plan, "world": case["world"], "sitting": sitting}
+            if "failed" in found and NOT_STARTED in found["failed"]:
+                continue
+            if "failed" in found:
+                yield {**head, "failed": found["failed"].strip()[-260:]}
+                continue
+            row = {**head, **_measured(found, case["case"].startswith("small"))}
+            stock = case["plans"].get("stock", {})
+            if "loss_bits" in stock:
+                row["losses_equal_stock"] = found["loss_bits"] == stock["loss_bits"]
+                row["parameters_equal_stock"] = found["parameters"] == stock["parameters"]
+            yield {**row, **({"simulated": given} if (given := simulated.get(f"{case['case']} {plan}")) else {})}
+
+
+def _measured(found: Row, all_losses: bool) -> Row:
+    step = {key: round(value, 2) for key, value in found["step_ms"].items() if key != "all"}
+    longest = max(found["traced_step"], key=lambda each: each.get("device_us", 0))
+    kept = ("device_us", "busy_us", "comm_alone_us", "idle_us", "host_us", "ops_issued")
+    buffers = found["pinned_buffers_by_step"]
+    return {
+        "gpus": found["gpus"],
+        "step_ms": step,
+        "steps_ms": [round(each, 2) for each in found["step_ms"]["all"]],
+        "peak_bytes_by_rank": [{key.removesuffix("_peak"): each[key] for key in each if key.endswith("_peak")} for each in found["memory"]],
+        "pinned_by_rank": [{key: each[key] for key in PINNED if key in each} for each in found["memory"]],
+        "pinned_buffers_first_last": [max(each[0] for each in buffers), max(each[-1] for each in buffers)],
+        "losses": found["losses"] if all_losses else found["losses"][-1:],
+        "bits": {"losses": _digest(found["loss_bits"]), "parameters": found["parameters"][:DIGEST]},
+        "traced_step": {key: longest[key] for key in kept if key in longest},
+        "kernels_us": dict(list(found["traced_step"][0].get("kernels_us", {}).items())[:KERNELS_KEPT]),
+    }
+
+
+def _digest(bits: Sequence[str]) -> str:
+    """Of all losses' bits, so that runs of different sittings can be compared."""
+    return hashlib.sha256(json.dumps(bits).encode()).hexdigest()[:DIGEST]
+
+
+def merge(path: Path, found: Sequence[Row], sitting: str, machine: Row, args: dict[str, str]) -> None:
+    """Write the file with these rows in it, one a line; a run that failed takes no measured one's place. `machine` says where they ran."""
+    old = json.loads(path.read_text()) if path.exists() else {"sittings": {}, "args": {}, "runs": []}
+    measured = {(row["case"], row["plan"]) for row in old["runs"] if "failed" not in row}
+    new = {(row["case"], row["plan"]): row for row in found if "failed" not in row or (row["case"], row["plan"]) not in measured}
+    kept = [row for row in old["runs"] if (row["case"], row["plan"]) not in new]
+    runs = sorted([*kept, *new.values()], key=lambda row: row["case"])
+    merged = {**old, "sittings": {**old["sittings"], sitting: machine}, "args": {**old["args"], **args}, "runs": runs}
+    path.write_text(json.dumps(merged, separators=(",", ":")).replace('{"case"', '\n{"case"') + "\n")
+
+
+def write_traces(out: Path, into: Path, pattern: str, simulated: bool) -> list[Path]:
+    """Measured steps of a folder as gzipped Chrome traces, `CASE_PLAN.json.gz`, and `CASE_PLAN.simulated.json.gz` of the plans."""
+    from testbed import trace
+
+    into.mkdir(parents=True, exist_ok=True)
+    written = []
+    for run in sorted({path.name.rpartition("_")[0] for path in out.glob("traces/*_trace*.msgpack")}):
+        if fnmatch.fnmatchcase(run, pattern):
+            ranks = [trace.read_rank(path) for path in sorted(out.glob(f"traces/{run}_trace*.msgpack"))]
+            written.append(_pack(into / f"{run}.json.gz", json.dumps(trace.chrome_trace(ranks), separators=(",", ":"))))
+            case, _, plan = run.rpartition("_")
+            if simulated and list((out / "plans" / case / plan).glob("*.ilp")):
+                with tempfile.NamedTemporaryFile(suffix=".json") as file:
+                    done = _interlace("timeline", os.fspath(out / "plans" / case / plan), "--place", "gpu", "-o", file.name)
+                    if done.returncode:
+                        raise SystemExit(f"{run}: no simulated trace: {done.stderr[-600:]}")
+                    written.append(_pack(into / f"{run}.simulated.json.gz", Path(file.name).read_text()))
+    return written
+
+
+def _pack(path: Path, text: str) -> Path:
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    return path
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def step_table(runs: Sequence[Row]) -> str:
+    """Step times of every case by plan, and the gain over Paddle's own plan of the same sitting; [1], [2]: which sitting, if several."""
+    found = {(row["case"], row["plan"]): row for row in runs if "step_ms" in row}
+    plans = [plan for plan in PLANS if any(plan == of for _, of in found)]
+    sittings = list(dict.fromkeys(row["sitting"] for row in found.values()))
+    marks = {sitting: f" [{k}]" for k, sitting in enumerate(sittings, 1)} if len(sittings) > 1 else {}
+    lines = [f"| step ms (min-max), gain over stock | {' | '.join(plans)} |", "| --- " * (len(plans) + 1) + "|"]
+    for case in dict.fromkeys(case for case, _ in found):
+        if any((case, plan) in found for plan in plans):
+            lines.append(f"| {case} | {' | '.join(_cell(found, case, plan, marks) for plan in plans)} |")
+    return "\n".join([*lines, *(f"\n{mark.strip()} {sitting}" for sitting, mark in marks.items())])
+
+
+def _cell(found: dict[tuple[str, str], Row], case: str, plan: str, marks: dict[str, str]) -> str:
+    row, stock = found.get((case, plan)), found.get((case, "stock"))
+    if row is None:
+        return ""
+    step = row["step_ms"]
+    text = f"{step['median']:.1f} ({step['min']:.0f}-{step['max']:.0f}){marks.get(row['sitting'], '')}"
+    if stock is None or plan == "stock" or stock["sitting"] != row["sitting"]:
+        return text
+    return f"{text} {100 * (stock['step_ms']['median'] / step['median'] - 1):+.1f} %"
+
+
+def switch_table(runs: Sequence[Row]) -> str:
+    """Plans beside themselves on a testbed that differs by a switch, of one case and sitting."""
+    found = {(row["case"], row["plan"], row["sitting"]): row for row in runs if "step_ms" in row}
+    lines = ["| case | plan | step ms (min-max) | with | step ms (min-max) | time | losses and parameters stock's |", "| --- " * 7 + "|"]
+    for (case, plan, sitting), row in found.items():
+        base = _without_switch(plan)
+        usual = found.get((case, base, sitting))
+        if usual is not None and plan != base:
+            steps = [f"{each['median']:.1f} ({each['min']:.0f}-{each['max']:.0f})" for each in (usual["step_ms"], row["step_ms"])]
+            change = 100 * (row["step_ms"]["median"] / usual["step_ms"]["median"] - 1)
+            cells = [case, base, steps[0], plan.removeprefix(f"{base}-"), steps[1], f"{change:+.1f} %", f"{_bits(usual)}, {_bits(row)}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _bits(row: Row) -> str:
+    told = {row.get(f"{what}_equal_stock") for what in ("losses", "parameters")}
+    return "no stock beside it" if None in told else "no" if False in told else "yes"
+
+
+def accuracy_table(runs: Sequence[Row]) -> str:
+    """How far simulated steps and peaks are off, and how many pairs of plans are in the right order."""
+    groups: dict[str, list[Row]] = {}
+    for row in runs:
+        if row.get("simulated", {}).get("step_ms") and not row["case"].startswith("small"):
+            groups.setdefault(_group(row), []).append(row)
+    lines = ["| | runs | step: median error, worst | tensors at the peak, in issue order: runs, median error, worst |", "| --- " * 4 + "|"]
+    for name, rows_here in sorted(groups.items()):
+        steps = [row["simulated"]["step_ms"] / row["step_ms"]["median"] - 1 for row in rows_here]
+        peaks = [_peak_error(row) for row in rows_here if "workspace" in row["peak_bytes_by_rank"][0]]
+        lines.append(f"| {name} | {len(steps)} | {_errors(steps)} | {len(peaks)}: {_errors(peaks)} |")
+    right, pairs = count_order([row for rows_here in groups.values() for row in rows_here])
+    return "\n".join([*lines, "", f"{right} of {pairs} pairs of plans of a case, measured more than {CLEAR:.0%} apart, in the right order"])
+
+
+def _errors(found: Sequence[float]) -> str:
+    return f"{100 * statistics.median(map(abs, found)):.2f}, {100 * max(found, key=abs):+.2f} %" if found else ""
+
+
+def _peak_error(row: Row) -> float:
+    measured = [each["allocated"] + each["outside"] for each in row["peak_bytes_by_rank"]]
+    return float(max((a / b - 1 for a, b in zip(row["simulated"]["in_order_peak_bytes_by_rank"], measured, strict=True)), key=abs))
+
+
+def _group(row: Row) -> str:
+    """Axis and sort of plan; offload by how the host waited, which decides what it costs."""
+    plan = "stock" if row["plan"].startswith("stock") else "offload" if "offload" in row["plan"] else "our plans"
+    waits = f", {row['sitting'].rpartition(', ')[2]}" if plan == "offload" else ""
+    return f"{'pp 2' if '-pp2' in row['case'] else 'mp'}, {plan}{waits}"
+
+
+def count_order(runs: Sequence[Row]) -> tuple[int, int]:
+    """Of pairs of plans of one case and sitting, measured clearly apart: how many the simulator has in the right order, and all."""
+    found = [row for row in runs if row.get("simulated", {}).get("step_ms") and not row["case"].startswith("small")]
+    right = pairs = 0
+    for k, row in enumerate(found):
+        for other in found[:k]:
+            measured = other["step_ms"]["median"] - row["step_ms"]["median"]
+            if (row["case"], row["sitting"]) == (other["case"], other["sitting"]) and abs(measured) > CLEAR * row["step_ms"]["median"]:
+                pairs += 1
+                right += measured * (other["simulated"]["step_ms"] - row["simulated"]["step_ms"]) > 0
+    return right, pairs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.results",
+                                     description="Collect and show what benchmarks.gpu.training measured.")
+    parser.add_argument("folder", type=Path, nargs="?", help="the --out of a run of benchmarks.gpu.training")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="put the folder's runs, and what is simulated of them, into this file")
+    parser.add_argument("--sitting", default="", metavar="TEXT", help="when and on what the folder was measured; needed with --into")
+    parser.add_argument("--traces", type=Path, metavar="INTO", help="write the folder's traces here")
+    parser.add_argument("--runs", default="*", metavar="PATTERN", help="of which runs, such as 'gpt-*_mixed'")
+    parser.add_argument("--simulated", action="store_true", help="and beside each what is simulated of its plan")
+    parser.add_argument("--tables", type=Path, metavar="FILE", help="print tables of this file")
+    parser.add_argument("--of", default="*", metavar="PATTERN", help="of which sittings, such as '*18:40*'")
+    args = parser.parse_args(argv)
+    if not (args.into or args.traces or args.tables):
+        parser.error("nothing to do; give --into, --traces or --tables")
+    if (args.into or args.traces) and not args.folder:
+        parser.error("--into and --traces take their runs from a folder: name it")
+    if args.tables and not args.into and not args.tables.is_file():
+        parser.error(f"--tables {args.tables}: no such file")
+    if args.of != "*" and not args.tables:
+        parser.error("--of belongs to --tables FILE")
+    if (args.simulated or args.runs != "*") and not args.traces:
+        parser.error("--runs and --simulated belong to --traces INTO")
+    if args.into:
+        if not args.sitting:
+            parser.error('--into needs --sitting "DATE, GPUS": rows of several sittings lie in one file')
+        cases = cases_of(args.folder)
+        if not cases:
+            parser.error(f"{args.folder}: no testbed_CASE.json of a case; expected the --out of a run of benchmarks.gpu.training")
+        found = list(rows(cases, args.sitting, simulate(args.folder)))
+        machine = {key: cases[0][key] for key in ("gpus", "paddle", "interlace", "python")}
+        merge(args.into, found, args.sitting, machine, {case["case"]: " ".join(case["args"]) for case in cases})
+        print(f"{args.into}: {len(found)} runs of {args.folder}")
+    if args.traces:
+        print(f"{args.traces}: {len(write_traces(args.folder, args.traces, args.runs, args.simulated))} traces")
+    if args.tables:
+        runs = [row for row in json.loads(args.tables.read_text())["runs"] if fnmatch.fnmatchcase(row["sitting"], args.of)]
+        print(f"{step_table(runs)}\n\n{switch_table(runs)}\n\n{accuracy_table(runs)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

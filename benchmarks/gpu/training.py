@@ -1,0 +1,347 @@
+"""Measure on GPUs: `python -m benchmarks.gpu.training --gpus N --out FOLDER`.
+
+Times single operations and the host's cost of an operation and a job, then trains GPT and Llama layers of hidden size 4096 with
+Paddle's own plan and with Interlace's. Many runs are prepared at once; each is measured while no other uses its GPUs. One JSON
+file a case is written as soon as it is known: machine, versions, step times with their spread, peak memory, losses, a summary of
+the traced step. The traces themselves, and every rank's program and plan, lie beside them; `benchmarks.gpu.results` collects and shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import alone as alone
+from benchmarks.gpu.results import NOT_STARTED
+from testbed import measure
+from testbed.device import SWITCHES_VARIABLE
+from testbed.gpus import ROOT, find_libraries, machine, python_path
+
+STEPS = 12
+BIG = ("--hidden", "4096", "--heads", "32", "--vocab", "8192", "--steps", str(STEPS), "--optimizer", "sgd", "--learning-rate", "1e-3",
+       "--amp", "O2", "--master-grad", "--attention", "flash", "--schedule", "1F1B")  # fmt: skip
+SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", "1F1B")
+DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
+CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 240.0, 100.0
+WARM_STEPS = 2  # and the last step, which is traced, does not count
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a case is run with: configuration text, none for Paddle's own plan, and switches of the testbed."""
+
+    name: str
+    config: str | None
+    switches: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A script, its ranks and arguments, and the plans to run it with."""
+
+    name: str
+    script: str
+    world: int
+    args: tuple[str, ...]
+    plans: tuple[Plan, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+
+def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
+    text = f"device: h200\nschedule_1f1b: {{interleave: {form}, allowance_bytes: 40GB, only_gains: off}}\n{more}"
+    return text + (f"offload_activations: {{fraction: {offload}, min_bytes: 1MB}}\n" if offload else "")
+
+
+STOCK, AGAIN = Plan("stock", None), Plan("stock-again", None)
+COLUMN, DX, MIXED, ZB = (Plan(name, _pairs(form)) for name, form in (("column", "off"), ("dx-first", "dx-first"), ("mixed", "mixed"),
+                                                                     ("zb-h1", "zb-h1")))  # fmt: skip
+LAGS = tuple(Plan(name, _pairs(f"dx-first, lag: {lag}")) for name, lag in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]")))
+"""Weight gradients trail by one micro-batch; on the second of two stages by more."""
+OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
+ALL = (STOCK, COLUMN, DX, MIXED, *OFFLOADS)
+SOME = (STOCK, DX, MIXED, OFFLOADS[1])
+FORMS = (STOCK, DX, MIXED, ZB)
+ORDER = "device: h200\nschedule_1f1b: {interleave: off}\nsplit_backward: off\noverlap_column_backward: off\n"
+PEAK = (STOCK, Plan("plain", ORDER + "offload_activations: off\n"),
+        Plan("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"))  # fmt: skip
+UNHELD = "assign_streams: {hold_host: off}\n"
+FREE = (Plan("dx-first-free", _pairs("dx-first", 0.0, UNHELD)), Plan("offload-1-free", _pairs("dx-first", 1.0, UNHELD)))
+LEVEL = tuple(replace(plan, name=f"{plan.name}-no-priorities", switches="priorities=0") for plan in (DX, MIXED, ZB))
+"""All streams have one priority; the plans beside them give communication the first turn."""
+PINNED = tuple(replace(OFFLOADS[1], name=f"offload-1-{name}", switches=f"pinned_slab={mebibytes}")
+               for name, mebibytes in (("no-slab", 0), ("one-slab", 16384)))  # fmt: skip
+
+
+def _layers(
+    script: str, seq: int, mp: int, pp: int = 1, vpp: int = 1, plans: tuple[Plan, ...] = ALL, batch: int = 1,
+    micro_batches: int = 8, more: tuple[str, ...] = (),
+) -> Case:  # fmt: skip
+    """Layers of the 6.7B size: two a stage and chunk, `micro_batches` of `batch` sequences."""
+    sizes = (("pp", pp, 1), ("vpp", vpp, 1), ("b", batch, 1), ("m", micro_batches, 8))
+    parts = [script, f"s{seq}", f"mp{mp}", *(f"{name}{size}" for name, size, usual in sizes if size != usual),
+             *(["fused"] if "--fused" in more else [])]  # fmt: skip
+    args = (*BIG, "--layers", str(2 * pp * vpp), "--seq-len", str(seq), "--batch-size", str(micro_batches * batch),
+            "--micro-batches", str(micro_batches), "--mp", str(mp), "--pp", str(pp), *more)  # fmt: skip
+    if script == "llama":
+        args += ("--intermediate", "11008")
+    if vpp > 1:  # Paddle 3.3.1 cannot build VPP with master gradients
+        args = (*(word for word in args if word != "--master-grad"), "--vpp", str(vpp), "--schedule", "VPP")
+    return Case("-".join(parts), script, mp * pp, args, plans)
+
+
+def cases(gpus: int) -> list[Case]:
+    """What is run on so many GPUs, what matters most first."""
+    models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
+    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, LAGS[0], *FREE, AGAIN, *LEVEL[:2], *PINNED))
+             for mp in widths for model in models]  # fmt: skip
+    found += [_layers("llama", 2048, mp, batch=4, plans=SOME, more=("--fused",)) for mp in widths]
+    found += [_layers(model, 4096, mp, batch=2, plans=(*ALL, *LEVEL[:2], *PINNED)) for mp in widths for model in models]
+    found += [_layers(model, 2048, mp) for mp in widths for model in models]
+    if gpus > 1:
+        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS, *LEVEL, COLUMN, *OFFLOADS, AGAIN)) for model in models]
+        found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS), micro_batches=count)
+                  for seq, count in ((4096, 8), (2048, 4), (4096, 4)) for model in models]  # fmt: skip
+        found.append(_layers("gpt", 2048, 1, 2, 2, plans=SOME))
+        found += _peaks()
+    if gpus > 3:
+        found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
+        found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
+    found += [_layers(model, 2048, 1, plans=(STOCK, DX, *OFFLOADS)) for model in models]
+    found += [_layers(model, 4096, mp, plans=(STOCK, DX, MIXED)) for mp in (1, *widths) for model in models]
+    return [*found, *_small(gpus), *_puzzle(gpus)]
+
+
+def _peaks() -> list[Case]:
+    """Peaks that lie in what forward keeps for backward: few parameters, a small vocabulary, two micro-batches under way."""
+    found = []
+    for hidden, seq in ((4096, 4096), (2048, 8192)):
+        more = ("--hidden", str(hidden), "--heads", str(hidden // 128), "--vocab", "512")
+        found.append(replace(_layers("gpt", seq, 1, 2, plans=PEAK, more=more), name=f"peak-gpt-h{hidden}-s{seq}-pp2"))
+    return found
+
+
+def _small(gpus: int) -> list[Case]:
+    """The examples' own sizes in float32: losses to compare with the CPU's."""
+    tiny = Plan("offload-1", _pairs("dx-first", 1.0).replace("1MB", "1KB"))
+    found = [Case("small-gpt-fp32", "gpt", 1, SMALL, (STOCK, DX, tiny))]
+    if gpus > 1:
+        found += [Case("small-gpt-fp32-pp2", "gpt", 2, (*SMALL, "--pp", "2"), (STOCK, DX, tiny)),
+                  Case("small-llama-fp32-mp2", "llama", 2, (*SMALL, "--mp", "2", "--sequence-parallel"), (STOCK, DX))]  # fmt: skip
+    if gpus > 3:
+        vpp = (*SMALL, "--pp", "2", "--mp", "2", "--vpp", "2", "--layers", "4", "--schedule", "VPP")
+        found.append(Case("small-gpt-fp32-pp2-mp2-vpp2", "gpt", 4, vpp, (STOCK, DX, tiny)))
+    return found
+
+
+def _puzzle(gpus: int) -> list[Case]:
+    """Two cases that were not understood at first: losses that changed with Paddle's in-place pass, and slow steps on two GPUs."""
+    args = ("--hidden", "4096", "--heads", "32", "--vocab", "8192", "--layers", "2", "--steps", "6", "--optimizer", "sgd",
+            "--learning-rate", "1e-3", "--seq-len", "2048", "--batch-size", "8", "--micro-batches", "8", "--schedule", "1F1B",
+            "--amp", "O2", "--master-grad")  # fmt: skip
+    found = [
+        Case(f"inplace-{name}", "gpt", 1, args, (STOCK, DX), (("TESTBED_INPLACE", value),)) for name, value in (("off", "0"), ("on", "1"))
+    ]
+    if gpus > 1:
+        wide = (*({"O2": "O1", "--master-grad": "--mp"}.get(word, word) for word in args), "2")
+        found += [Case(f"gpt-mp2-O1-{name}", "gpt", 2, wide, (STOCK, DX), (("TESTBED_TRACE_RUN", value),))
+                  for name, value in (("threads", "0"), ("one-thread", "1"))]  # fmt: skip
+    return found
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Bench:
+    """Prepares many runs at once; results go to files as they come, beside what the folder has of the same case, machine and versions."""
+
+    out: Path
+    variant: str
+    gpus: int
+    ranks_at_once: int
+    until: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    gate: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        (self.out / "traces").mkdir(parents=True, exist_ok=True)
+
+    def run(self, wanted: Sequence[Case]) -> None:
+        """In waves: the runs of one are prepared together, and measured when the machine is quiet again."""
+        jobs = [(case, plan) for case in wanted for plan in case.plans]
+        while jobs:
+            wave: list[tuple[Case, Plan]] = []
+            while jobs and sum(case.world for case, _ in wave) + jobs[0][0].world <= self.ranks_at_once:
+                wave.append(jobs.pop(0))
+            if time.monotonic() > self.until:
+                for case, plan in wave:
+                    self._keep(case, plan, {"failed": f"{NOT_STARTED}: no time was left"})
+                continue
+            self._wave(wave)
+
+    def _wave(self, wave: list[tuple[Case, Plan]]) -> None:
+        self.gate = Path(tempfile.mkdtemp(prefix="gate"))
+        turns = dict.fromkeys((1, 2, 4), 0)
+        with ThreadPoolExecutor(len(wave)) as pool:
+            done = []
+            for case, plan in wave:
+                first = turns[case.world] * case.world % self.gpus // case.world * case.world
+                turns[case.world] += 1
+                done.append(pool.submit(self._one, case, plan, list(range(first, first + case.world))))
+            ranks = sum(case.world for case, _ in wave)
+            deadline = time.monotonic() + PREPARED_TIMEOUT_S
+            while len(list(self.gate.glob("*.ready"))) < ranks and time.monotonic() < deadline:
+                ranks = sum(case.world for (case, _), each in zip(wave, done, strict=True) if not each.done())
+                time.sleep(0.05)
+            time.sleep(1.0)
+            (self.gate / "open").touch()
+        shutil.rmtree(self.gate, ignore_errors=True)
+
+    def _one(self, case: Case, plan: Plan, gpus: list[int]) -> None:
+        try:
+            found = self._run_plan(case, plan, gpus)
+        except Exception as error:  # one run's failure is a result
+            found = {"failed": f"{type(error).__name__}: {error}"}
+        self._keep(case, plan, found)
+
+    def _keep(self, case: Case, plan: Plan, found: dict[str, Any]) -> None:
+        with self.lock:
+            head = {"case": case.name, "world": case.world, "args": list(case.args), "variant": self.variant, **machine()}
+            path = self.out / f"testbed_{case.name}.json"
+            before = json.loads(path.read_text()) if path.exists() else {}
+            same = {key: before.get(key) for key in head if key != "gpus"} == {key: head[key] for key in head if key != "gpus"}
+            plans = {**(before["plans"] if same else {}), plan.name: found}
+            print(f"{case.name} {plan.name}: {_headline(found)}", flush=True)
+            path.write_text(json.dumps({**head, "plans": plans}, indent=1) + "\n")
+
+    def _run_plan(self, case: Case, plan: Plan, gpus: list[int]) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            room = Path(folder)
+            words = [sys.executable, "-m", "interlace.cli", "run", str(ROOT / "examples" / f"{case.script}.py"), "--place", "testbed",
+                     "--world", str(case.world), "--json", str(room / "run.json"),
+                     "--log-dir", str(room / "log"), "--timeout", "300"]  # fmt: skip
+            env = {"NCCL_NVLS_ENABLE": "0", **os.environ, **find_libraries(), "TESTBED_VARIANT": self.variant, **dict(case.env),
+                   "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "PYTHONPATH": python_path(),
+                   measure.FOLDER_VARIABLE: folder, measure.STEPS_VARIABLE: case.args[case.args.index("--steps") + 1],
+                   measure.TRACE_VARIABLE: "1", measure.GATE_VARIABLE: f"{self.gate}:{','.join(map(str, gpus))}"}  # fmt: skip
+            if plan.switches:
+                env[SWITCHES_VARIABLE] = ",".join(filter(None, (env.get(SWITCHES_VARIABLE), plan.switches)))
+            if plan.config is None:
+                env["INTERLACE_DISABLE"] = "1"
+            else:
+                (room / "plan.yaml").write_text(plan.config + f"dump: {self.out / 'plans' / case.name / plan.name}\n")
+                words += ["--config", str(room / "plan.yaml")]
+            start = time.monotonic()
+            try:
+                done = subprocess.run(
+                    [*words, "--", *case.args], env=env, capture_output=True, text=True, timeout=CASE_TIMEOUT_S, check=False
+                )
+            except subprocess.TimeoutExpired as error:
+                done = subprocess.CompletedProcess(words, 124, "", f"no end within {CASE_TIMEOUT_S:g} s: {error.stderr!r}")
+            if done.returncode:
+                (self.out / f"{case.name}_{plan.name}.log").write_text(done.stdout[-20000:] + done.stderr[-20000:] + _logs(room))
+                return {"failed": done.stderr[-1500:]}
+            for path in sorted(room.glob("trace*.msgpack")):
+                shutil.copy(path, self.out / "traces" / f"{case.name}_{plan.name}_{path.name}")
+            return {"wall_s": round(time.monotonic() - start, 1), "gpus": gpus, **_found(room)}
+
+
+def _logs(room: Path) -> str:
+    return "".join(f"\n== {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in sorted(room.rglob("rank*.log")))
+
+
+def _found(room: Path) -> dict[str, Any]:
+    ranks = json.loads((room / "run.json").read_text())["runs"]["run"]["ranks"]
+    measured = [json.loads((room / f"rank{rank}.json").read_text()) for rank in range(len(ranks))]
+    steps = [max(each["steps"][k]["ms"] for each in measured) for k in range(len(measured[0]["steps"]))]
+    warm = steps[WARM_STEPS:-1] or steps[:-1] or steps
+    with_loss = [rank for rank in ranks if rank["losses"] and rank["losses"][0]["raw_hex"]]
+    peaks = [{name: max(step["memory"][name] for step in each["steps"][1:-1] or each["steps"]) for name in each["steps"][0]["memory"]}
+             for each in measured]  # fmt: skip
+    return {
+        "step_ms": {"median": statistics.median(warm), "min": min(warm), "max": max(warm), "all": [round(each, 3) for each in steps]},
+        "memory": peaks,
+        "pinned_buffers_by_step": [[step["memory"]["pinned_buffers"] for step in each["steps"]] for each in measured],
+        "pinned_after_step": [[step["memory"]["pinned"] for step in each["steps"]] for each in measured],
+        "losses": [statistics.fmean(loss["values"]) for loss in with_loss[-1]["losses"]],
+        "loss_bits": [loss["raw_hex"] for loss in with_loss[-1]["losses"]],
+        "parameters": _digest([rank["parameters"] for rank in ranks]),
+        "traced_step": [each["trace"] for each in measured],
+    }
+
+
+def _digest(parameters: list[dict[str, str]]) -> str:
+    import hashlib
+
+    return hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()
+
+
+def _headline(found: dict[str, Any]) -> str:
+    if "failed" in found:
+        return f"FAILED: {found['failed'][-500:]}"
+    peaks = [
+        f"{each['allocated_peak'] / 1e9:.2f}/{each['reserved_peak'] / 1e9:.2f}+{each['outside_peak'] / 1e9:.2f}"
+        for each in found["memory"][:1]
+    ]
+    step, traced = found["step_ms"], found["traced_step"][0]
+    where = {name: round(value / 1e3, 1) for name, value in traced.get("busy_us", {}).items()}
+    return (f"{step['median']:.2f} ms ({step['min']:.2f}-{step['max']:.2f}), GB {peaks}, loss {found['losses'][-1]:.6f}, "
+            f"device {traced.get('device_us', 0) / 1e3:.1f} busy {where} host {traced.get('host_us')}, {found['wall_s']} s")  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.training", description="Measure Paddle's plan and Interlace's on GPUs.")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "h200", metavar="FOLDER")
+    parser.add_argument("--only", default="", metavar="TEXT",
+                        help="these cases, comma-separated, with * and ? as in a shell; NAME:PLAN+PLAN: these plans")  # fmt: skip
+    parser.add_argument("--no-ops", action="store_true", help="leave out single operations and collectives, and the host's costs")
+    parser.add_argument("--ranks-at-once", type=int, default=0, metavar="N", help="ranks alive at once; 0: two thirds of the cores")
+    parser.add_argument("--budget", type=float, default=3600.0, metavar="S", help="start no run after so many seconds")
+    parser.add_argument("--threads", action="store_true", help="host threads for streams and small sizes: a dry run")
+    args = parser.parse_args(argv)
+    args.out = args.out.absolute()
+    args.out.mkdir(parents=True, exist_ok=True)
+    variant = "threads" if args.threads else "cuda"
+    if not args.no_ops:
+        alone.time_all(args.out, variant, args.gpus)
+    wanted = _chosen(cases(args.gpus), args.only)
+    if args.threads:
+        wanted = [replace(case, args=(*case.args, *DRY)) for case in wanted]
+    ranks = max(args.ranks_at_once or (os.cpu_count() or 1) * 2 // 3, args.gpus)
+    Bench(args.out, variant, args.gpus, ranks, time.monotonic() + args.budget).run(wanted)
+    return 0
+
+
+def _chosen(found: Sequence[Case], only: str) -> list[Case]:
+    """What `--only` names, in its order; everything where it names nothing."""
+    if not only:
+        return list(found)
+    chosen: list[Case] = []
+    for word in only.split(","):
+        name, _, plans = word.partition(":")
+        named = [case for case in found if fnmatch.fnmatchcase(case.name, name)]
+        if not named:
+            raise SystemExit(f"no case {name!r}; there are {[case.name for case in found]}")
+        for case in named:
+            kept = tuple(each for each in case.plans if not plans or each.name in plans.split("+"))
+            chosen.append(replace(case, plans=kept))
+    return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main())

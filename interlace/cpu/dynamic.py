@@ -1,0 +1,159 @@
+"""Paddle's dynamic-graph communication on CPU processes: groups, collectives and resharding outside of programs.
+
+Training scripts call `fleet.init` or `init_parallel_env`, make groups and pass barriers before the static engine takes
+over. Their process groups become objects that speak through the transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.base import core
+from paddle.distributed import collective, parallel
+from paddle.distributed.auto_parallel.static import process_group
+from paddle.distributed.communication.group import _GroupManager
+from paddle.distributed.fleet.utils import tensor_fusion_helper
+
+from interlace.cpu.eager_reshard import resharder
+from interlace.cpu.ops import to_tensor, type_name
+from interlace.cpu.reduction import Array
+from interlace.cpu.transport import Transport
+
+_FIRST_CHANNEL = -1000  # dynamic groups count down from here, so that they never meet the groups of programs
+_BARRIER_CHANNEL = -1
+_FUSION_ALIGNMENT_BYTES = 256  # as on a GPU, so that fused buffers have the same layout
+
+
+class Task:
+    """Communication that is done already."""
+
+    def wait(self) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    synchronize = wait
+
+
+class DynamicGroup:
+    """Stands for Paddle's process group of one group id; its methods are those Paddle calls from Python."""
+
+    def __init__(self, transport: Transport, group_id: int) -> None:
+        self._transport = transport
+        self._group_id = group_id
+        self._channel = _FIRST_CHANNEL - group_id
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """`<method>_on_calc_stream` is the same as `<method>`: there is one stream."""
+        plain = name.removesuffix("_on_calc_stream")
+        if plain == name or not hasattr(type(self), plain):
+            raise AttributeError(f"{name!r} is not supported between CPU processes (group {self._group_id})")
+        method: Callable[..., Any] = getattr(self, plain)
+        return method
+
+    def name(self) -> str:
+        return "interlace"
+
+    def barrier(self, *args: Any) -> Task:
+        self._transport.barrier(self._channel, self._ranks(), "dynamic barrier")
+        return Task()
+
+    def all_reduce(self, tensor: Any, op: Any, sync_op: bool = True) -> Task:
+        array, dtype = _read(tensor)
+        result = self._transport.all_reduce(array, _reduction(op), self._channel, self._ranks(), "dynamic all_reduce", dtype)
+        return _write(tensor, result, dtype)
+
+    def broadcast(self, tensor: Any, root: int, sync_op: bool = True) -> Task:
+        array, dtype = _read(tensor)
+        ranks = self._ranks()
+        result = self._transport.broadcast(array, ranks[root], self._channel, ranks, "dynamic broadcast", dtype)
+        return _write(tensor, result, dtype)
+
+    def reduce(self, tensor: Any, root: int, op: Any, sync_op: bool = True) -> Task:
+        array, dtype = _read(tensor)
+        ranks = self._ranks()
+        where = "dynamic reduce"
+        result = self._transport.reduce(array, _reduction(op), ranks[root], self._channel, ranks, where, dtype)
+        return _write(tensor, result, dtype)
+
+    def all_gather(self, tensors: list[Any], tensor: Any, sync_op: bool = True) -> Task:
+        array, dtype = _read(tensor)
+        parts = self._transport.all_gather(array, self._channel, self._ranks(), "dynamic all_gather", dtype)
+        for target, part in zip(tensors, parts, strict=True):
+            _write(target, part, dtype)
+        return Task()
+
+    def all_gather_into_tensor(self, out: Any, tensor: Any, sync_op: bool = True) -> Task:
+        array, dtype = _read(tensor)
+        parts = self._transport.all_gather(array, self._channel, self._ranks(), "dynamic all_gather", dtype)
+        return _write(out, np.concatenate([np.atleast_1d(part) for part in parts]), dtype)
+
+    def reduce_scatter_tensor(self, out: Any, tensor: Any, op: Any, sync_op: bool = True) -> Task:
+        array, dtype = _read(tensor)
+        where = "dynamic reduce_scatter"
+        result = self._transport.reduce_scatter(array, _reduction(op), self._channel, self._ranks(), where, dtype)
+        return _write(out, result, dtype)
+
+    def all_to_all_tensor(self, out: Any, tensor: Any, sync_op: bool = True) -> Task:
+        array, dtype = _read(tensor)
+        return _write(
+            out, self._transport.all_to_all(array, self._channel, self._ranks(), "dynamic all_to_all", dtype), dtype
+        )
+
+    def send(self, tensor: Any, peer: int, sync_op: bool = True) -> Task:
+        array, dtype = _read(tensor)
+        ranks = self._ranks()
+        self._transport.send(array, ranks[peer], self._channel, ranks, "dynamic send", dtype)
+        return Task()
+
+    def recv(self, tensor: Any, peer: int, sync_op: bool = True) -> Task:
+        array, dtype = _read(tensor)
+        ranks = self._ranks()
+        return _write(
+            tensor, self._transport.recv(array.shape, dtype, ranks[peer], self._channel, ranks, "dynamic recv"), dtype
+        )
+
+    def _ranks(self) -> Sequence[int]:
+        ranks: Sequence[int] = _GroupManager.group_map_by_id[self._group_id].ranks
+        return ranks
+
+
+def patch(transport: Transport) -> None:
+    """Replace in this process what would need a GPU's communicator or a network port."""
+    world = tuple(range(transport.world))
+
+    def instantiate(self: Any) -> None:
+        self._is_instantiate = True  # the transport needs no communicator per group
+
+    def barrier(*args: Any, **kwargs: Any) -> None:
+        transport.barrier(_BARRIER_CHANNEL, world, "barrier of the engine")
+
+    def new_process_group(*args: Any, group_id: int = 0, **kwargs: Any) -> DynamicGroup:
+        return DynamicGroup(transport, group_id)
+
+    process_group.ProcessGroup.instantiate = instantiate
+    paddle._legacy_C_ops.barrier = barrier
+    setattr(core, "reshard", resharder(transport, core.reshard))  # noqa: B010 - Paddle's stubs forbid the plain form
+    setattr(core, "create_or_get_global_tcp_store", lambda *args, **kwargs: None)  # noqa: B010
+    collective._new_process_group_impl = new_process_group
+    parallel._new_process_group_impl = new_process_group
+    tensor_fusion_helper.alignment["cpu"] = _FUSION_ALIGNMENT_BYTES
+    tensor_fusion_helper.__current_device_type__ = "cpu"
+
+
+def _read(tensor: Any) -> tuple[Array, str]:
+    return tensor.numpy(), type_name(tensor.dtype)
+
+
+def _write(tensor: Any, array: Array, dtype: str) -> Task:
+    with paddle.no_grad():
+        paddle.assign(to_tensor(array, dtype), output=tensor)
+    return Task()
+
+
+def _reduction(op: Any) -> str:
+    return str(op).rpartition(".")[2].lower()

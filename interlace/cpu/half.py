@@ -1,0 +1,295 @@
+"""Half precision on CPU processes: kernels for Paddle's CPU wheel, which has few, and mixed precision it refuses there.
+
+The kernels compute in float32 and round each output once, to nearest even (`kernels/half_kernels.cc`). They are compiled
+for the installed Paddle at the first use, kept in a cache, and registered when an engine is about to build a program in
+half precision; a process that never does needs no compiler and keeps Paddle as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import os
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from interlace.cpu.kernels import names
+from interlace.cpu.kernels.build import SOURCE, library_path
+from interlace.errors import ConfigError, ProgramError
+
+_DTYPES = {"bfloat16": 16, "float16": 15}  # phi::DataType
+_FLOAT32 = 10
+_ALL_DTYPES = {"bool": 1, "int8": 3, "int32": 7, "int64": 9, "float32": _FLOAT32, "float64": 11, "float16": 15, "bfloat16": 16,
+               "float8_e4m3fn": 17, "float8_e5m2": 18}  # fmt: skip
+_NO_ROOM = -2
+_ONLY_BUILT = "no kernel on the CPU, and this process builds programs for a dump; run them on GPUs"
+_WITHOUT_OUTPUTS = re.compile(r"op \[pd_op\.(\w+)\] kernel output args \(0\) defs")
+"""How an executor refuses a kernel that we registered without a CPU kernel of any type beside it: it knows none of its outputs
+(pd_op_to_kernel_pass.cc)."""
+_GPU_FLAGS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}
+
+
+def patch(gpu_only: bool = False) -> None:
+    """Make half precision ready in this process as soon as an engine builds a model that uses it.
+
+    With `gpu_only`, programs with GPU-only operations build too, in any element type; they cannot run. A program in
+    float32 then does without if there is no compiler.
+    """
+    from paddle.distributed.auto_parallel.static.engine import Engine
+
+    _patch_sharding()
+    if gpu_only:
+        _choose_attention_as_on_gpu()
+    build = Engine._build
+
+    def build_half(self: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+        amp = self._strategy.amp
+        if amp.enable or _has_half_parameters(self._model):
+            load(gpu_only)
+        elif gpu_only:
+            _load_if_possible()
+        with auto_cast(amp) if amp.enable else contextlib.nullcontext():
+            return build(self, mode, *args, **kwargs)
+
+    Engine._build = build_half
+
+
+def _patch_sharding() -> None:
+    """Let `shard_tensor` split half-precision tensors, which Paddle cannot on a CPU: it splits a float32 copy (exact)."""
+    import paddle
+    from paddle.base import core
+
+    tensor_class = core.eager.Tensor
+    make = tensor_class.__init__
+
+    @functools.wraps(make)
+    def make_half(self: Any, *args: Any, **kwargs: Any) -> None:
+        mesh, placements = kwargs.get("process_mesh"), kwargs.get("placements")
+        whole: Any = args[0] if len(args) == 1 else None
+        if not _is_split_here(whole, mesh, placements) or "dims" in kwargs:
+            make(self, *args, **kwargs)
+            return
+        with paddle.no_grad():
+            wide = tensor_class(whole.astype("float32"), process_mesh=mesh, placements=placements)
+            part = wide._local_value().astype(whole.dtype)
+        make(self, part, dims=whole.shape, **kwargs)
+
+    tensor_class.__init__ = make_half
+
+
+def _choose_attention_as_on_gpu() -> None:
+    """Let Paddle's attention functions take the flash kernel where they would on a GPU that has it."""
+    backends: Any = importlib.import_module("paddle.nn.attention.sdpa")
+    fused: Any = importlib.import_module("paddle.nn.functional.flash_attention")
+    scaled: Any = importlib.import_module("paddle.nn.functional.sdpa")
+    _know_gpu_flags()
+    backends._set_enabled_backends(list(backends.SDPBackend))  # on a CPU Paddle starts with MATH alone
+    select = fused._select_sdp
+
+    def select_on_gpu(head_dim: int) -> Any:
+        only_math = set(fused._get_enabled_backends()) == {fused.SDPBackend.MATH}
+        return select(head_dim) if only_math else fused._select_sdp_cuda(head_dim)
+
+    fused._select_sdp = select_on_gpu
+    scaled.check_all_tensors_on_device = lambda parameters: True
+    scaled.check_flash_attention_hardware_support = lambda device_id: True
+
+
+def _know_gpu_flags() -> None:
+    """Answer for flags that only GPU builds have, with their defaults there."""
+    import paddle
+    from paddle.base import framework
+
+    get_flags = framework.get_flags
+
+    def get_flags_of_gpu(flags: Any) -> dict[str, Any]:
+        asked = [flags] if isinstance(flags, str) else list(flags)
+        known = get_flags([flag for flag in asked if flag not in _GPU_FLAGS])
+        return {flag: _GPU_FLAGS.get(flag, known.get(flag)) for flag in asked}
+
+    framework.get_flags = paddle.get_flags = get_flags_of_gpu
+
+
+def _is_split_here(tensor: Any, mesh: Any, placements: Any) -> bool:
+    """Whether making a distributed tensor of this local one splits half-precision data on this rank."""
+    from paddle import distributed
+    from paddle.base import core
+
+    if mesh is None or placements is None or not isinstance(tensor, core.eager.Tensor):
+        return False
+    split = any(not placement.is_replicated() for placement in placements)
+    local = not tensor.is_dist() and tensor._is_initialized()
+    return split and local and _is_half(tensor) and distributed.get_rank() in mesh.process_ids
+
+
+@contextlib.contextmanager
+def auto_cast(amp: Any) -> Iterator[None]:
+    """Paddle's `auto_cast` with the options of `strategy.amp`, on a CPU too.
+
+    The engine enters it in dynamic mode, where it does nothing on a CPU but warn; entered in static mode it sets the
+    same state on any device.
+    """
+    import paddle
+
+    dynamic = paddle.in_dynamic_mode()
+    paddle.enable_static()
+    with paddle.amp.auto_cast(
+        enable=amp.enable,
+        custom_white_list=amp.custom_white_list,
+        custom_black_list=amp.custom_black_list,
+        level=amp.level,
+        dtype=amp.dtype,
+        use_promote=amp.use_promote,
+    ):
+        if dynamic:
+            paddle.disable_static()
+        yield
+
+
+def load(gpu_only: bool = False) -> None:
+    """Compile the kernels if that was not done yet, and register them in this process; a second call does nothing.
+
+    Raises:
+        ConfigError: There is no C++ compiler, or it fails.
+    """
+    if _loaded and (_loaded[0].gpu_only or not gpu_only):
+        return
+    from interlace.cpu.ops import communication_names
+
+    library = _loaded[0].library if _loaded else _Library(library_path())
+    _loaded[:] = [_Registered(library, gpu_only)]
+    for dtype in _DTYPES:
+        library.wrap(_with_gradients(names.COMPUTED), dtype, replace=True)
+        library.wrap(names.SUMMED, dtype, replace=True)
+        library.wrap(_with_gradients(names.MOVED), dtype, replace=False)
+        library.reuse(names.UNTOUCHED, dtype)
+        library.refuse(communication_names(), dtype)
+    library.wrap_cast()
+    if gpu_only:
+        _name_before_running(library.build_all(_operations()))
+
+
+def _with_gradients(kernels: Sequence[str]) -> list[str]:
+    return [name + suffix for name in kernels for suffix in names.SUFFIXES]
+
+
+def _operations() -> list[str]:
+    """Names of all operations of this Paddle, without the mark of in-place forms."""
+    import paddle
+
+    return sorted({name.removesuffix("_") for name in dir(paddle._C_ops) if not name.startswith("_")})
+
+
+def _name_before_running(refused: set[str]) -> None:
+    """Where an executor of this process cannot take a program for an operation that only builds here, name it and its jobs.
+
+    Paddle's error names the operation; whatever else an executor fails with is passed on as it is.
+    """
+    from paddle.base import executor
+
+    make = executor._StandaloneExecutor.__init__
+
+    @functools.wraps(make)
+    def make_named(self: Any, place: Any, plan: Any, scope: Any) -> None:
+        try:
+            make(self, place, plan, scope)
+        except RuntimeError as error:
+            named = {name for name in _WITHOUT_OUTPUTS.findall(str(error)) if name.removesuffix("_") in refused}
+            found = [f"job {job}: {op.name()}" for job in plan.job_types() for op in plan.ir_program(job).global_block().ops
+                     if op.name().removeprefix("pd_op.") in named]  # fmt: skip
+            if not found:
+                raise
+            raise ProgramError(f"{', '.join(dict.fromkeys(found))}: {_ONLY_BUILT}") from error
+
+    executor._StandaloneExecutor.__init__ = make_named
+
+
+def _load_if_possible() -> None:
+    try:
+        load(gpu_only=True)
+    except ConfigError as error:
+        warnings.warn(f"programs with GPU-only operations will not build: {error}", stacklevel=2)
+
+
+class _Library:
+    """The compiled kernels."""
+
+    def __init__(self, path: Path) -> None:
+        self._calls = ctypes.CDLL(os.fspath(path))
+
+    def has(self, name: str, dtype: int) -> bool:
+        return bool(self._calls.interlace_has(name.encode(), dtype))
+
+    def wrap(self, kernels: Iterable[str], dtype: str, replace: bool) -> None:
+        """Register kernels that compute in float32; those without a float32 CPU kernel stay without."""
+        reason = f"runs in {dtype} only inside of programs on a CPU; use float32 in dynamic mode, or dist.to_static"
+        for name in kernels:
+            text = _message(name, reason)
+            _check(name, self._calls.interlace_wrap(name.encode(), _DTYPES[dtype], int(replace), text))
+
+    def wrap_cast(self) -> None:
+        """Cast between float16 and float32 as IEEE 754 asks: Paddle's own cast loses subnormal numbers."""
+        for number in (*_DTYPES.values(), _FLOAT32):
+            _check("cast", self._calls.interlace_wrap(b"cast", number, 1, b""))
+
+    def reuse(self, kernels: Iterable[str], dtype: str) -> None:
+        """Register the float32 kernels for another type."""
+        for name in kernels:
+            _check(name, self._calls.interlace_reuse(name.encode(), _DTYPES[dtype]))
+
+    def refuse(self, kernels: Iterable[str], dtype: str) -> None:
+        """Let programs with these operations build: they are rewritten before a program runs."""
+        for name in kernels:
+            text = _message(name, f"({dtype}) communicates, and was not rewritten for CPU processes before it ran")
+            _check(name, self._calls.interlace_refuse(name.encode(), _DTYPES[dtype], text))
+
+    def build_all(self, operations: Iterable[str]) -> set[str]:
+        """Let every operation build in half precision, and in any type those without a CPU kernel in float32.
+
+        Returns:
+            The operations that no kernel stands behind in some type; they raise when run.
+        """
+        refused = set()
+        for name in operations:
+            dtypes = _DTYPES if self.has(name, _FLOAT32) else _ALL_DTYPES
+            for dtype, number in dtypes.items():
+                text = f"interlace: an operation of {dtype} has {_ONLY_BUILT}".encode()
+                status = self._calls.interlace_refuse(name.encode(), number, text)
+                _check(name, status)
+                refused |= {name} if status else set()
+        return refused
+
+
+@dataclass(slots=True, frozen=True)
+class _Registered:
+    """What this process has registered."""
+
+    library: _Library
+    gpu_only: bool
+
+
+_loaded: list[_Registered] = []
+
+
+def _message(name: str, reason: str) -> bytes:
+    return f"interlace: kernel '{name}' {reason}".encode()
+
+
+def _check(name: str, status: int) -> None:
+    assert status != _NO_ROOM, f"kernel {name!r}: more than kMostKernels registered; raise it in {SOURCE.name}"
+
+
+def _has_half_parameters(model: Any) -> bool:
+    if model is None:
+        return False
+    return any(_is_half(parameter) for parameter in model.parameters())
+
+
+def _is_half(tensor: Any) -> bool:
+    return str(tensor.dtype).rpartition(".")[2].lower() in _DTYPES

@@ -1,0 +1,177 @@
+"""Build one rank's program of a training script and store it: `python -m interlace.local.build_rank`, started by `interlace dump`.
+
+No other rank, no GPU and no parameters: the script runs as the asked rank of the asked world, under `paddle.LazyGuard`, until
+its program stands; then it is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from interlace.cpu.install import rank_environment
+from interlace.errors import ConfigError, InterlaceError, LaunchError
+from interlace.installed import other_paddle
+from interlace.ir import Program, save
+from interlace.local.rank import end_with_parent, failure_of, run_script
+
+_WITHOUT_MEMORY = re.compile(r"memory's size is 0|[Hh]olds? no memory|[nN]ot initialized|[uU]ninitialized|not been initialized")
+"""What Paddle says where a tensor's contents are asked for and it has none."""
+
+
+class Built(BaseException):
+    """Ends the script once its program is captured."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__("program captured")
+        self.program = program
+
+
+class LonelyTransport:
+    """Stands for the other ranks while a program is built: every exchange gives back this rank's own data."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+
+    def barrier(self, *args: Any) -> None:
+        """Nobody else is there."""
+
+    def all_reduce(self, array: Any, *args: Any) -> Any:
+        """Its own array."""
+        return array
+
+    broadcast = reduce = all_to_all = all_reduce
+
+    def all_gather(self, array: Any, group: int, ranks: Any, *args: Any) -> list[Any]:
+        """Its own array once for each rank."""
+        return [array] * len(ranks)
+
+    def reduce_scatter(self, array: Any, op: str, group: int, ranks: Any, *args: Any) -> Any:
+        """The part of its own array that would be this rank's."""
+        return np.split(array, len(ranks))[list(ranks).index(self.rank)]
+
+    def send(self, *args: Any) -> None:
+        """Goes nowhere."""
+
+    def recv(self, shape: Any, dtype: str, *args: Any) -> Any:
+        """Zeros."""
+        return np.zeros(shape, "uint16" if dtype == "bfloat16" else dtype)
+
+
+def main(argv: list[str]) -> int:
+    """Build, store, and print one JSON line: operations, seconds, highest resident memory in bytes."""
+    args = _parser().parse_args(argv)
+    start = time.perf_counter()
+    end_with_parent()
+    try:
+        program = build_program(args.script, args.script_args, args.rank, args.world, lazy=not args.materialize,
+                                force_paddle=args.force_paddle)  # fmt: skip
+        save(program, args.out)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        failure = failure_of(error, args.script)
+        users = failure.users or isinstance(error, InterlaceError)
+        if not failure.exited:
+            print(failure.text if users else failure.traceback, file=sys.stderr)
+        if not args.materialize and _WITHOUT_MEMORY.search(str(error)):
+            print("parameters are described, not allocated; a script that needs their values is dumped with --materialize", file=sys.stderr)
+        return 2 if users else 1
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    done = {"rank": args.rank, "ops": len(program.ops), "seconds": round(time.perf_counter() - start, 2), "peak_rss_bytes": peak}
+    print(msgspec.json.encode(done).decode(), flush=True)
+    return 0
+
+
+def build_program(script: str, arguments: list[str], rank: int, world: int, *, lazy: bool = True, force_paddle: bool = False) -> Program:
+    """The training program that a script builds as one rank of a world.
+
+    Raises:
+        LaunchError: The script ended without building a training program.
+        ConfigError: Paddle is another than the supported one, and is not forced.
+    """
+    other = "" if force_paddle else other_paddle()
+    if other:
+        raise ConfigError(f"{other}; dump there, or use --force-paddle to try all the same")
+    os.environ.update(rank_environment(rank, world))
+    os.environ.pop("POD_NAME", None)
+    from interlace.bridge import hook, mesh
+    from interlace.cpu import dynamic, half
+
+    dynamic.patch(LonelyTransport(rank, world))  # type: ignore[arg-type]
+    half.patch(gpu_only=True)
+    hook.install()
+    mesh.install()
+    hook.capture_only(_stop)
+    if lazy:
+        _allocate_nothing()
+    try:
+        run_script(script, arguments)
+    except Built as built:
+        return built.program
+    raise LaunchError(f"{script}: ended without building a training program; expected dist.to_static(...) with a loss and an "
+                      "optimizer, and model.train()")  # fmt: skip
+
+
+def _allocate_nothing() -> None:
+    """What `paddle.LazyGuard` does, from here to the moment the engine builds its programs, which needs it off."""
+    from paddle.distributed.auto_parallel.static.engine import Engine
+    from paddle.nn.initializer.lazy_init import lazy_init_helper
+
+    build = Engine._build
+    lazy_init_helper().enable()
+    _shard_without_memory()
+
+    def build_allocated(self: Any, mode: str) -> None:
+        lazy_init_helper().disable()
+        build(self, mode)
+
+    Engine._build = build_allocated
+
+
+def _shard_without_memory() -> None:
+    """Let sharding stage 3 place parameters that are described, not allocated; Paddle would share memory that is not there."""
+    import paddle
+    from paddle.distributed.auto_parallel import api
+
+    shard = api.ShardingStage3._shard_parameter
+
+    def shard_described(self: Any, parameter: Any) -> None:
+        if parameter._is_initialized() or not parameter.is_dist():
+            shard(self, parameter)
+            return
+        like = paddle.nn.Layer().create_parameter(list(parameter.shape), dtype=parameter.dtype)
+        placements = api.get_placement_with_sharding(parameter, self._sharding_axis)
+        placed = paddle.distributed.shard_tensor(like, parameter.process_mesh, placements)
+        parameter.get_tensor()._share_data_nocheck_with(placed.get_tensor())
+
+    api.ShardingStage3._shard_parameter = shard_described
+
+
+def _stop(program: Program) -> None:
+    raise Built(program)
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="interlace.local.build_rank")
+    made.add_argument("--rank", type=int, required=True)
+    made.add_argument("--world", type=int, required=True)
+    made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--materialize", action="store_true")
+    made.add_argument("--force-paddle", action="store_true")
+    made.add_argument("script")
+    made.add_argument("script_args", nargs=argparse.REMAINDER)
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

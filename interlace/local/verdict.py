@@ -1,0 +1,180 @@
+"""Whether a run with Interlace gave stock Paddle's bits, and whose fault it is where it did not.
+
+Stock Paddle is itself wrong in known places. Where the two runs differ, or stock's fails, stock runs again: as it is, then without
+what is known to disturb it. DIFFERENT is said only where every one of these runs differs from Interlace's.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from interlace.errors import LaunchError
+from interlace.local.launch import LaunchResult
+from interlace.local.rank_report import STEPS_VARIABLE, RankReport, StepLoss, first_state_difference, write_report
+from interlace.version import PADDLE
+
+Run = Callable[[str, Mapping[str, str]], LaunchResult]
+"""Run stock Paddle under a name with more in the environment. Raises LaunchError where a rank fails."""
+
+
+class Fault(NamedTuple):
+    """Something that stock Paddle does wrong, and how to run it without."""
+
+    name: str
+    told: str
+    env: Mapping[str, str] = {}
+    trains_only: bool = False
+
+
+FAULTS = (
+    Fault("stock-training-only", f"Paddle {PADDLE}'s engine keeps one plan for all modes: behind a step of evaluation or prediction it "
+          "trains with the wrong one (with gradient accumulation an evaluation trains once more; pipelines die)", trains_only=True),
+    Fault("stock-no-inplace", f"Paddle {PADDLE}'s in-place pass overwrites values that are still read (GPT with one sequence a step)",
+          {"FLAGS_pir_apply_inplace_pass": "0"}),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the runs say together.
+
+    Attributes:
+        verdict: `same`, `different`, or `stock failed` and `stock unsteady`, where stock gives nothing to compare with.
+        runs: All of them by name, `interlace` and those of stock that came to their end.
+        against: Name of the run of stock that was compared with.
+        difference: The first difference from it; empty where all is the same.
+        trains_only: That run left out evaluation and prediction.
+        faults: What stock Paddle does wrong in this script, as far as these runs show it.
+    """
+
+    verdict: str
+    runs: dict[str, LaunchResult]
+    against: str = "stock"
+    difference: str = ""
+    trains_only: bool = False
+    faults: list[str] = field(default_factory=list)
+
+
+def judge(stock: LaunchResult | LaunchError, planned: LaunchResult | LaunchError, run: Run) -> Verdict:
+    """Compare two runs of a script.
+
+    Raises:
+        LaunchError: Interlace's run failed; it says whether stock's did too.
+    """
+    if isinstance(planned, LaunchError):
+        if isinstance(stock, LaunchError):
+            raise LaunchError(f"both runs failed, stock Paddle's too, so no plan is to blame\nstock: {stock}\ninterlace: {planned}")
+        raise LaunchError(f"Interlace's run failed, stock Paddle's did not: {planned}")
+    runs = {"interlace": planned}
+    if isinstance(stock, LaunchResult):
+        runs["stock"] = stock
+        difference = first_difference(stock.reports, planned.reports)
+        if difference is None:
+            return Verdict("same", runs)
+        verdict = _again(stock, planned, Verdict("different", runs, difference=difference), run)
+    else:
+        verdict = Verdict("stock failed", runs, difference=str(stock), faults=[f"stock Paddle's own run failed: {_head(stock)}"])
+    return verdict if verdict.verdict in ("same", "stock unsteady") else _without_faults(planned, verdict, run)
+
+
+def _head(error: LaunchError) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _again(stock: LaunchResult, planned: LaunchResult, verdict: Verdict, run: Run) -> Verdict:
+    """Stock as it is a second time: whether it repeats its own bits."""
+    again = _try(run, "stock-again", {})
+    if again is None:
+        return verdict
+    verdict.runs["stock-again"] = again
+    moved = first_difference(stock.reports, again.reports)
+    if moved is None:
+        return verdict
+    same = first_difference(again.reports, planned.reports) is None
+    return Verdict("same" if same else "stock unsteady", verdict.runs, "stock-again", "" if same else verdict.difference,
+                   faults=[f"stock Paddle does not repeat its own bits: {moved.replace('interlace', 'again')}"])  # fmt: skip
+
+
+def _without_faults(planned: LaunchResult, verdict: Verdict, run: Run) -> Verdict:
+    """Stock without one known fault after the other."""
+    env: dict[str, str] = {}
+    trains_only, told = False, list(verdict.faults)
+    with tempfile.TemporaryDirectory(prefix="interlace-") as steps:
+        for fault in FAULTS:
+            if fault.trains_only and _trains_only(planned.reports):
+                continue
+            if fault.trains_only:
+                for report in planned.reports:
+                    write_report(steps, report)
+                env[STEPS_VARIABLE], trains_only = os.fspath(steps), True
+            env.update(fault.env)
+            told.append(fault.told)
+            result = _try(run, fault.name, env)
+            if result is None:
+                continue
+            verdict.runs[fault.name] = result
+            mine, theirs = (training(reports) if trains_only else reports for reports in (planned.reports, result.reports))
+            difference = first_difference(theirs, mine)
+            if difference is None:
+                return Verdict("same", verdict.runs, fault.name, "", trains_only, told)
+            if verdict.verdict == "stock failed":
+                verdict = Verdict("different", verdict.runs, fault.name, difference, trains_only, list(verdict.faults))
+    return verdict
+
+
+def _try(run: Run, name: str, env: Mapping[str, str]) -> LaunchResult | None:
+    try:
+        return run(name, env)
+    except LaunchError:
+        return None
+
+
+def _trains_only(reports: Sequence[RankReport]) -> bool:
+    return all(loss.mode == "train" for report in reports for loss in report.losses)
+
+
+def training(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
+    """The reports without the losses of other modes than training."""
+    return tuple(msgspec.structs.replace(report, losses=tuple(loss for loss in report.losses if loss.mode == "train"))
+                 for report in reports)  # fmt: skip
+
+
+def first_difference(stock: Sequence[RankReport], planned: Sequence[RankReport]) -> str | None:
+    """The first loss, else the first parameter or other state, whose bits differ between two runs; None where all are the same."""
+    pairs = list(zip(stock, planned, strict=True))
+    differing = [found for one, other in pairs if (found := _first_loss(one, other)) is not None]
+    if differing:
+        return min(differing)[1]
+    return next((text for one, other in pairs if (text := first_state_difference(one, other))), None)
+
+
+def _first_loss(stock: RankReport, planned: RankReport) -> tuple[int, str] | None:
+    """Position in the run and description of a rank's first differing loss."""
+    for position, (one, other) in enumerate(zip(stock.losses, planned.losses, strict=False)):
+        if (one.mode, one.step, one.dtype, one.shape, one.raw_hex) != (
+            other.mode,
+            other.step,
+            other.dtype,
+            other.shape,
+            other.raw_hex,
+        ):
+            where = f"rank {stock.rank}, {one.mode} step {one.step}"
+            return position, f"{where}: stock {_exact(one)}, interlace {_exact(other)}"
+    if len(stock.losses) != len(planned.losses):
+        position = min(len(stock.losses), len(planned.losses))
+        return position, (f"rank {stock.rank}: stock ran {len(stock.losses)} steps, interlace {len(planned.losses)}")
+    return None
+
+
+def _exact(loss: StepLoss) -> str:
+    if not loss.raw_hex:
+        return "no loss"
+    shown = ", ".join(f"{value!r}" for value in loss.values[:4])
+    more = ", ..." if len(loss.values) > 4 else ""
+    return f"{shown}{more} ({loss.dtype}{list(loss.shape)}, bits {loss.raw_hex[:32]})"

@@ -1,0 +1,66 @@
+"""Whether a planned step keeps its memory budget on the place where the host runs ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from interlace.cost_model import Costs
+from interlace.errors import BudgetError, PlanError
+from interlace.ir import Program
+from interlace.passes.base import Pass
+from interlace.passes.offload_activations import OffloadActivations
+from interlace.passes.pipeline import PassReport
+from interlace.scheduler.memory.throttle import place_peak
+from interlace.units import size
+
+
+def bytes_over(planned: Program, passes: Sequence[Pass], cost: Costs) -> int:
+    """By how much the plan exceeds `memory_budget` on the GPU place; 0 without a budget, or where that is not known.
+
+    The planner keeps a budget for the order of operations; streams and the host are decided behind it.
+    """
+    budget = memory_budget(passes)
+    peak = _peak(planned, cost) if budget and planned.jobs else None
+    return max(0, peak - budget) if peak is not None else 0
+
+
+def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], cost: Costs) -> list[PassReport]:
+    """The reports, that of `offload-activations` with what the whole plan holds on the GPU place against `memory_budget`.
+
+    Raises:
+        BudgetError: It is more; with the bytes, and what to do.
+    """
+    budget = memory_budget(passes)
+    if not budget or not planned.jobs:
+        return reports
+    asked, peak = f"memory_budget {size(budget)}", _peak(planned, cost)
+    if peak is None:
+        line = f"{asked}: what the GPU place holds is not known, the rank cannot be simulated; `interlace check` says where it stands"
+    elif peak > budget:
+        raise BudgetError(f"rank {planned.rank}, stage {planned.pipeline.stage}: {asked} ({budget} bytes): on the GPU place the plan holds "
+                        f"{size(peak)}, of which side streams hold {size(peak - budget)}, however much is moved; ask for {peak} bytes, or "
+                        "lower run_ahead_bytes of assign_streams")  # fmt: skip
+    else:
+        line = f"{asked}: on the GPU place the plan holds {size(peak)} at most, however fast its host"
+    return [_with(report, line, peak is not None) if report.name == OffloadActivations.name else report for report in reports]
+
+
+def memory_budget(passes: Sequence[Pass]) -> int:
+    """Device bytes that `offload-activations` is to stay under; 0 without a budget."""
+    offload = next((each for each in passes if isinstance(each, OffloadActivations)), None)
+    return (offload.memory_budget or 0) if offload else 0
+
+
+def _peak(planned: Program, cost: Costs) -> int | None:
+    try:
+        return place_peak(planned, cost)
+    except PlanError:
+        return None
+
+
+def _with(report: PassReport, line: str, holds: bool) -> PassReport:
+    if holds:
+        return msgspec.structs.replace(report, changed=(line, *report.changed))
+    return msgspec.structs.replace(report, declined=(line, *report.declined))

@@ -1,0 +1,109 @@
+"""A plan is kept only where its whole step is simulated no slower than with the plainest form of its passes."""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+
+from interlace.cost_model import Costs
+from interlace.errors import PlanError
+from interlace.ir import Program
+from interlace.passes.base import Context, Pass
+from interlace.passes.peers import Peers
+from interlace.passes.pipeline import PassReport, Pipeline
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.simulator import simulate
+from interlace.units import ms
+
+Run = tuple[Pipeline, Program, list[PassReport]]
+
+
+def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0) -> Run:
+    """Run the passes; where one has fallbacks, the first form whose step is no slower than the plainest form's is kept.
+
+    One rank of each stage shows its plan to the others and all simulate the whole step with these, so that they decide alike.
+    Alone, a rank of a pipeline cannot judge a step, and what was asked for stays.
+
+    Returns:
+        The pipeline that was kept, the planned program, and the reports with the simulated times.
+
+    Raises:
+        PassError: As `Pipeline.run`.
+    """
+    pipeline.check(program)
+    at = next((k for k, each in enumerate(pipeline.passes) if each.fallbacks()), None)
+    if at is None:
+        return (pipeline, *pipeline.run(program, cost, peers, reserve_bytes))
+    before, first = Pipeline(pipeline.passes[:at]).run(program, cost, peers)
+
+    def run(form: Pass, draft: bool = False) -> Run:
+        behind = (form, *(each.draft() if draft else each for each in pipeline.passes[at + 1 :]))
+        made, reports = Pipeline(behind).run(before, cost, peers, reserve_bytes)
+        return Pipeline((*pipeline.passes[:at], *behind)), made, [*first, *reports]
+
+    judged = pipeline.passes[at]
+    if peers is None and program.pipeline.num_stages > 1:
+        return _noted(run(judged), judged, [], ["the whole step was not judged: the other stages' plans are not known here"])
+    *milder, plainest = judged.fallbacks()
+    asked, plain = run(judged), run(plainest, draft=True)
+    if not any(Context(cost, peers=peers).gather("forms that differ", _orders(plain) != _orders(asked))):
+        return asked
+    limit_ns = _step_ns(plain[1], cost, peers)
+    declined: list[str] = []
+    for form in (judged, *milder):
+        found = asked if form is judged else run(form)
+        step_ns = _step_ns(found[1], cost, peers)
+        if step_ns is None or limit_ns is None:
+            why = "the whole step was not judged: the simulated ranks wait for each other in a circle; `interlace check` shows it"
+            return _noted(asked, judged, [], [why])
+        against = f"{form.label()}: whole step simulated {ms(step_ns)}, with {plainest.label()} {ms(limit_ns)}"
+        if step_ns <= limit_ns:
+            return _noted(found, judged, [against], declined)
+        declined.append(f"{against}; it would be slower (only_gains: false keeps it)")
+    return _noted(run(plainest), judged, [], declined)
+
+
+def _orders(run: Run) -> list[tuple[tuple[int, int], ...]]:
+    return [job.items for job in run[1].jobs]
+
+
+def _noted(run: Run, judged: Pass, changed: list[str], declined: list[str]) -> Run:
+    """The same with lines for the judged pass's report."""
+    pipeline, program, reports = run
+    noted = [msgspec.structs.replace(each, changed=(*each.changed, *changed), declined=(*each.declined, *declined))
+             if each.name == judged.name else each for each in reports]  # fmt: skip
+    return pipeline, program, noted
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What a rank shows of its plan: the first rank of each stage all of it (packed), the others where they stand."""
+
+    rank: int
+    stage: int
+    plan: bytes = b""
+
+    def program(self) -> Program:
+        """The planned program."""
+        return msgspec.msgpack.decode(zlib.decompress(self.plan), type=Program)
+
+
+def _step_ns(program: Program, cost: Costs, peers: Peers | None) -> int | None:
+    """The simulated step of the whole pipeline, one rank standing for each stage; None where it would never end."""
+    context, stage = Context(cost, peers=peers), program.pipeline.stage
+    there = context.gather("stages", Shown(program.rank, stage))
+    first = {each.stage: each.rank for each in reversed(there)}
+    plan = zlib.compress(msgspec.msgpack.encode(program), 1) if first[stage] == program.rank else b""
+    shown = context.gather("plans of stages", Shown(program.rank, stage, plan))
+    if peers is None:
+        return _simulated([program], cost, {})
+    programs = [each.program() for each in shown if each.plan]
+    return _simulated(programs, cost, {each.rank: first[each.stage] for each in there})
+
+
+def _simulated(programs: list[Program], cost: Costs, stands_for: dict[int, int]) -> int | None:
+    options = Options(peers_ready=not stands_for, stands_for=stands_for)
+    try:
+        return max(rank.step_ns for rank in simulate(programs, cost, options, with_memory=False).ranks)
+    except PlanError:
+        return None

@@ -1,0 +1,195 @@
+"""From a captured program to a plan, and what a plan tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from interlace.config import Config
+from interlace.cost_model import CostModel, Costs, load_profile
+from interlace.errors import PlanError
+from interlace.files import read_file
+from interlace.ir import Job, Program, load, save
+from interlace.ir.dump import MOST_BYTES, SUFFIX, write_whole
+from interlace.passes import Pass, PassReport, Pipeline, find_pass
+from interlace.passes.base import Context
+from interlace.passes.peers import Peers, plan_together
+from interlace.planning.budget import bytes_over, memory_budget, say_budget
+from interlace.planning.judge import run_judged
+from interlace.units import ranks_text
+
+BUDGET_ROUNDS = 4
+"""Plans made, each with what the one before held beyond the memory budget kept free."""
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a plan was made, so that it can be made again: profile, options of each pass, order, and what each did."""
+
+    profile: str
+    options: dict[str, dict[str, Any]]
+    order: tuple[str, ...]
+    reports: tuple[PassReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One rank's schedule and the reasons for it.
+
+    Attributes:
+        captured: The program as Paddle built it.
+        program: The program with its jobs.
+        reports: What each pass did and declined.
+        profile: Name of the device profile that was asked.
+        passes: The passes that ran, with their options.
+        why_off: Why Interlace left Paddle's plan as it is; empty where it planned.
+    """
+
+    captured: Program
+    program: Program
+    reports: tuple[PassReport, ...] = field(default=())
+    profile: str = ""
+    passes: tuple[Pass, ...] = ()
+    why_off: str = ""
+
+    @classmethod
+    def off(cls, why: str) -> Plan:
+        """The plan of a model that Interlace was told to leave alone: no operations, no jobs, and the reason."""
+        nothing = Program((), ())
+        return cls(nothing, nothing, why_off=why)
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """Jobs in the order the executor runs them."""
+        return self.program.jobs
+
+    def explain(self, limit: int = 8) -> str:
+        """What was moved and why, and what was declined and why; at most `limit` lines of each sort a pass."""
+        if self.why_off:
+            return f"Interlace is off ({self.why_off}): Paddle's plan is untouched"
+        return f"rank {self.program.rank} {self._text(limit)}"
+
+    def _text(self, limit: int) -> str:
+        """The explanation behind the rank's number: the same for ranks that plan alike."""
+        pipe = self.program.pipeline
+        head = (f"of {self.program.world}, stage {pipe.stage} of {pipe.num_stages}, "
+                f"{pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, profile {self.profile}")  # fmt: skip
+        return "\n".join([head, *(report.text(limit) for report in self.reports)])
+
+    def dump(self, path: str | Path) -> list[Path]:
+        """Write the planned program, the captured one and the options and reports below a folder; gives the files' paths."""
+        if self.why_off:
+            return []
+        folder, name = Path(path), f"rank{self.program.rank}"
+        record = folder / "captured" / f"{name}.json"
+        write_whole(record, msgspec.json.format(msgspec.json.encode(self._record())) + b"\n")
+        return [save(self.program, folder / f"{name}{SUFFIX}"), save(self.captured, folder / "captured" / f"{name}{SUFFIX}"), record]
+
+    def fingerprint(self) -> str:
+        """Profile and options in one line; equal on ranks that plan alike."""
+        return msgspec.json.encode([self.profile, [[each.name, msgspec.to_builtins(each)] for each in self.passes]]).decode()
+
+    def summary(self) -> dict[str, object]:
+        """What each pass did, for machines."""
+        pipe = self.program.pipeline
+        return {"rank": self.program.rank, "stage": pipe.stage, "profile": self.profile, "ops": len(self.program.ops),
+                "jobs": len(self.program.jobs), "passes": [msgspec.to_builtins(report) for report in self.reports]}  # fmt: skip
+
+    def _record(self) -> Record:
+        options = {each.name: msgspec.to_builtins(each) for each in self.passes}
+        return Record(self.profile, options, tuple(each.name for each in self.passes), self.reports)
+
+
+def explain_all(plans: Sequence[Plan], limit: int = 8, notes: Sequence[str] = ()) -> str:
+    """What was moved and declined on every rank, each with its note; ranks that have the same to tell are told once."""
+    ranks: dict[str, list[int]] = {}
+    for k, plan in enumerate(plans):
+        ranks.setdefault("\n".join([plan._text(limit), *notes[k : k + 1]]), []).append(plan.program.rank)
+    return "\n\n".join(f"{ranks_text(alike)} {text}" for text, alike in ranks.items())
+
+
+def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers: Peers | None = None) -> Plan:
+    """Run the configured passes over a captured program; `peers` are the ranks that plan at the same time.
+
+    Raises:
+        InterlaceError: A pass cannot do what is asked; the program stays as it is.
+    """
+    asked, reserve_bytes = config.pipeline(), 0
+    for _ in range(BUDGET_ROUNDS):
+        pipeline, planned, reports = run_judged(asked, program, cost, peers, reserve_bytes)
+        if not memory_budget(asked.passes):
+            break
+        over = bytes_over(planned, pipeline.passes, cost)
+        if not any(Context(cost, peers=peers).gather("bytes over the budget", over)):
+            break
+        reserve_bytes += over
+    reports = say_budget(planned, pipeline.passes, reports, cost)
+    return Plan(program, planned, tuple(reports), profile, pipeline.passes)
+
+
+def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile: str) -> list[Plan]:
+    """Plan captured programs; all ranks of a world decide together, some of them each for itself.
+
+    Raises:
+        InterlaceError: A pass cannot do what is asked.
+    """
+    if not _is_world(programs):
+        return [make_plan(program, config, cost, profile) for program in programs]
+    return plan_together(lambda program, peers: make_plan(program, config, cost, profile, peers), programs)
+
+
+def _is_world(programs: Sequence[Program]) -> bool:
+    """Whether these are all ranks of one world, in order."""
+    return bool(programs) and [program.rank for program in programs] == list(range(programs[0].world))
+
+
+def replay(path: str | Path, name: str) -> tuple[Program, Program]:
+    """A plan's program before and after one of its passes, made again from what the plan's folder holds.
+
+    Raises:
+        PlanError: The file is no plan that `Plan.dump` wrote, or the pass is not one of its passes.
+    """
+    path = Path(path)
+    record = read_record(path)
+    if name not in record.order:
+        raise PlanError(f"{path}: pass {name!r} did not run; those that did: {', '.join(record.order)}")
+    try:
+        passes = [msgspec.convert(record.options[each], find_pass(each)) for each in record.order[: record.order.index(name) + 1]]
+    except (KeyError, msgspec.ValidationError) as error:
+        raise PlanError(f"{path}: its record holds no such options of a pass ({error}); plan again with this version") from error
+    cost = CostModel(load_profile(record.profile))
+
+    def both(program: Program, peers: Peers | None) -> tuple[Program, Program]:
+        before, _ = Pipeline(tuple(passes[:-1])).run(program, cost, peers)
+        return before, Pipeline((passes[-1],)).run(before, cost, peers)[0]
+
+    mine = load(path.parent / "captured" / f"{_stem(path)}{SUFFIX}")
+    files = [path.parent / "captured" / f"rank{rank}{SUFFIX}" for rank in range(mine.world)]
+    if mine.world < 2 or not all(file.is_file() for file in files):
+        return both(mine, None)
+    return plan_together(both, [load(file) for file in files])[mine.rank]
+
+
+def read_record(path: str | Path) -> Record:
+    """How a plan file was made: its profile, options and reports.
+
+    Raises:
+        PlanError: The file is no plan that `Plan.dump` wrote.
+    """
+    path = Path(path)
+    try:
+        found = path.parent / "captured" / f"{_stem(path)}.json"
+        return msgspec.json.decode(read_file(found, MOST_BYTES, "the record of a plan", PlanError), type=Record)
+    except (PlanError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if path.is_file() and not load(path).jobs:
+            raise PlanError(f"{path}: a captured program, not a plan; `interlace plan` makes one; of a plan it lies a folder up") from error
+        raise PlanError(
+            f"{path}: no plan with its record in {path.parent / 'captured'} ({error}); expected a file that a plan wrote"
+        ) from error
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0]

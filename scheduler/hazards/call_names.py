@@ -1,0 +1,97 @@
+"""Calls as findings name them. Only the rank that issues a call knows its operation, so others ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from interlace.scheduler.hazards.finding import Where, stream_text, where
+from interlace.scheduler.hazards.flat_plan import HOST
+from interlace.scheduler.hazards.happens_before import NEVER, Trace
+from interlace.scheduler.hazards.skeleton import call_items
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A call of a rank, by number, and an earlier one that it waits for (`NEVER`: none)."""
+
+    rank: int
+    call: int
+    earlier: int = NEVER
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The call asked for, the earlier one, and why the one waits for the other."""
+
+    call: Where
+    earlier: Where | None = None
+    why: str = ""
+
+
+Teller = Callable[[Sequence[Ask]], list[Told]]
+"""Answers questions, in their order."""
+
+
+def tell(trace: Trace, rank: int, asks: Sequence[Ask]) -> list[Told]:
+    """Answers to the questions that are put to one rank."""
+    items = call_items(trace.steps) if asks else []
+    return [_told(trace, rank, items, ask) for ask in asks]
+
+
+def _told(trace: Trace, rank: int, items: list[int], ask: Ask) -> Told:
+    item = items[ask.call]
+    if ask.earlier == NEVER:
+        return Told(_where(trace, item, rank))
+    earlier = items[ask.earlier]
+    return Told(_where(trace, item, rank), _where(trace, earlier, rank), _reason(trace, earlier, item))
+
+
+def _where(trace: Trace, item: int, rank: int) -> Where:
+    steps = trace.steps
+    return where(rank, steps.program.ops[steps.op[item]], steps.micro_batch[item])
+
+
+def _reason(trace: Trace, earlier: int, item: int) -> str:
+    """Why an item waits for an earlier one: same stream, same ring, or the chain of events and data between them."""
+    steps = trace.steps
+    if steps.stream[earlier] == steps.stream[item]:
+        return f"ahead of it on {stream_text(steps.program.ops[steps.op[item]].stream)}"
+    if not trace.before(earlier, item):
+        ops = [steps.program.ops[steps.op[k]] for k in (earlier, item)]
+        return "next on the same ring" if ops[0].group == ops[1].group else "ordered behind it"
+    path = _path(trace, earlier, item)
+    return "through " + ", ".join(path) if path else "ordered behind it"
+
+
+def _path(trace: Trace, earlier: int, item: int) -> list[str]:
+    """The items and reasons that carry an order from one stream to another, from the later item back."""
+    steps = trace.steps
+    previous: list[int] = [NEVER] * len(steps.streams)
+    behind: dict[int, int] = {}
+    for k in range(item + 1):
+        if steps.stream[k] != HOST:
+            behind[k] = previous[steps.stream[k]]
+            previous[steps.stream[k]] = k
+    came: dict[int, tuple[int, str]] = {}
+    queue = [item]
+    for at in queue:
+        if at <= earlier or steps.stream[at] == steps.stream[earlier]:
+            if steps.stream[at] == steps.stream[earlier] and at >= earlier:
+                return _hops(trace, came, at, item)
+            continue
+        for source, why in [*trace.joins.get(at, ()), (behind[at], "")]:
+            if source != NEVER and source not in came and source != item:
+                came[source] = (at, why)
+                queue.append(source)
+    return []
+
+
+def _hops(trace: Trace, came: dict[int, tuple[int, str]], at: int, item: int) -> list[str]:
+    hops = []
+    while at != item:
+        nxt, why = came[at]
+        if why:
+            op = trace.steps.program.ops[trace.steps.op[nxt]]
+            hops.append(f"{why} to #{op.id} {op.name}" + (f" ({op.layer})" if op.layer else ""))
+        at = nxt
+    return hops[:6]

@@ -1,0 +1,82 @@
+"""Memory that is handed out again, or written again in the next step, while something may still use it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+
+from interlace.scheduler.hazards.flat_plan import HOST
+from interlace.scheduler.hazards.happens_before import NEVER, Fault, Trace
+from interlace.scheduler.hazards.place import Place
+
+
+def freed_in_use(trace: Trace, place: Place) -> list[Fault]:
+    """Uses that a freed block's next owner may overtake.
+
+    A storage is free once every variable that names it has had its last reader. The collector notes the end of each of these,
+    where it stands in its stream; what is issued there later is not noted. A use on another stream is covered if it is one of
+    them, or over before one of them starts, or over when the stream that owns the block issues its next operation: each stream
+    has a pool of its own, whatever the collector, and only that stream gets the block again.
+    """
+    if place.serial:
+        return []
+    steps = trace.steps
+    items_of: list[list[int]] = [[] for _ in steps.streams]
+    for item, stream in enumerate(steps.stream):
+        if stream != HOST:
+            items_of[stream].append(item)
+    variables: dict[int, list[int]] = defaultdict(list)
+    for (key, _), last in trace.last_of_variable.items():
+        variables[key].append(last)
+    faults = []
+    for key, users in trace.users.items():
+        storage = steps.places[key // steps.num_micro_batches]
+        if storage.kept or storage.lasting:
+            continue
+        lasts = variables[key] if key in variables else [max(users.values())]
+        faults += _uncovered(trace, place, key, users, lasts, items_of)
+    return faults
+
+
+def _uncovered(
+    trace: Trace, place: Place, key: int, users: dict[int, int], lasts: list[int], items_of: list[list[int]]
+) -> list[Fault]:
+    freed, owner = max(users.values()), next(iter(users))
+    marks = list(lasts) if place.collector == "event" or place.records_streams else []
+    after = bisect_right(items_of[owner], freed)
+    marks += items_of[owner][after : after + 1]
+    wraps = after == len(items_of[owner])
+    return [Fault("freed-in-use", use, freed, key) for use in users.values()
+            if not any(use == mark or (use < mark and trace.before(use, mark)) for mark in marks)
+            and not (wraps and _reaches_next_step(trace, use, items_of[owner][0]))]  # fmt: skip
+
+
+def overlapping_steps(trace: Trace, place: Place) -> list[Fault]:
+    """Accesses of parameters and host buffers in the next step that nothing orders behind this step's; no event does."""
+    if place.serial:
+        return []
+    faults = []
+    for key, write in trace.first_write.items():
+        last = trace.writer[key]
+        reads = trace.first_reads.get(key, {}).values()
+        faults += [Fault("next-step-read", last, read, key) for read in reads if not _across(trace, last, read, key)]
+        users = {last, *trace.readers.get(key, ())}
+        faults += [Fault("next-step-write", use, write, key) for use in sorted(users) if not _across(trace, use, write, key)]
+    return faults
+
+
+def _across(trace: Trace, use: int, item: int, key: int) -> bool:
+    """Whether a use of one step is over when an access of the next step starts; a job waits for its own last use of a variable."""
+    steps = trace.steps
+    one_variable = len(steps.places[key // steps.num_micro_batches].variables) == 1
+    return (one_variable and steps.job[use] == steps.job[item]) or _reaches_next_step(trace, use, item)
+
+
+def _reaches_next_step(trace: Trace, use: int, item: int) -> bool:
+    """Whether an item of one step is over when another starts in the next step, through any stream or the host."""
+    streams = trace.steps.stream
+    stream = streams[use]
+    if stream in (HOST, streams[item]) or trace.host[stream] >= use:
+        return True
+    reached = [s for s, known in enumerate(trace.clock[item]) if known != NEVER or s == streams[item]]
+    return any(s == stream or trace.tip[s][stream] >= use for s in reached)

@@ -1,0 +1,353 @@
+"""Happens-before of one rank by vector clocks, and the accesses that it leaves unordered.
+
+An item's clock gives, for each stream, the last item that is over when it starts. Streams are first in, first out, so "a is
+over when b starts" is one comparison. Clocks are shared until something new is learned: cost O(items x operands + joins x
+streams).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from interlace.ir import Op
+from interlace.ir.kinds import is_copy
+from interlace.scheduler.hazards.flat_plan import ANY, HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, STOCK, Steps, Touch
+from interlace.scheduler.hazards.place import Place
+
+Clock = tuple[int, ...]
+NEVER = -1
+
+
+@dataclass(slots=True)
+class Fault:
+    """An access out of order, by places in host order: `first` is the other access (or `NEVER`), `second` this one."""
+
+    kind: str
+    first: int
+    second: int
+    key: int
+    expected: int = NEVER
+
+
+@dataclass(slots=True)
+class Trace:
+    """What walking a rank's plan gives.
+
+    Attributes:
+        clock: Of each item, without the item's own stream before it (which is always over).
+        tip: Clock at the end of each stream; `host`: what the host has seen to be over.
+        last: Last item of each stream.
+        joins: Item -> `(earlier item, why)` for each clock it took over.
+        writer, readers: State at the end, by key.
+        users: By key, for storages that several streams touch: stream -> last item.
+        last_of_variable: For storages that several variables share: `(key, variable)` -> last item.
+        wanted: Orders that the plan lacks, `(earlier item, item)`, where the walk was asked to supply them.
+        first_reads, first_write: For what lasts beyond the step: by key, first reads of each stream before any write, first
+            write.
+    """
+
+    steps: Steps
+    clock: list[Clock] = field(default_factory=list)
+    tip: list[Clock] = field(default_factory=list)
+    host: Clock = ()
+    last: list[int] = field(default_factory=list)
+    joins: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    writer: dict[int, int] = field(default_factory=dict)
+    readers: dict[int, list[int]] = field(default_factory=dict)
+    users: dict[int, dict[int, int]] = field(default_factory=dict)
+    last_of_variable: dict[tuple[int, int], int] = field(default_factory=dict)
+    wanted: list[tuple[int, int]] = field(default_factory=list)
+    first_reads: dict[int, dict[int, int]] = field(default_factory=dict)
+    first_write: dict[int, int] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    def before(self, a: int, b: int) -> bool:
+        """Whether item a is over when item b starts; a earlier in host order."""
+        stream = self.steps.stream
+        return stream[a] in (HOST, stream[b]) or (stream[b] != HOST and self.clock[b][stream[a]] >= a)
+
+
+class Tracer:
+    """Walks the items of a rank once, in host order.
+
+    With `supply`, an order that is missing is no fault: the item is taken to wait, and the pair is noted in `Trace.wanted`.
+    """
+
+    def __init__(self, steps: Steps, place: Place, supply: bool = False) -> None:
+        self.steps, self.place, self.supply = steps, place, supply
+        count = len(steps.streams)
+        never = (NEVER,) * count
+        self.trace = Trace(steps, tip=[never] * count, host=never, last=[NEVER] * count)
+        self.seen: list[Clock] = [never] * count
+        self.on_host = {value.id for value in steps.program.values if value.memory == "host"}
+        self.blocks = [self._blocks(op) for op in steps.program.ops]
+        self.waits = self._waits()
+        self.awaited = self._awaited()
+        self.given: dict[tuple[int, int], int] = {}
+        self.used: dict[tuple[int, int], dict[int, int]] = {}
+        self.rows = [self._rows(k) for k in range(len(steps.program.ops))]
+
+    def _rows(self, position: int) -> list[tuple[int, int, int, bool, bool, bool, Touch]]:
+        """Touches of an operation as tuples: base, stride, expected writer, writes, plain, constant, touch.
+
+        Plain: a storage of one micro-batch and one variable, read as its operation left it or newly made. Constant: read as
+        the step found it.
+        """
+        steps, count = self.steps, self.steps.num_micro_batches
+        rows = []
+        for touch, writes in [(t, False) for t in steps.reads[position]] + [(t, True) for t in steps.writes[position]]:
+            storage = steps.places[touch.base // count]
+            plain = touch.rule == (ANY if writes else SAME) and not (
+                steps.alias or storage.lasting or len(storage.variables) > 1
+            )
+            constant = touch.rule == INITIAL and not writes and not steps.alias
+            rows.append((touch.base, touch.stride, touch.writer, writes, plain, constant, touch))
+        return rows
+
+    def _blocks(self, op: Op) -> bool:
+        to_host = any(value in self.on_host for value in op.results)
+        return not self.place.serial and is_copy(op) and ((op.origin >= 0 and op.kind in self.place.blocking) or to_host)
+
+    def _awaited(self) -> dict[int, int]:
+        """The item for which the host waits behind an item, where it does."""
+        jobs, index = self.steps.program.jobs, self.steps.index
+        return {index[behind]: index[item] for job in jobs for behind, item in job.host_waits} if self.place.holds_host else {}
+
+    def _waits(self) -> dict[int, list[tuple[int, str]]]:
+        """Events by waiting item; those that cannot work are faults."""
+        index, waits = self.steps.index, defaultdict(list)
+        for event in self.steps.program.events:
+            record = index.get(event.record, NEVER)
+            for item in event.waits:
+                wait = index.get(item, NEVER)
+                if record == NEVER or wait == NEVER or record >= wait:
+                    self.trace.faults.append(Fault("event-order", record, wait, NEVER))
+                else:
+                    waits[wait].append((record, f"event {event.name}"))
+        return waits
+
+    def run(self) -> Trace:
+        """Fill the trace."""
+        steps, clocks = self.steps, self.trace.clock
+        job = -1
+        for item, (position, stream) in enumerate(zip(steps.op, steps.stream, strict=True)):
+            if steps.job[item] != job:
+                job = steps.job[item]
+                self._start_job()
+            if stream == HOST:
+                clocks.append(self.trace.host)
+                for touch in steps.writes[position]:
+                    self.trace.writer[touch.base + touch.stride * steps.micro_batch[item]] = item
+            else:
+                self._step(item, position, stream)
+            if item in self.awaited:
+                self.trace.host = self._joined(self.trace.host, self.awaited[item])
+        return self.trace
+
+    def _start_job(self) -> None:
+        trace = self.trace
+        if self.place.job_end_waits and trace.last[0] != NEVER:
+            trace.host = self._joined(trace.host, trace.last[0])
+
+    def _joined(self, clock: Clock, item: int) -> Clock:
+        """A clock that also knows an item and all that it knew."""
+        stream = self.steps.stream[item]
+        merged = list(map(max, clock, self.trace.clock[item]))
+        merged[stream] = max(merged[stream], item)
+        return tuple(merged)
+
+    def _step(self, item: int, position: int, stream: int) -> None:
+        trace, steps = self.trace, self.steps
+        clock = trace.tip[stream]
+        if self.seen[stream] is not trace.host:
+            self.seen[stream] = trace.host
+            clock = tuple(map(max, clock, trace.host))
+        micro_batch = steps.micro_batch[item]
+        if item in self.waits and not self._loses_waits(item, position):
+            for source, why in self.waits[item]:
+                clock = self._learn(item, stream, clock, source, why)
+        late: list[tuple[str, int, int]] = []
+        writer_of, readers_of, op_of, stream_of = trace.writer, trace.readers, steps.op, steps.stream
+        for base, stride, expected, writes, plain, constant, touch in self.rows[position]:
+            key = base + stride * micro_batch
+            writer = writer_of.get(key, NEVER)
+            if constant and writer == NEVER and key in readers_of and stream_of[readers_of[key][-1]] == stream:
+                readers_of[key][-1] = item
+            elif not plain or key in trace.users:
+                clock = self._access(item, stream, touch, key, writes, clock, late)
+            elif writes and writer == NEVER:
+                writer_of[key] = item
+            elif not writes and writer != NEVER and stream_of[writer] == stream and op_of[writer] == expected:
+                readers_of[key] = [item]  # no other stream has touched it, or it would be in `users`
+            else:
+                clock = self._access(item, stream, touch, key, writes, clock, late)
+        for touch in steps.views[position]:
+            key = touch.base + touch.stride * micro_batch
+            if self._has_several(key):
+                clock = self._known_by_variable(item, stream, touch, key, True, clock)
+                trace.last_of_variable[key, touch.variable + touch.own * micro_batch] = item
+        if late:
+            clock = self._settled(item, stream, clock, late)
+        trace.clock.append(clock)
+        trace.tip[stream] = clock
+        trace.last[stream] = item
+        if self.blocks[position]:
+            trace.host = self._joined(trace.host, item)
+
+    def _settled(self, item: int, stream: int, clock: Clock, late: list[tuple[str, int, int]]) -> Clock:
+        """Questions that are still open once all operands are seen: faults, or orders to supply."""
+        trace = self.trace
+        for kind, first, key in sorted(late, key=lambda each: -each[1]) if self.supply else late:
+            if clock[self.steps.stream[first]] >= first:
+                continue
+            if self.supply:
+                source = max(first, self.steps.num_fed - 1) if first < self.steps.num_fed else first
+                trace.wanted.append((source, item))
+                clock = self._learn(item, stream, clock, source, "event")
+            else:
+                trace.faults.append(Fault(kind, first, item, key))
+        return clock
+
+    def _learn(self, item: int, stream: int, clock: Clock, source: int, why: str) -> Clock:
+        other = self.steps.stream[source]
+        if other in (stream, HOST) or clock[other] >= source:
+            return clock
+        self.trace.joins.setdefault(item, []).append((source, why))
+        return self._joined(clock, source)
+
+    def _loses_waits(self, item: int, position: int) -> bool:
+        op = self.steps.program.ops[position]
+        if op.origin < 0 or op.kind not in self.place.loses_waits:
+            return False  # a copy that a pass made is lowered to the device's own asynchronous one
+        keys = [t.base + t.stride * self.steps.micro_batch[item] for t in self.steps.reads[position]]
+        makers = [self.trace.writer.get(key, NEVER) for key in keys]
+        return not any(maker != NEVER and self.steps.job[maker] == self.steps.job[item] for maker in makers)
+
+    def _access(
+        self, item: int, stream: int, touch: Touch, key: int, writes: bool, clock: Clock, late: list[tuple[str, int, int]]
+    ) -> Clock:
+        """One read or write of one storage: orders inside the job, open questions into `late`, bookkeeping."""
+        trace, streams, jobs = self.trace, self.steps.stream, self.steps.job
+        expected, rule = touch.writer, touch.rule
+        if self.steps.alias:
+            touch, key, expected, rule = self._resolved(touch, key, item)
+        writer = trace.writer.get(key, NEVER)
+        if rule == STOCK:
+            wanted = self._stock_writer(item, touch)
+            if writer != wanted:
+                trace.faults.append(Fault("wrong-version", writer, item, key, wanted))
+        elif not self._right_version(item, writer, expected, rule):
+            trace.faults.append(self._version_fault(item, writer, key, expected, rule))
+        several = self._has_several(key)
+        if several and self._ordered_in_job(key):
+            clock = self._known_by_variable(item, stream, touch, key, writes, clock)
+        others: Iterable[int] = (writer, *trace.readers.get(key, ())) if writes else (writer,)
+        for other in others:
+            if other in (NEVER, item) or streams[other] in (stream, HOST) or clock[streams[other]] >= other:
+                continue
+            if not several and jobs[other] == jobs[item] and self._ordered_in_job(key):
+                clock = self._learn(item, stream, clock, other, "data")
+            else:
+                late.append(("read" if not writes else "write", other, key))
+        self._note(item, stream, touch, key, writes, writer)
+        return clock
+
+    def _known_by_variable(self, item: int, stream: int, touch: Touch, key: int, gives: bool, clock: Clock) -> Clock:
+        """What the executor orders inside a job where several variables name one memory: users of the same variable."""
+        jobs, streams = self.steps.job, self.steps.stream
+        name = (key, touch.variable + touch.own * self.steps.micro_batch[item])
+        giver = self.given.get(name, NEVER)
+        for other in (giver, *self.used.get(name, {}).values()) if gives else (giver,):
+            if other not in (NEVER, item) and jobs[other] == jobs[item]:
+                clock = self._learn(item, stream, clock, other, "data")
+        if gives:
+            self.given[name] = item
+            self.used.pop(name, None)
+        else:
+            self.used.setdefault(name, {})[streams[item]] = item
+        return clock
+
+    def _has_several(self, key: int) -> bool:
+        """Whether several variables name one memory; a copy that is left out gives its operand's memory no other."""
+        return len(self.steps.places[key // self.steps.num_micro_batches].variables) > 1
+
+    def _ordered_in_job(self, key: int) -> bool:
+        return self.place.host_memory_edges or self.steps.places[key // self.steps.num_micro_batches].memory == "device"
+
+    def _resolved(self, touch: Touch, key: int, item: int) -> tuple[Touch, int, int, int]:
+        """Follow results of omitted copies to their operands."""
+        expected, rule = touch.writer, touch.rule
+        micro_batch = self.steps.micro_batch[item]
+        while (found := self.steps.alias.get((touch.root, micro_batch))) is not None:
+            copy, touch = found
+            key = touch.base + touch.stride * micro_batch
+            if expected == copy:
+                expected, rule = touch.writer, touch.rule
+        return touch, key, expected, rule
+
+    def _stock_writer(self, item: int, touch: Touch) -> int:
+        """The item whose write an access finds in Paddle's own schedule."""
+        steps = self.steps
+        found = steps.stock.get((steps.op[item], touch.base, steps.micro_batch[item]))
+        return NEVER if found is None else steps.index.get((steps.program.ops[found[0]].id, found[1]), NEVER)
+
+    def _right_version(self, item: int, writer: int, expected: int, rule: int) -> bool:
+        steps = self.steps
+        if rule == ANY:
+            return True
+        if rule == PREVIOUS and steps.micro_batch[item] == 0:
+            rule = INITIAL
+        if rule == INITIAL:
+            return writer == NEVER
+        if writer == NEVER or steps.op[writer] != expected:
+            return False
+        if rule == ONCE:
+            return True
+        wanted = steps.micro_batch[item] - (rule == PREVIOUS) if rule != LAST else steps.num_micro_batches - 1
+        return steps.micro_batch[writer] == wanted
+
+    def _version_fault(self, item: int, writer: int, key: int, expected: int, rule: int) -> Fault:
+        steps = self.steps
+        if rule == INITIAL or (rule == PREVIOUS and steps.micro_batch[item] == 0):
+            return Fault("wrong-version", writer, item, key)
+        wanted = steps.micro_batch[item] if rule in (SAME, ONCE) else steps.num_micro_batches - 1
+        wanted -= rule == PREVIOUS
+        place = steps.index.get((steps.program.ops[expected].id, wanted), NEVER)
+        kind = "wrong-version" if writer != NEVER else "read-before-write"
+        return Fault(kind, writer if writer != NEVER else place, item, key, place)
+
+    def _note(self, item: int, stream: int, touch: Touch, key: int, writes: bool, writer: int) -> None:
+        trace, streams = self.trace, self.steps.stream
+        storage = self.steps.places[key // self.steps.num_micro_batches]
+        if storage.lasting and writer == NEVER:
+            if writes:
+                trace.first_write[key] = item
+            else:
+                trace.first_reads.setdefault(key, {}).setdefault(stream, item)
+        if not storage.persistable:
+            self._note_user(item, stream, key, writer)
+            if self._has_several(key):
+                trace.last_of_variable[key, touch.variable + touch.own * self.steps.micro_batch[item]] = item
+        if writes:
+            trace.writer[key] = item
+            trace.readers.pop(key, None)
+            return
+        readers = trace.readers.get(key)
+        if readers is None:
+            trace.readers[key] = [item]
+        elif streams[readers[-1]] == stream:
+            readers[-1] = item
+        else:
+            trace.readers[key] = [r for r in readers if streams[r] != stream] + [item]
+
+    def _note_user(self, item: int, stream: int, key: int, writer: int) -> None:
+        """Remember users by stream once a second stream touches a storage."""
+        trace, streams = self.trace, self.steps.stream
+        users = trace.users.get(key)
+        if users is not None:
+            users[stream] = item
+        elif writer != NEVER and streams[writer] not in (stream, HOST):
+            owned = [r for r in trace.readers.get(key, ()) if streams[r] == streams[writer]]
+            trace.users[key] = {streams[writer]: max([writer, *owned]), stream: item}

@@ -1,0 +1,59 @@
+"""Random draws: one generator gives a device's numbers, so the order of draws decides them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from interlace.errors import PlanError
+from interlace.ir import Program, describe
+from interlace.ir.kinds import is_random
+from interlace.ir.storage import Item
+from interlace.scheduler.hazards.flat_plan import Steps
+from interlace.scheduler.hazards.happens_before import Fault
+from interlace.scheduler.schedule import SCHEDULES
+
+
+def draws_out_of_order(steps: Steps) -> list[Fault]:
+    """The first draw of a step that Paddle's own schedule makes in another place, if there is one.
+
+    Raises:
+        PlanError: The plan does not hold each draw of Paddle's own schedule once, so there is no order to compare.
+    """
+    drawing = {position for position, op in enumerate(steps.program.ops) if is_random(op)}
+    if not drawing:
+        return []
+    found = [item for item, position in enumerate(steps.op) if position in drawing]
+    stock = stock_draws(steps.program)
+    _require_all(steps, found, stock)
+    wanted = [steps.index[item] for item in stock]
+    return next(([Fault("draw-order", other, item, -1)] for item, other in zip(found, wanted, strict=True) if item != other), [])
+
+
+def _require_all(steps: Steps, found: Sequence[int], stock: Sequence[Item]) -> None:
+    """Refuse a plan that leaves a draw out, or makes one that Paddle's own schedule does not make."""
+    program = steps.program
+    made = Counter((program.ops[steps.op[item]].id, steps.micro_batch[item]) for item in found)
+    expected = Counter(stock)
+    wrong = sorted(item for item in {*made, *expected} if made[item] != expected[item])
+    if wrong:
+        op_id, micro_batch = wrong[0]
+        op = next(op for op in program.ops if op.id == op_id)
+        raise PlanError(
+            f"rank {program.rank}: the plan draws random numbers for {describe(op)} of micro-batch {micro_batch} {made[wrong[0]]} time(s), "
+            f"expected {expected[wrong[0]]} as in Paddle's own schedule {program.pipeline.schedule} ({len(wrong)} draws differ); "
+            "give every draw of the step to one job, and plan again with the pass that made the jobs"
+        )
+
+
+def stock_draws(program: Program) -> list[Item]:
+    """Every draw of a step in the order of Paddle's own schedule."""
+    pipe = program.pipeline
+    parts: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for op in program.ops:
+        if is_random(op):
+            kind = "O" if op.role == "optimize" else "F" if op.role == "forward" else "B"
+            parts[kind, 0 if kind == "O" else op.chunk].append(op.id)
+    schedule = SCHEDULES.get(pipe.schedule, SCHEDULES["accumulate"])
+    slots = schedule(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
+    return [(op_id, part.micro_batch) for slot in slots for part in slot.parts for op_id in parts[part.kind, part.chunk]]

@@ -1,0 +1,155 @@
+"""Faults of one rank as findings: the operations by name, what is wrong, what would mend it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from interlace.ir import Program, describe
+from interlace.scheduler.hazards.finding import Finding, Kind, item_text, where
+from interlace.scheduler.hazards.happens_before import NEVER, Fault, Trace
+
+Text = tuple[Kind, str, str]
+
+
+@dataclass(slots=True)
+class Words:
+    """The parts of a fault as text."""
+
+    trace: Trace
+    fault: Fault
+
+    def item(self, item: int) -> str:
+        """An item by operation, layer, micro-batch and stream."""
+        if item == NEVER:
+            return "an operation that no job runs"
+        steps = self.trace.steps
+        return item_text(steps.program.ops[steps.op[item]], steps.micro_batch[item])
+
+    @property
+    def first(self) -> str:
+        return self.item(self.fault.first)
+
+    @property
+    def second(self) -> str:
+        return self.item(self.fault.second)
+
+    @property
+    def on_device(self) -> bool:
+        steps = self.trace.steps
+        return steps.places[self.fault.key // steps.num_micro_batches].memory == "device"
+
+    @property
+    def storage(self) -> str:
+        """One of the values in the storage, by its name or by what gives it."""
+        steps, count = self.trace.steps, self.trace.steps.num_micro_batches
+        ops = [steps.op[k] for k in (self.fault.second, self.fault.first) if k != NEVER]
+        touches = [touch for op in ops for touch in (*steps.reads[op], *steps.writes[op])]
+        value = next((t.value for t in touches if t.base // count == self.fault.key // count), None)
+        return "a storage" if value is None else _value_text(steps.program, value)
+
+    @property
+    def mend(self) -> str:
+        """What would put the second behind the first."""
+        steps = self.trace.steps
+        a, b = (
+            f"#{steps.program.ops[steps.op[k]].id}@{steps.micro_batch[k]}" for k in (self.fault.first, self.fault.second)
+        )
+        return f"record an event after {a} and wait for it before {b}"
+
+
+def _value_text(program: Program, value: int) -> str:
+    name = next(each.name for each in program.values if each.id == value)
+    giver = next((op for op in program.ops if value in op.results), None)
+    if name or giver is None:
+        return f"%{value} {name!r}" if name else f"%{value}"
+    return f"%{value} of {describe(giver)}"
+
+
+def finding_of(trace: Trace, fault: Fault, rank: int) -> Finding:
+    """A fault of a rank as a finding."""
+    steps = trace.steps
+    shown = [item for item in dict.fromkeys((fault.first, fault.second, fault.expected)) if item != NEVER]
+    items = tuple(where(rank, steps.program.ops[steps.op[item]], steps.micro_batch[item]) for item in shown)
+    kind, message, remedy = _TEXTS[fault.kind](Words(trace, fault))
+    return Finding(kind, (rank,), items, f"rank {rank}: {message}", remedy)
+
+
+def _race_read(w: Words) -> Text:
+    mend = _lost_wait(w) or w.mend
+    if w.on_device:
+        return "race", f"{w.second} may read {w.storage} before {w.first} has written it", mend
+    return "copy-read-early", f"{w.second} reads {w.storage} before the copy out {w.first} is known to be over", mend
+
+
+def _race_write(w: Words) -> Text:
+    kind: Kind = "race" if w.on_device else "buffer-reused"
+    return kind, f"{w.second} may overwrite {w.storage} while {w.first} still uses it", w.mend
+
+
+def _lost_wait(w: Words) -> str:
+    """The reason where there is an event, but the waiting kind loses it."""
+    steps = w.trace.steps
+    op = steps.program.ops[steps.op[w.fault.second]]
+    item = (op.id, steps.micro_batch[w.fault.second])
+    if op.kind == "memcpy_d2h" and any(item in event.waits for event in steps.program.events):
+        return "memcpy_d2h loses its waits where no operand is made in its job: use memcpy, or put a waiting op in front"
+    return ""
+
+
+def _early_read(w: Words) -> Text:
+    come = "comes later in host order" if w.fault.expected != NEVER else "gives its contents"
+    return (
+        "read-before-write",
+        f"{w.second} uses {w.storage}, and {w.item(w.fault.expected)} {come}",
+        "issue the producer first",
+    )
+
+
+def _version(w: Words) -> Text:
+    expected = f"the contents of {w.item(w.fault.expected)}" if w.fault.expected != NEVER else "what the step starts with"
+    message = f"{w.second} must find {expected} in {w.storage}, and finds those of {w.first}"
+    mend = "keep reads and writes of one storage in the order of Paddle's own schedule, as schedule_1f1b: {interleave: off} does"
+    return "wrong-version", message, mend
+
+
+def _freed(w: Words) -> Text:
+    itself = w.fault.first == w.fault.second
+    mend = "order the next operation of the block's stream behind it" if itself else f"{w.mend}, or issue the former last"
+    return "freed-in-use", f"{w.storage} is freed when {w.second} is issued, while {w.first} may still use it", mend
+
+
+def _next_read(w: Words) -> Text:
+    message = f"{w.second} of the next step may read {w.storage} before {w.first} of this step has written it"
+    return "race", message, "let something on the reader's stream wait for it within the step"
+
+
+def _next_write(w: Words) -> Text:
+    message = f"{w.second} of the next step may overwrite {w.storage} while {w.first} of this step still uses it"
+    return (
+        "race" if w.on_device else "buffer-reused",
+        message,
+        "let something on the writer's stream wait for it within the step",
+    )
+
+
+def _event(w: Words) -> Text:
+    message = f"{w.second} waits for an event of {w.first}, which is not issued before it"
+    return "event-order", message, "record the event in front of its waits"
+
+
+def _draw(w: Words) -> Text:
+    message = f"{w.second} draws random numbers where Paddle's own schedule has {w.first} draw"
+    return "draw-order", message, "keep draws in the order of Paddle's own schedule: one generator gives the numbers of all"
+
+
+_TEXTS = {
+    "draw-order": _draw,
+    "read": _race_read,
+    "write": _race_write,
+    "read-before-write": _early_read,
+    "wrong-version": _version,
+    "freed-in-use": _freed,
+    "next-step-read": _next_read,
+    "next-step-write": _next_write,
+    "event-order": _event,
+}

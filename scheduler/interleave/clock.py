@@ -1,0 +1,142 @@
+"""A small clock for one rank: one compute stream in order, communication on streams of its own, interference between them.
+
+It judges orders inside planners, thousands of times; `scheduler/simulate/simulator.py` judges whole plans of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+_EPS = 1e-6
+
+
+@dataclass(slots=True)
+class Node:
+    """One operation of one part of a job.
+
+    Attributes:
+        op: Operation id.
+        side: Label of its part.
+        dur: Time alone, in nanoseconds.
+        category: As the cost model names it.
+        stream: Empty for compute, else the communication stream.
+        deps: Indices of nodes it comes after; nodes that cost nothing are left out of the clock and bridged.
+        filler: Whether nothing but weight gradients and their sums waits for it.
+        forward: Whether its part is a forward.
+        leaves: Sends to other stages that start when it is done.
+    """
+
+    op: int
+    side: str
+    dur: float
+    category: str
+    stream: str
+    deps: list[int] = field(default_factory=list)
+    filler: bool = False
+    forward: bool = False
+    leaves: int = 0
+
+
+@dataclass(slots=True)
+class Flight:
+    """A communication in flight, and how much of its time alone is left."""
+
+    node: int
+    left: float
+
+
+Stretch = Callable[[str, str], tuple[float, float]]
+
+
+class Clock:
+    """Runs nodes in the order they are given and keeps the time.
+
+    Attributes:
+        now: Time of the compute stream, in nanoseconds.
+    """
+
+    def __init__(self, nodes: Sequence[Node], stretch: Stretch) -> None:
+        self.nodes, self.stretch = nodes, stretch
+        self.now = 0.0
+        self.queues: dict[str, list[Flight]] = {}
+        self.flying: set[int] = set()
+
+    def run(self, node: int) -> None:
+        """Run one node: wait for what it needs, then compute, or put a communication in flight."""
+        item = self.nodes[node]
+        if item.stream:
+            self.queues.setdefault(item.stream, []).append(Flight(node, item.dur))
+            self.flying.add(node)
+            return
+        for dep in item.deps:
+            self.wait(dep)
+        self._compute(item)
+
+    def wait(self, node: int) -> None:
+        """Let time pass until a communication in flight is done."""
+        while node in self.flying:
+            self._idle()
+
+    def finish(self) -> float:
+        """Wait for all that is in flight; gives the time."""
+        for node in list(self.flying):
+            self.wait(node)
+        return self.now
+
+    def blocked(self, node: int) -> bool:
+        """Whether the node waits for a communication in flight."""
+        return any(dep in self.flying for dep in self.nodes[node].deps)
+
+    def heads(self) -> list[Flight]:
+        """Communications that run now: the first of each stream whose needs are met."""
+        return [queue[0] for queue in self.queues.values() if queue and not self.blocked(queue[0].node)]
+
+    def _compute(self, item: Node) -> None:
+        left = item.dur
+        while left > _EPS:
+            heads = self.heads()
+            if not heads:
+                self.now += left
+                break
+            factors = [self.stretch(item.category, self.nodes[head.node].category) for head in heads]
+            slow = max(factor for factor, _ in factors)
+            rates = [1.0 / (other * len(heads)) for _, other in factors]
+            step = min(left * slow, *(head.left / rate for head, rate in zip(heads, rates, strict=True)))
+            left -= step / slow
+            self._advance(heads, rates, step)
+
+    def _idle(self) -> None:
+        heads = self.heads()
+        rates = [1.0 / len(heads)] * len(heads)
+        self._advance(heads, rates, min(head.left * len(heads) for head in heads))
+
+    def _advance(self, heads: list[Flight], rates: list[float], step: float) -> None:
+        self.now += step
+        for head, rate in zip(heads, rates, strict=True):
+            head.left -= step * rate
+            if head.left <= _EPS:
+                self.queues[self.nodes[head.node].stream].pop(0)
+                self.flying.discard(head.node)
+
+
+def duration(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> float:
+    """Time of an order, in nanoseconds."""
+    clock = Clock(nodes, stretch)
+    for node in order:
+        clock.run(node)
+    return clock.finish()
+
+
+def weighted(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch, early: float) -> float:
+    """Time of an order, plus `early` times the moment of each send to another stage: what neighbours wait for counts too."""
+    clock, sent = Clock(nodes, stretch), 0.0
+    for node in order:
+        clock.run(node)
+        sent += nodes[node].leaves * clock.now
+    return clock.finish() + early * sent
+
+
+def serial_duration(nodes: Sequence[Node]) -> float:
+    """Time of all nodes one after the other, communication too."""
+    return sum(node.dur for node in nodes)

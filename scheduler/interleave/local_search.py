@@ -1,0 +1,382 @@
+"""Local search over the order of a pair: seeded moves, each judged by the part of the order that it touches.
+
+Orders here hold computation (and communication that waits for nothing). A communication that waits for computation starts as
+soon as it may, wherever it stands, because the executor lets it wait for its data only; so it goes behind the last node it
+waits for. Before every place of the current order the search keeps what is in flight there. A move is run from its first place
+to where the flights are again those of the current order; from there on nothing differs but the time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from interlace.scheduler.interleave.clock import Flight, Node, Stretch
+from interlace.scheduler.interleave.live_bytes import PairBytes
+
+Form = Literal["dx-first", "mixed"]
+Flights = list[tuple[int, float]]
+NEAR = 0.5
+"""Nanoseconds within which flights count as the same, and a time as no better."""
+STEPS = (-16, -8, -4, -2, -1, 1, 2, 4, 8, 16)
+UNIT_STEPS = (-96, -48, -24, -12, -6, -3, 3, 6, 12, 24, 48, 96)
+UNIT_SHARE = 0.35
+"""Share of moves that take a filler with what follows from it."""
+WARMTH, COOL = 0.09, 0.8
+"""At first orders are kept that are slower by up to this share of a mean communication, less and less over this share of the work.
+A plain descent ends 1 % above it, behind the best known orders of `benchmarks/results/h200`."""
+EPS = 1e-6
+
+
+class Rules:
+    """What holds for every order: who comes after whom, through communication too, and which forms may mix what."""
+
+    def __init__(self, nodes: Sequence[Node], form: Form) -> None:
+        self.nodes, self.form = nodes, form
+        self.follows = [bool(node.stream) and bool(node.deps) for node in nodes]
+        """Whether a node is a communication that goes behind what it waits for."""
+        self.triggers: list[list[int]] = [[] for _ in nodes]
+        self.waits: list[list[int]] = [[] for _ in nodes]
+        self.pred: list[set[int]] = [set() for _ in nodes]
+        self.succ: list[set[int]] = [set() for _ in nodes]
+        through: list[frozenset[int]] = []
+        for k, node in enumerate(nodes):
+            mine: set[int] = set()
+            for dep in node.deps:
+                mine |= through[dep] if self.follows[dep] else {dep}
+                if self.follows[k]:
+                    self.triggers[dep].append(k)
+                if nodes[dep].stream:
+                    self.waits[k].append(dep)
+            through.append(frozenset(mine))
+            if not self.follows[k]:
+                self.pred[k] = mine
+                for dep in mine:
+                    self.succ[dep].add(k)
+
+    def listed(self, order: Iterable[int]) -> list[int]:
+        """An order without the communication that follows by itself."""
+        return [k for k in order if not self.follows[k]]
+
+    def full(self, listed: Sequence[int]) -> list[int]:
+        """The order with all communication in its place."""
+        made: list[int] = []
+        seen: set[int] = set()
+
+        def put(node: int) -> None:
+            seen.add(node)
+            made.append(node)
+            for comm in self.triggers[node]:
+                if comm not in seen and all(dep in seen for dep in self.nodes[comm].deps):
+                    put(comm)
+
+        for node in listed:
+            put(node)
+        return made
+
+    def may_pass(self, node: int, other: int) -> bool:
+        """Whether two neighbours may change places, `node` being the one that moves."""
+        mine, its = self.nodes[node], self.nodes[other]
+        if mine.stream and mine.stream == its.stream:
+            return False
+        return self.form == "mixed" or mine.filler or its.filler or mine.side == its.side
+
+
+class Search:
+    """The current order, and moves of it.
+
+    Attributes:
+        order: Without the communication that follows by itself.
+        work: Node visits spent.
+    """
+
+    def __init__(self, rules: Rules, stretch: Stretch, table: PairBytes, cap_bytes: int, order: Sequence[int], seed: int = 7,
+                 early: float = 0.0) -> None:  # fmt: skip
+        self.rules, self.nodes, self.table, self.cap, self.early = rules, rules.nodes, table, cap_bytes, early
+        self.rng = random.Random(seed)
+        self.work = 0
+        names = {name: k for k, name in enumerate(dict.fromkeys(node.category for node in self.nodes))}
+        self.kind = [names[node.category] for node in self.nodes]
+        self.factors = [[stretch(a, b) for b in names] for a in names]
+        self.dur = [node.dur for node in self.nodes]
+        self.mark = [0] * len(self.nodes)
+        self.stamp = 0
+        self.place = [0] * len(self.nodes)
+        self.order: list[int] = []
+        self.before: list[Flights] = []
+        self.took: list[float] = []
+        self.held: list[int] = []
+        self.worth: list[float] = []
+        self.start(rules.listed(order))
+
+    def start(self, order: list[int]) -> None:
+        """Take an order as the current one."""
+        self.order = order
+        self.place = [0] * len(self.nodes)
+        self.before, self.took = [[]] * (len(order) + 1), [0.0] * len(order)
+        run = _Run(self, 0, order, [])
+        for k, node in enumerate(order):
+            self.before[k] = run.flights()
+            self.took[k] = run.step(node)
+            for other in run.started:
+                self.place[other] = k
+        self.before[len(order)] = run.flights()
+        self.tail = run.finish()
+        self.worth = self._worth(order, 1.0)
+        self.time = sum(took * worth for took, worth in zip(self.took, self.worth, strict=True)) + self.tail
+        self.held = self._held(0, order, self.table.start)[0]
+
+    def run(self, work: int) -> list[int]:
+        """Try moves until the work is spent; gives the order with its communication."""
+        begin, cools = self.work, COOL * work
+        warmth = self._warmth()
+        best, best_time = list(self.order), self.time
+        while self.work < begin + work:
+            self.work += 1
+            found = self._unit_move() if self.rng.random() < UNIT_SHARE else self._move()
+            if found is None:
+                continue
+            # no logarithm: libraries differ in its last bit, and ranks must agree
+            chance = self.rng.random()
+            loss = warmth * max(0.0, 1 - (self.work - begin) / cools) * chance * chance
+            if self._try(*found, NEAR - loss) and self.time < best_time - NEAR:
+                best, best_time = list(self.order), self.time
+        return self.rules.full(best)
+
+    def _warmth(self) -> float:
+        """How much slower an order may be to be kept for a while, in nanoseconds."""
+        comm = [node.dur for node in self.nodes if node.stream]
+        return WARMTH * sum(comm) / len(comm) if comm else 0.0
+
+    def _move(self) -> tuple[int, list[int]] | None:
+        """One node to a place near by: first place that changes, and what stands there from it on."""
+        order, rules = self.order, self.rules
+        start = self.rng.randrange(len(order))
+        target = max(0, min(len(order) - 1, start + self.rng.choice(STEPS)))
+        node = order[start]
+        if start == target:
+            return None
+        passed = order[target:start] if target < start else order[start + 1 : target + 1]
+        near = rules.pred[node] if target < start else rules.succ[node]
+        if any(other in near or not rules.may_pass(node, other) for other in passed):
+            return None
+        return (target, [node, *passed]) if target < start else (start, [*passed, node])
+
+    def _unit_move(self) -> tuple[int, list[int]] | None:
+        """A filler and the fillers behind it that need it (a weight gradient with its sum) to a place further off."""
+        order, rules = self.order, self.rules
+        start = self.rng.randrange(len(order))
+        if not self.nodes[order[start]].filler:
+            return None
+        last = max(0, min(len(order) - 1, start + self.rng.choice(UNIT_STEPS)))
+        unit = [order[start]]
+        first, end = (last, start) if last < start else (start, last)
+        members = set(unit)
+        reach = min(len(order), start + 12)
+        for k in range(start + 1, reach):
+            node = order[k]
+            if self.nodes[node].filler and rules.pred[node] & members:
+                members.add(node)
+                unit.append(node)
+                end = max(end, k)
+        rest = [k for k in order[first : end + 1] if k not in members]
+        if last < start:
+            passed = order[first:start]
+            if any(other in rules.pred[k] or not rules.may_pass(k, other) for k in unit for other in passed):
+                return None
+            gap = [k for k in order[start : end + 1] if k not in members]
+            if any(rules.pred[k] & set(gap) for k in unit):
+                return None
+            return first, [*unit, *rest]
+        if any(rules.succ[k] & set(rest) for k in unit) or any(not rules.may_pass(k, other) for k in unit for other in rest):
+            return None
+        return first, [*rest, *unit]
+
+    def _try(self, first: int, window: list[int], least: float) -> bool:
+        """Keep a changed window if it gains at least so much and stays within the memory."""
+        order, before, took = self.order, self.before, self.took
+        run = _Run(self, first, window, before[first])
+        gain, at, end = 0.0, first, first + len(window)
+        flights: list[Flights] = []
+        times: list[float] = []
+        places: list[tuple[int, int]] = []
+        worth = self._worth(window, self.worth[end] if end < len(order) else 1.0)
+        while at < len(order):
+            if at >= end and run.same(before[at]):
+                break
+            flights.append(run.flights())
+            times.append(run.step(window[at - first] if at < end else order[at]))
+            places += [(other, at) for other in run.started]
+            gain += took[at] * self.worth[at] - times[-1] * (worth[at - first] if at < end else self.worth[at])
+            at += 1
+        tail = self.tail
+        if at == len(order):
+            tail = run.finish()
+            gain += self.tail - tail
+        self.work += at - first
+        if gain < least:
+            return False
+        held, fits = self._held(first, window, self.held[first])
+        if not fits:
+            return False
+        order[first:end] = window
+        before[first:at], took[first:at] = flights, times
+        self.worth[first:end] = worth
+        self.held[first:end] = held[:-1]
+        for other, place in places:
+            self.place[other] = place
+        self.tail = tail
+        self.time -= gain
+        return True
+
+    def _worth(self, window: Sequence[int], behind: float) -> list[float]:
+        """What a nanosecond of each place counts: once for the whole, and `early` for each send that starts from there on."""
+        found = []
+        for node in reversed(window):
+            behind += self.early * self.nodes[node].leaves
+            found.append(behind)
+        return found[::-1]
+
+    def _held(self, first: int, window: Sequence[int], live: int) -> tuple[list[int], bool]:
+        """Bytes before each place of a window and behind it, and whether its peak is within the cap."""
+        table, place = self.table, self.place
+        size, stays = table.size, table.stays
+        held, fits = [], True
+        waiting: dict[int, int] = {}
+        born: set[int] = set()
+        seen: set[int] = set()
+        whole = first == 0 and len(window) == len(self.order)
+        deps, follows, triggers = self.nodes, self.rules.follows, self.rules.triggers
+        for node in window:
+            held.append(live)
+            stack = [node]
+            while stack:
+                k = stack.pop()
+                seen.add(k)
+                for s in table.gives[k]:
+                    if s not in born and not table.there[s]:
+                        born.add(s)
+                        if whole or all(place[g] >= first for g in table.givers[s]):
+                            live += size[s]
+                if live > self.cap:
+                    fits = False
+                for s in table.reads[k]:
+                    left = waiting.get(s)
+                    if left is None:
+                        left = len(table.readers[s]) if whole else sum(place[r] >= first for r in table.readers[s])
+                    waiting[s] = left - 1
+                    if left == 1 and not stays[s]:
+                        live -= size[s]
+                for comm in triggers[k]:
+                    if comm not in seen and follows[comm] and all(
+                        dep in seen or (not whole and place[dep] < first) for dep in deps[comm].deps
+                    ):
+                        stack.append(comm)
+        held.append(live)
+        return held, fits
+
+
+class _Run:
+    """Runs nodes from a place of the current order on; a lean twin of `Clock`."""
+
+    def __init__(self, search: Search, first: int, window: Sequence[int], flights: Flights) -> None:
+        self.search = search
+        self.first = first
+        self.left = [Flight(node, left) for node, left in flights]
+        search.stamp += 1
+        self.stamp = search.stamp
+        self.started: list[int] = []
+
+    def flights(self) -> Flights:
+        """What is in flight, in the order of its start."""
+        return [(flight.node, flight.left) for flight in self.left]
+
+    def same(self, flights: Flights) -> bool:
+        """Whether just these are in flight, with as much left."""
+        return len(flights) == len(self.left) and all(
+            mine.node == node and abs(mine.left - left) < NEAR for mine, (node, left) in zip(self.left, flights, strict=True)
+        )
+
+    def step(self, node: int) -> float:
+        """Run a node, start what may start behind it; gives the time."""
+        search = self.search
+        nodes, mark, stamp = search.nodes, search.mark, self.stamp
+        now = 0.0
+        item = nodes[node]
+        self.started = [node]
+        mark[node] = stamp
+        if item.stream:
+            self.left.append(Flight(node, item.dur))
+        else:
+            if self.left:
+                for dep in search.rules.waits[node]:
+                    while any(flight.node == dep for flight in self.left):
+                        now += self._idle()
+            left = item.dur
+            factors = search.factors[search.kind[node]]
+            while left > EPS:
+                if not self.left:
+                    now += left
+                    break
+                heads = self._heads()
+                slow, step, count = 1.0, 0.0, len(heads)
+                for flight in heads:
+                    slow = max(slow, factors[search.kind[flight.node]][0])
+                step = left * slow
+                for flight in heads:
+                    step = min(step, flight.left * factors[search.kind[flight.node]][1] * count)
+                left -= step / slow
+                now += step
+                for flight in heads:
+                    flight.left -= step / (factors[search.kind[flight.node]][1] * count)
+                self._land(heads)
+        if search.rules.triggers[node]:
+            self._trigger(node)
+        return now
+
+    def _trigger(self, node: int) -> None:
+        search = self.search
+        place, mark, first, stamp = search.place, search.mark, self.first, self.stamp
+        for comm in search.rules.triggers[node]:
+            if mark[comm] != stamp and all(mark[dep] == stamp or (place[dep] < first) for dep in search.nodes[comm].deps):
+                mark[comm] = stamp
+                self.started.append(comm)
+                self.left.append(Flight(comm, search.dur[comm]))
+                self._trigger(comm)
+
+    def _heads(self) -> list[Flight]:
+        """Flights that run now: the first of each stream, unless it waits for another."""
+        if len(self.left) == 1:
+            return self.left
+        search = self.search
+        flying = {flight.node for flight in self.left}
+        streams: set[str] = set()
+        heads = []
+        for flight in self.left:
+            stream = search.nodes[flight.node].stream
+            if stream not in streams:
+                streams.add(stream)
+                if not any(dep in flying for dep in search.rules.waits[flight.node]):
+                    heads.append(flight)
+        return heads
+
+    def _idle(self) -> float:
+        heads = self._heads()
+        count = len(heads)
+        step = min(flight.left for flight in heads) * count
+        for flight in heads:
+            flight.left -= step / count
+        self._land(heads)
+        return step
+
+    def _land(self, heads: list[Flight]) -> None:
+        if any(flight.left <= EPS for flight in heads):
+            self.left = [flight for flight in self.left if flight.left > EPS]
+
+    def finish(self) -> float:
+        """Time until nothing is in flight."""
+        now = 0.0
+        while self.left:
+            now += self._idle()
+        return now

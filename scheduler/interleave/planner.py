@@ -1,0 +1,336 @@
+"""The order of operations inside a job that holds parts of several micro-batches: backward (or its input gradients), forward,
+weight gradients that trail.
+
+Two forms (docs/decisions/002): `dx-first` runs backward's chain of input gradients first, so that the gradient leaves for the
+neighbour early, and keeps weight gradients as fillers for backward's and forward's collectives; `mixed` mixes both op by op.
+A list scheduler gives a first order, a seeded local search improves it on a small clock that knows interference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+import msgspec
+
+from interlace.cost_model import Costs
+from interlace.cost_model.base import tables_of
+from interlace.errors import PlanError
+from interlace.ir import ABSENT, Graph, Op, Program, dependencies, describe
+from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_random, is_receive, is_send
+from interlace.scheduler.interleave.allocations import PairMemory
+from interlace.scheduler.interleave.allocations import PartOps as PartOps
+from interlace.scheduler.interleave.clock import Node, duration, serial_duration, weighted
+from interlace.scheduler.interleave.list_schedule import TRIES, ListScheduler
+from interlace.scheduler.interleave.live_bytes import PairBytes
+from interlace.scheduler.interleave.local_search import Form as Form
+from interlace.scheduler.interleave.local_search import Rules, Search
+from interlace.units import ms, ms_figure, size
+
+Placed = tuple[str, int]
+SEARCH_WORK = 150_000
+"""Node visits the local search may spend; about half a second of host time."""
+EARLY = 0.5
+"""What a nanosecond less until a send is worth, in nanoseconds of the whole job: the neighbouring stage waits for it. Of 0, 0.3, 0.5, 1
+and 2 on GPT-3 6.7B at pp 2 and at pp 4 x mp 2, 0 gives the slowest steps (simulated, 1 to 4 %), and from 0.5 on they differ little."""
+GRADIENT_SINKS = frozenset({"cast", "add", "scale", "assign", "reshape", "share_data", "concat", "split", "split_with_num",
+                            "combine", "slice", "clip", "full_int_array", "full"})  # fmt: skip
+"""Kinds through which a reduced gradient goes into its buffer; a collective with only these behind it reduces gradients."""
+
+
+class PairPlan(msgspec.Struct, frozen=True):
+    """The order of a pair's operations and what it should gain, simulated on one rank.
+
+    Attributes:
+        order: `(label, op id)`, the label being that of the operation's part.
+        serial_ns: All parts in turn, communication exposed.
+        planned_ns: In this order.
+        comm_ns: Communication alone.
+        plain_peak_bytes, peak_bytes: Live memory at its highest, beyond what lives through the job, parts in turn and in this order.
+        note: Why the order is plain, where it is.
+    """
+
+    order: tuple[Placed, ...]
+    serial_ns: int
+    planned_ns: int
+    comm_ns: int
+    plain_peak_bytes: int
+    peak_bytes: int
+    note: str = ""
+
+    def text(self) -> str:
+        """One line for reports."""
+        if self.note:
+            return self.note
+        saved = (self.serial_ns - self.planned_ns) / self.comm_ns if self.comm_ns else 0.0
+        return (f"{len(self.order)} ops, simulated {ms_figure(self.serial_ns)} -> {ms(self.planned_ns)} "
+                f"({self.serial_ns / max(self.planned_ns, 1) - 1:+.1%}), "
+                f"which saves {saved:.0%} of {ms(self.comm_ns)} of communication; "
+                f"live memory {size(self.plain_peak_bytes)} -> {size(self.peak_bytes)}")  # fmt: skip
+
+
+def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Form, extra_bytes: int = 0, max_ops: int = 4000) -> PairPlan:
+    """Order the parts of one job.
+
+    Args:
+        program: Where they come from.
+        parts: In the order in which they would run in turn; no part needs another's results.
+        cost: Times and interference.
+        form: `dx-first` or `mixed`.
+        extra_bytes: Live memory allowed beyond all in turn.
+        max_ops: Above this many operations they stay in turn.
+
+    Returns:
+        A legal order: every dependency of each part, the order of each group's collectives within a part, writes of lasting
+        state by micro-batch, receives of forward before sends of backward (the neighbour sends in that order too).
+    """
+    pair = _Pair(program, parts, cost)
+    plain = pair.plain()
+    if len(plain) > max_ops:
+        return pair.result(plain, f"{len(plain)} ops are more than max_ops_per_job {max_ops}: they stay in jobs of their own")
+    cap = pair.memory.peak(plain) + extra_bytes
+    order = pair.within(cap, form)
+    return pair.result(order, "" if order != plain else "operations stay in their plain order: no other is faster within the memory")
+
+
+class _Pair:
+    """The parts as nodes; free operations travel with the first operation that needs them."""
+
+    def __init__(self, program: Program, parts: Sequence[PartOps], cost: Costs) -> None:
+        self.graph = Graph(program)
+        self.cost = cost
+        self.values, self.groups = tables_of(program)
+        self.all_ops: list[tuple[str, Op]] = [(part.label, op) for part in parts for op in part.ops]
+        self.after = self._after(parts)
+        self.free = {(label, op.id) for label, op in self.all_ops if op.name in NO_KERNEL}
+        ops = {(label, op.id): op for label, op in self.all_ops}
+        kinds = {part.label: part.kind for part in parts}
+        chains = {part.label: chain_ops(self.graph, part.ops) if part.kind == "B" else set() for part in parts}
+        self.nodes: list[Node] = []
+        self.index: dict[Placed, int] = {}
+        for label, op_id in self._spread([]):
+            if (label, op_id) not in self.free:
+                filler = kinds[label] == "W" or (kinds[label] == "B" and op_id not in chains[label])
+                self._node(label, ops[label, op_id], filler, kinds[label] == "F")
+        self.plain_order = self._spread(range(len(self.nodes)))
+        self.memory = PairMemory(self.graph, parts)
+        self._stretches: dict[tuple[str, str], tuple[float, float]] = {}
+        self.bytes = PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
+
+    def _after(self, parts: Sequence[PartOps]) -> dict[Placed, set[Placed]]:
+        after: dict[Placed, set[Placed]] = {}
+        for part in parts:
+            for op_id, needs in dependencies(self.graph, part.ops).items():
+                after[part.label, op_id] = {(part.label, other) for other in needs}
+        for first, second in combinations(_by_age(parts), 2):
+            for later, before in (*self._shared_state(first.ops, second.ops), *_draws_in_turn(first.ops, second.ops)):
+                after[second.label, later].add((first.label, before))
+        for earlier, placed in _p2p_order(parts):
+            after[placed].add(earlier)
+        return after
+
+    def _shared_state(self, first: Sequence[Op], second: Sequence[Op]) -> Iterable[tuple[int, int]]:
+        """Operations of one part that touch persistable state which the other part writes, or the reverse: the second come after."""
+        touched: dict[int, list[tuple[int, bool]]] = {}
+        for op in first:
+            for storage, writes in self._state(op).items():
+                touched.setdefault(storage, []).append((op.id, writes))
+        for op in second:
+            for storage, writes in self._state(op).items():
+                yield from ((op.id, other) for other, wrote in touched.get(storage, ()) if writes or wrote)
+
+    def _state(self, op: Op) -> dict[int, bool]:
+        """Persistable storages whose contents an operation touches, and whether it writes them."""
+        values = self.graph.values
+        written = {values[op.operands[operand]].storage for _, operand in op.inplace}
+        touched = {values[v].storage for v in (*self.graph.reads(op), *op.results) if values[v].persistable}
+        return {storage: storage in written for storage in touched}
+
+    def _node(self, side: str, op: Op, filler: bool, forward: bool) -> None:
+        # a receive that was posted early is over, and one whose sender is late is nothing to plan by
+        dur = 0.0 if is_receive(op) else float(self.cost.op_time(op, self.values, self.groups).dur_ns)
+        stream = f"comm{op.group}" if is_comm(op) else ""
+        category = self.cost.category(op, self.values, self.groups)
+        deps = sorted({self.index[dep] for dep in self._real(side, op.id) if dep in self.index})
+        if is_send(op) and deps:
+            self.nodes[deps[-1]].leaves += 1
+        self.index[side, op.id] = len(self.nodes)
+        self.nodes.append(Node(op.id, side, dur, category, stream, deps, filler, forward))
+
+    def _real(self, side: str, op_id: int) -> set[Placed]:
+        """What an operation comes after, with free operations replaced by what they come after."""
+        found: set[Placed] = set()
+        stack = [*self.after[side, op_id]]
+        while stack:
+            before = stack.pop()
+            if before in self.free:
+                stack += self.after[before]
+            else:
+                found.add(before)
+        return found
+
+    def stretch(self, category: str, beside: str) -> tuple[float, float]:
+        """Factors on both times while they run together."""
+        key = (category, beside)
+        if key not in self._stretches:
+            found = self.cost.stretch_between(category, beside)
+            self._stretches[key] = (found.op, found.beside)
+        return self._stretches[key]
+
+    def plain(self) -> list[Placed]:
+        """The parts in turn; receives of forward stand before the sends of backward that come after them."""
+        return list(self.plain_order)
+
+    def _with_free(self, node: Node) -> list[Placed]:
+        """A node and the free operations that travel with it."""
+        found: list[Placed] = [(node.side, node.op)]
+        stack = [*self.after[node.side, node.op]]
+        while stack:
+            item = stack.pop()
+            if item in self.free and item not in found:
+                found.append(item)
+                stack += self.after[item]
+        return found
+
+    def within(self, cap_bytes: int, form: Form) -> list[Placed]:
+        """The fastest order found whose live memory stays under a cap."""
+        best = self.plain()
+        best_time = self._time(_indices(best, self.index))
+        rules = Rules(self.nodes, form)
+        firm = cap_bytes
+        for _ in range(3):
+            placed = self._spread(self._found(rules, form, firm))
+            over = self.memory.peak(placed) - cap_bytes
+            if over <= 0:
+                return placed if self._time(_indices(placed, self.index)) < best_time else best
+            firm -= over
+        return best
+
+    def _found(self, rules: Rules, form: Form, cap_bytes: int) -> list[int]:
+        """The best first order, improved by local search."""
+        hides = [self._hides(node) for node in self.nodes]
+        tries = [ListScheduler(self.nodes, self.stretch, form, self.bytes, cap_bytes, weights, hides).run() for weights in TRIES]
+        orders = [rules.full(rules.listed(order)) for order in tries]
+        search = Search(rules, self.stretch, self.bytes, cap_bytes, min(orders, key=self._time), early=EARLY)
+        return search.run(SEARCH_WORK)
+
+    def _hides(self, node: Node) -> float:
+        """Share of the communication beside a node that it hides, at its best."""
+        streams = {other.category for other in self.nodes if other.stream}
+        factors = [self.stretch(node.category, category) for category in sorted(streams)] if not node.stream else []
+        return max((1 / other - (1 - 1 / slow) for slow, other in factors), default=0.0)
+
+    def _time(self, order: Sequence[int]) -> float:
+        return weighted(self.nodes, order, self.stretch, EARLY)
+
+    def _spread(self, order: Sequence[int]) -> list[Placed]:
+        """Nodes in order with free operations in front of the first that needs them; those nobody needs come last."""
+        placed: list[Placed] = []
+        seen: set[Placed] = set()
+        for node in order:
+            self._emit((self.nodes[node].side, self.nodes[node].op), placed, seen)
+        for side, op in self.all_ops:
+            self._emit((side, op.id), placed, seen)
+        return placed
+
+    def _emit(self, item: Placed, placed: list[Placed], seen: set[Placed]) -> None:
+        stack = [item]
+        while stack:
+            top = stack[-1]
+            waiting = sorted(before for before in self.after[top] if before not in seen)
+            if top in seen:
+                stack.pop()
+            elif waiting:
+                stack += waiting
+            else:
+                seen.add(top)
+                placed.append(top)
+                stack.pop()
+
+    def result(self, order: list[Placed], note: str) -> PairPlan:
+        """The plan of an order; checks that it is legal."""
+        place = {item: k for k, item in enumerate(order)}
+        for item, before in self.after.items():
+            for other in before:
+                if place[other] > place[item]:
+                    op, first = self.graph.ops[item[1]], self.graph.ops[other[1]]
+                    raise PlanError(
+                        f"pair order puts {describe(op)} ({item[0]}) in front of {describe(first)} ({other[0]}), which it needs"
+                    )
+        planned = duration(self.nodes, _indices(order, self.index), self.stretch)
+        comm = sum(node.dur for node in self.nodes if node.stream)
+        return PairPlan(tuple(order), round(serial_duration(self.nodes)), round(planned), round(comm),
+                        self.memory.peak(self.plain()), self.memory.peak(order), note)  # fmt: skip
+
+
+def _by_age(parts: Sequence[PartOps]) -> list[PartOps]:
+    """Parts in the order in which Paddle's schedule runs them: weight gradients that trail, backward, forward."""
+    rank = {"W": 0, "B": 1, "I": 1, "F": 2}
+    return sorted(parts, key=lambda part: rank[part.kind])
+
+
+def _draws_in_turn(first: Sequence[Op], second: Sequence[Op]) -> list[tuple[int, int]]:
+    """Random draws come from one generator: the second part's first draw comes after the first's last (recompute draws too)."""
+    later, before = (next((op.id for op in ops if is_random(op)), None) for ops in (second, reversed(first)))
+    return [(later, before)] if later is not None and before is not None else []
+
+
+def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
+    """Backward operations that a send or a tensor-parallel collective waits for, and random draws: the chain of input gradients.
+
+    A collective whose result only goes into gradient buffers reduces gradients and is no seed.
+    """
+    inside = {op.id: op for op in backward}
+    seeds = [op.id for op in backward if is_send(op) or is_random(op)
+             or (is_collective(op) and op.group >= 0 and not _reduces_gradient(graph, op, inside))]  # fmt: skip
+    before = dependencies(graph, backward)
+    chain: set[int] = set()
+    stack = seeds
+    while stack:
+        op_id = stack.pop()
+        if op_id not in chain:
+            chain.add(op_id)
+            stack += _data_before(graph, inside[op_id], inside, before)
+    return chain
+
+
+def _data_before(graph: Graph, op: Op, inside: dict[int, Op], before: dict[int, set[int]]) -> list[int]:
+    """Operations it needs; the order within a communication group is no need."""
+    givers = {graph.producer[v] for v in op.operands if v != ABSENT and v in graph.producer}
+    writes = {other for other in before[op.id] if not is_comm(op) or not is_comm(inside[other]) or other in givers}
+    return [other for other in writes if other in inside]
+
+
+def _reduces_gradient(graph: Graph, op: Op, inside: dict[int, Op]) -> bool:
+    stack, found = list(op.results), False
+    while stack:
+        for user in graph.user_ops(stack.pop()):
+            found = True
+            if user.id in inside and user.kind not in GRADIENT_SINKS and not is_comm(user):
+                return False
+            writes = any(graph.values[user.operands[operand]].persistable for _, operand in user.inplace)
+            stack += [] if writes or user.id not in inside else user.results
+    return found
+
+
+def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[Placed, Placed]]:
+    """What the neighbours count on: backward's receives, forward's receives, backward's sends, forward's sends.
+
+    Forward's receives stand before backward's sends, since with sends that wait for their receiver the neighbour sends
+    first; and where one group carries both directions of the pipeline (two stages with chunks), its messages keep that order.
+    """
+    sides = [[(part.label, op) for op in part.ops] for part in _by_age(parts)]
+    plain = [(label, op) for kind in (is_receive, is_send) for ops in sides for label, op in ops if kind(op)]
+    last: dict[int, Placed] = {}
+    for label, op in plain:
+        if op.group in last:
+            yield last[op.group], (label, op.id)
+        last[op.group] = (label, op.id)
+    received = [(part.label, op.id) for part in parts if part.kind == "F" for op in part.ops if is_receive(op)]
+    for part in parts:
+        if part.kind != "F":
+            yield from ((before, (part.label, op.id)) for op in part.ops if is_send(op) for before in received)
+
+
+def _indices(order: Sequence[Placed], index: dict[Placed, int]) -> list[int]:
+    return [index[item] for item in order if item in index]

@@ -1,0 +1,224 @@
+"""What Paddle's executor does to memory beside what the program says; measured against it in benchmarks/memory.py.
+
+Its in-place pass lets an op write over an operand that nobody needs again, some kernels take buffers of their own, the fed
+batch stays, and in Paddle's own jobs a tensor of a vector of which another job needs only the shape is never collected (in
+those of our lowering it goes with the last reader of its contents). Rules of the in-place pass:
+paddle/fluid/pir/transforms/general/inplace_pass.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from interlace.ir import ABSENT, Graph, Op, Program, Value
+from interlace.ir.copies import Variant, variants
+from interlace.ir.kinds import COMBINE, DATA, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_comm
+
+Pairs = tuple[tuple[int, int], ...]
+_FIRST, _SECOND, _THIRD = (((0, at),) for at in range(3))
+REUSING: Mapping[str, Pairs] = {
+    **dict.fromkeys(("scale", "softmax", "add", "subtract", "multiply", "divide", "cast", "relu", "exp", "log", "sqrt",
+                     "rsqrt", "square", "cos", "sin", "tanh", "sigmoid", "silu", "clip", "pow", "triu", "tril", "reshape",
+                     "squeeze", "unsqueeze", "flatten", "cross_entropy_with_softmax", "logical_and", "logical_not",
+                     "logical_or"), _FIRST),
+    **dict.fromkeys(("reshape_grad", "squeeze_grad", "unsqueeze_grad", "flatten_grad", "cross_entropy_with_softmax_grad",
+                     "relu_grad", "exp_grad", "log_grad", "sqrt_grad", "rsqrt_grad", "square_grad", "cos_grad", "sin_grad",
+                     "tanh_grad", "sigmoid_grad"), _SECOND),
+    "silu_grad": _THIRD,
+}  # fmt: skip
+"""Kind -> `(result, operand)` that its in-place form shares (Paddle 3.3's op definitions). Left out: `transpose`, which the
+pass skips, and `add_grad` and `subtract_grad`, which it skips on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """How a place's executor differs from one that takes each result at its op and returns it behind its last reader.
+
+    Attributes:
+        reuses: Whether the in-place pass runs.
+        keeps_shape_vectors: Whether tensors live on behind the step if the last job that knows them reads a vector of them
+            for its shape only.
+        late_results: Whether a communication's result is taken by its first reader (CPU ranks wait for the answer there),
+            and an in-place one arrives in a buffer of its own.
+        feed_copies: How often the fed batch is there beside the micro-batches' parts.
+        workspace: Kind -> bytes that its kernel takes while it runs, in multiples of its first operand's.
+    """
+
+    reuses: bool = False
+    keeps_shape_vectors: bool = False
+    late_results: bool = False
+    feed_copies: int = 0
+    workspace: Mapping[str, int] = field(default_factory=dict)
+
+
+CPU = Executor(True, False, True, 2, {"layer_norm_grad": 2})
+"""Paddle 3.3.1's CPU place with Interlace's jobs and transport. The batch is in the loader's hand and in the feed variable;
+`layer_norm_grad` (phi/kernels/cpu/layer_norm_grad_kernel.cc) has two temporaries of its input's size."""
+STOCK_CPU = replace(CPU, keeps_shape_vectors=True)
+"""The same with Paddle's own jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The program as some micro-batches run it.
+
+    Attributes:
+        program: In-place results share their operand's storage; tensors that are never collected are persistable.
+        micro_batches: Those that run it so.
+        late: Ids of ops whose result is taken by its first reader.
+        workspace: Op id -> bytes taken while it runs.
+        lasting_bytes: Of the tensors that are never collected, for each micro-batch.
+    """
+
+    program: Program
+    micro_batches: list[int]
+    late: frozenset[int] = frozenset()
+    workspace: Mapping[int, int] = field(default_factory=dict)
+    lasting_bytes: int = 0
+
+
+def forms(program: Program, executor: Executor | None) -> list[Form]:
+    """The forms in which an executor runs a scheduled program's micro-batches; cost O(micro-batches x ops)."""
+    if executor is None:
+        return [Form(variant.program, variant.micro_batches) for variant in variants(program)]
+    steps: dict[int, dict[int, tuple[int, int]]] = {}
+    items = ((number, item) for number, job in enumerate(program.jobs) for item in job.items)
+    for place, (job, (op_id, micro_batch)) in enumerate(items):
+        steps.setdefault(micro_batch, {})[op_id] = (job, place)
+    return [form for variant in variants(program) for form in _forms_of(variant, steps, executor)]
+
+
+def feed_bytes(program: Program, executor: Executor | None) -> int:
+    """Bytes of the fed batch that stay, beside the inputs of each micro-batch (of one micro-batch: the batch itself)."""
+    if executor is None:
+        return 0
+    graph, count = Graph(program), program.pipeline.num_micro_batches
+    fed = [graph.values[op.results[0]] for op in program.ops if op.name == DATA and op.results[0] in graph.users]
+    copies = executor.feed_copies - (1 if count == 1 else 0)
+    return max(0, copies) * count * sum(max(0, value.size_bytes) for value in fed if not value.persistable)
+
+
+def _forms_of(variant: Variant, steps: Mapping[int, dict[int, tuple[int, int]]], executor: Executor) -> list[Form]:
+    graph = Graph(variant.program)
+    alike: dict[tuple[frozenset[int], frozenset[int], frozenset[int]], list[int]] = {}
+    for micro_batch in variant.micro_batches:
+        run = _Run(graph, steps.get(micro_batch, {}))
+        lasting = run.lasting() if executor.keeps_shape_vectors else frozenset()
+        chosen = run.in_place(lasting) if executor.reuses else frozenset()
+        late = run.late() if executor.late_results else frozenset()
+        alike.setdefault((chosen, lasting, late), []).append(micro_batch)
+    workspace = {op.id: size for op in variant.program.ops if (size := _workspace(graph, op, executor))}
+    return [Form(_rewritten(graph, chosen, lasting), members, late, workspace,
+                 sum(max(0, graph.values[home].size_bytes) for home in lasting))
+            for (chosen, lasting, late), members in alike.items()]  # fmt: skip
+
+
+def _workspace(graph: Graph, op: Op, executor: Executor) -> int:
+    if executor.late_results and is_comm(op) and op.inplace:
+        return max(0, graph.values[op.results[0]].size_bytes)
+    times = executor.workspace.get(op.kind, 0)
+    return times * max(0, graph.values[op.operands[0]].size_bytes) if times else 0
+
+
+def _rewritten(graph: Graph, chosen: frozenset[int], lasting: frozenset[int]) -> Program:
+    """The program with the results of the chosen ops in their operands' storages."""
+    home: dict[int, int] = {}
+    for op in graph.program.ops:
+        for result, operand in REUSING[op.kind] if op.id in chosen else ():
+            old, new = (graph.values[v].storage for v in (op.results[result], op.operands[operand]))
+            if old not in lasting:
+                home[old] = home.get(new, new)
+
+    def moved(value: Value) -> Value:
+        if value.storage in lasting:
+            return msgspec.structs.replace(value, persistable=True)
+        return msgspec.structs.replace(value, storage=home[value.storage]) if value.storage in home else value
+
+    return graph.program.with_ops(graph.program.ops, [moved(v) for v in graph.program.values])
+
+
+class _Run:
+    """One micro-batch's ops in the jobs of the plan: `step` maps op id -> `(job, place in the issue order)`."""
+
+    def __init__(self, graph: Graph, step: Mapping[int, tuple[int, int]]) -> None:
+        self.graph, self.step = graph, step
+        self.ops = sorted((op for op in graph.program.ops if op.id in step), key=lambda op: step[op.id][1])
+        self.crossing = {v for op in graph.program.ops if op.name == SHADOW_OUTPUT for v in op.operands}
+        self.shape_job: dict[int, int] = {}
+        self.content_job: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        for op in self.ops:
+            for k, value in enumerate(op.operands):
+                if value != ABSENT:
+                    self._note(op, value, k in op.no_buffer)
+
+    def lasting(self) -> frozenset[int]:
+        """Storages of another job whose last job reads them for a vector's shape only."""
+        last = [v for v, job in self.shape_job.items() if job > max(self.content_job.get(v, -1), self._job_of_giver(v))]
+        return frozenset(self.graph.values[v].storage for v in last if not self.graph.values[v].persistable)
+
+    def late(self) -> frozenset[int]:
+        """Communications whose result stays in its job, or leaves it only as what another op writes over it."""
+        over = {op.operands[operand] for op in self.ops for _, operand in op.inplace}
+        found = [op for op in self.ops if is_comm(op) and op.results and not op.inplace]
+        return frozenset(op.id for op in found if op.results[0] not in self.crossing or op.results[0] in over)
+
+    def in_place(self, lasting: frozenset[int]) -> frozenset[int]:
+        """Ops that the in-place pass changes, by its rules, in issue order."""
+        before: dict[int, int] = {}
+        chosen = set()
+        for op in self.ops:
+            pairs = op.inplace or self._pairs(op, before, lasting)
+            if pairs and not op.inplace:
+                chosen.add(op.id)
+            before.update((op.results[result], op.operands[operand]) for result, operand in pairs)
+        return frozenset(chosen)
+
+    def _note(self, op: Op, value: int, shape_only: bool) -> None:
+        job, place = self.step[op.id]
+        giver = self.graph.producer_op(value)
+        for element in giver.operands if giver is not None and giver.name == COMBINE else ():
+            if element != ABSENT:
+                (self.shape_job if shape_only else self.content_job)[element] = job
+                self.crossing.update((element,) if self._leaves(op, element) else ())
+        if op.name == COMBINE:
+            self.last[value] = place
+            return
+        self.crossing.update((value,) if self._leaves(op, value) else ())
+        if not shape_only:
+            self.last[value] = place
+            self.content_job[value] = job
+
+    def _job_of_giver(self, value: int) -> int:
+        return self.step.get(self.graph.producer.get(value, ABSENT), (0, 0))[0]
+
+    def _leaves(self, op: Op, value: int) -> bool:
+        """Whether an op is in another job than the giver of a value."""
+        giver = self.graph.producer.get(value)
+        return giver is not None and giver in self.step and self.step[giver][0] != self.step[op.id][0]
+
+    def _pairs(self, op: Op, before: Mapping[int, int], lasting: frozenset[int]) -> Pairs:
+        pairs = REUSING.get(op.kind, ())
+        return pairs if all(self._may(op, result, operand, before) for result, operand in pairs) else ()
+
+    def _may(self, op: Op, result: int, operand: int, before: Mapping[int, int]) -> bool:
+        if operand >= len(op.operands) or op.operands[operand] == ABSENT:
+            return False
+        old, new = self.graph.values[op.operands[operand]], self.graph.values[op.results[result]]
+        giver = self.graph.producer_op(old.id)
+        if giver is None or giver.id not in self.step or giver.name in NO_KERNEL - {SPLIT} or old.id in self.crossing:
+            return False
+        alike = old.dtype == new.dtype and old.size_bytes == new.size_bytes and not old.persistable and not new.persistable
+        return alike and all(self.last.get(v, -1) <= self.step[op.id][1] for v in _chain(old.id, before))
+
+
+def _chain(value: int, before: Mapping[int, int]) -> Iterable[int]:
+    """A value and those it was written over."""
+    while True:
+        yield value
+        if value not in before:
+            return
+        value = before[value]

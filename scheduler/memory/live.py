@@ -1,0 +1,385 @@
+"""Who holds how much memory, and when: by storage, so that views, in-place results and shape-only operands count right.
+
+An *instance* is one storage of one micro-batch. It is taken by the op that gives it and let go once its last reader, through
+any alias, is done; with no reader, once that op is done. Operands of which only the shape is read hold nothing. Persistable
+storages are always there, counted once (`base`). Inputs are there from the start of the step, outputs (`shadow_output`,
+`set_parameter`) stay to its end. A vector holds no memory of its own beside its tensors. A tensor of unknown size counts as
+nothing and is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from interlace.ir import ABSENT, Graph, Op, Program
+from interlace.ir.copies import places
+from interlace.ir.kinds import COMBINE, DATA, SET_PARAMETER, SHADOW_OUTPUT, SPLIT
+from interlace.scheduler.memory.executor import Executor, feed_bytes, forms
+
+Ints = npt.NDArray[np.int64]
+Order = Sequence[tuple[int, int]] | Ints
+"""`(op, micro-batch)` items one after the other."""
+Pool = Literal["device", "pinned", "all"]
+"""Kinds of memory; `all` is both together, as on a place whose device memory is the host's."""
+END = 1 << 61
+"""The end of the step as a time: later than any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """When an executor takes and returns memory.
+
+    Attributes:
+        take: `start` of the op on its stream, or `issue` by the host.
+        give: `end` of the last reader; or `issue` of the last reader, and where a variable's last reader runs on another
+            stream than the giver (whose pool the memory goes back to), not before the end of that reader. Readers before
+            the last one hold nothing: the collector knows last readers only.
+        keeps_pinned: Pinned buffers are there always, one for each copied value and micro-batch.
+    """
+
+    take: Literal["start", "issue"] = "start"
+    give: Literal["end", "issue"] = "end"
+    keeps_pinned: bool = False
+
+
+IDEAL = Place()
+"""No op holds memory before it runs, and none after its last reader."""
+GPU = Place("issue", "issue", keeps_pinned=True)
+"""Paddle's GPU place: memory is taken at issue, and fast garbage collection returns it at issue; pinned buffers are never
+collected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What the values given by one kind of op in one layer hold."""
+
+    layer: str
+    kind: str
+    size_bytes: int
+    count: int
+
+
+@dataclass(slots=True)
+class Storages:
+    """The storages of one form of the program; rows are storages that are not persistable.
+
+    Attributes:
+        giver: Op id that gives it. `[rows]`
+        size, pinned: Bytes; whether in host memory. `[rows]`
+        output: Stays to the end of the step. `[rows]`
+        reader_first, reader: Op ids that read it, the giver first, variable by variable. `[rows + 1]`
+        variable_first: Where each variable's readers begin in `reader`: a storage has one variable for itself and what is
+            written over it, and one for each view.
+        base: Bytes of persistable storages, by pool.
+        unknown: Ids of values of unknown size.
+    """
+
+    giver: Ints
+    size: Ints
+    pinned: npt.NDArray[np.bool_]
+    output: npt.NDArray[np.bool_]
+    reader_first: Ints
+    reader: Ints
+    variable_first: Ints
+    base: dict[str, int]
+    unknown: list[int]
+
+
+def storages(program: Program, workspace: Mapping[int, int] | None = None) -> Storages:
+    """The table of a program, and a row for each op that takes a `workspace` (bytes) while it runs; O(ops + operands)."""
+    graph = Graph(program)
+    cells = _Cells(graph)
+    base_value = {value.storage: value for value in reversed(program.values)}
+    base_value |= {value.id: value for value in program.values if value.id == value.storage}
+    lasting = {value.storage for value in program.values if value.persistable}
+    giver: dict[int, int] = {}
+    readers: dict[int, dict[int, list[int]]] = {}
+    kept: set[int] = set()
+    for op in program.ops:
+        for place, variable in cells.given(op):
+            if place not in lasting:
+                giver.setdefault(place, op.id)
+                readers.setdefault(place, {}).setdefault(variable, []).append(op.id)
+        read = {cell for value in graph.reads(op) for cell in cells.of(value) if cell[0] in giver}
+        if op.name in (SHADOW_OUTPUT, SET_PARAMETER):
+            kept |= {place for place, _ in read}
+        else:
+            for place, variable in sorted(read):
+                readers[place].setdefault(variable, []).append(op.id)
+    rows = list(giver)
+    used = workspace or {}
+    listed = [ops for p in rows for ops in readers[p].values()] + [[op_id] for op_id in used]
+    num_readers = [*(sum(map(len, readers[p].values())) for p in rows), *(1 for _ in used)]
+    sizes = [cells.size.get(place, base_value[place].size_bytes) for place in rows]
+    base = {"device": 0, "pinned": 0}
+    for place in lasting:
+        base[_pool(base_value[place].memory)] += max(0, base_value[place].size_bytes)
+    return Storages(
+        _ints([*(giver[p] for p in rows), *used]), np.maximum(_ints([*sizes, *used.values()]), 0),
+        np.array([*(_pool(base_value[p].memory) == "pinned" for p in rows), *(False for _ in used)], np.bool_),
+        np.array([*(p in kept for p in rows), *(False for _ in used)], np.bool_),
+        _offsets(num_readers), _ints([op_id for ops in listed for op_id in ops]), _offsets([len(ops) for ops in listed]), base,
+        [base_value[p].id for p in [*rows, *sorted(lasting)] if base_value[p].size_bytes < 0 and p not in cells.size],
+    )  # fmt: skip
+
+
+def _pool(memory: str) -> Literal["device", "pinned"]:
+    return "device" if memory == "device" else "pinned"
+
+
+class _Cells:
+    """Which storages a value stands for, and through which variable: a vector stands for those of its tensors.
+
+    A variable is named by its first value: what is written in place stays in its operand's.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.cells: dict[int, tuple[tuple[int, int], ...]] = {}
+        self.size: dict[int, int] = {}
+        self.variable: dict[int, int] = {}
+        for op in graph.program.ops:
+            over = {op.results[result]: op.operands[operand] for result, operand in op.inplace}
+            self.variable.update((value, self.variable.get(over.get(value, ABSENT), value)) for value in op.results)
+            if op.name == COMBINE:
+                places = tuple(p for v in op.operands if v != ABSENT for p in self.of(v))
+                self.cells[graph.values[op.results[0]].storage] = places
+            elif op.name == SPLIT:
+                self._split(op)
+
+    def of(self, value: int) -> tuple[tuple[int, int], ...]:
+        """Storages of a value, each with the variable."""
+        storage = self.graph.values[value].storage
+        return self.cells.get(storage, ((storage, self.variable[value]),))
+
+    def given(self, op: Op) -> Iterable[tuple[int, int]]:
+        """Storages and variables that exist when this op gives its results."""
+        if op.name in (COMBINE, SPLIT):
+            return ()
+        return [cell for value in op.results for cell in self.of(value)]
+
+    def _split(self, op: Op) -> None:
+        """Tensors of a vector that a kernel gave are the storages of the split's results, if those have their own."""
+        vector = self.graph.values[op.operands[0]]
+        own = tuple(self.graph.values[v].storage for v in op.results)
+        if vector.storage in self.cells:
+            known = self.cells[vector.storage]
+            if len(known) == len(own):
+                self.cells |= {place: (home,) for place, home in zip(own, known, strict=True) if place != home[0]}
+        elif all(place != vector.storage for place in own):
+            self.cells[vector.storage] = tuple(zip(own, op.results, strict=True))
+            self.size |= {place: max(0, element.size_bytes) for place, element in zip(own, vector.elements, strict=False)}
+
+
+@dataclass(slots=True)
+class Lives:
+    """Instances of one rank's step. All `[instances]`.
+
+    Attributes:
+        taken, given: When memory is taken and returned: times, or places in the issue order.
+        take_tie, give_tie: What comes first at one moment; returns in front of takes, then in issue order.
+        size, pinned: Bytes; whether in host memory.
+        giver, micro_batch: The op that gives it, for which micro-batch.
+    """
+
+    taken: Ints
+    given: Ints
+    take_tie: Ints
+    give_tie: Ints
+    size: Ints
+    pinned: npt.NDArray[np.bool_]
+    giver: Ints
+    micro_batch: Ints
+
+    def pool(self, pool: Pool) -> Lives:
+        """The instances of one kind of memory."""
+        if pool == "all":
+            return self
+        chosen = self.pinned == (pool == "pinned")
+        return Lives(*(getattr(self, name)[chosen] for name in Lives.__slots__))
+
+
+@dataclass(slots=True)
+class Profile:
+    """Memory of one rank over a step.
+
+    Attributes:
+        program, lives: What it was made from.
+        base: Bytes of persistable storages, by pool.
+        unknown: Ids of values of unknown size, counted as nothing.
+    """
+
+    program: Program
+    lives: Lives
+    base: dict[str, int]
+    unknown: list[int] = field(default_factory=list)
+
+    def curve(self, pool: Pool = "device") -> tuple[Ints, Ints]:
+        """Moments in order, and the bytes held from each on; outputs are never returned."""
+        lives = self.lives.pool(pool)
+        order = _order(lives)
+        change = np.concatenate([lives.size, -lives.size])[order]
+        when = np.concatenate([lives.taken, lives.given])[order]
+        inside = when < END
+        return np.r_[0, when[inside]], self.held_always(pool) + np.r_[0, np.cumsum(change[inside])]
+
+    def held_always(self, pool: Pool = "device") -> int:
+        """Bytes of what lives across steps."""
+        return sum(self.base.values()) if pool == "all" else self.base[pool]
+
+    def peak(self, pool: Pool = "device") -> int:
+        """Most bytes held at one moment."""
+        return int(self.curve(pool)[1].max())
+
+    def at_peak(self, pool: Pool = "device") -> list[Holding]:
+        """Who holds the memory at the first moment of the peak, largest first; persistable storages are `parameters`."""
+        lives = self.lives.pool(pool)
+        order = _order(lives)
+        turn = np.empty(len(order), np.int64)
+        turn[order] = np.arange(len(order))
+        now = int(self.curve(pool)[1].argmax()) - 1
+        there = (turn[: len(lives.size)] <= now) & (turn[len(lives.size) :] > now)
+        ops = {op.id: op for op in self.program.ops}
+        found: dict[tuple[str, str], list[int]] = {}
+        for giver, size in zip(lives.giver[there].tolist(), lives.size[there].tolist(), strict=True):
+            found.setdefault((ops[giver].layer, ops[giver].kind), []).append(size)
+        if self.held_always(pool):
+            found["", "parameters"] = [self.held_always(pool)]
+        holdings = [Holding(layer, kind, sum(sizes), len(sizes)) for (layer, kind), sizes in found.items() if sum(sizes)]
+        return sorted(holdings, key=lambda h: (-h.size_bytes, h.layer, h.kind))
+
+
+def _order(lives: Lives) -> Ints:
+    """Takes (the first half of the numbers) and returns (the second half) in the order in which they happen."""
+    order: Ints = np.lexsort((np.concatenate([lives.take_tie, lives.give_tie]), np.concatenate([lives.taken, lives.given])))
+    return order
+
+
+def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, place: Place = IDEAL) -> Profile:
+    """Memory of a rank whose items were issued, started and ended at these times; arrays in issue order of its jobs."""
+    planner = OrderMemory(program)
+    items = _items(program)
+    taken = start if place.take == "start" else issue
+    lives = planner.lives(items, taken, end) if place.give == "end" else planner.lives(items, taken, issue, end, stream)
+    if place.keeps_pinned:
+        lives.taken[lives.pinned], lives.given[lives.pinned] = 0, END
+    return Profile(program, lives, planner.base, planner.unknown)
+
+
+def in_order(program: Program, items: Order | None = None, executor: Executor | None = None) -> Profile:
+    """Memory of an executor that runs item after item, as Paddle's does on the CPU; moments are places in the order.
+
+    With `executor` (such as `executor_memory.CPU`) also what that one does beside the program, as the program's jobs ask it.
+    """
+    planner = OrderMemory(program, executor)
+    order = _items(program) if items is None else np.asarray(items, np.int64).reshape(-1, 2)
+    return Profile(program, planner.order_lives(order), planner.base, planner.unknown)
+
+
+def peak(program: Program) -> list[Holding]:
+    """Who holds what at the peak of the device memory when items run one after the other."""
+    return in_order(program).at_peak()
+
+
+def _items(program: Program) -> Ints:
+    return np.array([item for job in program.jobs for item in job.items], np.int64).reshape(-1, 2)
+
+
+class OrderMemory:
+    """A program's tables, made once, for judging many orders of its items.
+
+    Which copies each micro-batch skips, and what an executor writes in place, is taken from the program's jobs; orders given
+    later hold the same items.
+    """
+
+    def __init__(self, program: Program, executor: Executor | None = None) -> None:
+        found = forms(program, executor)
+        self.tables: dict[int, Storages] = {}
+        self.late: dict[int, Ints] = {}
+        for form in found:
+            self.tables |= dict.fromkeys(form.micro_batches, storages(form.program, form.workspace))
+            self.late |= dict.fromkeys(form.micro_batches, _ints(sorted(form.late)))
+        self.base = dict(self.tables[0].base) if executor is None else dict(storages(program).base)
+        lasting_bytes = sum(len(form.micro_batches) * form.lasting_bytes for form in found)
+        self.base["device"] += lasting_bytes + feed_bytes(program, executor)
+        self.unknown = self.tables[0].unknown
+        self.inputs = _ints(sorted(op.id for op in program.ops if op.name == DATA))
+        self.num_ids = 1 + max((op.id for op in program.ops), default=-1)
+
+    def peak(self, items: Order, pool: Pool = "device") -> int:
+        """Most bytes held at one moment when `(op, micro-batch)` items run one after the other; cost O(items + storages)."""
+        order = np.asarray(items, np.int64).reshape(-1, 2)
+        lives = self.order_lives(order)
+        mine = lives.pool(pool)
+        change = np.zeros(len(order) + 2, np.int64)
+        np.add.at(change, mine.taken, mine.size)
+        np.add.at(change, np.minimum(mine.given, len(order) + 1), -mine.size)
+        base = sum(self.base.values()) if pool == "all" else self.base[pool]
+        return base + int(np.cumsum(change)[:-1].max(initial=0))
+
+    def order_lives(self, order: Ints) -> Lives:
+        """Instances with moments counted in items."""
+        count = np.arange(len(order), dtype=np.int64)
+        return self.lives(order, count, count + 1)
+
+    def lives(self, items: Ints, taken: Ints, last: Ints, foreign: Ints | None = None, stream: Ints | None = None) -> Lives:
+        """Instances taken when their giver's `taken` comes, let go at the latest `last` of their readers.
+
+        With `foreign` and `stream`, a variable's last reader counts with the later of both if it runs on another stream than
+        the giver.
+        """
+        rows = [self._instances(self.tables[micro_batch], place, micro_batch, taken, last, foreign, stream)
+                for micro_batch, place in places(items, self.num_ids)]  # fmt: skip
+        return Lives(*(np.concatenate([getattr(row, name) for row in rows]) for name in Lives.__slots__))
+
+    def _instances(self, table: Storages, place: Ints, micro_batch: int, taken: Ints, last: Ints, foreign: Ints | None,
+                   stream: Ints | None) -> Lives:  # fmt: skip
+        at = place[table.giver]
+        reads = place[table.reader]
+        ends = np.where(reads >= 0, last[reads], 0)
+        away = np.zeros(len(reads), np.bool_)
+        if foreign is not None and stream is not None:
+            home = np.repeat(at, np.diff(table.reader_first))
+            is_last = reads == np.repeat(_most(reads, table.variable_first), np.diff(table.variable_first))
+            away = is_last & (reads >= 0) & (home >= 0) & (stream[reads] != stream[home])
+            ends = np.where(away, np.maximum(ends, foreign[reads]), ends)
+        given, last_read = (_most(column, table.reader_first) for column in (ends, reads))
+        is_input = np.isin(table.giver, self.inputs)
+        there = (at >= 0) | (is_input & (last_read >= 0))
+        first = self._first_use(table, at, reads, self.late[micro_batch])
+        begin = np.where(is_input, 0, taken[first])
+        given = np.maximum(given, begin)
+        by_issue = np.zeros(len(at), np.bool_) if foreign is None else ~_most(away, table.reader_first).astype(np.bool_)
+        tie = np.where((given == begin) | by_issue, 2 * last_read + 2, 0)
+        given = np.where(table.output, END, given)
+        return Lives(
+            begin[there], given[there], 2 * first[there] + 1, tie[there], table.size[there], table.pinned[there],
+            table.giver[there], np.full(int(there.sum()), micro_batch, np.int64),
+        )  # fmt: skip
+
+    @staticmethod
+    def _first_use(table: Storages, at: Ints, reads: Ints, late: Ints) -> Ints:
+        """Where each row is taken: at its giver, or at the first reader of what comes late (unless that follows at once)."""
+        if not len(late):
+            return at
+        behind = np.where(reads > np.repeat(at, np.diff(table.reader_first)), reads, END)
+        reader = np.minimum.reduceat(behind, table.reader_first[:-1]).astype(np.int64)
+        return np.where(np.isin(table.giver, late) & (reader < END), np.where(reader > at + 1, reader, at), at)
+
+
+def _most(column: npt.NDArray[Any], first: Ints) -> Ints:
+    """The greatest entry of each row; every row has one."""
+    return np.maximum.reduceat(column, first[:-1]).astype(np.int64) if len(first) > 1 else np.empty(0, np.int64)
+
+
+def _offsets(counts: Sequence[int]) -> Ints:
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+
+
+def _ints(numbers: Sequence[int]) -> Ints:
+    return np.array(numbers, np.int64)

@@ -1,0 +1,128 @@
+"""What an item waits for on its own rank, other than the earlier items of its stream."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from interlace.errors import PlanError
+from interlace.ir import Graph, Program, dependencies, describe
+from interlace.ir.copies import Variant, places, variants
+from interlace.ir.kinds import is_boundary, is_comm
+from interlace.scheduler.simulate.arrays import Flags, Ints, direction, pairs_of, rows
+
+
+def item_order(program: Program, items: Ints) -> Ints:
+    """Pairs `[n, 2]` (before, after) of items: data of one micro-batch, persistable memory across them, events, groups."""
+    pairs = [_persistable(program, items), _group_order(program, items), _events(program, items)]
+    edges = {m: table for variant in variants(program) for table in [_op_edges(variant)] for m in variant.micro_batches}
+    num_ids = 1 + max((op.id for op in program.ops), default=-1)
+    for micro_batch, place in places(items, num_ids):
+        both = place[edges[micro_batch]]
+        pairs.append(both[(both >= 0).all(axis=1)])
+    return np.concatenate(pairs)
+
+
+def _op_edges(variant: Variant) -> Ints:
+    """Pairs of op ids that data orders. Order within groups and among random draws is left to the issue order."""
+    program = variant.program
+    plain = [msgspec.structs.replace(op, group=-1) if op.group >= 0 else op for op in program.ops]
+    after = dependencies(Graph(program), plain)
+    return pairs_of([(before, op_id) for op_id, befores in after.items() for before in befores])
+
+
+def _persistable(program: Program, items: Ints) -> Ints:
+    """Order of accesses to memory that lives across micro-batches, in issue order: to and from every write."""
+    storage = {value.id: value.storage for value in program.values}
+    lasting = {value.storage for value in program.values if value.persistable}
+    accesses: dict[int, list[tuple[int, bool]]] = {}
+    for op in program.ops:
+        written = {storage[op.operands[k]] for _, k in op.inplace}
+        touched = {storage[v] for k, v in enumerate(op.operands) if v >= 0 and k not in op.no_buffer} | written
+        for place in sorted(touched & lasting):
+            accesses.setdefault(op.id, []).append((place, place in written))
+    ever_written = {place for pairs in accesses.values() for place, write in pairs if write}
+    flat = [(op_id, place, write) for op_id, pairs in accesses.items() for place, write in pairs if place in ever_written]
+    if not flat:
+        return np.empty((0, 2), np.int64)
+    table = np.array(flat, np.int64)
+    starts, order = rows(
+        table[:, 0], np.arange(len(table)), 1 + max(int(table[:, 0].max()), int(items[:, 0].max(initial=0)))
+    )
+    counts = np.diff(starts)[items[:, 0]]
+    who = np.repeat(np.arange(len(items)), counts)
+    within = np.arange(len(who)) - np.repeat(np.cumsum(counts) - counts, counts)
+    found = table[order[starts[items[who, 0]] + within]]
+    return _write_edges(who, found[:, 1], found[:, 2].astype(np.bool_))
+
+
+def _write_edges(who: Ints, place: Ints, write: Flags) -> Ints:
+    """Pairs of each access with the write before it and the write behind it, per place, in the order of `who`."""
+    order = np.lexsort((who, place))
+    who, place, write = who[order], place[order], write[order]
+    count = np.arange(len(who))
+    new = np.r_[True, place[1:] != place[:-1]] if len(who) else np.empty(0, np.bool_)
+    start = np.maximum.accumulate(np.where(new, count, 0))
+    last = np.r_[-1, np.maximum.accumulate(np.where(write, count, -1))[:-1]]
+    has_last = last >= start
+    following = np.minimum.accumulate(np.where(write, count, len(who))[::-1])[::-1]
+    following = np.r_[following[1:], len(who)]
+    end = np.r_[np.flatnonzero(new)[1:], len(who)][np.cumsum(new) - 1]
+    has_next = following < end
+    before = np.stack([who[last[has_last]], who[has_last]], axis=1)
+    behind = np.stack([who[has_next], who[following[has_next]]], axis=1)
+    pairs: Ints = np.concatenate([before, behind])
+    apart: Ints = pairs[pairs[:, 0] != pairs[:, 1]]
+    return apart
+
+
+def _group_order(program: Program, items: Ints) -> Ints:
+    """Communications of one group and direction run one after the other, in issue order."""
+    channel = {op.id: (op.group, *direction(op)) for op in program.ops if is_comm(op)}
+    numbers = {key: n for n, key in enumerate(sorted(set(channel.values())))}
+    table = np.full(1 + int(items[:, 0].max(initial=0)), -1, np.int64)
+    for op_id, key in channel.items():
+        if op_id < len(table):
+            table[op_id] = numbers[key]
+    mine = table[items[:, 0]]
+    chosen = np.flatnonzero(mine >= 0)
+    order = chosen[np.argsort(mine[chosen], kind="stable")]
+    same = mine[order[1:]] == mine[order[:-1]]
+    return np.stack([order[:-1][same], order[1:][same]], axis=1)
+
+
+def _events(program: Program, items: Ints) -> Ints:
+    """Pairs that the plan's events order; the jobs that cut the batch and collect the outputs are not simulated."""
+    if not program.events:
+        return np.empty((0, 2), np.int64)
+    place = {(int(op), int(m)): k for k, (op, m) in enumerate(items)}
+    ends = {op.id for op in program.ops if is_boundary(op)}
+    pairs = []
+    for event in program.events:
+        named = [item for item in (event.record, *event.waits) if item[0] not in ends]
+        for item in named:
+            if item not in place:
+                raise PlanError(f"rank {program.rank}: event {event.name!r} names item {item}, which no job runs")
+        pairs += [(place[event.record], place[item]) for item in named[1:]] if event.record in named else []
+    return pairs_of(pairs)
+
+
+def reduced(pairs: Ints, stream: Ints, program: Program, items: Ints) -> Ints:
+    """Pairs across streams only, and of each stream only the last item waited for: what streams order needs no pair."""
+    wrong = pairs[pairs[:, 0] > pairs[:, 1]]
+    if len(wrong):
+        raise PlanError(_issued_late(wrong[np.lexsort((wrong[:, 0], wrong[:, 1]))[0]], program, items))
+    pairs = pairs[stream[pairs[:, 0]] != stream[pairs[:, 1]]]
+    order = np.lexsort((pairs[:, 0], stream[pairs[:, 0]], pairs[:, 1]))
+    pairs = pairs[order]
+    if len(pairs) < 2:
+        return pairs
+    same = (pairs[1:, 1] == pairs[:-1, 1]) & (stream[pairs[1:, 0]] == stream[pairs[:-1, 0]])
+    return pairs[np.r_[~same, True]]
+
+
+def _issued_late(pair: Ints, program: Program, items: Ints) -> str:
+    ops = {op.id: op for op in program.ops}
+    before, after = (f"{describe(ops[int(items[k, 0])])} of micro-batch {items[k, 1]}" for k in pair)
+    return (f"rank {program.rank}: {after} is issued before {before}, which it waits for; "
+            f"put the latter earlier in the jobs")  # fmt: skip

@@ -1,0 +1,237 @@
+"""Programs of all ranks and a cost model as flat arrays: the one input of the plain simulator and of its compiled twin.
+
+An *item* is one `(op, micro-batch)` of one rank. Items are numbered rank by rank in the order in which the host issues them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from interlace.cost_model import Costs
+from interlace.cost_model.interference import WAIT
+from interlace.cost_model.work import copy_direction
+from interlace.errors import PlanError
+from interlace.ir import Group, Op, Program, Value, describe
+from interlace.ir.kinds import COMPUTE_STREAMS, NO_KERNEL, is_boundary, is_comm, is_copy
+from interlace.scheduler.simulate.arrays import (
+    COMPUTE,
+    MAX_DUR_NS,
+    NOTHING,
+    ONE,
+    Flags,
+    Ints,
+    Options,
+    RankItems,
+    SimInput,
+    direction,
+    ints,
+    joined,
+    offsets,
+    rows,
+)  # fmt: skip
+from interlace.scheduler.simulate.dependences import item_order, reduced
+from interlace.scheduler.simulate.rendezvous import meetings
+
+__all__ = ["ONE", "Options", "SimInput", "lower"]
+
+
+def lower(programs: Sequence[Program], cost: Costs, options: Options | None = None) -> SimInput:
+    """The arrays of a world; cost O(items + ops x operands), vectorised over items.
+
+    Raises:
+        PlanError: A program has no jobs; an item is issued before one it waits for; a group has a rank without a program;
+            ranks of a group issue collectives of different kinds; an op's time is negative or too long.
+    """
+    options = options or Options()
+    programs = sorted(programs, key=lambda program: program.rank)
+    classes = _Classes(cost, options)
+    parts = [_lower_rank(program, cost, options, classes) for program in programs]
+    first = offsets([len(part.items) for part in parts])
+    first_stream = offsets([len(part.stream_names) for part in parts])
+    column: dict[str, Any] = (
+        {key: joined([part.columns[key] for part in parts]) for key in parts[0].columns} if parts else {}
+    )
+    column["stream"] += np.repeat(first_stream[:-1], np.diff(first))
+    column["awaits"] = np.where(column["awaits"] >= 0, column["awaits"] + np.repeat(first[:-1], np.diff(first)), -1)
+    deps = joined([part.deps + first[k] for k, part in enumerate(parts)])
+    dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
+    return SimInput(
+        [program.rank for program in programs], first, first_stream, [n for part in parts for n in part.stream_names],
+        excess=classes.excess(), standing=classes.standing(), dep_first=dep_first, dep=dep,
+        host_end=np.array([p.host_end for p in parts], np.int64),
+        job_first=[[(name, at + int(first[k])) for name, at in part.job_first] for k, part in enumerate(parts)],
+        programs=list(programs), **column, **meetings(parts, first, options),
+    )  # fmt: skip
+
+
+def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Classes) -> RankItems:
+    if not options.host_waits and any(job.host_waits for job in program.jobs):
+        jobs = tuple(msgspec.structs.replace(job, host_waits=()) for job in program.jobs)
+        program = msgspec.structs.replace(program, jobs=jobs)
+    if not program.jobs:
+        raise PlanError(
+            f"rank {program.rank}: the program has no jobs, so nothing to simulate; run a schedule pass on it first"
+        )
+    ops = {op.id: op for op in program.ops if not is_boundary(op)}
+    items = np.array([item for job in program.jobs for item in job.items], np.int64).reshape(-1, 2)
+    names = [COMPUTE, *sorted({op.stream for op in ops.values()} - {COMPUTE, *COMPUTE_STREAMS})]
+    stream_of = {name: k for k, name in enumerate(names)} | dict.fromkeys(COMPUTE_STREAMS, 0)
+    table = _OpTable.make(program, ops, cost, options, classes, stream_of)
+    row = table.row[np.minimum(items[:, 0], len(table.row) - 1)]
+    if (row < 0).any() or (items[:, 0] >= len(table.row)).any():
+        raise PlanError(f"rank {program.rank}: a job holds an op that is no op of the program; `verify` says which")
+    issue, host_end, job_first = _host(program, cost, table.host[row])
+    columns = {
+        "op": items[:, 0], "micro_batch": items[:, 1], "stream": table.stream[row], "issue": issue, "dur": table.dur[row],
+        "side": table.side[row], "awaits": awaits(program, table.blocking[row]), "kind": table.kind[row],
+    }  # fmt: skip
+    deps = reduced(item_order(program, items), columns["stream"], program, items)
+    return RankItems(program, items, ops, names, columns, deps, host_end, job_first)
+
+
+@dataclass(slots=True)
+class _OpTable:
+    """Columns over a rank's ops; `row` is op id -> row."""
+
+    row: Ints
+    host: Ints
+    dur: Ints
+    stream: Ints
+    kind: Ints
+    side: Flags
+    blocking: Flags
+
+    @staticmethod
+    def make(program: Program, ops: Mapping[int, Op], cost: Costs, options: Options, classes: _Classes,
+             stream_of: Mapping[str, int]) -> _OpTable:  # fmt: skip
+        """Ask the cost model once for every op."""
+        values = {value.id: value for value in program.values}
+        groups = {group.id: group for group in program.groups}
+        listed = list(ops.values())
+        row = np.full(1 + max(ops, default=0), -1, np.int64)
+        row[list(ops)] = np.arange(len(listed))
+        durs = [
+            _checked(program, op, 0 if op.name in NO_KERNEL else cost.op_time(op, values, groups).dur_ns) for op in listed
+        ]
+        return _OpTable(
+            row, ints([cost.host_ns(op) for op in listed]), ints(durs), ints([stream_of[op.stream] for op in listed]),
+            ints([classes.number(op, values, groups) for op in listed]),
+            np.array([_resource(op, values) not in (COMPUTE, NOTHING) for op in listed], np.bool_),
+            np.array([options.blocks(op) for op in listed], np.bool_),
+        )  # fmt: skip
+
+
+def _checked(program: Program, op: Op, dur_ns: int) -> int:
+    if not 0 <= dur_ns < MAX_DUR_NS:
+        raise PlanError(
+            f"rank {program.rank}: {describe(op)} takes {dur_ns} ns, expected 0 to {MAX_DUR_NS} ns; mend the profile"
+        )
+    return int(dur_ns)
+
+
+def awaits(program: Program, blocking: Flags) -> Ints:
+    """What the host waits for behind each item, as places among the rank's items."""
+    found = np.where(blocking, np.arange(len(blocking)), -1)
+    for behind, place in _host_waits(program):
+        while found[behind] >= 0:  # a blocking copy: the host waits in front of it for what it waits for behind it
+            behind -= 1
+        if behind >= place:
+            found[behind] = place
+    return found
+
+
+def _host_waits(program: Program) -> Iterator[tuple[int, int]]:
+    """The waits of the host as places among the rank's items."""
+    first = 0
+    for job in program.jobs:
+        place = {item: first + k for k, item in enumerate(job.items)} if job.host_waits else {}
+        yield from ((place[behind], place[awaited]) for behind, awaited in job.host_waits)
+        first += len(job.items)
+
+
+def wait_ns(program: Program, cost: Costs) -> int:
+    """Host time of one wait, beside the waiting: one element is cut out of a result, and a stream synchronized behind it.
+
+    The time of a copy of that element stands for the synchronization, which was not measured. It runs on another host thread;
+    going there and back costs what a job does (Paddle's work queue, in both cases).
+    """
+    values = {0: Value(0, (1,), "float32", 0), 1: Value(1, (1,), "float32", 1, memory="host")}
+    copy = Op(-1, "pd_op.memcpy_d2h", (0,), (1,), "forward", attrs={"dst_place_type": 0})
+    cut = Op(-1, "pd_op.slice", (0,), (0,), "forward")
+    return cost.host_ns(cut) + cost.host_ns(copy) + cost.job_ns() + _checked(program, copy, cost.op_time(copy, values, {}).dur_ns)
+
+
+def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[tuple[str, int]]]:
+    """Issue time of every item, end of the host's work, and where jobs begin."""
+    charge = op_ns.copy()
+    job_first, at, trailing = [], 0, 0
+    behind = [item + 1 for item, _ in _host_waits(program)]
+    each_ns = wait_ns(program, cost) if behind else 0
+    for item in behind:
+        if item < len(charge):
+            charge[item] += each_ns
+        else:
+            trailing += each_ns
+    for job in program.jobs:
+        job_first.append((job.name, at))
+        if at < len(charge):
+            charge[at] += cost.job_ns()
+        else:
+            trailing += cost.job_ns()
+        at += len(job.items)
+    issue = np.cumsum(charge)
+    return issue, (int(issue[-1]) if len(issue) else 0) + trailing, job_first
+
+
+class _Classes:
+    """Numbers the classes of interference as ops come by: equal category and resource, equal stretch."""
+
+    def __init__(self, cost: Costs, options: Options) -> None:
+        self.cost, self.options = cost, options
+        self.numbers: dict[tuple[str, str], int] = {}
+
+    def number(self, op: Op, values: Mapping[int, Value], groups: Mapping[int, Group]) -> int:
+        """The class of an op."""
+        return self.numbers.setdefault((self.cost.category(op, values, groups), _resource(op, values)), len(self.numbers))
+
+    def excess(self) -> Ints:
+        """By how much each class is stretched beside each other one, over 1, in units of 1 / ONE."""
+        table = np.zeros((len(self.numbers), len(self.numbers)), np.int64)
+        for a, (category, resource) in enumerate(self.numbers):
+            for b, (beside, other) in enumerate(self.numbers):
+                table[a, b] = self._excess(category, resource, beside, other)
+        return table
+
+    def standing(self) -> Ints:
+        """By how much each class is stretched beside a communication that waits for its peers; only computation is."""
+        return ints([_over_one(self.cost.stretch_between(category, WAIT)[0]) if resource == COMPUTE else 0
+                     for category, resource in self.numbers])  # fmt: skip
+
+    def _excess(self, category: str, resource: str, beside: str, other: str) -> int:
+        if NOTHING in (resource, other):
+            return 0
+        if resource == other:
+            return ONE if self.options.share else 0
+        if resource != COMPUTE and other == COMPUTE:
+            return _over_one(self.cost.stretch_between(beside, category)[1])
+        return _over_one(self.cost.stretch_between(category, beside)[0])
+
+
+def _over_one(factor: float) -> int:
+    return max(0, round((factor - 1.0) * ONE))
+
+
+def _resource(op: Op, values: Mapping[int, Value]) -> str:
+    """What two ops of one rank compete for: a direction of communication or of copies, or the device's kernels."""
+    if op.name in NO_KERNEL:
+        return NOTHING
+    if is_comm(op):
+        return direction(op)[0]
+    if is_copy(op) and (way := copy_direction(op, values)) != "d2d":
+        return way
+    return COMPUTE

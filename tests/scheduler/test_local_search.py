@@ -1,0 +1,97 @@
+"""The planner's local search: what it keeps step by step equals the clock and the memory of the whole order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.cost_model import GivenCosts
+from interlace.ir import Graph, parse
+from interlace.scheduler.interleave.allocations import PairMemory
+from interlace.scheduler.interleave.clock import duration
+from interlace.scheduler.interleave.list_schedule import TRIES, ListScheduler
+from interlace.scheduler.interleave.live_bytes import Walk
+from interlace.scheduler.interleave.local_search import Form, Rules, Search
+from interlace.scheduler.interleave.planner import PartOps, _Pair, plan_parts
+from tests.strategies import World, programs
+
+COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.3, 2.0), ("memory", "comm"): (1.1, 1.4)})
+FORMS: st.SearchStrategy[Form] = st.sampled_from(["dx-first", "mixed"])
+
+
+def pair_of(seed: int, layers: int, pp: int = 2) -> _Pair:
+    program = programs(World(pp=pp, mp=2, micro_batches=2, layers=layers, seed=seed))[0]
+    sides = [[op for op in program.ops if op.role == role and not op.name.startswith("builtin.") and op.name != "pd_op.data"]
+             for role in ("backward", "forward")]  # fmt: skip
+    return _Pair(program, [PartOps(*side) for side in zip("BF", "BF", sides, strict=True)], COSTS)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 4), FORMS, st.sampled_from([0, 64, 1 << 30]))
+def test_kept_time_and_memory_are_those_of_the_whole_order(seed: int, layers: int, form: Form, allowance: int) -> None:
+    pair = pair_of(seed, layers)
+    rules = Rules(pair.nodes, form)
+    plain = [pair.index[item] for item in pair.plain() if item in pair.index]
+    cap = peak(pair, rules.full(rules.listed(plain))) + allowance
+    search = Search(rules, pair.stretch, pair.bytes, cap, plain)
+    found = search.run(3_000)
+    full = rules.full(search.order)
+    assert duration(pair.nodes, full, pair.stretch) == pytest.approx(search.time, rel=1e-6)
+    assert sorted(found) == sorted(range(len(pair.nodes)))
+    assert peak(pair, found) <= cap
+    assert duration(pair.nodes, found, pair.stretch) <= duration(pair.nodes, rules.full(rules.listed(plain)), pair.stretch) + 1e-6
+    assert all(found.index(dep) < found.index(k) for k in found for dep in pair.nodes[k].deps)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 4), FORMS)
+def test_a_list_schedule_holds_every_dependency_and_node(seed: int, layers: int, form: Form) -> None:
+    pair = pair_of(seed, layers)
+    for weights in TRIES:
+        order = ListScheduler(pair.nodes, pair.stretch, form, pair.bytes, 1 << 40, weights, [0.0] * len(pair.nodes)).run()
+        assert sorted(order) == list(range(len(pair.nodes)))
+        assert all(order.index(dep) < order.index(k) for k in order for dep in pair.nodes[k].deps)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 4), FORMS)
+def test_plans_are_the_same_each_time_and_no_slower_than_in_turn(seed: int, layers: int, form: Form) -> None:
+    program = programs(World(pp=2, mp=2, micro_batches=2, layers=layers, seed=seed))[0]
+    sides = [[op for op in program.ops if op.role == role and not op.name.startswith("builtin.")] for role in ("backward", "forward")]
+    parts = [PartOps(*side) for side in zip("BF", "BF", sides, strict=True)]
+    made = [plan_parts(program, parts, COSTS, form) for _ in range(2)]
+    assert made[0] == made[1]
+    assert made[0].planned_ns <= made[0].serial_ns
+    assert made[0].peak_bytes <= made[0].plain_peak_bytes
+
+
+def peak(pair: _Pair, order: list[int]) -> int:
+    walk = Walk(pair.bytes, [node.forward for node in pair.nodes])
+    for node in order:
+        walk.run(node)
+    return walk.peak
+
+
+def test_tensors_of_a_vector_live_as_long_as_the_vector_is_read() -> None:
+    """Put together they stay until the join has run; a kernel's vector counts by its parts; a shape-only reader holds nothing."""
+    program = parse("""program rank=0 world=1 mode=train
+#0 %0:float32[64] = pd_op.matmul() forward
+#1 %1:float32[64] = pd_op.gelu(%0) forward
+#2 %2:vector<float32[64];float32[64]> = builtin.combine(%0,%1) forward
+#3 %3:float32[8] = pd_op.relu(%1) forward
+#4 %4:float32[128] = pd_op.concat(%2) forward
+#5 %5:vector<float32[32];float32[96]> = pd_op.split_with_num(%4) forward
+#6 %6:float32[32], %7:float32[96] = builtin.split(%5) forward
+#7 %8:float32[96] = pd_op.gelu(%7) forward
+#8 %9:vector<float32[64];float32[64]> = builtin.combine(%0,%1) backward
+#9 %10:vector<float32[64];float32[64]> = pd_op.concat_grad(%9,%8) backward no_buffer=0
+""")
+    forward = [op for op in program.ops if op.role == "forward"]
+    backward = [op for op in program.ops if op.role == "backward"]
+    memory = PairMemory(Graph(program), [PartOps("B", "B", backward), PartOps("F", "F", forward)])
+    assert memory.start == 96 * 4
+    assert {program.ops[k].name: memory.gives["F", k] for k in (2, 5, 6)} == {"builtin.combine": [], "pd_op.split_with_num": [6, 7],
+                                                                             "builtin.split": []}  # fmt: skip
+    whole = memory.peak([("F", op.id) for op in forward])
+    assert whole == memory.start + 4 * (64 + 64 + 128)

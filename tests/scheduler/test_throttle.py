@@ -1,0 +1,216 @@
+"""Where the host waits for the device, and what that does to memory, times and safety (acceptance: O5, R2, C4, F5)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.cost_model import CostModel
+from interlace.errors import PlanError
+from interlace.ir import Program, parse, show, verify
+from interlace.ir.waits import computes
+from interlace.passes import AssignStreams, Pipeline
+from interlace.scheduler.hazards import GPU, check
+from interlace.scheduler.memory import live as memory
+from interlace.scheduler.memory.throttle import Wait, at_ends, candidates, held, place_peak, plan_holds
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.simulator import simulate
+from tests.scheduler.plans import Shape, shapes, world
+from tests.strategies import World, plan, worlds
+
+ALONE = Options(peers_ready=True)
+MICRO_BATCHES = 12
+COST = CostModel.from_table({"comm": 400, "gemm": 1000, "default": 50}, host_ns=1, job_ns=2)
+BLOCK = 4 << 20
+
+
+def run_ahead_program() -> Program:
+    """Forward after forward: a product, its sum over two ranks on a stream of its own, and what reads that."""
+    ops = """
+#0 %0:float32[4,1024]!"w" = builtin.parameter() forward
+#1 %1:float32[1024,4]"x" = pd_op.data() forward
+#2 %2:float32[1024,1024] = pd_op.matmul(%1, %0) forward
+#3 %3:float32[1024,1024] = pd_op.all_reduce(%2) forward group=7 stream="auto_parallel_mp"
+#4 %4:float32[1024,1024] = pd_op.matmul(%3, %0) forward
+#5 %5:float32[1] = pd_op.mean(%4) forward
+"""
+    jobs = "".join(f"job forward_{m} forward {m}: 2-5@{m}\n" for m in range(MICRO_BATCHES))
+    head = f"program rank=0 world=2 mode=train\npipeline stage=0 of 1 micro_batches={MICRO_BATCHES} chunks=1 schedule=accumulate\n"
+    return parse(f"{head}group 7 = 0,1\npasses schedule-1f1b\n{ops}{jobs}")
+
+
+def peak(program: Program, place: memory.Place = memory.GPU) -> int:
+    return simulate([program], COST, ALONE, place=place).ranks[0].peak_bytes
+
+
+def test_run_ahead_doubles_the_peak_and_auto_brings_it_down() -> None:
+    """acceptance: R2, O5. Free, the sums and products of all micro-batches are there at once; held, those of two at most."""
+    program = run_ahead_program()
+    serial, free = memory.in_order(program).peak(), peak(program)
+    assert free - serial >= 2 * (MICRO_BATCHES - 2) * BLOCK
+    planned, (report,) = Pipeline((AssignStreams(run_ahead_bytes=BLOCK),)).run(program, COST)
+    assert any(job.host_waits for job in planned.jobs)
+    assert peak(planned) <= serial + 3 * BLOCK < free // 2
+    assert place_peak(planned, COST) <= serial + 3 * BLOCK
+    assert simulate([planned], COST, ALONE).step_ns <= 1.05 * simulate([program], COST, ALONE).step_ns
+    (line,) = [line for line in report.changed if "the host waits" in line]
+    assert "GPU-place peak" in line
+    off, _ = Pipeline((AssignStreams(hold_host="off"),)).run(program, COST)
+    assert off.jobs == program.jobs
+    on, _ = Pipeline((AssignStreams(hold_host="on"),)).run(program, COST)
+    assert [job.host_waits for job in on.jobs] == [*(((((5, m), (5, m))),) for m in range(MICRO_BATCHES - 1)), ()]
+
+
+def test_small_blocks_hold_nobody() -> None:
+    """Run-ahead within run_ahead_bytes costs no wait, and the report says why."""
+    planned, (report,) = Pipeline((AssignStreams(),)).run(run_ahead_program(), COST)
+    assert not any(job.host_waits for job in planned.jobs)
+    assert [line for line in report.declined if "run_ahead_bytes allows" in line]
+    alone = plan_holds(world(Shape(1, 1, 2, 2))[0], COST, 0)
+    assert (alone.count, alone.reason) == (0, "no job has work beside computation that holds memory")
+
+
+def test_short_jobs_wait_at_their_ends() -> None:
+    """Where a job is over before a wait can look back, the host waits for its last computation."""
+    slow_wait = CostModel.from_table({"comm": 400, "gemm": 1000, "default": 50}, host_ns=10, job_ns=300)
+    found = plan_holds(run_ahead_program(), slow_wait, BLOCK)
+    assert set(found.waits) == {f"forward_{m}" for m in range(MICRO_BATCHES - 1)}
+    assert all(waits == (((5, m), (5, m)),) for m, waits in enumerate(found.waits.values()))
+    assert found.held_bytes < found.free_bytes // 2
+    assert found.held_ns > found.free_ns
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes(), st.booleans())
+def test_waits_never_raise_the_peak(shape: Shape, compiled: bool) -> None:
+    """Law: with a host that issues in no time, peak(gpu, held) <= peak(gpu, free); held ones take as long or longer to issue."""
+    fast = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7})
+    shape = both_forms(shape)
+    engine = "fast" if compiled else "plain"
+    free = simulate(world(shape[0]), fast, place=memory.GPU, engine=engine)  # type: ignore[arg-type]
+    bound = simulate(world(shape[1]), fast, place=memory.GPU, engine=engine)  # type: ignore[arg-type]
+    for one, other in zip(bound.ranks, free.ranks, strict=True):
+        assert one.peak_bytes <= other.peak_bytes
+    assert (bound.times.issue >= free.times.issue).all()
+
+
+def both_forms(shape: Shape) -> tuple[Shape, Shape]:
+    """The same shape without waits, and with waits in every micro-batch."""
+    import dataclasses
+
+    return dataclasses.replace(shape, held=frozenset()), dataclasses.replace(shape, held=frozenset(range(shape.micro_batches)))
+
+
+def looking_back(program: Program, back: int) -> dict[str, tuple[Wait, ...]]:
+    """Behind every third item the host waits for the computation some items before."""
+    ops, values = {op.id: op for op in program.ops}, {value.id: value for value in program.values}
+    found = {}
+    for job in program.jobs:
+        waits = []
+        for k in range(back, len(job.items), 3):
+            target = next((item for item in reversed(job.items[: k - back + 1]) if computes(ops[item[0]], values)), None)
+            waits += [(job.items[k], target)] if target else []
+        found[job.name] = tuple(waits)
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds(streams=True), st.integers(0, 4))
+def test_waits_leave_plans_safe(drawn: World, back: int) -> None:
+    """acceptance: F5. What the checker finds in a plan it finds with waits and without; steps that end still end."""
+    free = plan(drawn)
+    for waits in ([at_ends(p, candidates(p)) for p in free], [looking_back(p, back) for p in free]):
+        bound = [held(p, each) for p, each in zip(free, waits, strict=True)]
+        for program in bound:
+            verify(program)
+        assert check(bound, GPU) == check(free, GPU) == []
+        assert simulate(bound, COST, with_memory=False).step_ns > 0
+
+
+CROSSED = """
+program rank={rank} world=2 mode=train
+pipeline stage={rank} of 2 micro_batches=1 chunks=1 schedule=1F1B
+group 3 = 0,1
+group 4 = 1,0
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.recv_v2() forward group={receive} stream="auto_parallel_pp_recv" {{"peer":0}}
+#2 %2:float32[2] = pd_op.relu(%1) forward
+#3 pd_op.send_v2(%0) forward group={send} stream="auto_parallel_pp_send" {{"peer":1}}
+job all forward 0: 1-3@0{wait}
+event cut 0@0 -> 3@0
+"""
+
+
+@pytest.mark.parametrize("wait", ["", " | 2@0<2@0"])
+def test_a_wait_that_stops_all_ranks_is_found(wait: str) -> None:
+    """acceptance: F5. Each rank waits for what the other would only send behind its own wait."""
+    pair = [parse(CROSSED.format(rank=rank, send=3 + rank, receive=4 - rank, wait=wait)) for rank in (0, 1)]
+    kinds = [finding.kind for finding in check(pair, GPU)]
+    assert kinds == (["deadlock"] if wait else [])
+    if not wait:
+        assert simulate(pair, COST).step_ns > 0
+        return
+    with pytest.raises(PlanError, match="ranks wait in a circle"):
+        simulate(pair, COST)
+    assert simulate(pair, COST, Options(host_waits=False)).step_ns > 0
+
+
+def test_the_cost_of_a_wait_is_in_the_step() -> None:
+    """A wait at the end of a job leaves a gap: the copy, the way there and back, and the issue of what follows."""
+    program = run_ahead_program()
+    cost = CostModel.from_table({"comm": 0, "gemm": 100, "copy": 30, "default": 10}, host_ns=2, job_ns=5)
+    free = simulate([program], cost, ALONE)
+    names = [job.name for job in program.jobs[:1]]
+    waiting = simulate([held(program, at_ends(program, names))], cost, ALONE)
+    assert waiting.step_ns == free.step_ns + 2 + 2 + 5 + 30 + 5 + 2
+    assert waiting.ranks[0].host_ns > free.ranks[0].host_ns
+
+
+QUICK = CostModel.from_table({"comm": 400, "gemm": 1000, "copy": 1, "default": 50}, host_ns=1, job_ns=2)
+"""A wait takes the host 5 ns, so it looks back 250 ns, and waits stand 4000, 2000, 1000, 500 or 250 ns apart; a job computes 2050 ns."""
+
+
+@pytest.mark.parametrize(
+    ("blocks", "waits", "peak_blocks"),
+    [
+        (0, {f"forward_{m}": (((5, m), (5, m)),) for m in range(MICRO_BATCHES - 1)}, 3),
+        (3, {f"forward_{m}": (((4, m), (2, m)),) for m in range(MICRO_BATCHES - 1)}, 5),
+        (12, {f"forward_{m}": (((4, m), (2, m)),) for m in range(1, MICRO_BATCHES - 1, 2)}, 7),
+        (23, {}, 25),
+    ],
+)  # fmt: skip
+def test_the_host_waits_as_seldom_as_keeps_memory(blocks: int, waits: dict[str, tuple[Wait, ...]], peak_blocks: int) -> None:
+    """acceptance: O5, R2. Free run-ahead holds 23 blocks more than a serial step; what lies 250 ns back is the first product."""
+    found = plan_holds(run_ahead_program(), QUICK, blocks * BLOCK)
+    assert {name: each for name, each in found.waits.items() if each} == waits
+    assert found.held_bytes // BLOCK == peak_blocks
+    assert found.free_bytes // BLOCK == 25
+
+
+def test_what_is_allowed_to_run_ahead_is_all_that_side_streams_hold() -> None:
+    """Two blocks of each micro-batch are read or given beside computation."""
+    assert "side streams hold" in plan_holds(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK).reason
+    assert "side streams hold" not in plan_holds(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK - 1).reason
+
+
+def test_of_waits_that_hold_alike_the_widest_apart_are_taken() -> None:
+    """With computation behind the last block a wait that looks back in its job holds as little as one at the job's end."""
+    program = run_ahead_program()
+    tail = parse(show(program).replace("#5 %5:float32[1] = pd_op.mean(%4) forward", "#5 %5:float32[1] = pd_op.matmul(%4) forward"))
+    found = plan_holds(tail, QUICK, 0)
+    assert found.waits["forward_0"] != at_ends(tail, ["forward_0"])["forward_0"]
+    assert found.held_bytes == place_peak(held(tail, at_ends(tail, candidates(tail))), QUICK)
+
+
+def test_the_peak_on_the_place_is_that_of_the_fastest_host() -> None:
+    slow = CostModel.from_table({"comm": 400, "gemm": 1000, "copy": 1, "default": 50}, host_ns=3000, job_ns=2)
+    assert place_peak(run_ahead_program(), slow) == place_peak(run_ahead_program(), QUICK)
+
+
+def test_a_rank_that_cannot_be_simulated_waits_at_the_end_of_every_job() -> None:
+    endless = CostModel.from_table({"default": 1 << 41})
+    program = run_ahead_program()
+    found = plan_holds(program, endless, 0)
+    assert found.waits == at_ends(program, candidates(program))
+    assert "cannot be simulated" in found.reason
