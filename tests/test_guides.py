@@ -116,7 +116,7 @@ def test_new_pass_example() -> None:
 def test_checkpoint_example(tmp_path: Path) -> None:
     """examples/checkpoint.py: half the steps, a checkpoint, the other half under the other one; the losses of one run through."""
     pytest.importorskip("paddle")
-    script = ROOT / "tests" / "road" / "checkpoint_script.py"
+    script = ROOT / "tests" / "training" / "checkpoint_script.py"
     done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     losses = json.loads(done.stdout.splitlines()[-1])

@@ -134,7 +134,7 @@ def cpu_command(script: Path, args: Sequence[str]) -> list[str]:
 
 def gpu_command(script: Path, args: Sequence[str], world: int, log_dir: Path) -> list[str]:
     """Command line that starts all ranks through Paddle's launcher, one GPU each."""
-    bootstrap = Path(__file__).parent / "bridge" / "rank.py"
+    bootstrap = Path(__file__).with_name("rank.py")
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(world)]
     return [*launcher, "--log_dir", os.fspath(log_dir), os.fspath(bootstrap), os.fspath(script), *args]
 
@@ -165,7 +165,7 @@ def _testbed_root() -> str:
     Raises:
         ConfigError: There is no testbed beside this Interlace.
     """
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / "testbed" / "world.py").is_file():
         raise ConfigError(f"no testbed in {root}: it comes with the source tree; run from a checkout, or use another --place")
     return os.fspath(root)

@@ -18,6 +18,7 @@ import pytest
 from interlace import cli
 from interlace.errors import LaunchError
 from interlace.local import launch as launch_module
+from interlace.local import rank as rank_module
 from interlace.local.launch import LaunchResult, launch
 from interlace.local.rank_report import RankReport, StepLoss
 from interlace.local.verdict import first_difference
@@ -234,7 +235,7 @@ def test_first_difference() -> None:
 def test_gpu_command_line() -> None:
     words = launch_module.gpu_command(Path("train.py"), ["--x", "1"], 8, Path("logs"))
     assert words[1:7] == ["-m", "paddle.distributed.launch", "--nproc_per_node", "8", "--log_dir", "logs"]
-    assert Path(words[7]).name == "rank.py"
+    assert Path(words[7]) == Path(rank_module.__file__)
     assert words[8:] == ["train.py", "--x", "1"]
 
 
