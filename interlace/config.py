@@ -34,7 +34,7 @@ from interlace.scheduler.schedule import parse_rows
 from interlace.user_passes import imported
 
 MOST_BYTES = 1 << 20
-"""Of a file of options or rows."""
+"""Of a file of options, and of a schedule file."""
 MOST_NODES = 10_000
 MOST_SIZE = 1 << 60
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -272,8 +272,7 @@ def _pass(name: str, value: Any, where: _Where, key: str) -> Pass | None:
         raise ConfigError(f"{where.at(key)}: expected off, on or a table of options, found {value!r}")
     unknown = [option for option in value if option not in kind.__struct_fields__]
     if unknown:
-        path = f"{key}.{unknown[0]}"
-        raise ConfigError(f"{where.key(path)}: unknown option {unknown[0]!r} of {name}; {_suggest(unknown[0], kind.__struct_fields__)}")
+        raise ConfigError(f"{where.key(f'{key}.{unknown[0]}')}: {unknown_option(kind, unknown[0])}")
     kinds = typing.get_type_hints(kind)
     table = {option: _switch(_size(f"{key}.{option}", given, where), kinds[option]) for option, given in value.items()}
     try:
@@ -286,6 +285,13 @@ def _pass(name: str, value: Any, where: _Where, key: str) -> Pass | None:
         full = f"{key}.{path}" if path else key
         what = (found["what"] if found else str(error)) + _choices(kinds.get(path), table.get(path))
         raise ConfigError(f"{where.at(full)}: {what} (at $.{full})") from error
+
+
+def unknown_option(kind: type[Pass], option: str) -> str:
+    """The message for an option that a pass does not have: its present name where it was renamed, otherwise the names there are."""
+    if option in kind.renamed:
+        return f"option {option!r} of {kind.name} was renamed; write {kind.renamed[option]!r}"
+    return f"unknown option {option!r} of {kind.name}; {_suggest(option, kind.__struct_fields__)}"
 
 
 def _choices(kind: Any, given: Any) -> str:
@@ -365,11 +371,11 @@ def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], wher
 def _check_values(chosen: Mapping[str, Pass], where: _Where, whole: bool) -> None:
     """What a pass's own record cannot tell: files, and options that say nothing or contradict each other."""
     schedule, offload, streams = (chosen.get(name) for name in ("schedule-1f1b", "offload-activations", "assign-streams"))
-    if isinstance(schedule, Schedule1F1B) and schedule.rows:
+    if isinstance(schedule, Schedule1F1B) and schedule.schedule_file:
         if schedule.interleave != Schedule1F1B().interleave:
-            raise ConfigError(f"{where.at('schedule_1f1b.interleave')}: rows say every job, so interleave={schedule.interleave} "
+            raise ConfigError(f"{where.at('schedule_1f1b.interleave')}: schedule_file gives every job, so interleave={schedule.interleave} "
                               "would do nothing; leave one of the two out")  # fmt: skip
-        _check_rows(schedule.rows, where.at("schedule_1f1b.rows"))
+        _check_schedule_file(schedule.schedule_file, where.at("schedule_1f1b.schedule_file"))
     if isinstance(streams, AssignStreams) and streams.priority not in PRIORITIES:
         raise ConfigError(f"{where.at('assign_streams.priority')}: found {streams.priority}, expected a stream priority from "
                           f"{PRIORITIES[0]} (first) to {PRIORITIES[-1]} (normal)")  # fmt: skip
@@ -382,15 +388,15 @@ def _chooses(offload: OffloadActivations) -> bool:
     return bool(offload.modules) or offload.fraction is not None or offload.memory_budget is not None
 
 
-def _check_rows(path: str, where: str) -> None:
+def _check_schedule_file(path: str, where: str) -> None:
     try:
         rows = parse_rows(read_text(path, MOST_BYTES, "a line `<stage> | 0F 1F 0B ...` for each stage", ConfigError), path)
     except ConfigError as error:
-        raise ConfigError(f"{where}: rows file {path!r} in {os.getcwd()}: {error}") from error
+        raise ConfigError(f"{where}: schedule file {path!r} in {os.getcwd()}: {error}") from error
     except PlanError as error:
         raise ConfigError(f"{where}: {error}") from error
     if not rows:
-        raise ConfigError(f"{where}: rows file {path!r} holds no stage; expected a line `<stage> | 0F 1F 0B ...` for each")
+        raise ConfigError(f"{where}: schedule file {path!r} holds no stage; expected a line `<stage> | 0F 1F 0B ...` for each")
 
 
 def _suggest(word: str, known: Any) -> str:

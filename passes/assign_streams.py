@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -40,7 +40,7 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     Options:
         rename: False leaves every stream as Paddle named it; what a plan needs to be safe is added all the same.
         priority: Stream priority of communication; 0 is normal, lower runs first.
-        hold_host: Where the host waits, on places where it runs ahead and memory is taken at issue: `auto` as seldom as keeps
+        throttle_host: Where the host waits, on places where it runs ahead and memory is taken at issue: `auto` as seldom as keeps
             memory, `on` at the end of every job with work on side streams, `off` nowhere.
         run_ahead_bytes: By how much run-ahead may raise the peak of device memory before `auto` lets the host wait.
 
@@ -51,15 +51,16 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     needs = frozenset({"scheduled"})
     gives = frozenset({"streams"})
     after = ("split-backward", "overlap-column-backward", "schedule-1f1b", "offload-activations")
+    renamed: ClassVar[Mapping[str, str]] = {"hold_host": "throttle_host"}
 
     rename: bool = True
     priority: int = -1
-    hold_host: Literal["auto", "on", "off"] = "auto"
+    throttle_host: Literal["auto", "on", "off"] = "auto"
     run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
 
     def draft(self) -> Pass:
         """Without waits of the host."""
-        return msgspec.structs.replace(self, hold_host="off")
+        return msgspec.structs.replace(self, throttle_host="off")
 
     def run(self, program: Program, context: Context) -> Program:
         program = self._named(program, context) if self.rename else program
@@ -69,14 +70,14 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
         return self._held(msgspec.structs.replace(program, events=events), context)
 
     def _held(self, program: Program, context: Context) -> Program:
-        if self.hold_host == "off":
+        if self.throttle_host == "off":
             return program
-        if self.hold_host == "on":
+        if self.throttle_host == "on":
             waits = at_ends(program, candidates(program))
             if waits:
                 context.changed.insert(0, f"the host waits at the end of {len(waits)} of {len(program.jobs)} jobs, as asked")
             else:
-                context.declined.append("hold_host: no job has work beside computation that holds memory")
+                context.declined.append("throttle_host: no job has work beside computation that holds memory")
             return held(program, waits)
         plan = plan_holds(program, context.cost, self.run_ahead_bytes)
         numbers = plan.text() if plan.free_bytes else ""
@@ -84,7 +85,7 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
         if plan.count:
             context.changed.insert(0, f"the host waits {plan.count} times a step: {why}")
         else:
-            context.declined.append(f"hold_host: the host waits nowhere, {why}")
+            context.declined.append(f"throttle_host: the host waits nowhere, {why}")
         return held(program, plan.waits)
 
     def _named(self, program: Program, context: Context) -> Program:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -63,12 +63,14 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         needs: Capabilities that passes before it must give.
         gives: Capabilities that hold after it.
         after: Names of passes that it must come behind, where they run at all.
+        renamed: Former names of options -> the names they have now; the error for a former name says the new one.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()
     gives: ClassVar[frozenset[str]] = frozenset()
     after: ClassVar[tuple[str, ...]] = ()
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     def run(self, program: Program, context: Context) -> Program:
         """A new program; the given one is untouched."""

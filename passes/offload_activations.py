@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import msgspec
 
@@ -48,7 +49,8 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         job backward_0: 9@0                             job backward_0: 21@0 9@0
 
     Steps: 1 ask the planner what moves, when it goes and when it comes back (`scheduler/offload`, where the options are
-    described: modules, exclude_ops, min_bytes, fraction, keep_bytes, max_in_flight, include_integers, memory_budget, reserve); 2 add
+    described: modules, exclude_ops, min_bytes, fraction, keep_bytes, max_in_flight, include_integers, memory_budget,
+    prefetch_slack); 2 add
     both copies for each chosen value, let what reads its contents in backward read what comes back, remake saved views of
     it; 3 put the copies into the jobs.
 
@@ -58,6 +60,7 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
     name = "offload-activations"
     needs = frozenset({"scheduled"})
     gives = frozenset({"offloaded"})
+    renamed: ClassVar[Mapping[str, str]] = {"reserve": "prefetch_slack"}
 
     def run(self, program: Program, context: Context) -> Program:
         if not program.jobs:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -55,8 +56,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         lag: By how many micro-batches weight gradients trail their input gradients, with `dx-first` and `mixed`: one number for all
             stages, or one for each. From 1 on they need nothing that their job computes, so they hide its first collectives, and
             those left at the end fill what would be waiting; each micro-batch of lag keeps its operands of weight gradients.
-        rows: A file with one line of slots a stage (`0 | 0F 1F 0B+2F ...`, scheduler/schedule.py), in the place of all that.
-        allowance_bytes: Live memory a pair may use beyond the plain order's.
+        schedule_file: Path of a file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md); replaces
+            `interleave` and `lag`.
+        extra_live_bytes: Bytes by which a pair's live memory may exceed that of the plain order.
         max_ops_per_job: A pair larger than this is left as two jobs (the executor's build is quadratic in it).
         only_gains: Take a milder form (`dx-first`, then `off`) where the whole step would be simulated slower than with `off`.
 
@@ -66,18 +68,19 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     name = "schedule-1f1b"
     gives = frozenset({"scheduled"})
     after = ("split-backward", "overlap-column-backward")
+    renamed: ClassVar[Mapping[str, str]] = {"rows": "schedule_file", "allowance_bytes": "extra_live_bytes"}
 
     interleave: Literal["off", "dx-first", "mixed", "zb-h1"] = "dx-first"
     lag: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = 0
-    rows: str = ""
-    allowance_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    schedule_file: str = ""
+    extra_live_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_ops_per_job: Annotated[int, msgspec.Meta(ge=1)] = 4000
     only_gains: bool = True
 
     def fallbacks(self) -> tuple[Pass, ...]:
         """Of pairs: `dx-first`, then `off`. A schedule that is spelled out, or `zb-h1`, is what the user wants as it is."""
         forms: dict[str, tuple[Literal["dx-first", "off"], ...]] = {"mixed": ("dx-first", "off"), "dx-first": ("off",)}
-        if not self.only_gains or self.rows:
+        if not self.only_gains or self.schedule_file:
             return ()
         plain = msgspec.structs.replace(self, lag=0)
         milder = tuple(msgspec.structs.replace(plain, interleave=name) for name in forms.get(self.interleave, ()))
@@ -111,7 +114,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         plain = self._every_stage(program, SCHEDULES[pipe.schedule])
         if not any(op.role == "backward" for op in program.ops):
             return {stage: [slot for slot in row if slot.parts[0].kind == "F"] for stage, row in plain.items()}, "dx-first"
-        if self.rows:
+        if self.schedule_file:
             return self._given_rows(program), "dx-first"
         if self.interleave == "off":
             return plain, "dx-first"
@@ -124,8 +127,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     def _check_lag(self, program: Program) -> None:
         pipe, found = program.pipeline, f"schedule_1f1b.lag: found {_lag_text(self.lag)}"
-        if self.lag and (self.interleave not in ("dx-first", "mixed") or self.rows):
-            beside = f"rows: {self.rows}" if self.rows else f"interleave: {self.interleave}"
+        if self.lag and (self.interleave not in ("dx-first", "mixed") or self.schedule_file):
+            beside = f"schedule_file: {self.schedule_file}" if self.schedule_file else f"interleave: {self.interleave}"
             raise ConfigError(f"{found} beside {beside}; weight gradients trail with interleave dx-first or mixed; leave one of them out")
         if self.lag and pipe.num_chunks > 1:
             raise ConfigError(f"{found} with {pipe.num_chunks} chunks a stage; expected a pipeline without chunks; leave lag out")
@@ -139,11 +142,11 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _given_rows(self, program: Program) -> dict[int, list[Slot]]:
         pipe = program.pipeline
         try:
-            text = Path(self.rows).read_text(encoding="utf-8")
+            text = Path(self.schedule_file).read_text(encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"schedule_1f1b.rows: {self.rows} cannot be read ({error.strerror})") from error
-        rows = parse_rows(text, self.rows)
-        check_rows(rows, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, self.rows)
+            raise ConfigError(f"schedule_1f1b.schedule_file: {self.schedule_file} cannot be read ({error.strerror})") from error
+        rows = parse_rows(text, self.schedule_file)
+        check_rows(rows, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, self.schedule_file)
         return rows
 
     def _zero_bubble(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
@@ -197,7 +200,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         plans = {}
         for kinds in sorted(mixed | whole):
             ops = [PartOps(label, kind, parts.ops[kind, chunk]) for label, kind, chunk in kinds]
-            plans[kinds] = plan_parts(program, ops, context.cost, form, self.allowance_bytes, self.max_ops_per_job)
+            plans[kinds] = plan_parts(program, ops, context.cost, form, self.extra_live_bytes, self.max_ops_per_job)
             context.changed.append(f"jobs of {_kinds_text(kinds, parts.chunked)}: {plans[kinds].text()}")
         return plans
 

@@ -47,8 +47,12 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("schedule_1f1b:\n  max_ops_per_job: 0", "my.yaml:2:20: Expected `int` >= 1 (at $.schedule_1f1b.max_ops_per_job)"),
         ("schedule_1f1b: {interleave: both}", "my.yaml:1:29: Invalid enum value 'both'; there are ['dx-first', 'mixed', 'off', 'zb-h1']"),
         ("schedule_1f1b: {interleave: Mixed}", "my.yaml:1:29: Invalid enum value 'Mixed'; did you mean 'mixed'? there are ["),
-        ("schedule_1f1b:\n  interleave: mixed\n  rows: here", "my.yaml:2:15: rows say every job, so interleave=mixed would do nothing"),
-        ("schedule_1f1b: {rows: nowhere.txt}", "my.yaml:1:23: rows file 'nowhere.txt' in "),
+        ("schedule_1f1b:\n  interleave: mixed\n  schedule_file: here", "my.yaml:2:15: schedule_file gives every job, so interleave=mixed "),
+        ("schedule_1f1b: {schedule_file: nowhere.txt}", "my.yaml:1:32: schedule file 'nowhere.txt' in "),
+        ("schedule_1f1b:\n  rows: my.txt", "my.yaml:2:3: option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
+        ("schedule_1f1b: {allowance_bytes: 1GB}", "my.yaml:1:17: option 'allowance_bytes' of schedule-1f1b was renamed; write 'extra_l"),
+        ("assign_streams: {hold_host: off}", "my.yaml:1:18: option 'hold_host' of assign-streams was renamed; write 'throttle_host'"),
+        ("offload_activations: {reserve: 0}", "my.yaml:1:23: option 'reserve' of offload-activations was renamed; write 'prefetch_s"),
         ("device: abacus", "my.yaml:1:9: no device profile 'abacus': expected one of cpu, h200, or a path"),
         ("device: ./abacus.json", "my.yaml:1:9: abacus.json: cannot be read (No such file"),
         ("assign_streams: {priority: 99}", "my.yaml:1:28: found 99, expected a stream priority from -5 (first) to 0 (normal)"),
@@ -65,7 +69,7 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("offload_activations: {fraction: 0.5, memory_budget: 1GB}", "my.yaml:1:22: offload: fraction=0.5 and memory_budget=1"),
         ("offload_activations: {fraction: 2}", "my.yaml:1:22: offload: fraction=2.0, expected a number from 0 to 1"),
         ("a: 1\nb: 2\na: 3", "my.yaml:3:1: option 'a' stands twice"),
-        ("schedule_1f1b: {rows: a, rows: b}", "my.yaml:1:26: option 'rows' stands twice"),
+        ("schedule_1f1b: {schedule_file: a, schedule_file: b}", "my.yaml:1:35: option 'schedule_file' stands twice"),
         ("[1, 2]", "my.yaml:1:1: expected a table of options, found list"),
         ("just words", "my.yaml:1:1: expected a table of options, found str"),
         ("a: [1", "my.yaml:1:6: not YAML"),
@@ -94,8 +98,8 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, error
 def test_a_file_of_rows_is_read_before_anything_is_built(tmp_path: Path, rows: bytes, error: str) -> None:
     """acceptance: U3. File and line of the option, and of the rows."""
     (tmp_path / "rows.txt").write_bytes(rows)
-    found = refusal(tmp_path, f"schedule_1f1b:\n  rows: {tmp_path}/rows.txt")
-    assert found.startswith("my.yaml:2:9: ")
+    found = refusal(tmp_path, f"schedule_1f1b:\n  schedule_file: {tmp_path}/rows.txt")
+    assert found.startswith("my.yaml:2:18: ")
     assert error in found
 
 
@@ -126,11 +130,11 @@ assign_streams: false
 check: off
 force_device: on
 device: h200
-schedule_1f1b: {allowance_bytes: 1e9, max_ops_per_job: 77}
+schedule_1f1b: {extra_live_bytes: 1e9, max_ops_per_job: 77}
 offload_activations: {min_bytes: 1.5MiB, keep_bytes: [1KB, 2000], fraction: 1, include_integers: on}
 """)  # fmt: skip
     assert sorted(config.passes) == ["offload-activations", "schedule-1f1b", "split-backward"]
-    assert config.passes["schedule-1f1b"] == Schedule1F1B(allowance_bytes=10**9, max_ops_per_job=77)
+    assert config.passes["schedule-1f1b"] == Schedule1F1B(extra_live_bytes=10**9, max_ops_per_job=77)
     offload = OffloadActivations(min_bytes=3 << 19, keep_bytes=(1000, 2000), fraction=1.0, include_integers=True)
     assert config.passes["offload-activations"] == offload
     assert (config.check, config.force_device, config.device) == (False, True, "h200")
@@ -175,8 +179,8 @@ def test_what_is_no_size(text: str) -> None:
 
 def test_keywords_are_named_as_such() -> None:
     """acceptance: U3."""
-    with pytest.raises(ConfigError, match=r"keywords: schedule_1f1b\.allowance_bytes: Expected `int` >= 0"):
-        make_config({"schedule_1f1b": {"allowance_bytes": -1}})
+    with pytest.raises(ConfigError, match=r"keywords: schedule_1f1b\.extra_live_bytes: Expected `int` >= 0"):
+        make_config({"schedule_1f1b": {"extra_live_bytes": -1}})
     with pytest.raises(ConfigError, match="keywords: schedule_1f1b: expected Schedule1F1B, found OffloadActivations"):
         make_config({"schedule_1f1b": OffloadActivations()})
 
@@ -328,7 +332,9 @@ def test_options_of_a_given_pass_stay_when_one_is_changed(strategy: Any) -> None
         (lambda f: setattr(f.schedule_1f1b, "depth", 3), ConfigError, "unknown option 'depth'"),
         (lambda f: setattr(f.split_backward, "enable", False), ConfigError, "overlap_column_backward needs split_backward"),
         (lambda f: setattr(f.split_backward, "enable", "no"), ConfigError, "expected bool, found 'no'"),
-        (lambda f: f.schedule_1f1b.depth, AttributeError, "has no option 'depth'; there are ["),
+        (lambda f: f.schedule_1f1b.depth, AttributeError, "unknown option 'depth' of schedule-1f1b; there are ["),
+        (lambda f: f.schedule_1f1b.rows, AttributeError, "option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
+        (lambda f: setattr(f.schedule_1f1b, "rows", "x"), ConfigError, "option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
         (lambda f: f.nonsense, AttributeError, "has no option 'nonsense'"),
     ],
 )
@@ -362,8 +368,8 @@ def test_a_second_enable_goes_on_top_of_the_first(strategy: Any, tmp_path: Path)
     config = strategy.interlace.config()
     assert (config.dump, config.device, config.passes["schedule-1f1b"].interleave) == ("plans", "h200", "off")
     assert (config.passes["offload-activations"].fraction, config.passes["assign-streams"].priority) == (0.5, -3)
-    with pytest.raises(ConfigError, match=r"my\.yaml:1:29: rows say every job"):
-        strategy.interlace.schedule_1f1b.rows = "x"
+    with pytest.raises(ConfigError, match=r"my\.yaml:1:29: schedule_file gives every job"):
+        strategy.interlace.schedule_1f1b.schedule_file = "x"
     with pytest.raises(ConfigError, match=r"interlace\.enable: assign_streams\.priority: found 7"):
         strategy.interlace.assign_streams.priority = 7
     assert strategy.interlace.config() == config
@@ -451,13 +457,13 @@ def test_dead_flags_are_read_when_the_model_is_built(strategy: Any, monkeypatch:
     from interlace.bridge.hook import _state
 
     with caplog.at_level(logging.INFO, logger="interlace"):
-        interlace.enable(strategy, schedule_1f1b={"allowance_bytes": 5}, split_backward="off", overlap_column_backward="off")
+        interlace.enable(strategy, schedule_1f1b={"extra_live_bytes": 5}, split_backward="off", overlap_column_backward="off")
         strategy._mp_optimization.allreduce_matmul_grad_overlapping = True
         monkeypatch.setenv("FLAGS_1f1b_backward_forward_overlap", "1")
         assert not caplog.records
         state = _state(SimpleNamespace(_strategy=strategy))
     assert state is not None
-    assert state.config.passes["schedule-1f1b"] == Schedule1F1B(interleave="dx-first", allowance_bytes=5)
+    assert state.config.passes["schedule-1f1b"] == Schedule1F1B(interleave="dx-first", extra_live_bytes=5)
     assert "overlap-column-backward" not in state.config.passes
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
     assert "allreduce_matmul_grad_overlapping is set, but interlace's overlap_column_backward='off' decides" in caplog.text

@@ -140,8 +140,8 @@ CONFIGS = {
     "large": (b"# " + b"x" * (2 << 20), r"my\.yaml: more than 1 MiB; expected a YAML file"),
     "not text": (b"dump: \xff", r"my\.yaml: cannot be read: not UTF-8 text \(byte 6\)"),
     "twice": (b"check: on\ncheck: off", r"my\.yaml:2:1: option 'check' stands twice"),
-    "size": (f"schedule_1f1b: {{allowance_bytes: {'9' * 400}GB}}".encode(), "expected 1 EiB or less"),
-    "number": (f"schedule_1f1b: {{allowance_bytes: {'9' * 5000}}}".encode(), "allowance_bytes"),
+    "size": (f"schedule_1f1b: {{extra_live_bytes: {'9' * 400}GB}}".encode(), "expected 1 EiB or less"),
+    "number": (f"schedule_1f1b: {{extra_live_bytes: {'9' * 5000}}}".encode(), "extra_live_bytes"),
     "endless": (b"offload_activations: {fraction: 1e999}", "fraction"),
     "no number": (b"offload_activations: {fraction: nan}", "fraction"),
 }
@@ -191,8 +191,8 @@ def test_hostile_rows(tmp_path: Path) -> None:
     rows = parse_rows("0 | " + "0F " * 100_000)
     with pytest.raises(PlanError, match="must stand once"):
         check_rows(rows, 1, 1, 1, "rows")
-    with pytest.raises(ConfigError, match=r"rows file '/dev/zero' in .*it is a device"):
-        make_config({"schedule_1f1b": {"rows": "/dev/zero"}})
+    with pytest.raises(ConfigError, match=r"schedule file '/dev/zero' in .*it is a device"):
+        make_config({"schedule_1f1b": {"schedule_file": "/dev/zero"}})
 
 
 def test_a_hostile_record_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

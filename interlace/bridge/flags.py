@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from interlace.config import KEY, PLAIN_FIELDS, Config, find_config, make_config, read_yaml, require_jobs
+from interlace.config import KEY, PLAIN_FIELDS, Config, find_config, make_config, read_yaml, require_jobs, unknown_option
 from interlace.errors import ConfigError
 from interlace.passes import REGISTRY, Pass
 
@@ -113,7 +113,7 @@ class _PassFlags:
             return found is not None
         kind = REGISTRY[self._key.replace("_", "-")]
         if name not in kind.__struct_fields__:
-            raise AttributeError(f"{self._key} has no option {name!r}; there are {sorted(kind.__struct_fields__)}")
+            raise AttributeError(f"strategy.interlace.{self._key}: {unknown_option(kind, name)}")
         return getattr(found if found is not None else kind(), name)
 
     def __repr__(self) -> str:

@@ -201,7 +201,7 @@ def _plan_pipeline(dense: Any, strategy: Any) -> Lowered:
         num_chunks=strategy.vpp_degree if strategy.schedule_mode == "VPP" else 1,
         schedule=strategy.schedule_mode,
     )
-    if state.config.check and not getattr(state.config.passes.get("schedule-1f1b"), "rows", ""):
+    if state.config.check and not getattr(state.config.passes.get("schedule-1f1b"), "schedule_file", ""):
         require_straight(pipeline)
     return _plan_mode(engine, mode, state, dense, pipeline)
 

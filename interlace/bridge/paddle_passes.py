@@ -29,7 +29,7 @@ from interlace.bridge.places import Place, choose_place
 from interlace.bridge.profiles import costs_for
 from interlace.bridge.rewrite import write_back
 from interlace.bridge.roles import give_roles, require_sums
-from interlace.config import Config, make_config
+from interlace.config import Config, make_config, unknown_option
 from interlace.cost_model import CostModel
 from interlace.errors import ConfigError
 from interlace.installed import other_paddle
@@ -68,10 +68,14 @@ class _Pass(PassBase):  # type: ignore[misc]
 
     def _options(self, without: tuple[str, ...] = ()) -> dict[str, Any]:
         """The options of the pass among the attributes. Raises ConfigError on an attribute that nobody knows."""
-        known = REGISTRY[self.key.replace("_", "-")].__struct_fields__
+        kind = REGISTRY[self.key.replace("_", "-")]
+        known = kind.__struct_fields__
         given = {key: value for key, value in self._attrs.items() if key not in without}
         every = ("device", "force_paddle")
         unknown = sorted(set(given) - {*known, *every})
+        for key in unknown:
+            if key in kind.renamed:
+                raise ConfigError(f"pass {self.name!r}: {unknown_option(kind, key)}")
         if unknown:
             raise ConfigError(f"pass {self.name!r}: unknown attributes {unknown}; there are {sorted((*known, *every, *without))}")
         return {key: value for key, value in given.items() if key in known}

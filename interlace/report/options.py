@@ -24,7 +24,7 @@ as `64MiB` and `1.5GB`.
 
 Later calls of `interlace.enable` go on top of earlier ones, keywords on top of a file. Refused before anything is built:
 `schedule_1f1b: off` while `assign_streams` or `offload_activations` is on (`{interleave: off}` keeps Paddle's own order of jobs),
-`overlap_column_backward` without `split_backward`, `rows` together with another `interleave`, an offload that is on and is told
+`overlap_column_backward` without `split_backward`, `schedule_file` together with another `interleave`, an offload that is on and is told
 nothing to move. Flags of Paddle that do nothing there (`FLAGS_1f1b_backward_forward_overlap`,
 `FLAGS_mp_async_allreduce_in_backward`, `allreduce_matmul_grad_overlapping`, `enable_send_recv_overlap`) are read when the model is
 built and count as asked for, unless an option of ours says otherwise; the log tells.

@@ -97,7 +97,7 @@ def place_trips(line: Timeline, trips: Sequence[OpenTrip], cap: int | None, meas
     return placed
 
 
-def earlier(line: Timeline, placed: Placement, reserve: float) -> Placement:
+def earlier(line: Timeline, placed: Placement, slack: float) -> Placement:
     """The same trips, each copy back issued by that share of its time earlier, as far as all copies in front of it leave time.
 
     Nothing is refused for it, and no copy comes later than it did.
@@ -111,7 +111,7 @@ def earlier(line: Timeline, placed: Placement, reserve: float) -> Placement:
     by = line.at_ns[-1]
     for trip, earliest in zip(reversed(queue), reversed(first), strict=True):
         by = min(by, line.at_ns[trip.reader])
-        trip.start_ns = min(max(by - int((1 + reserve) * trip.back_ns), earliest), trip.start_ns)
+        trip.start_ns = min(max(by - int((1 + slack) * trip.back_ns), earliest), trip.start_ns)
         trip.back = min(max(bisect_right(line.at_ns, trip.start_ns) - 1, _earliest(line, trip), trip.free + 1), trip.back)
         by = trip.start_ns
     moved = Placement(trips, list(placed.refused))

@@ -20,7 +20,7 @@ from interlace.scheduler.offload.selection import Choice, Names, names_layer, na
 from interlace.units import size
 
 SAVING_FOR_RESERVE = 4
-"""The reserve of copies back may cost this part of the saved bytes."""
+"""prefetch_slack may cost this part of the saved bytes."""
 RESERVE_PARTS = (1.0, 0.5, 0.25)
 
 
@@ -69,7 +69,7 @@ class Planner:
         trips = self._trips([saved for saved in found.saved if self._is_chosen(saved)])
         trips = self._within(trips, keep)
         placed = self._under_budget(trips) if self.choice.memory_budget else self.place(trips)
-        return self._plan(self._with_reserve(placed))
+        return self._plan(self._with_slack(placed))
 
     def check_names(self, everyone: Sequence[Names] | None) -> None:
         pipe = self.program.pipeline
@@ -161,12 +161,12 @@ class Planner:
         """Items for trips, as bandwidth and cap allow."""
         return place_trips(self.line, trips, self.choice.max_in_flight, self.measured)
 
-    def _with_reserve(self, placed: Placement) -> Placement:
-        """Copies back earlier by the reserve, or by as much of it as leaves most of what is saved and makes no reader wait longer."""
+    def _with_slack(self, placed: Placement) -> Placement:
+        """Copies back earlier by prefetch_slack, or by as much of it as leaves most of what is saved and makes no reader wait longer."""
         before, after = int(self.curve().max(initial=0)), self.peak(placed)
         most = min(after + (before - after) // SAVING_FOR_RESERVE, self.budget or before)
         for part in RESERVE_PARTS if self.measured and self.choice.max_in_flight is None else ():
-            moved = earlier(self.line, placed, part * self.choice.reserve)
+            moved = earlier(self.line, placed, part * self.choice.prefetch_slack)
             if moved.stall_ns <= placed.stall_ns and self.peak(moved) <= most:
                 return moved
         return placed

@@ -25,10 +25,10 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_in_flight: Copies under way at once in each direction; 0: none at all, None: no limit.
         include_integers: Move integer and bool values too.
         memory_budget: Device bytes of this rank that the step may hold at any moment; moves the least that does it.
-        reserve: By which share of its time (0 to 10) a copy back is issued earlier than it must be; as much of it as there is time for, as
-            keeps a budget and leaves three quarters of what is saved; none under max_in_flight. Beside compute copies take
-            longer than alone (on H200s 47 GB/s against 52, single ones a third of that), and what waits for one waits on every
-            rank of its group. 0.25 took 1 to 6 % off steps there.
+        prefetch_slack: By which share of its duration (0 to 10) a copy back is issued before the latest possible time, because
+            copies take longer beside computation than alone. The planner uses less of it where there is no time for it, where
+            the budget would be exceeded, or where less than three quarters of the saved bytes would remain saved; none with
+            max_in_flight.
     """
 
     modules: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_in_flight: int | None = None
     include_integers: bool = False
     memory_budget: int | None = None
-    reserve: float = 0.25
+    prefetch_slack: float = 0.25
 
     def __post_init__(self) -> None:
         if self.fraction is not None and self.memory_budget is not None:
@@ -47,8 +47,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                               "other; give the share to move, or the bytes to stay under")  # fmt: skip
         if self.fraction is not None and not 0 <= self.fraction <= 1:
             raise ConfigError(f"offload: fraction={self.fraction}, expected a number from 0 to 1")
-        if not 0 <= self.reserve <= 10:
-            raise ConfigError(f"offload: reserve={self.reserve}, expected a share from 0 to 10")
+        if not 0 <= self.prefetch_slack <= 10:
+            raise ConfigError(f"offload: prefetch_slack={self.prefetch_slack}, expected a share from 0 to 10")
         keep = (self.keep_bytes,) if isinstance(self.keep_bytes, int) else self.keep_bytes
         for name, given in (("min_bytes", self.min_bytes), ("keep_bytes", min(keep, default=0)),
                             ("max_in_flight", self.max_in_flight), ("memory_budget", self.memory_budget)):  # fmt: skip

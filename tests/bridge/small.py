@@ -71,7 +71,7 @@ def planned(captured: Captured, *extra: Pass, offload: bool = False, hold: Liter
     """The captured program scheduled, with copies where asked for, and streams."""
     passes: list[Pass] = [Schedule1F1B(interleave="off")]
     passes += [OffloadActivations(fraction=1.0, min_bytes=0)] if offload else []
-    return Passes((*passes, AssignStreams(hold_host=hold), *extra)).run(captured.program, COSTS)[0]
+    return Passes((*passes, AssignStreams(throttle_host=hold), *extra)).run(captured.program, COSTS)[0]
 
 
 def captured_small(pipeline: Pipeline = ACCUMULATE, **options: Any) -> Captured:

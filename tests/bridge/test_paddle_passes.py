@@ -236,6 +236,7 @@ def test_nothing_to_do_is_said(caplog: Any) -> None:
 
 
 WRONG = [
+    ("schedule_1f1b", {"rows": "my.txt"}, "option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
     ("split_backward", {"foo": 1}, r"unknown attributes \['foo'\]; there are \['device', 'fold', 'force_paddle', 'modules'\]"),
     ("overlap_column_backward", {"min_bytes": "lots"}, "size 'lots': expected a number with B"),
     ("split_backward", {"device": 7}, "attribute device: found 7, expected the name or path of a device profile"),

@@ -32,7 +32,7 @@ CONFIGS: dict[str, Config] = {
     **{name: load_config(name) for name in ("stock", "overlap", "offload-half", "demo")},
     "mixed": make_config({"schedule_1f1b": {"interleave": "mixed"}}),
     "mixed, offload, held": make_config({"schedule_1f1b": {"interleave": "mixed", "only_gains": False}, "offload_activations": OFFLOAD,
-                                         "assign_streams": {"hold_host": "on"}}),
+                                         "assign_streams": {"throttle_host": "on"}}),
     "zb-h1, offload": make_config({"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
     "lag 1": make_config({"schedule_1f1b": {"interleave": "dx-first", "lag": 1, "only_gains": False}}),
 }  # fmt: skip

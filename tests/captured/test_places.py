@@ -25,7 +25,7 @@ OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
 PLACES = (GPU, CPU, CUSTOM, TESTBED_RULES)
 CONFIGS: dict[str, Config] = {
     **{name: load_config(name) for name in ("stock", "overlap", "offload-half", "demo")},
-    "mixed": make_config({"schedule_1f1b": {"interleave": "mixed", "allowance_bytes": "1GB"}, "offload_activations": OFFLOAD}),
+    "mixed": make_config({"schedule_1f1b": {"interleave": "mixed", "extra_live_bytes": "1GB"}, "offload_activations": OFFLOAD}),
     "zb-h1": make_config({"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
 }
 REFUSED = {("zb-h1", "VPP"): "zb-h1 has no chunks; expected a 1F1B pipeline, found VPP"}

@@ -25,7 +25,7 @@ EMPTY = PassReport("offload-activations", (), (), 0, 0, 0)
 
 @pytest.mark.parametrize("hold", ["off", "auto"])
 def test_the_plan_says_that_the_place_keeps_the_budget_or_is_refused(hold: str) -> None:
-    streams = AssignStreams(hold_host=hold, run_ahead_bytes=BLOCK)  # type: ignore[arg-type]
+    streams = AssignStreams(throttle_host=hold, run_ahead_bytes=BLOCK)  # type: ignore[arg-type]
     planned, reports = Pipeline((streams,)).run(run_ahead_program(), COST)
     passes, peak = (OffloadActivations(memory_budget=8 * BLOCK), streams), place_peak(planned, COST)
     assert bytes_over(planned, passes, COST) == max(0, peak - 8 * BLOCK)
@@ -39,7 +39,7 @@ def test_the_plan_says_that_the_place_keeps_the_budget_or_is_refused(hold: str) 
 
 
 def test_a_byte_over_the_budget_is_refused() -> None:
-    streams = AssignStreams(hold_host="off")
+    streams = AssignStreams(throttle_host="off")
     planned, reports = Pipeline((streams,)).run(run_ahead_program(), COST)
     peak = place_peak(planned, COST)
     with pytest.raises(PlanError, match=rf"\({peak - 1} bytes\).*of which side streams hold 1 B.*ask for {peak} bytes"):

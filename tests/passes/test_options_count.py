@@ -41,15 +41,15 @@ def test_borrow() -> None:
     assert "borrowed from other layers" not in kept
 
 
-def test_allowance_bytes() -> None:
+def test_extra_live_bytes() -> None:
     """More memory for a pair, another order in it."""
-    jobs = [planned(SplitBackward(), Schedule1F1B(interleave="mixed", only_gains=False, allowance_bytes=allowance)).jobs
+    jobs = [planned(SplitBackward(), Schedule1F1B(interleave="mixed", only_gains=False, extra_live_bytes=allowance)).jobs
             for allowance in (0, 1 << 40)]  # fmt: skip
     assert jobs[0] != jobs[1]
 
 
 def test_a_budget_is_refused_from_its_first_byte() -> None:
-    streams = AssignStreams(hold_host="off", run_ahead_bytes=BLOCK)
+    streams = AssignStreams(throttle_host="off", run_ahead_bytes=BLOCK)
     made, reports = Pipeline((streams,)).run(run_ahead_program(), COST)
     peak = place_peak(made, COST)
     say_budget(made, (OffloadActivations(memory_budget=peak), streams), reports, COST)

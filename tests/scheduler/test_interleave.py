@@ -58,7 +58,7 @@ def pairs_of(program: Program) -> list[Job]:
 def test_every_output_and_buffer_equals_the_plain_schedule(world: World, form: Form, allowance: int) -> None:
     """acceptance: F2, F3. All ranks computed; verify finds every operation once for each micro-batch; the text holds the plan."""
     plain = programs(world)
-    for made in (planned(plain, "off"), planned(plain, form, allowance_bytes=allowance)):
+    for made in (planned(plain, "off"), planned(plain, form, extra_live_bytes=allowance)):
         for program in made:
             verify(program)
             assert parse(show(program)) == program
@@ -71,7 +71,7 @@ def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowan
     """A lag for each stage: every output and buffer as in the plain schedule, nothing for the checker to find."""
     lag = data.draw(st.integers(0, world.micro_batches + 1) | st.tuples(*[st.integers(0, 3)] * world.pp))
     plain = programs(world)
-    made = planned(plain, form, lag=lag, allowance_bytes=allowance)
+    made = planned(plain, form, lag=lag, extra_live_bytes=allowance)
     for program in made:
         verify(program)
     assert_same(plain, made)
@@ -83,7 +83,7 @@ def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowan
     [
         ({"interleave": "zb-h1", "lag": 1}, "found 1 beside interleave: zb-h1"),
         ({"interleave": "off", "lag": (1, 1)}, "found 1, 1 beside interleave: off"),
-        ({"rows": "my.txt", "lag": 1}, "found 1 beside rows: my.txt"),
+        ({"schedule_file": "my.txt", "lag": 1}, "found 1 beside schedule_file: my.txt"),
         ({"lag": (1, 2, 3)}, "found 1, 2, 3, 3 numbers; expected one number, or one for each of 2 stages"),
     ],
 )
@@ -101,7 +101,7 @@ def test_trailing_weight_gradients_fill_the_end_of_a_pipeline() -> None:
 
 
 def planned_with(given_: Sequence[Program], costs: GivenCosts, lag: Any) -> list[Program]:
-    passes = Passes((Schedule1F1B(lag=lag, allowance_bytes=10_000), AssignStreams()))
+    passes = Passes((Schedule1F1B(lag=lag, extra_live_bytes=10_000), AssignStreams()))
     return [passes.run(program, costs)[0] for program in given_]
 
 
@@ -113,7 +113,7 @@ def step_of(made: Sequence[Program], costs: GivenCosts) -> int:
 @given(worlds(max_pp=4, max_micro_batches=7, max_layers=2, schedule="1F1B"), st.just("off") | FORMS, ALLOWANCES)
 def test_the_checker_finds_nothing(world: World, form: Form, allowance: int) -> None:
     """acceptance: F5. With sends that wait for their receiver, on the GPU place: no race, no circle, partners agree."""
-    assert [str(finding.message) for finding in check(planned(programs(world), form, allowance_bytes=allowance))] == []
+    assert [str(finding.message) for finding in check(planned(programs(world), form, extra_live_bytes=allowance))] == []
 
 
 @settings(max_examples=25, deadline=None)
@@ -122,7 +122,7 @@ def test_live_memory_stays_under_the_plain_order_and_the_allowance(world: World,
     """acceptance: F3. At no place of the whole step's order; measured by another module than the planner's own."""
     for program in programs(world):
         plain = _peak(planned([program], "off")[0])
-        assert _peak(planned([program], "dx-first", allowance_bytes=allowance)[0]) <= plain + allowance
+        assert _peak(planned([program], "dx-first", extra_live_bytes=allowance)[0]) <= plain + allowance
 
 
 def _peak(program: Program) -> int:
@@ -264,7 +264,7 @@ def test_unequal_numbers_of_layers_and_collectives(forward: tuple[int, ...], bac
 def test_random_draws_and_state_keep_their_order(sides: Sides, form: Form, allowance: int) -> None:
     """acceptance: F2. Dropout on both sides (recompute) draws in Paddle's order; state that forward writes is read as in Paddle's order."""
     plain = side_program(sides)
-    stock, made = planned([plain], "off")[0], planned([plain], form, allowance_bytes=allowance)[0]
+    stock, made = planned([plain], "off")[0], planned([plain], form, extra_live_bytes=allowance)[0]
     verify(made)
     assert_same(stock, made)
 
@@ -273,7 +273,7 @@ def test_random_draws_and_state_keep_their_order(sides: Sides, form: Form, allow
 def test_draws_in_backward_keep_the_order_of_the_whole_step(form: Form) -> None:
     """acceptance: F2, F4. A pipeline whose backward draws random numbers keeps Paddle's depth: another would change the draws."""
     plain = [side_program(Sides(stage=stage, stages=3, micro_batches=6, recompute=True, draws=True), stage) for stage in range(3)]
-    made = planned(plain, form, allowance_bytes=10_000)
+    made = planned(plain, form, extra_live_bytes=10_000)
     assert_same(planned(plain, "off"), made)
     for program in made:
         random_ops = {op.id for op in program.ops if is_random(op)}
@@ -346,7 +346,7 @@ def test_the_report_says_what_a_pair_gains() -> None:
 def test_a_pair_uses_the_memory_it_is_allowed() -> None:
     """acceptance: F3. 64 bytes more let mixed hide more."""
     plain = side_program(Sides())
-    tight, ample = (planned([plain], "mixed", only_gains=False, allowance_bytes=extra)[0] for extra in (0, 64))
+    tight, ample = (planned([plain], "mixed", only_gains=False, extra_live_bytes=extra)[0] for extra in (0, 64))
     assert _peak(tight) <= _peak(planned([plain], "off")[0])
     assert pairs_of(tight)[0].items != pairs_of(ample)[0].items
 

@@ -79,7 +79,7 @@ def at_rate(program: Program, op_ns: int, bytes_per_s: int) -> Measured:
 
 
 def decide(program: Program, op_ns: int = 100_000, bytes_per_s: int = 10_000 * MB, **options: Any) -> OffloadPlan:
-    return plan_offload(program, at_rate(program, op_ns, bytes_per_s), Choice(**{"min_bytes": 1 << 10, "reserve": 0.0, **options}))
+    return plan_offload(program, at_rate(program, op_ns, bytes_per_s), Choice(**{"min_bytes": 1 << 10, "prefetch_slack": 0.0, **options}))
 
 
 def trips(decided: OffloadPlan) -> dict[tuple[int, int], Trip]:
@@ -111,28 +111,28 @@ def test_32_mb_at_10_gb_per_s_start_3_2_ms_ahead() -> None:
 def test_a_reserve_issues_the_copy_earlier_where_there_is_time() -> None:
     """acceptance: O6. A quarter of 3.2 ms earlier; no earlier than the copy out is over."""
     program = chain([32 * MB], micro_batches=2, extra=60, lead=20)
-    ahead = [trips(decide(program, fraction=1.0, reserve=reserve))[1, 1].ahead_ns for reserve in (0.25, 0.5, 5.0)]
+    ahead = [trips(decide(program, fraction=1.0, prefetch_slack=slack))[1, 1].ahead_ns for slack in (0.25, 0.5, 5.0)]
     assert ahead == [4_000_000, 4_300_000, 4_300_000]
-    with pytest.raises(ConfigError, match=r"reserve=-1.*expected a share"):
-        Choice(reserve=-1)
+    with pytest.raises(ConfigError, match=r"prefetch_slack=-1.*expected a share"):
+        Choice(prefetch_slack=-1)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from((16, 32, 48)), min_size=1, max_size=3), st.integers(2, 4), st.integers(1, 3), st.integers(10, 70),
        st.integers(0, 40), st.sampled_from((0.25, 1.0)), st.sampled_from((None, 0.4, 0.8)))  # fmt: skip
 def test_a_reserve_loses_no_trip_and_delays_no_reader(
-    sizes: list[int], micro_batches: int, warm: int, extra: int, lead: int, reserve: float, budget: float | None
+    sizes: list[int], micro_batches: int, warm: int, extra: int, lead: int, slack: float, budget: float | None
 ) -> None:
     """acceptance: O5, O6. The same trips; no copy later; a budget holds; three quarters of what is saved stay saved."""
     program = chain([size * MB for size in sizes], micro_batches=micro_batches, warm=warm, extra=extra, lead=lead)
     plain = decide(program, fraction=1.0)
     if budget is None:
         first = plain
-        second = decide(program, fraction=1.0, reserve=reserve)
+        second = decide(program, fraction=1.0, prefetch_slack=slack)
     else:
         least, most = plain.peak_bytes, plain.before_peak_bytes
         given_bytes = least + int(budget * (most - least))
-        first, second = (decide(program, memory_budget=given_bytes, reserve=share) for share in (0.0, reserve))
+        first, second = (decide(program, memory_budget=given_bytes, prefetch_slack=share) for share in (0.0, slack))
         assert second.peak_bytes <= given_bytes
     there, here = trips(first), trips(second)
     assert there.keys() == here.keys()
@@ -144,7 +144,7 @@ def test_a_reserve_loses_no_trip_and_delays_no_reader(
 
 def test_a_reserve_is_left_out_where_there_is_no_time_for_it() -> None:
     program = chain([32 * MB], micro_batches=4, warm=1, extra=16, lead=51)
-    ahead = [[trip.ahead_ns for trip in trips(decide(program, fraction=1.0, reserve=reserve)).values()] for reserve in (0.0, 0.25)]
+    ahead = [[trip.ahead_ns for trip in trips(decide(program, fraction=1.0, prefetch_slack=slack)).values()] for slack in (0.0, 0.25)]
     assert len(ahead[0]) == len(ahead[1]) == 4
 
 
@@ -565,7 +565,7 @@ def refused(program: Program, budget: int, **options: Any) -> int:
 def test_a_budget_that_nothing_placed_can_hold_is_refused_however_near() -> None:
     """acceptance: O5. Everything out and back just in time would fit, if copies took no time: they hold 6 % more than this."""
     program = chain([size * MB for size in (8, 16, 24, 32)], micro_batches=4, warm=3, extra=10, lead=40)
-    least = refused(program, 202_368_010, reserve=0.25)
+    least = refused(program, 202_368_010, prefetch_slack=0.25)
     assert least == 216_000_012
     assert decide(program, memory_budget=least).peak_bytes <= least
 
@@ -577,16 +577,16 @@ def test_what_wastes_least_and_is_needed_goes() -> None:
     first = chain([size * MB for size in (16, 32)], micro_batches=2, warm=3, extra=60, lead=20)
     assert set(trips(decide(first, memory_budget=93_600_007, max_in_flight=1))) == {(1, 0), (1, 1)}
     pruned = chain([size * MB for size in (32, 8, 16)], micro_batches=2, warm=3, extra=60, lead=20)
-    assert set(trips(decide(pruned, memory_budget=101_920_007, reserve=0.25))) == {(3, 0), (3, 1)}
+    assert set(trips(decide(pruned, memory_budget=101_920_007, prefetch_slack=0.25))) == {(3, 0), (3, 1)}
 
 
 def test_the_least_budget_is_searched_for() -> None:
     """acceptance: O5. Everything out and back just in time holds 112 MB; a choice of trips holds 104."""
     program = chain([size * MB for size in (32, 8, 16)], micro_batches=2, warm=3, extra=10, lead=40)
-    assert refused(program, 100_800_007, reserve=0.25) == 104_000_008
+    assert refused(program, 100_800_007, prefetch_slack=0.25) == 104_000_008
 
 
 def test_a_reserve_does_not_break_a_budget() -> None:
     """acceptance: O5, O6. One trip issued 0.1 ms earlier would hold 2 % more than allowed."""
     program = chain([size * MB for size in (8, 16, 24, 32)], micro_batches=2, warm=2, extra=60, lead=20)
-    assert decide(program, memory_budget=133_680_007, reserve=0.25).peak_bytes <= 133_680_007
+    assert decide(program, memory_budget=133_680_007, prefetch_slack=0.25).peak_bytes <= 133_680_007

@@ -56,9 +56,9 @@ def test_run_ahead_doubles_the_peak_and_auto_brings_it_down() -> None:
     assert simulate([planned], COST, ALONE).step_ns <= 1.05 * simulate([program], COST, ALONE).step_ns
     (line,) = [line for line in report.changed if "the host waits" in line]
     assert "GPU-place peak" in line
-    off, _ = Pipeline((AssignStreams(hold_host="off"),)).run(program, COST)
+    off, _ = Pipeline((AssignStreams(throttle_host="off"),)).run(program, COST)
     assert off.jobs == program.jobs
-    on, _ = Pipeline((AssignStreams(hold_host="on"),)).run(program, COST)
+    on, _ = Pipeline((AssignStreams(throttle_host="on"),)).run(program, COST)
     assert [job.host_waits for job in on.jobs] == [*(((((5, m), (5, m))),) for m in range(MICRO_BATCHES - 1)), ()]
 
 

@@ -98,7 +98,7 @@ def test_bfloat16_with_offload_of_the_smallest_and_a_held_host(plugin: Path, tmp
     slow = {"TESTBED_DELAYS": "seed=1,permille=500,max_us=1000,kinds=compute", "TESTBED_REPORT": os.fspath(tmp_path)}
     stock, held = bits(train(tmp_path, "gpt", 2, args)), {}
     for hold in ("on", "off"):
-        (tmp_path / "hold.yaml").write_text(configured({**options, "assign_streams": {"hold_host": hold, "run_ahead_bytes": 0}}))
+        (tmp_path / "hold.yaml").write_text(configured({**options, "assign_streams": {"throttle_host": hold, "run_ahead_bytes": 0}}))
         env = {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", "INTERLACE_CONFIG": os.fspath(tmp_path / "hold.yaml"), **slow}
         assert bits(launch(EXAMPLES / "gpt.py", [*SMALL, *args], 2, env, None, tmp_path / "logs", 60.0)) == stock
         held[hold] = json.loads((tmp_path / "memory0.json").read_text())["reserved_peak"]

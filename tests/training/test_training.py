@@ -18,9 +18,9 @@ from interlace.cli import main
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
-MIXED = {"interleave": "mixed", "allowance_bytes": "1GB"}
+MIXED = {"interleave": "mixed", "extra_live_bytes": "1GB"}
 HALF = {"fraction": 0.5, "min_bytes": 64}
-ROOMY = {"interleave": "dx-first", "allowance_bytes": "1GB"}
+ROOMY = {"interleave": "dx-first", "extra_live_bytes": "1GB"}
 
 CASES = {
     "one rank, no accumulation, offload": (1, "gpt", "--steps 2", {"offload_activations": OFFLOAD}),
@@ -96,7 +96,7 @@ def test_a_schedule_from_a_file(tmp_path: Path) -> None:
     """Pairing, streams and offload work on any schedule that is written as rows of slots."""
     rows = tmp_path / "rows.txt"
     rows.write_text(ROWS)
-    options = {"schedule_1f1b": {"rows": str(rows), "allowance_bytes": "1GB"}, "offload_activations": OFFLOAD}
+    options = {"schedule_1f1b": {"schedule_file": str(rows), "extra_live_bytes": "1GB"}, "offload_activations": OFFLOAD}
     report = verified(tmp_path, 2, "gpt", "--pp 2 --micro-batches 4", options)
     assert any("0B+2F" in line for line in did(report, "schedule-1f1b"))
     assert any("0I 1F 1I" in line for line in did(report, "schedule-1f1b"))

@@ -16,8 +16,8 @@ SCRIPT = Path(__file__).with_name("zoo.py")
 OFF = dict.fromkeys(("split_backward", "overlap_column_backward", "assign_streams"), "off")
 PLAIN = {**OFF, "schedule_1f1b": {"interleave": "off"}}
 OFFLOAD = {"offload_activations": {"fraction": 1.0, "min_bytes": 64}}
-DX_FIRST = {"schedule_1f1b": {"interleave": "dx-first", "allowance_bytes": "1GB"}, **OFFLOAD}
-MIXED = {"schedule_1f1b": {"interleave": "mixed", "allowance_bytes": "1GB"}, **OFFLOAD}
+DX_FIRST = {"schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"}, **OFFLOAD}
+MIXED = {"schedule_1f1b": {"interleave": "mixed", "extra_live_bytes": "1GB"}, **OFFLOAD}
 
 CASES = {
     "nothing but lowering; predicting in between": (2, "norm,tied,branch --pp 2 --predict", PLAIN),
