@@ -1,7 +1,7 @@
 """Time of the checker against the size of the plan: eight ranks, every rank's operations from thousands to 100,000.
 
 Plans of `tests/scheduler/plans.py` (pp 4, mp 2, every kind of stream, offload of half the micro-batches), found safe or not by the
-rules of the GPU place. CPU seconds of one thread.
+rules of the GPU. CPU seconds of one thread.
 
     python benchmarks/check.py [--quick] [-o FILE]
 """
@@ -16,7 +16,8 @@ from typing import Any
 
 from measuring import ROOT, meta, middle, store
 
-from interlace.scheduler.hazards import PLACES, check
+from interlace.scheduler.hazards import check
+from interlace.scheduler.target import GPU
 
 sys.path.insert(0, str(ROOT))
 from tests.scheduler.plans import Shape, world
@@ -45,7 +46,7 @@ def measure(num_items: int, runs: int) -> dict[str, Any]:
     seconds, findings = [], 0
     for _ in range(runs):
         start = time.thread_time()
-        findings = len(check(programs, PLACES["gpu"]))
+        findings = len(check(programs, GPU))
         seconds.append(time.thread_time() - start)
     found = middle(seconds, 3)
     return {"ranks": len(programs), "ops_a_rank": len(programs[0].ops), "items_a_rank": items // RANKS, "items": items,

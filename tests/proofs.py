@@ -9,7 +9,8 @@ import pytest
 
 from interlace.ir import Program
 from interlace.passes.pipeline import Pipeline
-from interlace.scheduler.hazards import CUSTOM, GPU, check
+from interlace.scheduler.hazards import check
+from interlace.scheduler.target import CUSTOM, GPU
 
 KNOWN = frozenset({"shared-stream", "deadlock"})
 """What a rank alone cannot help: rings that Paddle's own order puts on one stream."""

@@ -15,7 +15,8 @@ from interlace.cli.progress import Alive
 from interlace.errors import PlanError
 from interlace.ir import Program, load, save
 from interlace.local.rank_report import Progress, RankReport, StepLoss
-from interlace.scheduler.hazards import GPU, Finding, findings_text, require_safe
+from interlace.scheduler.hazards import Finding, findings_text, require_safe
+from interlace.scheduler.target import GPU
 from tests.strategies import World, programs
 
 OTHER_UNITS = re.compile(r"\d (?:ns|us|s|bytes|KB|KiB|kB|MB|GB)\b")

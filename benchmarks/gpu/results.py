@@ -78,25 +78,32 @@ def _stock_plan(planned: Path) -> Path:
 def _simulated(folder: Path) -> tuple[str, Row]:
     """The slowest rank's times, and each rank's memory: `held` counts what side streams hold, `in_order` is as tensors are freed.
 
-    Times are by the rules of the GPU place, which the testbed plays: the host waits where the plan says so.
+    Times are by the rules of the GPU target, which the testbed plays: the host waits where the plan says so.
     """
+    from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
+    from interlace.planning.plan import read_record
     from interlace.scheduler.memory.live import in_order
+    from interlace.scheduler.simulate.arrays import Options
+    from interlace.scheduler.simulate.simulator import simulate
+    from interlace.scheduler.target import IDEAL
 
-    found: Row = {}
-    for place, prefix in (("custom", ""), ("gpu", "held_")):
-        with tempfile.NamedTemporaryFile(suffix=".json") as file:
-            done = _interlace("check", os.fspath(folder), "--place", place, "--json", file.name)
-            text = Path(file.name).read_text()
-        ranks = json.loads(text).get("ranks", []) if text else []
-        if not ranks:
-            return f"{folder.parent.name} {folder.name}", {"failed": (done.stderr or done.stdout)[-300:]}
-        if prefix:
-            found |= {f"{name}_ms": round(max(rank[key] for rank in ranks) / 1e6, 2)
-                     for name, key in (("step", "step_ns"), ("exposed", "exposed_comm_ns"))}  # fmt: skip
-        found[f"{prefix}peak_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
-    found["in_order_peak_bytes_by_rank"] = [in_order(load(path)).peak() for path in sorted(folder.glob("rank*.ilp"))]
-    return f"{folder.parent.name} {folder.name}", found
+    name = f"{folder.parent.name} {folder.name}"
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        done = _interlace("check", os.fspath(folder), "--target", "gpu", "--json", file.name)
+        text = Path(file.name).read_text()
+    ranks = json.loads(text).get("ranks", []) if text else []
+    if not ranks:
+        return name, {"failed": (done.stderr or done.stdout)[-300:]}
+    paths = sorted(folder.glob("rank*.ilp"))
+    programs = [load(path) for path in paths]
+    as_freed = simulate(programs, CostModel(load_profile(read_record(paths[0]).profile)), Options.of(IDEAL), target=IDEAL)
+    found: Row = {f"{name}_ms": round(max(rank[key] for rank in ranks) / 1e6, 2)
+                  for name, key in (("step", "step_ns"), ("exposed", "exposed_comm_ns"))}  # fmt: skip
+    found["peak_bytes_by_rank"] = [rank.peak_bytes for rank in as_freed.ranks]
+    found["held_peak_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
+    found["in_order_peak_bytes_by_rank"] = [in_order(program).peak() for program in programs]
+    return name, found
 
 
 # -- measured --------------------------------------------------------------------------------------------------------
@@ -174,7 +181,7 @@ def write_traces(out: Path, into: Path, pattern: str, simulated: bool) -> list[P
             case, _, plan = run.rpartition("_")
             if simulated and list((out / "plans" / case / plan).glob("*.ilp")):
                 with tempfile.NamedTemporaryFile(suffix=".json") as file:
-                    done = _interlace("timeline", os.fspath(out / "plans" / case / plan), "--place", "gpu", "-o", file.name)
+                    done = _interlace("timeline", os.fspath(out / "plans" / case / plan), "--target", "gpu", "-o", file.name)
                     if done.returncode:
                         raise SystemExit(f"{run}: no simulated trace: {done.stderr[-600:]}")
                     written.append(_pack(into / f"{run}.simulated.json.gz", Path(file.name).read_text()))

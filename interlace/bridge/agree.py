@@ -19,7 +19,8 @@ from interlace.errors import PlanError
 from interlace.ir import Group, Program
 from interlace.passes.peers import Peers, require_one_topic
 from interlace.planning.plan import Plan
-from interlace.scheduler.hazards import Ask, Place, Teller, Told, Voice, check_together, refuse, tell, trace_of, unpacked
+from interlace.scheduler.hazards import Ask, Teller, Told, Voice, check_together, refuse, tell, trace_of, unpacked
+from interlace.scheduler.target import Target
 
 CHANNEL = -2
 """Channel of the CPU transport for this exchange; groups of programs have numbers from 0."""
@@ -40,7 +41,7 @@ class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     rings: tuple[int, ...]
 
 
-def require_agreement(plan: Plan, voice: Voice, place: Place) -> None:
+def require_agreement(plan: Plan, voice: Voice, target: Target) -> None:
     """Compare options and prove the plans of all ranks together: partners agree, and no rank waits in a circle.
 
     Every rank says what is its own in a few hundred bytes; the order of its communication is said once for all ranks that have the
@@ -49,17 +50,17 @@ def require_agreement(plan: Plan, voice: Voice, place: Place) -> None:
     Args:
         plan: This rank's plan.
         voice: What it says of its communication, as `require_safe` gave it.
-        place: Whose rules hold.
+        target: Whose rules hold.
 
     Raises:
         PlanError: On every rank alike, with what `interlace check` says of the same plans.
     """
     peers = peers_of(plan.program)
     if peers is not None:
-        agree(peers, plan.program, plan.fingerprint(), voice, place)
+        agree(peers, plan.program, plan.fingerprint(), voice, target)
 
 
-def agree(peers: Peers, program: Program, options: str, voice: Voice, place: Place) -> None:
+def agree(peers: Peers, program: Program, options: str, voice: Voice, target: Target) -> None:
     """See `require_agreement`."""
     mine = Said(_mark(options), voice.skeleton.mark, tuple((group.id, runs(group.ranks)) for group in voice.groups), voice.rings)
     said = [msgspec.msgpack.decode(each, type=Said) for each in peers.gather("the finished plan", msgspec.msgpack.encode(mine))]
@@ -72,8 +73,8 @@ def agree(peers: Peers, program: Program, options: str, voice: Voice, place: Pla
         Voice(rank, tuple(Group(number, members(each)) for number, each in one.groups), one.rings, skeletons[one.skeleton])
         for rank, one in enumerate(said)
     ]
-    found = check_together(voices, place, _teller(peers, program, place))
-    refuse(found, f"the plans of all ranks together are not safe on {place.name}")
+    found = check_together(voices, target, _teller(peers, program, target))
+    refuse(found, f"the plans of all ranks together are not safe on {target.name}")
 
 
 def _require_one_choice(peers: Peers, rank: int, options: str, said: Sequence[Said]) -> None:
@@ -96,12 +97,12 @@ def _mark(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
-def _teller(peers: Peers, program: Program, place: Place) -> Teller:
+def _teller(peers: Peers, program: Program, target: Target) -> Teller:
     """Answers from the ranks that are asked; every rank asks the same."""
 
     def ask(asks: Sequence[Ask]) -> list[Told]:
         mine = [each for each in asks if each.rank == program.rank]
-        answers = tell(trace_of(program, place), program.rank, mine) if mine else []
+        answers = tell(trace_of(program, target), program.rank, mine) if mine else []
         said = peers.gather("what waits", msgspec.msgpack.encode(answers))
         told = [iter(msgspec.msgpack.decode(each, type=list[Told])) for each in said]
         return [next(told[each.rank]) for each in asks]

@@ -27,7 +27,8 @@ from interlace.ir import Pipeline, Program
 from interlace.notice import say
 from interlace.passes.events import fetching
 from interlace.planning.plan import Plan, make_plan
-from interlace.scheduler.hazards import PLACES, Voice, require_safe, require_straight
+from interlace.scheduler.hazards import Voice, require_safe, require_straight
+from interlace.scheduler.target import TARGETS
 
 DISABLE_VARIABLE, CONFIG_VARIABLE = "INTERLACE_DISABLE", "INTERLACE_CONFIG"
 SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
@@ -238,7 +239,7 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
     plan = make_plan(captured.program, state.config, *costs_for(state.config, place), peers_of(captured.program))
     if state.config.dump:
         plan.dump(Path(state.config.dump) if mode == "train" else Path(state.config.dump) / mode)
-    voice = require_safe([plan.program], PLACES[place.name])[0] if state.config.check else None
+    voice = require_safe([plan.program], TARGETS[place.name])[0] if state.config.check else None
     place.prepare()
     lowered = lower(captured, plan.program, place)
     if mode == "train":
@@ -267,7 +268,7 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
     try:
         if mode is not None:
             if mode.unheard is not None:
-                require_agreement(mode.plan, mode.unheard, PLACES[choose_place().name])
+                require_agreement(mode.plan, mode.unheard, TARGETS[choose_place().name])
                 mode.unheard = None
             engine._pir_fetch_values = _translate(engine, mode, asked, state.config.check)
             engine._job_plan = mode.lowered
@@ -290,7 +291,7 @@ def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[A
     if ids != mode.fetches:
         place, program = choose_place(), fetching(mode.plan.program, ids)
         if check:
-            require_safe([program], PLACES[place.name])
+            require_safe([program], TARGETS[place.name])
         mode.lowered = lower(mode.captured, program, place)
         mode.fetches = ids
     return [mode.lowered.fetched[value] for value in ids]

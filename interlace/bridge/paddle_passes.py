@@ -38,8 +38,9 @@ from interlace.passes import REGISTRY
 from interlace.passes.events import fetching
 from interlace.planning.plan import Plan, make_plan
 from interlace.registration import PREFIX
-from interlace.scheduler.hazards import PLACES, require_safe
+from interlace.scheduler.hazards import require_safe
 from interlace.scheduler.schedule import SCHEDULES
+from interlace.scheduler.target import TARGETS
 
 LOG = logging.getLogger("interlace")
 PIPELINE = {"num_micro_batches": "num_micro_batches", "pp_degree": "num_stages", "pp_stage": "stage", "vpp_degree": "num_chunks",
@@ -100,7 +101,7 @@ class _Pass(PassBase):  # type: ignore[misc]
         if config.dump:
             plan.dump(config.dump)
         if config.check:
-            require_safe([program], PLACES[place.name])
+            require_safe([program], TARGETS[place.name])
 
 
 class RewritePass(_Pass):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from interlace.cli.target import Setting, add_options
 
 if TYPE_CHECKING:
     from interlace.ir import Program
     from interlace.scheduler.hazards import Finding
 
-DEFAULT_DEVICE = "h200"
 COLUMNS = ("step_ns", "compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns")
 
 
@@ -24,15 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="Exit code 0: safe; 1: the plan fails; 2: the files or options are wrong.",
     )
     parser.add_argument("files", nargs="+", metavar="PLAN_OR_DUMP", help="dump or plan files, or folders of them")
-    parser.add_argument(
-        "--device",
-        default=DEFAULT_DEVICE,
-        metavar="NAME",
-        help=f"device profile, by name or path (default {DEFAULT_DEVICE})",
-    )
-    parser.add_argument(
-        "--place", choices=("gpu", "cpu", "custom"), help="whose rules hold (default: cpu for the profile cpu, else gpu)"
-    )
+    add_options(parser, ("gpu", "cpu", "custom"))
     parser.add_argument("--all", action="store_true", help="print every finding (default: many are summed up, one line a class)")
     parser.add_argument("--json", metavar="FILE", help="write all findings and the times there")
     return parser
@@ -41,24 +33,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0 where the plan is safe, 1 where it is not."""
     from interlace.cli.outputs import check_file, write_json
-    from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
-    from interlace.scheduler.hazards import PLACES, check
+    from interlace.scheduler.hazards import check
 
     check_file("--json", args.json)
-    cost = CostModel(load_profile(args.device))
-    programs = sorted((load(path) for path in find_dumps(args.files)), key=lambda program: program.rank)
-    place = PLACES[args.place or ("cpu" if Path(args.device).stem == "cpu" else "gpu")]
+    paths = find_dumps(args.files)
+    setting = Setting.of(paths, args)
+    programs = sorted((load(path) for path in paths), key=lambda program: program.rank)
     _require_alike(programs)
-    findings = check(programs, place)
+    findings = check(programs, setting.target)
     scheduled = all(program.jobs for program in programs)
-    times, stall = (
-        _times(programs, cost, place.name) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "")
-    )
-    write_json(args.json, {"device": args.device, "place": place.name, "ranks": times, "findings": findings, "stall": stall})
-    said = [*_head(programs, place.name), *_finding_lines(findings, args.all), *([stall] if stall else [])]
-    print("\n".join([*said, *_time_lines(times, args.device)]))
+    times, stall = _times(programs, setting) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "")
+    write_json(args.json, {"device": setting.profile, "target": setting.target.name, "ranks": times, "findings": findings, "stall": stall})
+    said = [*_head(programs, setting.target.name), *_finding_lines(findings, args.all), *([stall] if stall else [])]
+    print("\n".join([*said, *_time_lines(times, setting)]))
     return 1 if findings or stall else 0
 
 
@@ -75,18 +64,13 @@ def _require_alike(programs: Sequence[Program]) -> None:
         raise PlanError(f"rank(s) {', '.join(planned)} have a schedule, rank(s) {', '.join(bare)} have none; give plans or dumps, not both")
 
 
-def _times(programs: Sequence[Program], cost: Any, place: str) -> tuple[list[dict[str, Any]], str]:
+def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str, Any]], str]:
     """Each rank's step as the simulator divides it, absent ranks being always ready; or why there is none."""
     from interlace.errors import PlanError
     from interlace.report.causes import held, waits
-    from interlace.scheduler.memory import live as memory
-    from interlace.scheduler.simulate.lower import Options
-    from interlace.scheduler.simulate.simulator import simulate
 
-    options = Options(p2p="buffered" if place == "cpu" else "rendezvous", peers_ready=len(programs) < programs[0].world,
-                      host_waits=place == "gpu")  # fmt: skip
     try:
-        result = simulate(programs, cost, options, place=memory.GPU if place == "gpu" else memory.IDEAL)
+        result = setting.simulate(programs)
     except PlanError as error:
         return [], f"no times: {error}"
     names = (*COLUMNS, "peak_bytes", "pinned_bytes")
@@ -95,13 +79,13 @@ def _times(programs: Sequence[Program], cost: Any, place: str) -> tuple[list[dic
             for at, rank in enumerate(result.ranks)], ""  # fmt: skip
 
 
-def _head(programs: Sequence[Program], place: str) -> list[str]:
+def _head(programs: Sequence[Program], target: str) -> list[str]:
     world = programs[0].world
     items = sum(len(job.items) for program in programs for job in program.jobs)
     missing = sorted(set(range(world)) - {program.rank for program in programs})
-    text = f"{len(programs)} of {world} ranks, {items} operations to issue, rules of the {place} place"
+    text = f"{len(programs)} of {world} ranks, {items} operations to issue, rules of the {target} target"
     if not all(program.jobs for program in programs):
-        text = f"{len(programs)} of {world} ranks, not scheduled (micro-batches one by one), rules of the {place} place"
+        text = f"{len(programs)} of {world} ranks, not scheduled (micro-batches one by one), rules of the {target} target"
     note = f"not given: ranks {', '.join(map(str, missing))}; what they must agree to is not checked"
     return [text, note] if missing else [text]
 
@@ -116,7 +100,7 @@ def _finding_lines(findings: Sequence[Finding], in_full: bool) -> list[str]:
     return [f"{len(findings)} finding(s):", *lines, *rest]
 
 
-def _time_lines(times: Sequence[dict[str, Any]], device: str) -> list[str]:
+def _time_lines(times: Sequence[dict[str, Any]], setting: Setting) -> list[str]:
     """One line for ranks that are alike, milliseconds and GiB; then what their compute waits for and what memory holds."""
     from interlace.report.causes import held_text, waits_text
     from interlace.report.split import merged
@@ -132,6 +116,6 @@ def _time_lines(times: Sequence[dict[str, Any]], device: str) -> list[str]:
         ]
         bodies[row["rank"]] = " ".join(cells)
         causes[row["rank"]] = f"compute waits for {waits_text(row['waits_for'])}\n      at the peak: {held_text(row['holds'])}"
-    title = f"simulated with the profile {Path(device).stem}, a step of each rank:"
+    title = f"{setting}, a step of each rank:"
     table = ["ranks " + " ".join(f"{head:>16}" for head in heads), *(f"{label:>5} {bodies[rank]}" for label, rank in merged(bodies))]
     return [title, *table, *(f"{label:>5} {causes[rank]}" for label, rank in merged(causes))]

@@ -8,12 +8,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from interlace.cli.target import profile_of
 from interlace.user_passes import add_import, import_own
 
 if TYPE_CHECKING:
     from interlace.ir import Program
-
-DEFAULT_DEVICE = "h200"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -65,7 +64,7 @@ def _shown(path: Path, args: argparse.Namespace) -> Shown:
     if args.why:
         return _why(path)
     if args.costs:
-        return _costs(load(path), args.device or _profile_of(path))
+        return _costs(load(path), args.device or profile_of([path])[0])
     program = load(path)
     return _job(program, args.job) if args.job else Shown(show(program).splitlines(), {"program": program})
 
@@ -119,17 +118,6 @@ def _why(path: Path) -> Shown:
 
     record = read_record(path)
     return Shown([line for report in record.reports for line in report.text(limit=12).splitlines()], {"record": record})
-
-
-def _profile_of(path: Path) -> str:
-    """The profile that a plan was made with; of a dump, which has none, `h200`."""
-    from interlace.errors import PlanError
-    from interlace.planning.plan import read_record
-
-    try:
-        return read_record(path).profile or DEFAULT_DEVICE
-    except PlanError:
-        return DEFAULT_DEVICE
 
 
 def _costs(program: Program, device: str) -> Shown:

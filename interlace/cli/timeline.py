@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interlace.cli.target import Setting, add_options
+
 if TYPE_CHECKING:
     from interlace.cost_model import Costs
     from interlace.ir import Program
@@ -26,15 +28,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--beside", nargs="+", metavar="DUMP", default=[], help="plans or dumps to compare with, such as plan/captured"
     )
-    parser.add_argument("--device", metavar="NAME", default="h200", help="device profile, by name or path (default: h200)")
-    parser.add_argument("--p2p", choices=("rendezvous", "buffered"), default="rendezvous",
-                        help="whether a send waits for its receive (default: rendezvous)")  # fmt: skip
-    parser.add_argument(
-        "--place",
-        choices=("gpu", "cpu", "custom", "ideal"),
-        help="whose rules hold for memory and the host, as in `interlace check` (default: cpu for the profile cpu, else gpu); "
-        "ideal: memory is held while ops run, wherever they were issued",
-    )
+    add_options(parser, ("gpu", "cpu", "custom", "ideal"), "; ideal: memory is taken while operations run, whenever they were issued")
+    parser.add_argument("--p2p", choices=("rendezvous", "buffered"),
+                        help="whether a send waits for its receive (default: as the target's sends do)")  # fmt: skip
     parser.add_argument(
         "-o", "--output", metavar="FILE", default="trace.json", help="where the trace goes (default: trace.json)"
     )
@@ -45,27 +41,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
     from interlace.cli.outputs import check_file, write_json
-    from interlace.cost_model import CostModel, load_profile
+    from interlace.ir.dump import find_dumps
     from interlace.report.split import rows, split_text
     from interlace.report.timeline import write_trace
     from interlace.scheduler.simulate.simulator import Stall
 
     check_file("-o", args.output)
     check_file("--json", args.json)
-    cost = CostModel(load_profile(args.device))
+    paths = find_dumps(args.dumps)
+    setting = Setting.of(paths, args)
     try:
         mine, other = _labels(args.dumps, args.beside)
-        results = {other: _simulated(args.beside, cost, args)} if args.beside else {}
-        results[mine] = _simulated(args.dumps, cost, args)
+        results = {other: _simulated(find_dumps(args.beside), setting, args)} if args.beside else {}
+        results[mine] = _simulated(paths, setting, args)
         if args.beside:
             _require_same_model(results[mine].input.programs, results[other].input.programs)
     except Stall as stall:
         print(f"interlace timeline: {stall}", file=sys.stderr)
         return 1
     write_trace(results[mine], args.output)
-    write_json(args.json, {"ranks": rows(results[mine])})
+    write_json(args.json, {"device": setting.profile, "target": setting.target.name, "ranks": rows(results[mine])})
     print(f"trace of {len(results[mine].ranks)} rank(s) in {args.output}; open it at https://ui.perfetto.dev\n")
-    print(f"simulated with the profile {Path(args.device).stem}, rules of the {_place(args)} place, a step of each rank:")
+    print(f"{setting}, a step of each rank:")
     print(split_text(results))
     return 0
 
@@ -83,15 +80,11 @@ def _folder(paths: list[str]) -> str:
     return path.name if path.is_dir() else path.parent.name
 
 
-def _simulated(paths: list[str], cost: Costs, args: argparse.Namespace) -> Result:
+def _simulated(paths: Sequence[Path], setting: Setting, args: argparse.Namespace) -> Result:
     from interlace.errors import PlanError
     from interlace.ir import load
-    from interlace.ir.dump import find_dumps
-    from interlace.scheduler.memory.live import GPU, IDEAL
-    from interlace.scheduler.simulate.arrays import Options
-    from interlace.scheduler.simulate.simulator import simulate
 
-    programs = [_scheduled(load(path), cost) for path in find_dumps(paths)]
+    programs = [_scheduled(load(path), setting.costs) for path in paths]
     ranks = [program.rank for program in programs]
     if len(set(ranks)) < len(ranks):
         raise PlanError(f"{paths}: rank {next(r for r in ranks if ranks.count(r) > 1)} is there twice; give one dump a rank")
@@ -100,13 +93,7 @@ def _simulated(paths: list[str], cost: Costs, args: argparse.Namespace) -> Resul
         print(
             f"no dump of rank(s) {', '.join(map(str, missing))}: taken to be ready whenever they are needed", file=sys.stderr
         )
-    place = _place(args)
-    options = Options(p2p=args.p2p, peers_ready=bool(missing), host_waits=place in ("gpu", "ideal"))
-    return simulate(programs, cost, options, place=GPU if place == "gpu" else IDEAL)
-
-
-def _place(args: argparse.Namespace) -> str:
-    return str(args.place or ("cpu" if Path(args.device).stem == "cpu" else "gpu"))
+    return setting.simulate(programs, args.p2p)
 
 
 def _require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> None:

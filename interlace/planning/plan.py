@@ -173,6 +173,11 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
     return plan_together(both, [load(file) for file in files])[mine.rank]
 
 
+def has_record(path: str | Path) -> bool:
+    """Whether a file lies where `Plan.dump` puts a plan, with its record in the folder `captured` beside it."""
+    return _record_of(Path(path)).is_file()
+
+
 def read_record(path: str | Path) -> Record:
     """How a plan file was made: its profile, options and reports.
 
@@ -181,14 +186,17 @@ def read_record(path: str | Path) -> Record:
     """
     path = Path(path)
     try:
-        found = path.parent / "captured" / f"{_stem(path)}.json"
-        return msgspec.json.decode(read_file(found, MOST_BYTES, "the record of a plan", PlanError), type=Record)
+        return msgspec.json.decode(read_file(_record_of(path), MOST_BYTES, "the record of a plan", PlanError), type=Record)
     except (PlanError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if path.is_file() and not load(path).jobs:
             raise PlanError(f"{path}: a captured program, not a plan; `interlace plan` makes one; of a plan it lies a folder up") from error
         raise PlanError(
             f"{path}: no plan with its record in {path.parent / 'captured'} ({error}); expected a file that a plan wrote"
         ) from error
+
+
+def _record_of(path: Path) -> Path:
+    return path.parent / "captured" / f"{_stem(path)}.json"
 
 
 def _stem(path: Path) -> str:

@@ -12,9 +12,9 @@
 >>> check([parse(text + chr(10) + "event e 1@0 -> 2@0")])
 []
 
-What is proved, per place (`Place`): every access follows the write that the sequential step gives it; memory is handed out
-again, and host buffers are written again, only behind their last use, in the next step too; all ranks of a group agree about
-their collectives, sends match receives, and nobody waits in a circle.
+What is proved, for one target (`interlace.scheduler.target`): every access follows the write that the sequential step gives it;
+memory is handed out again, and host buffers are written again, only behind their last use, in the next step too; all ranks of a
+group agree about their collectives, sends match receives, and nobody waits in a circle.
 
 Orders that hold only because another rank waits in between are not counted, except for deadlock: a plan must not lean on
 them.
@@ -25,17 +25,11 @@ from interlace.scheduler.hazards.call_names import Ask, Teller, Told, tell
 from interlace.scheduler.hazards.check import check, refuse, require_safe, trace_of
 from interlace.scheduler.hazards.communication import require_straight
 from interlace.scheduler.hazards.finding import Finding, Where, findings_text
-from interlace.scheduler.hazards.place import CPU, CUSTOM, GPU, PLACES, Place
 from interlace.scheduler.hazards.skeleton import Skeleton, Voice, unpacked
 
 __all__ = [
-    "CPU",
-    "CUSTOM",
-    "GPU",
-    "PLACES",
     "Ask",
     "Finding",
-    "Place",
     "Skeleton",
     "Teller",
     "Told",

@@ -8,17 +8,17 @@ from interlace.scheduler.hazards.call_names import Teller
 from interlace.scheduler.hazards.channels import World, difference_text, differences, unclear
 from interlace.scheduler.hazards.deadlock import circle, circle_text
 from interlace.scheduler.hazards.finding import Finding
-from interlace.scheduler.hazards.place import Place
 from interlace.scheduler.hazards.skeleton import Voice
+from interlace.scheduler.target import Target
 
 
-def check_together(voices: Sequence[Voice], place: Place, ask: Teller) -> list[Finding]:
+def check_together(voices: Sequence[Voice], target: Target, ask: Teller) -> list[Finding]:
     """What is wrong between ranks. `ask` is called where something is, with what the findings want to name; all ranks that are given
     the same voices ask the same, and find the same."""
     world = World(voices)
     doubt = unclear(world)
     unequal = [each for each in differences(world) if each.line[0][0] not in world.names.unclear]
-    round_ = circle(world, place) if not (doubt or unequal) else None
+    round_ = circle(world, target) if not (doubt or unequal) else None
     asks = [ask_ for each in unequal for ask_ in each.asks()] + (round_.waits if round_ else [])
     told = ask(asks) if asks else []
     at, findings = 0, doubt

@@ -19,14 +19,14 @@ from interlace.scheduler.hazards.finding import Finding, findings_text, merged
 from interlace.scheduler.hazards.flat_plan import flatten
 from interlace.scheduler.hazards.freed_memory import freed_in_use, overlapping_steps
 from interlace.scheduler.hazards.happens_before import Fault, Trace, Tracer
-from interlace.scheduler.hazards.place import GPU, Place
 from interlace.scheduler.hazards.random_draws import draws_out_of_order
 from interlace.scheduler.hazards.rank_findings import finding_of
 from interlace.scheduler.hazards.skeleton import Skeleton, Voice, skeleton_of, voice_of
+from interlace.scheduler.target import GPU, Target
 
 
-def check(programs: Sequence[Program], place: Place = GPU) -> list[Finding]:
-    """Find what is unsafe in the plans of a world; an empty list is a proof under the place's rules.
+def check(programs: Sequence[Program], target: Target = GPU) -> list[Finding]:
+    """Find what is unsafe in the plans of a world; an empty list is a proof under the target's rules.
 
     Ranks may be missing: what they would have to agree to is then not checked. O(items x operands) for each different plan;
     ranks whose plans are equal are walked once.
@@ -34,7 +34,7 @@ def check(programs: Sequence[Program], place: Place = GPU) -> list[Finding]:
     Raises:
         PlanError: Two programs of one rank, programs of different worlds, or p2p without a peer.
     """
-    return prove(programs, place).findings
+    return prove(programs, target).findings
 
 
 @contextmanager
@@ -57,14 +57,14 @@ class Proof:
     voices: list[Voice]
 
 
-def prove(programs: Sequence[Program], place: Place) -> Proof:
+def prove(programs: Sequence[Program], target: Target) -> Proof:
     """See `check`."""
     _same_world(programs)
     with _without_collector():
-        return _prove(programs, place)
+        return _prove(programs, target)
 
 
-def _prove(programs: Sequence[Program], place: Place) -> Proof:
+def _prove(programs: Sequence[Program], target: Target) -> Proof:
     walked: dict[bytes, tuple[Trace, list[Fault], Skeleton]] = {}
     traces: dict[int, Trace] = {}
     findings: list[Finding] = []
@@ -72,34 +72,34 @@ def _prove(programs: Sequence[Program], place: Place) -> Proof:
     for program in programs:
         key = _content(program)
         if key not in walked:
-            trace = trace_of(program, place)
-            faults = [*trace.faults, *freed_in_use(trace, place), *overlapping_steps(trace, place), *draws_out_of_order(trace.steps)]
-            walked[key] = (trace, faults, skeleton_of(trace, place))
+            trace = trace_of(program, target)
+            faults = [*trace.faults, *freed_in_use(trace, target), *overlapping_steps(trace, target), *draws_out_of_order(trace.steps)]
+            walked[key] = (trace, faults, skeleton_of(trace, target))
         trace, faults, skeleton = walked[key]
         traces[program.rank] = trace
         voices.append(voice_of(program, skeleton))
         findings += [*_described(trace, faults, program.rank), *wrong_groups(program)]
-        findings += shared_streams(program) if place.one_ring_a_stream else []
+        findings += shared_streams(program) if target.one_ring_a_stream else []
 
     def ask(asks: Sequence[Ask]) -> list[Told]:
         return [tell(traces[each.rank], each.rank, [each])[0] for each in asks]
 
-    return Proof(findings + check_together(voices, place, ask), voices)
+    return Proof(findings + check_together(voices, target, ask), voices)
 
 
-def trace_of(program: Program, place: Place) -> Trace:
+def trace_of(program: Program, target: Target) -> Trace:
     """Happens-before of one rank's plan."""
-    return Tracer(flatten(program, place.serial), place).run()
+    return Tracer(flatten(program, target.serial), target).run()
 
 
-def require_safe(programs: Sequence[Program], place: Place = GPU) -> list[Voice]:
+def require_safe(programs: Sequence[Program], target: Target = GPU) -> list[Voice]:
     """Refuse an unsafe plan; gives what each rank says of its communication, for `check_together` with the other ranks.
 
     Raises:
         PlanError: With the findings, summed up by class where they are many.
     """
-    proof = prove(programs, place)
-    refuse(proof.findings, f"the plan is not safe on {place.name}")
+    proof = prove(programs, target)
+    refuse(proof.findings, f"the plan is not safe on {target.name}")
     return proof.voices
 
 

@@ -17,8 +17,8 @@ from interlace.scheduler.hazards.call_names import Ask, Told
 from interlace.scheduler.hazards.channels import NOBODY, World
 from interlace.scheduler.hazards.finding import Finding
 from interlace.scheduler.hazards.happens_before import NEVER
-from interlace.scheduler.hazards.place import UNBOUNDED, Place
 from interlace.scheduler.hazards.skeleton import Channel, Skeleton
+from interlace.scheduler.target import UNBOUNDED, Target
 
 Node = int
 Seat = tuple[int, Channel]
@@ -46,9 +46,9 @@ class Circle:
     stuck: int
 
 
-def circle(world: World, place: Place) -> Circle | None:
+def circle(world: World, target: Target) -> Circle | None:
     """A circle in which some communication can never start; partners must agree already."""
-    folded = _waits(world.skeletons, world, world.kind, place, None)
+    folded = _waits(world.skeletons, world, world.kind, target, None)
     stuck = _stuck(folded)
     if not stuck:
         return None
@@ -56,12 +56,12 @@ def circle(world: World, place: Place) -> Circle | None:
     ranks = list(world.voices)
     allowed = [{call for actor, call in held if actor == world.kind[rank]} for rank in ranks]
     skeletons = [world.skeletons[world.kind[rank]] for rank in ranks]
-    whole = _waits(skeletons, world, {rank: k for k, rank in enumerate(ranks)}, place, allowed)
+    whole = _waits(skeletons, world, {rank: k for k, rank in enumerate(ranks)}, target, allowed)
     stuck = _stuck(whole)
     return Circle([Ask(ranks[actor], call, earlier) for actor, earlier, call in _cycle(whole, stuck)], len(stuck)) if stuck else None
 
 
-def _waits(skeletons: Sequence[Skeleton], world: World, actor: Mapping[int, int], place: Place,
+def _waits(skeletons: Sequence[Skeleton], world: World, actor: Mapping[int, int], target: Target,
            allowed: Sequence[set[int]] | None) -> Waits:  # fmt: skip
     """The graph of some actors' calls: of all, or of those `allowed` by actor."""
     first = [0, *accumulate(len(skeleton.calls.ring) for skeleton in skeletons)]
@@ -70,7 +70,7 @@ def _waits(skeletons: Sequence[Skeleton], world: World, actor: Mapping[int, int]
     for seats, p2p in _meetings(world, actor):
         rows = [skeletons[at].channels[channel] for at, channel in seats]
         for calls in zip(*rows, strict=True):
-            if p2p and _is_buffered([skeletons[at] for at, _ in seats], calls, place):
+            if p2p and _is_buffered([skeletons[at] for at, _ in seats], calls, target):
                 sent.append(((seats[0][0], calls[0]), (seats[1][0], calls[1])))
                 continue
             roots = [_root(node, first[at] + call) for (at, _), call in zip(seats, calls, strict=True)]
@@ -102,10 +102,10 @@ def _meetings(world: World, actor: Mapping[int, int]) -> list[tuple[list[Seat], 
     return [(list(seats), p2p) for seats, p2p in found.items()]
 
 
-def _is_buffered(skeletons: Sequence[Skeleton], calls: Sequence[int], place: Place) -> bool:
+def _is_buffered(skeletons: Sequence[Skeleton], calls: Sequence[int], target: Target) -> bool:
     """Whether a message is over for its sender before it is received."""
     sizes = [skeleton.signatures[skeleton.calls.signature[call]][1] for skeleton, call in zip(skeletons, calls, strict=True)]
-    return place.p2p_buffer_bytes == UNBOUNDED or 0 <= max(sizes) <= place.p2p_buffer_bytes
+    return target.p2p_buffer_bytes == UNBOUNDED or 0 <= max(sizes) <= target.p2p_buffer_bytes
 
 
 def _root(node: list[Node], at: Node) -> Node:

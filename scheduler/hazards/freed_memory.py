@@ -7,10 +7,10 @@ from collections import defaultdict
 
 from interlace.scheduler.hazards.flat_plan import HOST
 from interlace.scheduler.hazards.happens_before import NEVER, Fault, Trace
-from interlace.scheduler.hazards.place import Place
+from interlace.scheduler.target import Target
 
 
-def freed_in_use(trace: Trace, place: Place) -> list[Fault]:
+def freed_in_use(trace: Trace, target: Target) -> list[Fault]:
     """Uses that a freed block's next owner may overtake.
 
     A storage is free once every variable that names it has had its last reader. The collector notes the end of each of these,
@@ -18,7 +18,7 @@ def freed_in_use(trace: Trace, place: Place) -> list[Fault]:
     them, or over before one of them starts, or over when the stream that owns the block issues its next operation: each stream
     has a pool of its own, whatever the collector, and only that stream gets the block again.
     """
-    if place.serial:
+    if target.serial:
         return []
     steps = trace.steps
     items_of: list[list[int]] = [[] for _ in steps.streams]
@@ -34,15 +34,15 @@ def freed_in_use(trace: Trace, place: Place) -> list[Fault]:
         if storage.kept or storage.lasting:
             continue
         lasts = variables[key] if key in variables else [max(users.values())]
-        faults += _uncovered(trace, place, key, users, lasts, items_of)
+        faults += _uncovered(trace, target, key, users, lasts, items_of)
     return faults
 
 
 def _uncovered(
-    trace: Trace, place: Place, key: int, users: dict[int, int], lasts: list[int], items_of: list[list[int]]
+    trace: Trace, target: Target, key: int, users: dict[int, int], lasts: list[int], items_of: list[list[int]]
 ) -> list[Fault]:
     freed, owner = max(users.values()), next(iter(users))
-    marks = list(lasts) if place.collector == "event" or place.records_streams else []
+    marks = list(lasts) if target.free == "end" or target.records_streams else []
     after = bisect_right(items_of[owner], freed)
     marks += items_of[owner][after : after + 1]
     wraps = after == len(items_of[owner])
@@ -51,9 +51,9 @@ def _uncovered(
             and not (wraps and _reaches_next_step(trace, use, items_of[owner][0]))]  # fmt: skip
 
 
-def overlapping_steps(trace: Trace, place: Place) -> list[Fault]:
+def overlapping_steps(trace: Trace, target: Target) -> list[Fault]:
     """Accesses of parameters and host buffers in the next step that nothing orders behind this step's; no event does."""
-    if place.serial:
+    if target.serial:
         return []
     faults = []
     for key, write in trace.first_write.items():

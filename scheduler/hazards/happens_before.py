@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from interlace.ir import Op
 from interlace.ir.kinds import is_copy
 from interlace.scheduler.hazards.flat_plan import ANY, HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, STOCK, Steps, Touch
-from interlace.scheduler.hazards.place import Place
+from interlace.scheduler.target import Target
 
 Clock = tuple[int, ...]
 NEVER = -1
@@ -75,8 +75,8 @@ class Tracer:
     With `supply`, an order that is missing is no fault: the item is taken to wait, and the pair is noted in `Trace.wanted`.
     """
 
-    def __init__(self, steps: Steps, place: Place, supply: bool = False) -> None:
-        self.steps, self.place, self.supply = steps, place, supply
+    def __init__(self, steps: Steps, target: Target, supply: bool = False) -> None:
+        self.steps, self.target, self.supply = steps, target, supply
         count = len(steps.streams)
         never = (NEVER,) * count
         self.trace = Trace(steps, tip=[never] * count, host=never, last=[NEVER] * count)
@@ -108,12 +108,12 @@ class Tracer:
 
     def _blocks(self, op: Op) -> bool:
         to_host = any(value in self.on_host for value in op.results)
-        return not self.place.serial and is_copy(op) and ((op.origin >= 0 and op.kind in self.place.blocking) or to_host)
+        return not self.target.serial and is_copy(op) and ((op.origin >= 0 and op.kind in self.target.blocking) or to_host)
 
     def _awaited(self) -> dict[int, int]:
         """The item for which the host waits behind an item, where it does."""
         jobs, index = self.steps.program.jobs, self.steps.index
-        return {index[behind]: index[item] for job in jobs for behind, item in job.host_waits} if self.place.holds_host else {}
+        return {index[behind]: index[item] for job in jobs for behind, item in job.host_waits} if self.target.host_runs_ahead else {}
 
     def _waits(self) -> dict[int, list[tuple[int, str]]]:
         """Events by waiting item; those that cannot work are faults."""
@@ -148,7 +148,7 @@ class Tracer:
 
     def _start_job(self) -> None:
         trace = self.trace
-        if self.place.job_end_waits and trace.last[0] != NEVER:
+        if self.target.job_end_waits and trace.last[0] != NEVER:
             trace.host = self._joined(trace.host, trace.last[0])
 
     def _joined(self, clock: Clock, item: int) -> Clock:
@@ -219,7 +219,7 @@ class Tracer:
 
     def _loses_waits(self, item: int, position: int) -> bool:
         op = self.steps.program.ops[position]
-        if op.origin < 0 or op.kind not in self.place.loses_waits:
+        if op.origin < 0 or op.kind not in self.target.loses_waits:
             return False  # a copy that a pass made is lowered to the device's own asynchronous one
         keys = [t.base + t.stride * self.steps.micro_batch[item] for t in self.steps.reads[position]]
         makers = [self.trace.writer.get(key, NEVER) for key in keys]
@@ -274,7 +274,7 @@ class Tracer:
         return len(self.steps.places[key // self.steps.num_micro_batches].variables) > 1
 
     def _ordered_in_job(self, key: int) -> bool:
-        return self.place.host_memory_edges or self.steps.places[key // self.steps.num_micro_batches].memory == "device"
+        return self.target.host_memory_edges or self.steps.places[key // self.steps.num_micro_batches].memory == "device"
 
     def _resolved(self, touch: Touch, key: int, item: int) -> tuple[Touch, int, int, int]:
         """Follow results of omitted copies to their operands."""

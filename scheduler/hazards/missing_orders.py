@@ -9,10 +9,10 @@ from interlace.ir.storage import Item
 from interlace.scheduler.hazards.flat_plan import flatten
 from interlace.scheduler.hazards.freed_memory import freed_in_use, overlapping_steps
 from interlace.scheduler.hazards.happens_before import Fault, Trace, Tracer
-from interlace.scheduler.hazards.place import GPU, Place
+from interlace.scheduler.target import GPU, Target
 
-STRICT = Place("any", collector=GPU.collector, records_streams=True, host_memory_edges=False)
-"""No place does less by itself: what is safe here is safe wherever the last readers of freed memory are known."""
+STRICT = Target("any", free=GPU.free, host_memory_edges=False)
+"""No target does less by itself: what is safe here is safe wherever the last readers of freed memory are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Needs:
         return steps.program.ops[steps.op[place]].id, steps.micro_batch[place]
 
 
-def needs_of(program: Program, place: Place = STRICT) -> Needs:
+def needs_of(program: Program, target: Target = STRICT) -> Needs:
     """Walk a plan and collect what it lacks; cost as of `check` for one rank."""
-    trace = Tracer(flatten(program, place.serial), place, supply=True).run()
-    found = Needs(trace, (), tuple(freed_in_use(trace, place)))
+    trace = Tracer(flatten(program, target.serial), target, supply=True).run()
+    found = Needs(trace, (), tuple(freed_in_use(trace, target)))
     orders = [(found.item(before), found.item(item)) for before, item in trace.wanted]
-    carried = [_carried(trace, fault) for fault in overlapping_steps(trace, place)]
+    carried = [_carried(trace, fault) for fault in overlapping_steps(trace, target)]
     pairs = [(found.item(before), found.item(item)) for before, item in carried if before < item]
     return Needs(trace, tuple(orders), found.frees, tuple(dict.fromkeys(pairs)))
 

@@ -22,7 +22,7 @@ from interlace.ir.kinds import is_comm, is_p2p, is_send
 from interlace.scheduler.hazards.communication import Signature, signature
 from interlace.scheduler.hazards.flat_plan import Steps
 from interlace.scheduler.hazards.happens_before import NEVER, Trace
-from interlace.scheduler.hazards.place import Place
+from interlace.scheduler.target import Target
 
 ROLES = ("forward", "backward", "optimize")
 COLLECTIVE = 0
@@ -153,7 +153,7 @@ def call_items(steps: Steps) -> list[int]:
     return [item for item, position in enumerate(steps.op) if talks[position]]
 
 
-def skeleton_of(trace: Trace, place: Place) -> Skeleton:
+def skeleton_of(trace: Trace, target: Target) -> Skeleton:
     """What other ranks must know of a traced plan; O(calls x streams)."""
     steps, program = trace.steps, trace.steps.program
     values = {value.id: value for value in program.values}
@@ -166,7 +166,7 @@ def skeleton_of(trace: Trace, place: Place) -> Skeleton:
             rows[position] = (rings[op.group], _way(op), signed, ROLES.index(op.role))
     items = call_items(steps)
     ring, way, signed_as, role = ([rows[steps.op[item]][k] for item in items] for k in range(4))
-    waits = _waits(trace, items, place)
+    waits = _waits(trace, items, target)
     back = [number - earlier for number, found in enumerate(waits) for earlier in found]
     micro_batches = [steps.micro_batch[item] for item in items]
     calls = Calls(ring, way, signed_as, role, micro_batches, [len(found) for found in waits], back)
@@ -180,7 +180,7 @@ def _way(op: Op) -> int:
     return 1 + peer if is_send(op) else -1 - peer
 
 
-def _waits(trace: Trace, items: Sequence[int], place: Place) -> list[list[int]]:
+def _waits(trace: Trace, items: Sequence[int], target: Target) -> list[list[int]]:
     """Earlier calls of the rank that each call waits for: the last one known of each stream, and of its ring."""
     steps = trace.steps
     number = {item: k for k, item in enumerate(items)}
@@ -191,7 +191,7 @@ def _waits(trace: Trace, items: Sequence[int], place: Place) -> list[list[int]]:
         clock, stream = trace.clock[item], steps.stream[item]
         sources = [_last_at(earlier, clock[s] if s != stream else item) for s, earlier in enumerate(by_stream)]
         group = steps.program.ops[steps.op[item]].group
-        sources.append(ring.get(group, NEVER) if place.ring_is_serial else NEVER)
+        sources.append(ring.get(group, NEVER) if target.ring_is_serial else NEVER)
         found.append([number[source] for source in dict.fromkeys(sources) if source != NEVER])
         ring[group] = item
         by_stream[stream].append(item)

@@ -9,13 +9,14 @@ paddle/fluid/pir/transforms/general/inplace_pass.cc.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
 from interlace.ir import ABSENT, Graph, Op, Program, Value
 from interlace.ir.copies import Variant, variants
 from interlace.ir.kinds import COMBINE, DATA, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_comm
+from interlace.scheduler.target import Target
 
 Pairs = tuple[tuple[int, int], ...]
 _FIRST, _SECOND, _THIRD = (((0, at),) for at in range(3))
@@ -31,34 +32,6 @@ REUSING: Mapping[str, Pairs] = {
 }  # fmt: skip
 """Kind -> `(result, operand)` that its in-place form shares (Paddle 3.3's op definitions). Left out: `transpose`, which the
 pass skips, and `add_grad` and `subtract_grad`, which it skips on the CPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class Executor:
-    """How a place's executor differs from one that takes each result at its op and returns it behind its last reader.
-
-    Attributes:
-        reuses: Whether the in-place pass runs.
-        keeps_shape_vectors: Whether tensors live on behind the step if the last job that knows them reads a vector of them
-            for its shape only.
-        late_results: Whether a communication's result is taken by its first reader (CPU ranks wait for the answer there),
-            and an in-place one arrives in a buffer of its own.
-        feed_copies: How often the fed batch is there beside the micro-batches' parts.
-        workspace: Kind -> bytes that its kernel takes while it runs, in multiples of its first operand's.
-    """
-
-    reuses: bool = False
-    keeps_shape_vectors: bool = False
-    late_results: bool = False
-    feed_copies: int = 0
-    workspace: Mapping[str, int] = field(default_factory=dict)
-
-
-CPU = Executor(True, False, True, 2, {"layer_norm_grad": 2})
-"""Paddle 3.3.1's CPU place with Interlace's jobs and transport. The batch is in the loader's hand and in the feed variable;
-`layer_norm_grad` (phi/kernels/cpu/layer_norm_grad_kernel.cc) has two temporaries of its input's size."""
-STOCK_CPU = replace(CPU, keeps_shape_vectors=True)
-"""The same with Paddle's own jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,46 +53,46 @@ class Form:
     lasting_bytes: int = 0
 
 
-def forms(program: Program, executor: Executor | None) -> list[Form]:
-    """The forms in which an executor runs a scheduled program's micro-batches; cost O(micro-batches x ops)."""
-    if executor is None:
+def forms(program: Program, target: Target) -> list[Form]:
+    """The forms in which the target's executor runs a scheduled program's micro-batches; cost O(micro-batches x ops)."""
+    if target.runs_as_written:
         return [Form(variant.program, variant.micro_batches) for variant in variants(program)]
     steps: dict[int, dict[int, tuple[int, int]]] = {}
     items = ((number, item) for number, job in enumerate(program.jobs) for item in job.items)
     for place, (job, (op_id, micro_batch)) in enumerate(items):
         steps.setdefault(micro_batch, {})[op_id] = (job, place)
-    return [form for variant in variants(program) for form in _forms_of(variant, steps, executor)]
+    return [form for variant in variants(program) for form in _forms_of(variant, steps, target)]
 
 
-def feed_bytes(program: Program, executor: Executor | None) -> int:
+def feed_bytes(program: Program, target: Target) -> int:
     """Bytes of the fed batch that stay, beside the inputs of each micro-batch (of one micro-batch: the batch itself)."""
-    if executor is None:
+    if not target.feed_copies:
         return 0
     graph, count = Graph(program), program.pipeline.num_micro_batches
     fed = [graph.values[op.results[0]] for op in program.ops if op.name == DATA and op.results[0] in graph.users]
-    copies = executor.feed_copies - (1 if count == 1 else 0)
+    copies = target.feed_copies - (1 if count == 1 else 0)
     return max(0, copies) * count * sum(max(0, value.size_bytes) for value in fed if not value.persistable)
 
 
-def _forms_of(variant: Variant, steps: Mapping[int, dict[int, tuple[int, int]]], executor: Executor) -> list[Form]:
+def _forms_of(variant: Variant, steps: Mapping[int, dict[int, tuple[int, int]]], target: Target) -> list[Form]:
     graph = Graph(variant.program)
     alike: dict[tuple[frozenset[int], frozenset[int], frozenset[int]], list[int]] = {}
     for micro_batch in variant.micro_batches:
         run = _Run(graph, steps.get(micro_batch, {}))
-        lasting = run.lasting() if executor.keeps_shape_vectors else frozenset()
-        chosen = run.in_place(lasting) if executor.reuses else frozenset()
-        late = run.late() if executor.late_results else frozenset()
+        lasting = run.lasting() if target.keeps_shape_vectors else frozenset()
+        chosen = run.in_place(lasting) if target.in_place_pass else frozenset()
+        late = run.late() if target.late_results else frozenset()
         alike.setdefault((chosen, lasting, late), []).append(micro_batch)
-    workspace = {op.id: size for op in variant.program.ops if (size := _workspace(graph, op, executor))}
+    workspace = {op.id: size for op in variant.program.ops if (size := _workspace(graph, op, target))}
     return [Form(_rewritten(graph, chosen, lasting), members, late, workspace,
                  sum(max(0, graph.values[home].size_bytes) for home in lasting))
             for (chosen, lasting, late), members in alike.items()]  # fmt: skip
 
 
-def _workspace(graph: Graph, op: Op, executor: Executor) -> int:
-    if executor.late_results and is_comm(op) and op.inplace:
+def _workspace(graph: Graph, op: Op, target: Target) -> int:
+    if target.late_results and is_comm(op) and op.inplace:
         return max(0, graph.values[op.results[0]].size_bytes)
-    times = executor.workspace.get(op.kind, 0)
+    times = target.workspace.get(op.kind, 0)
     return times * max(0, graph.values[op.operands[0]].size_bytes) if times else 0
 
 

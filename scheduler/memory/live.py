@@ -19,7 +19,8 @@ import numpy.typing as npt
 from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.copies import places
 from interlace.ir.kinds import COMBINE, DATA, SET_PARAMETER, SHADOW_OUTPUT, SPLIT
-from interlace.scheduler.memory.executor import Executor, feed_bytes, forms
+from interlace.scheduler.memory.executor import feed_bytes, forms
+from interlace.scheduler.target import IDEAL, Target
 
 Ints = npt.NDArray[np.int64]
 Order = Sequence[tuple[int, int]] | Ints
@@ -28,30 +29,6 @@ Pool = Literal["device", "pinned", "all"]
 """Kinds of memory; `all` is both together, as on a place whose device memory is the host's."""
 END = 1 << 61
 """The end of the step as a time: later than any other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """When an executor takes and returns memory.
-
-    Attributes:
-        take: `start` of the op on its stream, or `issue` by the host.
-        give: `end` of the last reader; or `issue` of the last reader, and where a variable's last reader runs on another
-            stream than the giver (whose pool the memory goes back to), not before the end of that reader. Readers before
-            the last one hold nothing: the collector knows last readers only.
-        keeps_pinned: Pinned buffers are there always, one for each copied value and micro-batch.
-    """
-
-    take: Literal["start", "issue"] = "start"
-    give: Literal["end", "issue"] = "end"
-    keeps_pinned: bool = False
-
-
-IDEAL = Place()
-"""No op holds memory before it runs, and none after its last reader."""
-GPU = Place("issue", "issue", keeps_pinned=True)
-"""Paddle's GPU place: memory is taken at issue, and fast garbage collection returns it at issue; pinned buffers are never
-collected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,23 +237,26 @@ def _order(lives: Lives) -> Ints:
     return order
 
 
-def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, place: Place = IDEAL) -> Profile:
+def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, target: Target = IDEAL) -> Profile:
     """Memory of a rank whose items were issued, started and ended at these times; arrays in issue order of its jobs."""
     planner = OrderMemory(program)
     items = _items(program)
-    taken = start if place.take == "start" else issue
-    lives = planner.lives(items, taken, end) if place.give == "end" else planner.lives(items, taken, issue, end, stream)
-    if place.keeps_pinned:
+    taken = start if target.alloc == "start" else issue
+    if target.free == "end":
+        lives = planner.lives(items, taken, end)
+    else:
+        lives = planner.lives(items, taken, issue, *((end, stream) if target.records_streams else ()))
+    if target.keeps_pinned:
         lives.taken[lives.pinned], lives.given[lives.pinned] = 0, END
     return Profile(program, lives, planner.base, planner.unknown)
 
 
-def in_order(program: Program, items: Order | None = None, executor: Executor | None = None) -> Profile:
+def in_order(program: Program, items: Order | None = None, target: Target = IDEAL) -> Profile:
     """Memory of an executor that runs item after item, as Paddle's does on the CPU; moments are places in the order.
 
-    With `executor` (such as `executor_memory.CPU`) also what that one does beside the program, as the program's jobs ask it.
+    With a target such as `CPU` also what its executor does beside the program, as the program's jobs ask it.
     """
-    planner = OrderMemory(program, executor)
+    planner = OrderMemory(program, target)
     order = _items(program) if items is None else np.asarray(items, np.int64).reshape(-1, 2)
     return Profile(program, planner.order_lives(order), planner.base, planner.unknown)
 
@@ -297,16 +277,16 @@ class OrderMemory:
     later hold the same items.
     """
 
-    def __init__(self, program: Program, executor: Executor | None = None) -> None:
-        found = forms(program, executor)
+    def __init__(self, program: Program, target: Target = IDEAL) -> None:
+        found = forms(program, target)
         self.tables: dict[int, Storages] = {}
         self.late: dict[int, Ints] = {}
         for form in found:
             self.tables |= dict.fromkeys(form.micro_batches, storages(form.program, form.workspace))
             self.late |= dict.fromkeys(form.micro_batches, _ints(sorted(form.late)))
-        self.base = dict(self.tables[0].base) if executor is None else dict(storages(program).base)
+        self.base = dict(self.tables[0].base) if target.runs_as_written else dict(storages(program).base)
         lasting_bytes = sum(len(form.micro_batches) * form.lasting_bytes for form in found)
-        self.base["device"] += lasting_bytes + feed_bytes(program, executor)
+        self.base["device"] += lasting_bytes + feed_bytes(program, target)
         self.unknown = self.tables[0].unknown
         self.inputs = _ints(sorted(op.id for op in program.ops if op.name == DATA))
         self.num_ids = 1 + max((op.id for op in program.ops), default=-1)

@@ -21,10 +21,11 @@ from interlace.errors import PlanError
 from interlace.ir import Graph, Op, Program
 from interlace.ir.kinds import stream_of
 from interlace.ir.waits import computes, last_computation
-from interlace.scheduler.memory.live import GPU, in_order, storages
+from interlace.scheduler.memory.live import in_order, storages
 from interlace.scheduler.simulate.arrays import Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
 from interlace.scheduler.simulate.simulator import run
+from interlace.scheduler.target import GPU
 from interlace.units import ms, ms_figure, size
 
 LOOK_BACK = 50
@@ -191,4 +192,4 @@ def _fast_host(sim: SimInput) -> SimInput:
 
 
 def _peak(sim: SimInput) -> int:
-    return run(sim, place=GPU).ranks[0].peak_bytes
+    return run(sim, target=GPU).ranks[0].peak_bytes

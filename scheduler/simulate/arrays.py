@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from interlace.ir import Op, Program, describe
 from interlace.ir.kinds import is_receive, is_send
+from interlace.scheduler.target import UNBOUNDED, Target
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -29,6 +30,11 @@ def blocks_host(op: Op) -> bool:
     return op.kind == "fetch" or (op.kind == "memcpy_d2h" and op.attrs.get("dst_place_type", 0) == 0)
 
 
+def _always(op: Op) -> bool:
+    """On a serial target the host waits for every operation."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How programs are taken.
@@ -41,7 +47,8 @@ class Options:
         peers_ready: Ranks without a program are taken to be ready whenever they are needed; off: they are an error.
         stands_for: Rank without a program -> rank whose program stands for it.
         blocks: Which ops the host waits for.
-        host_waits: Whether the host waits where the plan says so; off for places on which it never runs ahead.
+        host_waits: Whether the host waits where the plan says so; off for targets on which it never runs ahead.
+        job_end_waits: Whether the host waits for the compute stream at the end of each job.
     """
 
     p2p: Literal["rendezvous", "buffered"] = "rendezvous"
@@ -50,6 +57,18 @@ class Options:
     stands_for: Mapping[int, int] = field(default_factory=dict)
     blocks: Callable[[Op], bool] = blocks_host
     host_waits: bool = True
+    job_end_waits: bool = False
+
+    @classmethod
+    def of(cls, target: Target, **others: Any) -> Options:
+        """The options by a target's rules, with the others as given."""
+        return cls(**{
+            "p2p": "buffered" if target.p2p_buffer_bytes == UNBOUNDED else "rendezvous",
+            "blocks": _always if target.serial else blocks_host,
+            "host_waits": target.host_runs_ahead,
+            "job_end_waits": target.job_end_waits,
+            **others,
+        })  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -85,10 +85,11 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
     row = table.row[np.minimum(items[:, 0], len(table.row) - 1)]
     if (row < 0).any() or (items[:, 0] >= len(table.row)).any():
         raise PlanError(f"rank {program.rank}: a job holds an op that is no op of the program; `verify` says which")
+    ends = list(_job_ends(program, table.stream[row])) if options.job_end_waits else []
     issue, host_end, job_first = _host(program, cost, table.host[row])
     columns = {
         "op": items[:, 0], "micro_batch": items[:, 1], "stream": table.stream[row], "issue": issue, "dur": table.dur[row],
-        "side": table.side[row], "awaits": awaits(program, table.blocking[row]), "kind": table.kind[row],
+        "side": table.side[row], "awaits": awaits(program, table.blocking[row], ends), "kind": table.kind[row],
     }  # fmt: skip
     deps = reduced(item_order(program, items), columns["stream"], program, items)
     return RankItems(program, items, ops, names, columns, deps, host_end, job_first)
@@ -134,10 +135,10 @@ def _checked(program: Program, op: Op, dur_ns: int) -> int:
     return int(dur_ns)
 
 
-def awaits(program: Program, blocking: Flags) -> Ints:
-    """What the host waits for behind each item, as places among the rank's items."""
+def awaits(program: Program, blocking: Flags, more: Sequence[tuple[int, int]] = ()) -> Ints:
+    """The item that the host waits for after each item, or -1; `more` are waits beside the plan's. Items are indices into the rank's."""
     found = np.where(blocking, np.arange(len(blocking)), -1)
-    for behind, place in _host_waits(program):
+    for behind, place in (*_host_waits(program), *more):
         while found[behind] >= 0:  # a blocking copy: the host waits in front of it for what it waits for behind it
             behind -= 1
         if behind >= place:
@@ -151,6 +152,16 @@ def _host_waits(program: Program) -> Iterator[tuple[int, int]]:
     for job in program.jobs:
         place = {item: first + k for k, item in enumerate(job.items)} if job.host_waits else {}
         yield from ((place[behind], place[awaited]) for behind, awaited in job.host_waits)
+        first += len(job.items)
+
+
+def _job_ends(program: Program, stream: Ints) -> Iterator[tuple[int, int]]:
+    """The last item of each job, and its last one on the compute stream."""
+    first = 0
+    for job in program.jobs:
+        computed = np.flatnonzero(stream[first : first + len(job.items)] == 0)
+        if len(computed):
+            yield first + len(job.items) - 1, first + int(computed[-1])
         first += len(job.items)
 
 

@@ -43,6 +43,7 @@ from interlace.scheduler.memory import live as memory
 from interlace.scheduler.simulate.arrays import ONE, Ints, Options, SimInput
 from interlace.scheduler.simulate.circular_wait import explain_stall
 from interlace.scheduler.simulate.lower import lower
+from interlace.scheduler.target import IDEAL, Target
 
 NEVER = 1 << 62
 """Later than any time."""
@@ -111,19 +112,21 @@ def simulate(
     options: Options | None = None,
     *,
     engine: Engine = "auto",
-    place: memory.Place = memory.IDEAL,
+    target: Target = IDEAL,
     with_memory: bool = True,
 ) -> Result:
     """Run the plans of all ranks; `auto` takes the compiled twin for large plans where numba is there; results are equal.
+
+    `target` says when memory is allocated and freed; the rest of its rules is in `options` (`Options.of`).
 
     Raises:
         PlanError: What `lower` refuses.
         Stall: Ranks wait in a circle, which the message prints, or for what never comes.
     """
-    return run(lower(programs, cost, options), engine=engine, place=place, with_memory=with_memory)
+    return run(lower(programs, cost, options), engine=engine, target=target, with_memory=with_memory)
 
 
-def run(sim: SimInput, *, engine: Engine = "auto", place: memory.Place = memory.IDEAL, with_memory: bool = True) -> Result:
+def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_memory: bool = True) -> Result:
     """The same from arrays."""
     compiled = _compiled(engine, sim.num_items)
     start, ready, end = compiled.run_items(sim) if compiled else Simulation(sim).run()
@@ -131,7 +134,7 @@ def run(sim: SimInput, *, engine: Engine = "auto", place: memory.Place = memory.
         raise Stall(explain_stall(sim, end))
     times = Times(issue_times(sim, end), ready, start, end)
     split = compiled.split_rank if compiled else split_rank
-    profiles = [_profile(sim, times, at, place) for at in range(len(sim.ranks))] if with_memory else []
+    profiles = [_profile(sim, times, at, target) for at in range(len(sim.ranks))] if with_memory else []
     return Result(sim, times, _rank_times(sim, times, split, profiles), profiles)
 
 
@@ -149,9 +152,9 @@ def _compiled(engine: Engine, num_items: int) -> Any:
     return simulator_fast
 
 
-def _profile(sim: SimInput, times: Times, at: int, place: memory.Place) -> memory.Profile:
+def _profile(sim: SimInput, times: Times, at: int, target: Target) -> memory.Profile:
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
-    return memory.over_time(sim.programs[at], times.issue[mine], times.start[mine], times.end[mine], sim.stream[mine], place)
+    return memory.over_time(sim.programs[at], times.issue[mine], times.start[mine], times.end[mine], sim.stream[mine], target)
 
 
 def _rank_times(sim: SimInput, times: Times, split: Any, profiles: Sequence[memory.Profile]) -> list[RankTime]:

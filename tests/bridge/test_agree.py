@@ -16,7 +16,8 @@ import pytest
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.passes.peers import Peers, plan_together
-from interlace.scheduler.hazards import GPU, Voice, check, require_safe
+from interlace.scheduler.hazards import Voice, check, require_safe
+from interlace.scheduler.target import GPU
 from tests.scheduler.test_together import pair, three_ranks_in_a_circle
 from tests.strategies import World, plan
 

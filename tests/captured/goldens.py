@@ -21,8 +21,8 @@ from interlace.errors import InterlaceError
 from interlace.ir import Program
 from interlace.planning.plan import make_plans
 from interlace.scheduler.interleave import planner as interleave
-from interlace.scheduler.memory import live as memory
 from interlace.scheduler.simulate.simulator import Options, simulate
+from interlace.scheduler.target import GPU
 from tests.captured.build import CASES, member, ranks
 from tests.captured.test_places import stored
 
@@ -55,7 +55,7 @@ def digest_of_times(plans: Sequence[Program], cost: CostModel) -> list[Any]:
     """Simulated steps and peaks of all ranks; a world that is not whole has none."""
     if len(plans) != plans[0].world:
         return []
-    result = simulate(plans, cost, Options(), place=memory.GPU)
+    result = simulate(plans, cost, Options(), target=GPU)
     return [[rank.step_ns, rank.peak_bytes] for rank in result.ranks]
 
 

@@ -1,4 +1,4 @@
-"""Plans of real programs are safe under the rules of every place: what Paddle's own CPU ranks, where all is serial, cannot show.
+"""Plans of real programs are safe under the rules of every target: what Paddle's own CPU ranks, where all is serial, cannot show.
 
 The programs are stored (`programs.tar.xz`); `python -m tests.captured.build` makes them anew.
 """
@@ -17,12 +17,13 @@ from interlace.cost_model import CostModel, load_profile
 from interlace.errors import InterlaceError
 from interlace.ir import Program, parse
 from interlace.planning.plan import make_plans
-from interlace.scheduler.hazards import CPU, CUSTOM, GPU, Place, check
+from interlace.scheduler.hazards import check
 from interlace.scheduler.interleave import planner as interleave
+from interlace.scheduler.target import CPU, CUSTOM, GPU, Target
 from tests.captured.build import ARCHIVE, CASES, MANIFEST, Case, member, ranks
 
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
-PLACES = (GPU, CPU, CUSTOM, TESTBED_RULES)
+ALL = (GPU, CPU, CUSTOM, TESTBED_RULES)
 CONFIGS: dict[str, Config] = {
     **{name: load_config(name) for name in ("stock", "overlap", "offload-half", "demo")},
     "mixed": make_config({"schedule_1f1b": {"interleave": "mixed", "extra_live_bytes": "1GB"}, "offload_activations": OFFLOAD}),
@@ -74,11 +75,11 @@ def test_plans_of_captured_programs_are_safe_everywhere(name: str) -> None:
             refused = str(error)
         assert bool(refused) == ((title, schedule) in REFUSED), f"{title}: {refused}"
         assert REFUSED.get((title, schedule), "") in refused, title
-        for place in PLACES if not refused else ():
-            _check(plans, place, STALLS.get((title, name), "") if place is not CPU else "")
+        for target in ALL if not refused else ():
+            _check(plans, target, STALLS.get((title, name), "") if target is not CPU else "")
 
 
-def _check(plans: list[Program], place: Place, known: str) -> None:
-    findings = check(plans, place)
-    assert {finding.kind for finding in findings} <= {known}, f"on {place.name}: {'; '.join(map(str, findings[:3]))}"
+def _check(plans: list[Program], target: Target, known: str) -> None:
+    findings = check(plans, target)
+    assert {finding.kind for finding in findings} <= {known}, f"on {target.name}: {'; '.join(map(str, findings[:3]))}"
     assert bool(findings) == bool(known)

@@ -9,8 +9,8 @@ from interlace.cost_model import CostModel, load_profile
 from interlace.errors import PlanError
 from interlace.ir import Program, parse, verify
 from interlace.passes import Pipeline, assign_streams, events, find_pass
-from interlace.scheduler.hazards import CUSTOM, GPU, check
-from interlace.scheduler.hazards.place import Place
+from interlace.scheduler.hazards import check
+from interlace.scheduler.target import CUSTOM, GPU, Target
 from tests.closure import Closure
 
 HEAD = "program rank=0 world=2 mode=train\ngroup 7 = 0,1\npipeline stage=0 of 1 micro_batches={count} chunks=1 schedule=accumulate\n"
@@ -24,9 +24,9 @@ def assigned(text: str, count: int = 1) -> Program:
     return Pipeline((find_pass("assign-streams")(),)).run(scheduled, CostModel(load_profile("h200")))[0]
 
 
-def require_proved(program: Program, places: tuple[Place, ...] = (GPU, CUSTOM)) -> None:
-    for place in places:
-        assert [str(finding) for finding in check([program], place)] == []
+def require_proved(program: Program, targets: tuple[Target, ...] = (GPU, CUSTOM)) -> None:
+    for target in targets:
+        assert [str(finding) for finding in check([program], target)] == []
     closure = Closure(program)
     assert (closure.races(), closure.freed_early(), closure.unwritten()) == ([], [], [])
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from interlace.config import Config, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.planning.plan import make_plans
-from interlace.scheduler.hazards import CPU, CUSTOM, GPU, check
+from interlace.scheduler.hazards import check
 from interlace.scheduler.interleave import planner as interleave
+from interlace.scheduler.target import CPU, CUSTOM, GPU
 from tests.closure import Closure
 from tests.interpreter import assert_same
 from tests.strategies import World, programs, worlds
@@ -34,8 +35,8 @@ COST = CostModel(load_profile("h200"))
 def planned_and_proved(world: World, config: Config) -> None:
     before = programs(world)
     plans = [plan.program for plan in make_plans(before, config, COST, "h200")]
-    for place in (GPU, CPU, CUSTOM):
-        assert [str(finding) for finding in check(plans, place)] == []
+    for target in (GPU, CPU, CUSTOM):
+        assert [str(finding) for finding in check(plans, target)] == []
     for one in plans:
         closure = Closure(one)
         assert (closure.races(), closure.freed_early(), closure.unwritten()) == ([], [], [])

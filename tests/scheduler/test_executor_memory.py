@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from interlace.ir import parse
-from interlace.scheduler.memory.executor import CPU, Executor, feed_bytes
+from interlace.scheduler.memory.executor import feed_bytes
 from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.target import CPU, Target
 from tests.scheduler.plans import Shape, world
 
 HEAD = "program rank=0 world=2 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
 
 
-def peaks(text: str, executor: Executor) -> tuple[int, int]:
+def peaks(text: str, target: Target) -> tuple[int, int]:
     """The plain peak and the executor's."""
     program = parse(HEAD + text)
-    return in_order(program).peak(), in_order(program, executor=executor).peak()
+    return in_order(program).peak(), in_order(program, target=target).peak()
 
 
 def test_writes_over_an_operand_that_nobody_needs() -> None:
@@ -25,10 +26,10 @@ def test_writes_over_an_operand_that_nobody_needs() -> None:
 #4 %4:float32[4] = pd_op.matmul(%3) backward
 job all forward 0: 0-4@0
 """
-    assert peaks(chain, Executor(reuses=True)) == (32, 32)
-    assert peaks(chain.replace("(%0) forward", "() forward"), Executor(reuses=True)) == (32, 32)
+    assert peaks(chain, Target("x", in_place_pass=True)) == (32, 32)
+    assert peaks(chain.replace("(%0) forward", "() forward"), Target("x", in_place_pass=True)) == (32, 32)
     only = HEAD + chain.replace("job all forward 0: 0-4@0", "job all forward 0: 1-3@0").replace("(%0)", "()")
-    assert (in_order(parse(only)).peak(), in_order(parse(only), executor=Executor(reuses=True)).peak()) == (32, 16)
+    assert (in_order(parse(only)).peak(), in_order(parse(only), target=Target("x", in_place_pass=True)).peak()) == (32, 16)
 
 
 def test_leaves_an_operand_that_another_job_names() -> None:
@@ -41,9 +42,9 @@ def test_leaves_an_operand_that_another_job_names() -> None:
 job one forward 0: 1-2@0
 job two backward 0: 3@0
 """
-    assert peaks(text, Executor(reuses=True)) == (32, 32)
+    assert peaks(text, Target("x", in_place_pass=True)) == (32, 32)
     alone = text.replace("add_grad(%1, %2) backward no_buffer=0", "add_grad(%2) backward")
-    assert peaks(alone, Executor(reuses=True)) == (32, 20)
+    assert peaks(alone, Target("x", in_place_pass=True)) == (32, 20)
 
 
 def test_kernels_and_late_results() -> None:
@@ -52,7 +53,7 @@ def test_kernels_and_late_results() -> None:
 #1 %1:float32[4] = pd_op.layer_norm_grad(%0) backward
 job all forward 0: 0-1@0
 """
-    assert peaks(text, Executor(workspace={"layer_norm_grad": 2})) == (32, 64)
+    assert peaks(text, Target("x", workspace={"layer_norm_grad": 2})) == (32, 64)
     late = """
 group 0 = 0,1
 #0 %0:float32[64] = pd_op.matmul() forward
@@ -62,7 +63,7 @@ group 0 = 0,1
 #4 %4:float32[64] = pd_op.gelu(%1) forward
 job all forward 0: 0-4@0
 """
-    assert peaks(late, Executor(late_results=True)) == (256 + 1024 + 4, 1024 + 4)
+    assert peaks(late, Target("x", late_results=True)) == (256 + 1024 + 4, 1024 + 4)
 
 
 def test_a_vector_of_which_only_the_shape_is_read_keeps_its_tensors() -> None:
@@ -75,16 +76,16 @@ def test_a_vector_of_which_only_the_shape_is_read_keeps_its_tensors() -> None:
 job one forward 0: 0-2@0
 job two backward 0: 3-4@0
 """
-    plain, kept = peaks(text, Executor(keeps_shape_vectors=True))
+    plain, kept = peaks(text, Target("x", keeps_shape_vectors=True))
     assert (plain, kept) == (1024 + 256, 1024 + 256 + 256)
 
 
 def test_nothing_else_changes_on_random_worlds() -> None:
     """An executor that only reuses never holds more, and all kinds together hold what both pools hold."""
     for program in world(Shape(1, 2, 2, 4, width=16)):
-        plain, reused = in_order(program), in_order(program, executor=Executor(reuses=True))
+        plain, reused = in_order(program), in_order(program, target=Target("x", in_place_pass=True))
         assert reused.peak() <= plain.peak()
-        assert in_order(program, executor=CPU).peak("all") >= in_order(program, executor=CPU).peak()
+        assert in_order(program, target=CPU).peak("all") >= in_order(program, target=CPU).peak()
 
 
 def test_what_is_written_over_has_the_type_of_the_result() -> None:
@@ -94,8 +95,8 @@ def test_what_is_written_over_has_the_type_of_the_result() -> None:
 #1 %1:int32[4] = pd_op.cast(%0) forward
 job all forward 0: 0-1@0
 """
-    assert peaks(text, Executor(reuses=True)) == (32, 32)
-    assert peaks(text.replace("int32", "float32"), Executor(reuses=True)) == (32, 16)
+    assert peaks(text, Target("x", in_place_pass=True)) == (32, 32)
+    assert peaks(text.replace("int32", "float32"), Target("x", in_place_pass=True)) == (32, 16)
 
 
 def test_a_variable_that_is_still_read_under_an_earlier_name_is_not_written_over() -> None:
@@ -108,8 +109,8 @@ def test_a_variable_that_is_still_read_under_an_earlier_name_is_not_written_over
 #4 %4:float32[4] = pd_op.matmul(%3{}) forward
 job all forward 0: 0-4@0
 """
-    assert peaks(text.format(", %1"), Executor(reuses=True)) == (48, 48)
-    assert peaks(text.format(""), Executor(reuses=True)) == (32, 32)
+    assert peaks(text.format(", %1"), Target("x", in_place_pass=True)) == (48, 48)
+    assert peaks(text.format(""), Target("x", in_place_pass=True)) == (32, 32)
 
 
 def test_an_output_is_not_written_over() -> None:
@@ -119,7 +120,7 @@ def test_an_output_is_not_written_over() -> None:
 #2 builtin.shadow_output(%0) forward
 job all forward 0: 0-1@0
 """
-    assert peaks(text, Executor(reuses=True)) == (32, 32)
+    assert peaks(text, Target("x", in_place_pass=True)) == (32, 32)
 
 
 def test_a_batch_is_there_as_often_as_the_loader_and_the_feed_hold_it() -> None:
@@ -144,12 +145,12 @@ group 0 = 0,1
 
 def test_an_answer_that_is_written_in_place_comes_in_a_buffer_of_its_own() -> None:
     text = COMM.format(over="~0", over_="_", inplace=" inplace=0:0").partition("#2")[0] + "job all forward 0: 0-1@0\n"
-    assert peaks(text, Executor(late_results=True)) == (256, 512)
+    assert peaks(text, Target("x", late_results=True)) == (256, 512)
 
 
 def test_an_answer_that_leaves_its_job_is_there_from_its_operation_on() -> None:
     text = COMM.format(over="", over_="", inplace="") + "job one forward 0: 0-3@0\njob two forward 0: 4@0\n"
-    assert peaks(text, Executor(late_results=True)) == (256 + 1024 + 4, 256 + 1024 + 4)
+    assert peaks(text, Target("x", late_results=True)) == (256 + 1024 + 4, 256 + 1024 + 4)
 
 
 VECTOR = """program rank=0 world=2 mode=train
@@ -167,6 +168,6 @@ job four backward 1: 3-4@1
 
 
 def test_tensors_of_a_vector_stay_for_each_micro_batch_where_only_their_shape_is_read_last() -> None:
-    keeps = Executor(keeps_shape_vectors=True)
-    assert in_order(parse(VECTOR.format(" no_buffer=0")), executor=keeps).base["device"] == 2 * 256
-    assert in_order(parse(VECTOR.format("")), executor=keeps).base["device"] == 0
+    keeps = Target("x", keeps_shape_vectors=True)
+    assert in_order(parse(VECTOR.format(" no_buffer=0")), target=keeps).base["device"] == 2 * 256
+    assert in_order(parse(VECTOR.format("")), target=keeps).base["device"] == 0

@@ -1,4 +1,4 @@
-"""The checker on small plans written by hand: each rule of each place once, with the text that a user would read."""
+"""The checker on small plans written by hand: each rule of each target once, with the text that a user would read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 from interlace.cli import check as check_command
 from interlace.errors import ConfigError, InterlaceError, PlanError, ProgramError
 from interlace.ir import Event, Job, Op, Pipeline, Program, parse, save, verify
-from interlace.scheduler.hazards import CPU, CUSTOM, GPU, Finding, check, require_safe
+from interlace.scheduler.hazards import Finding, check, require_safe
+from interlace.scheduler.target import CPU, CUSTOM, GPU
 from tests.interpreter import run
 from tests.strategies import World, plan, programs
 
@@ -386,8 +387,8 @@ job one forward 0: 0-5@0
 
 def test_the_collector_notes_a_variables_last_reader_where_it_stands() -> None:
     """The view's last reader on the side stream is noted as it is issued; what that stream reads later, through the base, is not."""
-    for place in (GPU, CUSTOM):
-        (finding,) = check([program(TWO_VARIABLES)], place)
+    for target in (GPU, CUSTOM):
+        (finding,) = check([program(TWO_VARIABLES)], target)
         assert finding.kind == "freed-in-use"
         assert "while #3 pd_op.relu of micro-batch 0 on stream 'side' may still use it" in finding.message
     assert check([program(TWO_VARIABLES.replace("0-5@0", "0-1@0 3@0 2@0 4-5@0"))]) == []
@@ -528,7 +529,7 @@ def test_the_command_fails_on_an_unsafe_plan_and_names_the_fault(tmp_path: Path,
     (finding,) = json.loads((tmp_path / "out.json").read_text())["findings"]
     assert finding["kind"] == "race"
     assert [item["op"] for item in finding["items"]] == [1, 2]
-    assert command(str(tmp_path / "race.ilp"), "--place", "cpu") == 0
+    assert command(str(tmp_path / "race.ilp"), "--target", "cpu") == 0
 
 
 def test_the_command_prints_the_circle_and_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

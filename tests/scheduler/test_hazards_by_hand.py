@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from interlace.ir import Program, parse
-from interlace.scheduler.hazards import GPU, Place, check
+from interlace.scheduler.hazards import check
+from interlace.scheduler.target import GPU, Target
 
 LOOSE = msgspec.structs.replace(GPU, name="loose", ring_is_serial=False)
 
@@ -19,9 +20,9 @@ def rank(number: int, ops: str, jobs: str, world: int = 2, groups: str = "", mic
     return parse(f'{head}{pipe}{listed}#0 %0:float32[4]!"x" = builtin.parameter() forward\n{ops.strip()}\n{jobs.strip()}\n')
 
 
-def kinds(programs: list[Program], place: Place = GPU) -> set[str]:
+def kinds(programs: list[Program], target: Target = GPU) -> set[str]:
     """Classes of what is found, but for streams that two rings share, which is no matter here."""
-    return {finding.kind for finding in check(programs, place)} - {"shared-stream"}
+    return {finding.kind for finding in check(programs, target)} - {"shared-stream"}
 
 
 def reduce(number: int, group: int, stream: str, name: str = "all_reduce", operand: int = 0, dims: str = "4", more: str = "") -> str:
@@ -193,7 +194,7 @@ def test_a_wait_of_the_host_orders_what_it_waits_for_and_nothing_else() -> None:
     of_awaited, of_behind = HELD.format(1, ' stream="side"'), HELD.format(2, "")
     assert kinds([rank(0, of_awaited, wait)]) == set()
     assert kinds([rank(0, of_awaited, jobs.format(""))]) != set()
-    assert kinds([rank(0, of_awaited, wait)], msgspec.structs.replace(GPU, name="never held", holds_host=False)) != set()
+    assert kinds([rank(0, of_awaited, wait)], msgspec.structs.replace(GPU, name="never held", host_runs_ahead=False)) != set()
     assert kinds([rank(0, of_behind, wait)]) != set()
 
 

@@ -13,8 +13,9 @@ from interlace.ir import Graph, Program, parse
 from interlace.ir.copies import variants
 from interlace.ir.kinds import DATA, PARAMETER
 from interlace.scheduler.memory import live as memory
-from interlace.scheduler.memory.live import GPU, IDEAL, OrderMemory, in_order, over_time, storages
+from interlace.scheduler.memory.live import OrderMemory, in_order, over_time, storages
 from interlace.scheduler.simulate.simulator import simulate
+from interlace.scheduler.target import GPU, IDEAL
 from tests.scheduler.plans import Shape, shapes, world
 
 COST = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, host_ns=2, job_ns=5)
@@ -113,7 +114,7 @@ def test_one_stream_gpu_is_the_serial_order(shape: Shape) -> None:
     """
     shape = Shape(1, 1, shape.micro_batches, shape.layers, ("", "", "", ""), shape.offloaded)
     program = world(shape)[0]
-    found = simulate([program], COST, place=GPU)
+    found = simulate([program], COST, target=GPU)
     assert found.ranks[0].peak_bytes == in_order(program).peak()
     pinned = in_order(program).lives.pool("pinned")
     assert found.ranks[0].pinned_bytes == pinned.size.sum() >= in_order(program).peak("pinned")
@@ -124,8 +125,8 @@ def test_run_ahead_defeats_offload() -> None:
     shape = Shape(1, 1, 4, 6, ("", "", "", "copies"), frozenset({0, 1, 2, 3}), width=64)
     fast_host = CostModel.from_table({"gemm": 500, "copy": 400, "default": 50}, host_ns=1)
     programs = world(shape)
-    at_issue = simulate(programs, fast_host, place=GPU).ranks[0].peak_bytes
-    ideal = simulate(programs, fast_host, place=IDEAL).ranks[0].peak_bytes
+    at_issue = simulate(programs, fast_host, target=GPU).ranks[0].peak_bytes
+    ideal = simulate(programs, fast_host, target=IDEAL).ranks[0].peak_bytes
     assert at_issue > ideal
 
 
@@ -254,7 +255,7 @@ job all forward 0: 0-2@0
 
 def test_pinned_buffers_stay_on_the_gpu_place_one_for_each_micro_batch() -> None:
     program = world(Shape(1, 1, 3, 3, ("", "", "", ""), frozenset({0, 1, 2}), width=32))[0]
-    pinned = [simulate([program], COST, place=place).ranks[0].pinned_bytes for place in (GPU, IDEAL)]
+    pinned = [simulate([program], COST, target=target).ranks[0].pinned_bytes for target in (GPU, IDEAL)]
     assert pinned[0] == 3 * 2 * (2 * 32 * 4) > pinned[1]
 
 

@@ -11,11 +11,12 @@ from interlace.errors import PlanError
 from interlace.ir import Program, parse, show, verify
 from interlace.ir.waits import computes
 from interlace.passes import AssignStreams, Pipeline
-from interlace.scheduler.hazards import GPU, check
+from interlace.scheduler.hazards import check
 from interlace.scheduler.memory import live as memory
 from interlace.scheduler.memory.throttle import Wait, at_ends, candidates, held, place_peak, plan_holds
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
+from interlace.scheduler.target import GPU, Target
 from tests.scheduler.plans import Shape, shapes, world
 from tests.strategies import World, plan, worlds
 
@@ -40,8 +41,8 @@ def run_ahead_program() -> Program:
     return parse(f"{head}group 7 = 0,1\npasses schedule-1f1b\n{ops}{jobs}")
 
 
-def peak(program: Program, place: memory.Place = memory.GPU) -> int:
-    return simulate([program], COST, ALONE, place=place).ranks[0].peak_bytes
+def peak(program: Program, target: Target = GPU) -> int:
+    return simulate([program], COST, ALONE, target=target).ranks[0].peak_bytes
 
 
 def test_run_ahead_doubles_the_peak_and_auto_brings_it_down() -> None:
@@ -88,8 +89,8 @@ def test_waits_never_raise_the_peak(shape: Shape, compiled: bool) -> None:
     fast = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7})
     shape = both_forms(shape)
     engine = "fast" if compiled else "plain"
-    free = simulate(world(shape[0]), fast, place=memory.GPU, engine=engine)  # type: ignore[arg-type]
-    bound = simulate(world(shape[1]), fast, place=memory.GPU, engine=engine)  # type: ignore[arg-type]
+    free = simulate(world(shape[0]), fast, target=GPU, engine=engine)  # type: ignore[arg-type]
+    bound = simulate(world(shape[1]), fast, target=GPU, engine=engine)  # type: ignore[arg-type]
     for one, other in zip(bound.ranks, free.ranks, strict=True):
         assert one.peak_bytes <= other.peak_bytes
     assert (bound.times.issue >= free.times.issue).all()

@@ -10,9 +10,10 @@ import pytest
 from interlace.cost_model import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, parse, verify
-from interlace.scheduler.hazards import CPU, GPU, Finding, Skeleton, Voice, check, check_together, unpacked
+from interlace.scheduler.hazards import Finding, Skeleton, Voice, check, check_together, unpacked
 from interlace.scheduler.hazards.check import prove
 from interlace.scheduler.simulate.simulator import simulate
+from interlace.scheduler.target import CPU, GPU
 from tests.strategies import plan, random_world
 
 HEAD = "program rank={rank} world={world} mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
@@ -66,10 +67,10 @@ def test_what_ranks_say_is_all_that_the_proof_needs() -> None:
     """acceptance: M1, F5. Of any world the skeletons alone lead to the verdict that whole programs lead to."""
     for seed in range(12):
         ranks = plan(random_world(seed, streams=True))
-        for place in (GPU, CPU):
-            proof = prove(ranks, place)
+        for target in (GPU, CPU):
+            proof = prove(ranks, target)
             assert proof.findings == []
-            assert check_together([heard(voice) for voice in proof.voices], place, lambda asks: pytest.fail(f"{asks}")) == []
+            assert check_together([heard(voice) for voice in proof.voices], target, lambda asks: pytest.fail(f"{asks}")) == []
 
 
 def test_a_skeleton_that_did_not_come_whole_is_refused() -> None:

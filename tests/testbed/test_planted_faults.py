@@ -18,7 +18,8 @@ import pytest
 
 from interlace.ir import Program, load
 from interlace.local.launch import LaunchResult, launch
-from interlace.scheduler.hazards import Finding, Place, check
+from interlace.scheduler.hazards import Finding, check
+from interlace.scheduler.target import Target
 from testbed import shrink
 from tests.testbed.faults import FAULTS, Fault
 from tests.testbed.tasks import NUM_STEPS, VARIABLE, Done, Front, Task
@@ -117,12 +118,12 @@ def _plans(folder: Path, running: Future[LaunchResult]) -> list[Program]:
     return [load(file) for file in files]
 
 
-def _plant(base: str, plans: list[Program], place: Place) -> dict[str, Planted]:
+def _plant(base: str, plans: list[Program], target: Target) -> dict[str, Planted]:
     found = {}
     for name, fault in FAULTS.items():
         if fault.base == base:
-            safe, broken = fault.plant(plans, lambda world: check(world, place))
-            found[name] = Planted(fault, safe, broken, check(safe, place), check(broken, place))
+            safe, broken = fault.plant(plans, lambda world: check(world, target))
+            found[name] = Planted(fault, safe, broken, check(safe, target), check(broken, target))
     return found
 
 

@@ -9,7 +9,7 @@ import msgspec
 import paddle
 
 from interlace.bridge.places.base import Place
-from interlace.scheduler.hazards import GPU, PLACES
+from interlace.scheduler.target import GPU, TARGETS
 
 PINNED = 1
 """`memcpy_d2h`'s destination number of pinned memory; a plugin must supply that kernel."""
@@ -55,5 +55,5 @@ def custom_place(device: Any) -> Place:
     """The rules of one custom device."""
     if device.get_device_type() != TESTBED_RULES.name:
         return CustomPlace("custom", device, has_events=True, has_streams=True, keeps_pinned=True)
-    PLACES.setdefault(TESTBED_RULES.name, TESTBED_RULES)
+    TARGETS.setdefault(TESTBED_RULES.name, TESTBED_RULES)
     return TestbedPlace(TESTBED_RULES.name, device, has_events=True, has_streams=True, keeps_pinned=True, labels_all=True)

@@ -1,0 +1,105 @@
+"""What `check` and `timeline` simulate on, by one rule: the device profile, the target's rules, and what the simulator makes of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from interlace.cost_model import Costs
+    from interlace.ir import Program
+    from interlace.scheduler.simulate.simulator import Result
+    from interlace.scheduler.target import Target
+
+DEFAULT_PROFILE = "h200"
+
+
+def add_options(parser: argparse.ArgumentParser, targets: Sequence[str], more: str = "") -> None:
+    """Add `--device` and `--target` to a command; `more` goes behind the target's help."""
+    parser.add_argument("--device", default="", metavar="NAME",
+                        help=f"device profile, by name or path (default: that of the plan, else {DEFAULT_PROFILE})")  # fmt: skip
+    parser.add_argument("--target", choices=targets,
+                        help=f"whose rules hold (default: cpu for the profile cpu, else gpu){more}")  # fmt: skip
+    add_old_name(parser, "--place", "--target")
+
+
+def add_old_name(parser: argparse.ArgumentParser, old: str, new: str) -> None:
+    """Let an option's old name end in an error that says the new one."""
+
+    class Renamed(argparse.Action):
+        def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None) -> None:
+            parser.error(f"{old} has another name now: {new}")
+
+    parser.add_argument(old, action=Renamed, help=argparse.SUPPRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Whose times and whose rules hold.
+
+    Attributes:
+        profile: Name or path of the device profile.
+        why: Where that name comes from, in a few words.
+        costs: The profile as a cost model.
+        target: The rules.
+    """
+
+    profile: str
+    why: str
+    costs: Costs
+    target: Target
+
+    @classmethod
+    def of(cls, paths: Sequence[Path], args: argparse.Namespace) -> Setting:
+        """As the options say; else the profile that the plans were made with, and the target that goes with it.
+
+        Raises:
+            ConfigError: There is no such profile, or the plans were made with several.
+        """
+        from interlace.cost_model import CostModel, load_profile
+        from interlace.scheduler.target import CPU, GPU, IDEAL, TARGETS
+
+        name, why = (args.device, "--device") if args.device else profile_of(paths)
+        costs = CostModel(load_profile(name))
+        known = {**TARGETS, IDEAL.name: IDEAL}
+        return cls(name, why, costs, known[args.target or (CPU if Path(name).stem == CPU.name else GPU).name])
+
+    def __str__(self) -> str:
+        return f"simulated with the profile {Path(self.profile).stem} ({self.why}), rules of the {self.target.name} target"
+
+    def simulate(self, programs: Sequence[Program], p2p: Literal["rendezvous", "buffered"] | None = None) -> Result:
+        """A step of these ranks, all others being always ready; `p2p` in the place of the target's own rule.
+
+        Raises:
+            PlanError, Stall: As the simulator.
+        """
+        from interlace.scheduler.simulate.arrays import Options
+        from interlace.scheduler.simulate.simulator import simulate
+
+        others: dict[str, Any] = {"p2p": p2p} if p2p else {}
+        options = Options.of(self.target, peers_ready=len(programs) < max(program.world for program in programs), **others)
+        return simulate(programs, self.costs, options, target=self.target)
+
+
+def profile_of(paths: Sequence[Path]) -> tuple[str, str]:
+    """The profile that plans were made with, and that it is theirs; the default for dumps, which have none.
+
+    Raises:
+        ConfigError: They were made with several.
+        PlanError: A plan's record cannot be read.
+    """
+    from interlace.errors import ConfigError
+    from interlace.planning.plan import has_record, read_record
+
+    found: dict[str, Path] = {}
+    for path in paths:
+        if has_record(path):
+            found.setdefault(read_record(path).profile, path)
+    found.pop("", None)
+    if len(found) > 1:
+        named = ", ".join(f"{path} with {name}" for name, path in found.items())
+        raise ConfigError(f"plans made with different device profiles: {named}; choose one with --device")
+    return (next(iter(found)), "the plan's own") if found else (DEFAULT_PROFILE, "the default: no plan's record names one")

@@ -1,0 +1,89 @@
+"""What a kind of device, and Paddle's executor on it, do by themselves: the one record that the checker, the simulator, both memory
+models, lowering and the command line ask. Source: Paddle's executor and allocators, read and run (docs/gpu-place.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+UNBOUNDED = 1 << 62
+
+
+class Target(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The rules of one kind of device.
+
+    Order:
+
+    Attributes:
+        name: As `--target` names it.
+        serial: Every operation ends before the next is issued; streams and events do not exist.
+        host_runs_ahead: The host issues ahead of the device, and waits where the plan says so (`Job.host_waits`); elsewhere those
+            waits mean nothing.
+        job_end_waits: The host waits for the compute stream at the end of every job.
+        blocking: Kinds of copies that the host waits for. A copy to pageable host memory blocks it on every target.
+        loses_waits: Kinds whose waits for events of other jobs are lost where no operand is made in their own job.
+        host_memory_edges: The executor orders streams by host and pinned values inside a job.
+        ring_is_serial: Operations of one ring run one after the other in launch order, whatever their streams.
+        one_ring_a_stream: A stream keeps the communicator of the first ring used on it.
+        p2p_buffer_bytes: A send up to this size ends without its receiver.
+
+    Memory:
+
+    Attributes:
+        alloc: When an operation's results are allocated: at its `start` on its stream, or at its `issue` by the host.
+        free: When a value is freed: at the `end` of its last readers; or at the `issue` of the last reader. Where that one runs on
+            another stream than the allocation, the allocator keeps the block until it ends, if `records_streams`.
+        records_streams: The allocator is told the streams of the last readers. It never hears of readers before them.
+        keeps_pinned: Pinned buffers are never freed; there is one for each copied value and micro-batch.
+        in_place_pass: Paddle's in-place pass runs: an operation may write its result over an operand that nobody reads later.
+        late_results: A communication's result is allocated at its first reader, and an in-place one arrives in a buffer of its own.
+        keeps_shape_vectors: A tensor stays to the end of the step if the last job that knows it reads only the shape of a vector of it.
+        feed_copies: Number of copies of the fed batch, beside the parts of the micro-batches.
+        workspace: Kind of operation -> bytes that its kernel takes while it runs, in multiples of its first operand's size.
+    """
+
+    name: str
+    serial: bool = False
+    host_runs_ahead: bool = False
+    job_end_waits: bool = False
+    blocking: frozenset[str] = frozenset()
+    loses_waits: frozenset[str] = frozenset()
+    host_memory_edges: bool = True
+    ring_is_serial: bool = True
+    one_ring_a_stream: bool = True
+    p2p_buffer_bytes: int = 0
+    alloc: Literal["start", "issue"] = "start"
+    free: Literal["end", "issue"] = "end"
+    records_streams: bool = True
+    keeps_pinned: bool = False
+    in_place_pass: bool = False
+    late_results: bool = False
+    keeps_shape_vectors: bool = False
+    feed_copies: int = 0
+    workspace: Mapping[str, int] = {}
+
+    @property
+    def runs_as_written(self) -> bool:
+        """Whether the executor allocates just what the program says."""
+        beside = (self.in_place_pass, self.late_results, self.keeps_shape_vectors, self.feed_copies, self.workspace)
+        return not any(beside)
+
+
+IDEAL = Target("ideal", host_runs_ahead=True)
+"""No real device: nothing is allocated before it is written, and everything is freed when its last reader ends."""
+CPU = Target("cpu", serial=True, one_ring_a_stream=False, p2p_buffer_bytes=UNBOUNDED, in_place_pass=True, late_results=True,
+             feed_copies=2, workspace={"layer_norm_grad": 2})  # fmt: skip
+"""Paddle's CPU build with Interlace's jobs and transport, which reads from its peers at all times, so that no send waits. The batch is
+held by the loader and by the feed variable; `layer_norm_grad` (phi/kernels/cpu/layer_norm_grad_kernel.cc) has two temporaries of its
+input's size."""
+STOCK_CPU = msgspec.structs.replace(CPU, keeps_shape_vectors=True)
+"""The same with Paddle's own jobs."""
+CUSTOM = Target("custom", job_end_waits=True, host_memory_edges=False, alloc="issue", keeps_pinned=True)
+"""A custom device with asynchronous copies out, whose memory is collected by events (`FLAGS_fast_eager_deletion_mode=0`)."""
+GPU = Target("gpu", host_runs_ahead=True, blocking=frozenset({"memcpy_d2h"}), loses_waits=frozenset({"memcpy_d2h"}), alloc="issue",
+             free="issue", keeps_pinned=True)  # fmt: skip
+"""CUDA. NCCL may buffer a few megabytes of a send; a plan must not lean on it."""
+TARGETS = {target.name: target for target in (CPU, CUSTOM, GPU)}
+"""Those on which plans run, by name."""
