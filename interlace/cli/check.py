@@ -38,9 +38,8 @@ def main(args: argparse.Namespace) -> int:
     from interlace.scheduler.hazards import check
 
     check_file("--json", args.json)
-    paths = find_dumps(args.files)
-    setting = Setting.of(paths, args)
-    programs = sorted((load(path) for path in paths), key=lambda program: program.rank)
+    setting = Setting.of(args.files, args)
+    programs = sorted((load(path) for path in find_dumps(args.files)), key=lambda program: program.rank)
     _require_alike(programs)
     findings = check(programs, setting.target)
     scheduled = all(program.jobs for program in programs)

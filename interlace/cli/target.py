@@ -53,16 +53,18 @@ class Setting:
     target: Target
 
     @classmethod
-    def of(cls, paths: Sequence[Path], args: argparse.Namespace) -> Setting:
+    def of(cls, files: Sequence[str], args: argparse.Namespace) -> Setting:
         """As the options say; else the profile that the plans were made with, and the target that goes with it.
 
         Raises:
             ConfigError: There is no such profile, or the plans were made with several.
+            ProgramError: A name leads to no plan or dump.
         """
         from interlace.cost_model import CostModel, load_profile
+        from interlace.ir.dump import find_dumps
         from interlace.scheduler.target import CPU, GPU, IDEAL, TARGETS
 
-        name, why = (args.device, "--device") if args.device else profile_of(paths)
+        name, why = (args.device, "--device") if args.device else profile_of(find_dumps(files))
         costs = CostModel(load_profile(name))
         known = {**TARGETS, IDEAL.name: IDEAL}
         return cls(name, why, costs, known[args.target or (CPU if Path(name).stem == CPU.name else GPU).name])

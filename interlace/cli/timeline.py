@@ -41,19 +41,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
     from interlace.cli.outputs import check_file, write_json
-    from interlace.ir.dump import find_dumps
     from interlace.report.split import rows, split_text
     from interlace.report.timeline import write_trace
     from interlace.scheduler.simulate.simulator import Stall
 
     check_file("-o", args.output)
     check_file("--json", args.json)
-    paths = find_dumps(args.dumps)
-    setting = Setting.of(paths, args)
+    setting = Setting.of(args.dumps, args)
     try:
         mine, other = _labels(args.dumps, args.beside)
-        results = {other: _simulated(find_dumps(args.beside), setting, args)} if args.beside else {}
-        results[mine] = _simulated(paths, setting, args)
+        results = {other: _simulated(args.beside, setting, args)} if args.beside else {}
+        results[mine] = _simulated(args.dumps, setting, args)
         if args.beside:
             _require_same_model(results[mine].input.programs, results[other].input.programs)
     except Stall as stall:
@@ -80,11 +78,12 @@ def _folder(paths: list[str]) -> str:
     return path.name if path.is_dir() else path.parent.name
 
 
-def _simulated(paths: Sequence[Path], setting: Setting, args: argparse.Namespace) -> Result:
+def _simulated(paths: list[str], setting: Setting, args: argparse.Namespace) -> Result:
     from interlace.errors import PlanError
     from interlace.ir import load
+    from interlace.ir.dump import find_dumps
 
-    programs = [_scheduled(load(path), setting.costs) for path in paths]
+    programs = [_scheduled(load(path), setting.costs) for path in find_dumps(paths)]
     ranks = [program.rank for program in programs]
     if len(set(ranks)) < len(ranks):
         raise PlanError(f"{paths}: rank {next(r for r in ranks if ranks.count(r) > 1)} is there twice; give one dump a rank")
