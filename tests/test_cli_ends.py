@@ -22,7 +22,7 @@ from interlace.interrupts import as_interrupts, uninterrupted
 from interlace.ir import dump as ir_dump
 from interlace.ir import load, save
 from interlace.ir.dump import SUFFIX
-from interlace.local.launch import launch
+from interlace.local import launch
 from tests.strategies import World, programs
 
 NUM_RANKS = 4
