@@ -1,4 +1,4 @@
-"""`offload-activations`: saved activations leave the device between forward and backward, where that was decided."""
+"""`offload-activations`: saved activations are copied to the host between forward and backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from interlace.errors import PassError
-from interlace.ir import ABSENT, Edit, Graph, Job, Op, Program, TensorType, Value
+from interlace.ir import ABSENT, Edit, Graph, Job, Op, OpInstance, Program, TensorType, Value
 from interlace.passes.assign_streams import AssignStreams
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
@@ -18,7 +18,6 @@ from interlace.scheduler.offload import (
     COPY_OUT,
     PINNED,
     Choice,
-    Item,
     Measured,
     Move,
     Names,
@@ -33,11 +32,11 @@ from interlace.scheduler.offload.saved_values import is_constant
 
 @register
 class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
-    """Copy chosen saved activations to pinned memory behind forward, and back before backward reads them.
+    """Copy chosen saved activations to pinned memory after forward, and back before backward reads them.
 
-    Contract: needs a schedule; keeps every value, every operation and the order of all items; adds copies. A copy out and
-    its copy back stand in different jobs. A micro-batch whose jobs hold neither copy keeps its value: there both are the
-    identity.
+    Contract: needs a schedule; keeps every value, every operation and the order of all op instances; adds copies. A copy to the
+    host and its copy back are in different jobs. In a micro-batch whose jobs contain neither copy the value stays on the device:
+    both copies then act as the identity.
 
     Before / After:
         #3 %3 = pd_op.gelu(%2) forward                  #3 %3 = pd_op.gelu(%2) forward
@@ -48,11 +47,11 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         job forward_0: 3-4@0                            job forward_0: 3-4@0 20@0
         job backward_0: 9@0                             job backward_0: 21@0 9@0
 
-    Steps: 1 ask the planner what moves, when it goes and when it comes back (`scheduler/offload`, where the options are
+    Steps: 1 ask the planner which values move and when they are copied out and back (`scheduler/offload`, where the options are
     described: modules, exclude_ops, min_bytes, fraction, keep_bytes, max_in_flight, include_integers, memory_budget,
     prefetch_slack); 2 add
-    both copies for each chosen value, let what reads its contents in backward read what comes back, remake saved views of
-    it; 3 put the copies into the jobs.
+    both copies for each chosen value, let backward's readers of its contents read the value that was copied back, compute saved
+    views of it again; 3 insert the copies into the jobs.
 
     Source: NVIDIA/Megatron-LM#1752, NVIDIA/TransformerEngine#2435 (the cases they test are ours, with a pipeline added).
     """
@@ -66,7 +65,7 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         if not program.jobs:
             raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
         budget = None if self.memory_budget is None else max(1, self.memory_budget - context.reserve_bytes)
-        mine = _Told(program.pipeline.stage, Names.of(program), measure(program, context.cost, budget))
+        mine = _Shared(program.pipeline.stage, Names.of(program), measure(program, context.cost, budget))
         everyone = context.gather(self.name, mine)
         alike = [each.measured for each in everyone if each.stage == mine.stage and _times_the_same(each, mine)]
         names = [each.names for each in everyone] if context.peers is not None else None
@@ -85,35 +84,44 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         return msgspec.structs.replace(made, events=events_of(made))
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """What a rank tells the others before it decides."""
+class _Shared(msgspec.Struct, frozen=True):
+    """What a rank shares with the others before the decision."""
 
     stage: int
     names: Names
     measured: Measured
 
 
-def _times_the_same(one: _Told, other: _Told) -> bool:
+def _times_the_same(one: _Shared, other: _Shared) -> bool:
     """Whether two ranks run the same operations, so that they must decide alike."""
     ours, theirs = ((each.measured.op_ns, each.measured.out_ns or {}, each.measured.back_ns or {}) for each in (one, other))
     return all(a.keys() == b.keys() for a, b in zip(ours, theirs, strict=True))
 
 
 def apply(program: Program, plan: OffloadPlan) -> Program:
-    """The program with a decision applied; it decides nothing."""
+    """The program with the copies of a plan; decides nothing."""
     return _Rewrite(program, plan).run() if plan.moves else program
 
 
 class _Rewrite:
+    """Applies a plan.
+
+    Attributes:
+        copied_back: Saved value -> the value that backward reads in its place.
+        new_storage: Storage in forward -> storage of the value that was copied back.
+        issue_after, issue_before: Op instance -> copies to issue after and before it, each with the index that orders them.
+        views: Op instance -> views to compute before it.
+    """
+
     def __init__(self, program: Program, plan: OffloadPlan) -> None:
         self.program, self.plan = program, plan
         self.graph = Graph(program)
         self.edit = Edit(program)
-        self.now: dict[int, int] = {}
-        self.homes: dict[int, int] = {}
-        self.behind: dict[Item, list[tuple[int, Item]]] = {}
-        self.ahead: dict[Item, list[tuple[int, Item]]] = {}
-        self.views: dict[Item, list[Item]] = {}
+        self.copied_back: dict[int, int] = {}
+        self.new_storage: dict[int, int] = {}
+        self.issue_after: dict[OpInstance, list[tuple[int, OpInstance]]] = {}
+        self.issue_before: dict[OpInstance, list[tuple[int, OpInstance]]] = {}
+        self.views: dict[OpInstance, list[OpInstance]] = {}
         self.place = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
 
     def run(self) -> Program:
@@ -123,7 +131,7 @@ class _Rewrite:
             if op.role == "backward":
                 self._redirect(op)
         built = self.edit.build()
-        values = [self._at_home(value) for value in built.values]
+        values = [self._in_new_storage(value) for value in built.values]
         jobs = tuple(msgspec.structs.replace(job, items=tuple(self._items(job))) for job in self.program.jobs)
         return msgspec.structs.replace(built, values=tuple(values), jobs=jobs)
 
@@ -139,16 +147,16 @@ class _Rewrite:
                                stream=AutoParallelStreamType.H2D.value)  # fmt: skip
         self.edit.after(self._by_position(saved.before)[-1], [out_op])
         self.edit.before(self._by_position(saved.readers)[0], [back_op])
-        self.now[value.id], self.homes[saved.storage] = back.id, back.storage
-        for trip in move.trips:
-            last_read = max(self.place[op, trip.micro_batch] for op in saved.before)
-            first_read = min(self.place[op, trip.micro_batch] for op in saved.readers)
-            self.behind.setdefault(trip.out_after, []).append((last_read, (out_op.id, trip.micro_batch)))
-            self.ahead.setdefault(trip.back_before, []).append((first_read, (back_op.id, trip.micro_batch)))
+        self.copied_back[value.id], self.new_storage[saved.storage] = back.id, back.storage
+        for transfer in move.transfers:
+            last_read = max(self.place[op, transfer.micro_batch] for op in saved.before)
+            first_read = min(self.place[op, transfer.micro_batch] for op in saved.readers)
+            self.issue_after.setdefault(transfer.out_after, []).append((last_read, (out_op.id, transfer.micro_batch)))
+            self.issue_before.setdefault(transfer.back_before, []).append((first_read, (back_op.id, transfer.micro_batch)))
         self._remake(move, back)
 
     def _remake(self, move: Move, back: Value) -> None:
-        """Repeat the views that lead to the other saved values of the storage, on what came back."""
+        """Repeat the views that lead to the other saved values of the storage, on the value that was copied back."""
         wanted = {value for each in move.saved.rebuilt for op in each.ops for value in self.graph.ops[op].results}
         readers = self._by_position(op for op in move.saved.readers if wanted & set(self.graph.ops[op].operands))
         made: list[Op] = []
@@ -156,11 +164,11 @@ class _Rewrite:
             op = self.graph.ops[op_id]
             source = next(op.operands[operand] for _, operand in op.views)
             constants = {v: self._constant(v, op, made) for v in op.operands if v not in (ABSENT, source)}
-            names = {**constants, source: self.now[source]}
+            names = {**constants, source: self.copied_back[source]}
             results = [self._result(value, op, back) for value in op.results]
             made.append(self.edit.op(op.name, [names.get(v, v) for v in op.operands], results, like=op, attrs=op.attrs,
                                      role="backward", views=op.views, no_buffer=op.no_buffer))  # fmt: skip
-            self.now.update(zip(op.results, made[-1].results, strict=True))
+            self.copied_back.update(zip(op.results, made[-1].results, strict=True))
         if made:
             self.edit.before(readers[0], made)
             for micro_batch in range(self.program.pipeline.num_micro_batches):
@@ -181,24 +189,24 @@ class _Rewrite:
 
     def _redirect(self, op: Op) -> None:
         read = set(self.graph.reads(op))
-        operands = tuple(self.now.get(v, v) if v in read and k not in op.no_buffer else v for k, v in enumerate(op.operands))
+        operands = tuple(self.copied_back.get(v, v) if v in read and k not in op.no_buffer else v for k, v in enumerate(op.operands))
         if operands != op.operands:
             self.edit.replace(op.id, [msgspec.structs.replace(op, operands=operands)])
 
-    # What backward writes in place or views of a moved value now shares the memory of what came back.
-    def _at_home(self, value: Value) -> Value:
+    def _in_new_storage(self, value: Value) -> Value:
+        """Values of backward that alias a moved value share the storage of the value that was copied back."""
         made = self.graph.producer.get(value.id)
-        if value.storage not in self.homes or made is None or self.graph.ops[made].role != "backward":
+        if value.storage not in self.new_storage or made is None or self.graph.ops[made].role != "backward":
             return value
-        return msgspec.structs.replace(value, storage=self.homes[value.storage])
+        return msgspec.structs.replace(value, storage=self.new_storage[value.storage])
 
     def _by_position(self, ops: Iterable[int]) -> list[int]:
         return sorted(ops, key=lambda op: self.graph.position[op])
 
-    # Copies of a direction follow one another: out in the order their values were last read, back in that of first readers.
-    def _items(self, job: Job) -> Iterable[Item]:
+    def _items(self, job: Job) -> Iterable[OpInstance]:
+        """The op instances of a job with the copies: copies out in the order of last readers, copies back in that of first readers."""
         for item in job.items:
-            yield from (copy for _, copy in sorted(self.ahead.get(item, ())))
+            yield from (copy for _, copy in sorted(self.issue_before.get(item, ())))
             yield from self.views.get(item, ())
             yield item
-            yield from (copy for _, copy in sorted(self.behind.get(item, ())))
+            yield from (copy for _, copy in sorted(self.issue_after.get(item, ())))

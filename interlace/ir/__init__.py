@@ -9,6 +9,7 @@ from interlace.ir.program import (
     Group,
     Job,
     Op,
+    OpInstance,
     Pipeline,
     Program,
     TensorType,
@@ -18,6 +19,6 @@ from interlace.ir.text import parse, show
 from interlace.ir.verify import describe, verify
 
 __all__ = [
-    "ABSENT", "Edit", "Event", "Graph", "Group", "Job", "Op", "Pipeline", "Program", "TensorType", "Value", "dependencies",
+    "ABSENT", "Edit", "Event", "Graph", "Group", "Job", "Op", "OpInstance", "Pipeline", "Program", "TensorType", "Value", "dependencies",
     "describe", "load", "parse", "save", "show", "verify",
 ]  # fmt: skip

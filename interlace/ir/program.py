@@ -22,7 +22,8 @@ Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 17)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 17)]
 Position = Annotated[int, msgspec.Meta(ge=0, lt=1 << 17)]
 Small = Annotated[int, msgspec.Meta(ge=-(1 << 15), lt=1 << 15)]
-Item = tuple[Id, Position]
+OpInstance = tuple[Id, Position]
+"""One execution of an operation in a step: operation id, micro-batch."""
 ABSENT = -1
 """Operand id of an optional operand that is not given."""
 
@@ -154,16 +155,16 @@ class Job(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
     name: str
     kind: str
     micro_batch: Small
-    items: tuple[Item, ...]
-    host_waits: tuple[tuple[Item, Item], ...] = ()
+    items: tuple[OpInstance, ...]
+    host_waits: tuple[tuple[OpInstance, OpInstance], ...] = ()
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """An order between two jobs' streams: recorded after one item, waited for before others."""
 
     name: str
-    record: Item
-    waits: tuple[Item, ...]
+    record: OpInstance
+    waits: tuple[OpInstance, ...]
 
 
 class Pipeline(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

@@ -1,14 +1,14 @@
-"""Which saved activations leave the device for a while, of which micro-batches, when they go and when they come back.
+"""Planning of activation offload: which saved activations of which micro-batches are copied to the host, and when.
 
-The planner decides and prints; `interlace.passes.offload_activations` applies what it decided. Times are op time: the sum of
-what the items of the compute stream take on this rank. Work on other streams runs beside them and waits for other ranks come
-on top: neither is counted, so that copies have more time than planned rather than less.
-One copy engine serves each direction, for all chunks of the rank: copies of a direction follow one another.
+The planner decides; `interlace.passes.offload_activations` applies the decision. Times are computation time: the sum of the
+durations of the op instances on this rank's compute stream. Waits for other streams and for other ranks are not counted, so
+copies have at least the planned time. One copy engine serves each direction, for all chunks of the rank: copies of one direction
+run one after another.
 
-Source: NVIDIA/Megatron-LM#1752 (modules by hand), DeepSpeed DeepCompile (a budget), both without a pipeline.
+Source: NVIDIA/Megatron-LM#1752 (modules chosen by hand), DeepSpeed DeepCompile (a budget), both without a pipeline.
 """
 
-from interlace.scheduler.offload.decision import Item, Move, OffloadPlan, Stay, Trip, show_move
+from interlace.scheduler.offload.decision import Kept, Move, OffloadPlan, Transfer, show_move
 from interlace.scheduler.offload.measures import COPY_BACK, COPY_OUT, PINNED, Measured, agree, measure
 from interlace.scheduler.offload.planner import plan_offload
 from interlace.scheduler.offload.selection import Choice, Names, names_layer, names_op, unknown_names
@@ -18,13 +18,12 @@ __all__ = [
     "COPY_OUT",
     "PINNED",
     "Choice",
-    "Item",
+    "Kept",
     "Measured",
     "Move",
     "Names",
     "OffloadPlan",
-    "Stay",
-    "Trip",
+    "Transfer",
     "agree",
     "measure",
     "names_layer",

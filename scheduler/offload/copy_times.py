@@ -1,4 +1,4 @@
-"""Where copies stand: a queue for each direction beside the time line of the compute stream."""
+"""Positions of copies in the plan: one queue for each copy direction beside the time line of the compute stream."""
 
 from __future__ import annotations
 
@@ -7,28 +7,35 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from interlace.ir import Program
+from interlace.ir import OpInstance, Program
 from interlace.ir.kinds import stream_of
-from interlace.scheduler.offload.decision import Item
 from interlace.scheduler.offload.saved_values import Reason, Saved
 
 Span = tuple[int, int, int]
-"""First item, first item behind, bytes."""
+"""Index of the first op instance, index after the last one, bytes."""
 
 
 @dataclass(slots=True)
 class Timeline:
-    """The schedule by host order: place and job of each item, compute time before it (one entry more than items)."""
+    """The plan in the host's issue order.
 
-    items: list[Item]
-    place: dict[Item, int]
+    Attributes:
+        items: All op instances.
+        place: Op instance -> index in `items`.
+        job: Index of the job of each op instance.
+        job_start: Index of the first op instance of each job, and the number of op instances.
+        at_ns: Computation time before each op instance, and in all. `[num_items + 1]`
+    """
+
+    items: list[OpInstance]
+    place: dict[OpInstance, int]
     job: list[int]
     job_start: list[int]
     at_ns: list[int]
 
     @classmethod
     def of(cls, program: Program, op_ns: Mapping[int, int]) -> Timeline:
-        """From a scheduled program and the duration of its operations."""
+        """The time line of a scheduled program; `op_ns` is operation id -> duration."""
         beside = {op.id for op in program.ops if stream_of(op)}
         items = [item for job in program.jobs for item in job.items]
         job = [k for k, each in enumerate(program.jobs) for _ in each.items]
@@ -37,22 +44,32 @@ class Timeline:
         return cls(items, {item: k for k, item in enumerate(items)}, job, starts, at_ns)
 
     def first_from(self, time_ns: int) -> int:
-        """The first item that starts at or after a time."""
+        """Index of the first op instance that starts at or after a time."""
         return bisect_left(self.at_ns, time_ns)
 
-    def returns(self, out: int, done_ns: int, trip: OpenTrip) -> bool:
-        """Whether what went out behind an item, by a time, can be back in a later job before its reader."""
-        if out >= trip.reader or self.job[out] == self.job[trip.reader]:
+    def returns(self, out: int, done_ns: int, transfer: OpenTransfer) -> bool:
+        """Whether a value copied out after index `out`, by time `done_ns`, can be back before its reader, from a later job on."""
+        if out >= transfer.reader or self.job[out] == self.job[transfer.reader]:
             return False
         boundary = self.job_start[self.job[out] + 1]
-        return max(done_ns, self.at_ns[boundary]) + trip.back_ns <= self.at_ns[trip.reader]
+        return max(done_ns, self.at_ns[boundary]) + transfer.back_ns <= self.at_ns[transfer.reader]
 
 
 @dataclass(slots=True, eq=False)
-class OpenTrip:
-    """A trip while it is placed: out goes behind item `out`, memory is free from item `free` on, back goes before `back`.
+class OpenTransfer:
+    """A transfer during planning; indices count op instances in issue order.
 
-    The copy out is over at `done_ns`, the copy back is to begin at `start_ns`; its reader waits `late_ns` for it.
+    Attributes:
+        saved, micro_batch: What is copied.
+        source: Index of the last forward access; the copy out is issued after it or later.
+        reader: Index of the first backward access.
+        out_ns, back_ns: Durations of the two copies.
+        not_before: The copy back is not issued before this index.
+        out: The copy out is issued after this index.
+        free: The device memory is free from this index on.
+        back: The copy back is issued before this index.
+        start_ns, done_ns: When the copy back starts, when the copy out ends.
+        late_ns: Time for which the reader waits for the copy back.
     """
 
     saved: Saved
@@ -69,105 +86,132 @@ class OpenTrip:
     done_ns: int = 0
     late_ns: int = 0
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Which transfer it is: value and micro-batch."""
+        return self.saved.value, self.micro_batch
+
 
 @dataclass(slots=True)
 class Placement:
-    trips: list[OpenTrip] = field(default_factory=list)
-    refused: list[tuple[OpenTrip, Reason]] = field(default_factory=list)
+    """The result of placing transfers.
+
+    Attributes:
+        transfers: Those that found time in both queues, in the order of their sources.
+        refused: Those that did not, with the reason.
+        stall_ns: Time for which readers wait for copies back.
+    """
+
+    transfers: list[OpenTransfer] = field(default_factory=list)
+    refused: list[tuple[OpenTransfer, Reason]] = field(default_factory=list)
     stall_ns: int = 0
 
+    def tried(self) -> list[OpenTransfer]:
+        """All transfers, those that were refused last."""
+        return [*self.transfers, *(transfer for transfer, _ in self.refused)]
+
     def freed(self, timed: bool = True) -> list[Span]:
-        """Where each trip has left the device, with minus its bytes."""
-        spans = ((t.free if timed else t.out + 1, t.back, -t.saved.freed_bytes) for t in self.trips)
+        """Where each transferred value is not on the device, with its bytes as a negative number."""
+        spans = ((t.free if timed else t.out + 1, t.back, -t.saved.freed_bytes) for t in self.transfers)
         return [span for span in spans if span[0] < span[1]]
 
 
-def place_trips(line: Timeline, trips: Sequence[OpenTrip], cap: int | None, measured: bool) -> Placement:
-    """Give trips their items: out as soon as forward has read the value, back as late as hides the copy.
+def place_transfers(line: Timeline, transfers: Sequence[OpenTransfer], cap: int | None, measured: bool) -> Placement:
+    """Choose positions: copy out as soon as forward has read the value, copy back as late as is hidden.
 
-    Steps: 1 copies out queue in the order of their sources; 2 going back in time, each copy back ends before its reader and
-    before the next one starts; a trip that finds no time in either queue is refused; 3 the queue of copies back is run, and
-    what comes late, because memory held it back, is noted.
+    The given transfers are not changed: the result holds copies of them.
+
+    Steps: 1 copies out run in the order of their sources; 2 from the end of the step backwards, each copy back ends before its
+    reader and before the next copy back starts; a transfer that finds no time in one of the queues is refused; 3 the queue of
+    copies back is run forwards, and the delay of copies that `not_before` makes late is computed.
+
+    Args:
+        line: The plan's time line.
+        transfers: What to place.
+        cap: Copies in flight at once in each direction; None for no limit.
+        measured: Whether copy times are known; otherwise copies back are issued just before their readers.
     """
-    placed = Placement()
-    _copy_out(line, sorted(trips, key=order_key(lambda t: t.source)), cap, placed)
-    _copy_back(line, sorted(placed.trips, key=order_key(lambda t: t.reader), reverse=True), cap, measured, placed)
-    _run_back(line, sorted(placed.trips, key=order_key(lambda t: t.back, lambda t: t.reader)), cap, placed)
-    placed.trips.sort(key=order_key(lambda t: t.source))
+    placed, transfers = Placement(), [replace(transfer) for transfer in transfers]
+    _copy_out(line, sorted(transfers, key=order_key(lambda t: t.source)), cap, placed)
+    _copy_back(line, sorted(placed.transfers, key=order_key(lambda t: t.reader), reverse=True), cap, measured, placed)
+    _run_back(line, sorted(placed.transfers, key=order_key(lambda t: t.back, lambda t: t.reader)), cap, placed)
+    placed.transfers.sort(key=order_key(lambda t: t.source))
     return placed
 
 
 def earlier(line: Timeline, placed: Placement, slack: float) -> Placement:
-    """The same trips, each copy back issued by that share of its time earlier, as far as all copies in front of it leave time.
+    """The same transfers with each copy back issued earlier by a share of its duration, where the copies before it leave time.
 
-    Nothing is refused for it, and no copy comes later than it did.
+    No transfer is refused for this, and no copy is later than before.
     """
-    trips = [replace(trip) for trip in placed.trips]
-    queue = sorted(trips, key=order_key(lambda t: t.start_ns))
+    transfers = [replace(transfer) for transfer in placed.transfers]
+    queue = sorted(transfers, key=order_key(lambda t: t.start_ns))
     first, end = [], 0
-    for trip in queue:  # what each could begin at if all in front of it began as early as they can
-        first.append(min(max(trip.done_ns, line.at_ns[min(_earliest(line, trip), trip.back)], end), trip.start_ns))
-        end = first[-1] + trip.back_ns
+    for transfer in queue:  # the earliest start of each if all copies before it start as early as they can
+        first.append(min(max(transfer.done_ns, line.at_ns[min(_earliest(line, transfer), transfer.back)], end), transfer.start_ns))
+        end = first[-1] + transfer.back_ns
     by = line.at_ns[-1]
-    for trip, earliest in zip(reversed(queue), reversed(first), strict=True):
-        by = min(by, line.at_ns[trip.reader])
-        trip.start_ns = min(max(by - int((1 + slack) * trip.back_ns), earliest), trip.start_ns)
-        trip.back = min(max(bisect_right(line.at_ns, trip.start_ns) - 1, _earliest(line, trip), trip.free + 1), trip.back)
-        by = trip.start_ns
-    moved = Placement(trips, list(placed.refused))
-    _run_back(line, sorted(trips, key=order_key(lambda t: t.back, lambda t: t.reader)), None, moved)
+    for transfer, earliest in zip(reversed(queue), reversed(first), strict=True):
+        by = min(by, line.at_ns[transfer.reader])
+        transfer.start_ns = min(max(by - int((1 + slack) * transfer.back_ns), earliest), transfer.start_ns)
+        wanted = bisect_right(line.at_ns, transfer.start_ns) - 1
+        transfer.back = min(max(wanted, _earliest(line, transfer), transfer.free + 1), transfer.back)
+        by = transfer.start_ns
+    moved = Placement(transfers, list(placed.refused))
+    _run_back(line, sorted(transfers, key=order_key(lambda t: t.back, lambda t: t.reader)), None, moved)
     return moved
 
 
-def order_key(*first: Callable[[OpenTrip], int]) -> Callable[[OpenTrip], tuple[int, ...]]:
-    return lambda trip: (*(get(trip) for get in first), trip.saved.producer, trip.saved.value, trip.micro_batch)
+def order_key(*first: Callable[[OpenTransfer], int]) -> Callable[[OpenTransfer], tuple[int, ...]]:
+    """A sort key: the given functions, then what identifies a transfer, so that equal inputs give equal plans."""
+    return lambda transfer: (*(get(transfer) for get in first), transfer.saved.producer, transfer.saved.value, transfer.micro_batch)
 
 
-def _copy_out(line: Timeline, trips: Iterable[OpenTrip], cap: int | None, placed: Placement) -> None:
+def _copy_out(line: Timeline, transfers: Iterable[OpenTransfer], cap: int | None, placed: Placement) -> None:
     ends: list[int] = []
-    for trip in trips:
-        ready = line.at_ns[trip.source + 1]
+    for transfer in transfers:
+        ready = line.at_ns[transfer.source + 1]
         issue = max(ready, ends[-cap]) if cap and len(ends) >= cap else ready
-        out = trip.source if issue == ready else max(trip.source, line.first_from(issue) - 1)
-        done = max(issue, ends[-1] if ends else 0) + trip.out_ns
-        if not line.returns(out, done, trip):
-            placed.refused.append((trip, "capped" if issue > ready else "congested"))
+        out = transfer.source if issue == ready else max(transfer.source, line.first_from(issue) - 1)
+        done = max(issue, ends[-1] if ends else 0) + transfer.out_ns
+        if not line.returns(out, done, transfer):
+            placed.refused.append((transfer, "capped" if issue > ready else "congested"))
             continue
-        trip.out, trip.done_ns = out, done
-        trip.free = max(out + 1, line.first_from(done)) if trip.out_ns else out + 1
+        transfer.out, transfer.done_ns = out, done
+        transfer.free = max(out + 1, line.first_from(done)) if transfer.out_ns else out + 1
         ends.append(done)
-        placed.trips.append(trip)
+        placed.transfers.append(transfer)
 
 
-def _copy_back(line: Timeline, trips: Iterable[OpenTrip], cap: int | None, measured: bool, placed: Placement) -> None:
+def _copy_back(line: Timeline, transfers: Iterable[OpenTransfer], cap: int | None, measured: bool, placed: Placement) -> None:
     starts, issues = [line.at_ns[-1]], [line.at_ns[-1]] * (cap or 0)
-    kept: list[OpenTrip] = []
-    for trip in trips:
-        start = min(line.at_ns[trip.reader], starts[-1], *issues[-cap:][:1] if cap else ()) - trip.back_ns
-        wanted = bisect_right(line.at_ns, start) - 1 if measured else trip.reader
-        trip.back = min(max(wanted, _earliest(line, trip)), trip.reader)
-        if (start < trip.done_ns and not trip.not_before) or trip.back <= trip.free:
-            placed.refused.append((trip, "congested"))
+    kept: list[OpenTransfer] = []
+    for transfer in transfers:
+        start = min(line.at_ns[transfer.reader], starts[-1], *issues[-cap:][:1] if cap else ()) - transfer.back_ns
+        wanted = bisect_right(line.at_ns, start) - 1 if measured else transfer.reader
+        transfer.back = min(max(wanted, _earliest(line, transfer)), transfer.reader)
+        if (start < transfer.done_ns and not transfer.not_before) or transfer.back <= transfer.free:
+            placed.refused.append((transfer, "congested"))
             continue
-        trip.start_ns = start
-        kept.append(trip)
+        transfer.start_ns = start
+        kept.append(transfer)
         starts.append(start)
-        issues.append(line.at_ns[trip.back])
-    placed.trips = kept
+        issues.append(line.at_ns[transfer.back])
+    placed.transfers = kept
 
 
-def _earliest(line: Timeline, trip: OpenTrip) -> int:
-    """The first item in front of which a copy back may stand: in a later job than the copy out, which is over by then."""
-    return max(line.job_start[line.job[trip.out] + 1], trip.free, trip.not_before)
+def _earliest(line: Timeline, transfer: OpenTransfer) -> int:
+    """The first index before which a copy back may be issued: in a later job than the copy out, which has ended by then."""
+    return max(line.job_start[line.job[transfer.out] + 1], transfer.free, transfer.not_before)
 
 
-def _run_back(line: Timeline, trips: Iterable[OpenTrip], cap: int | None, placed: Placement) -> None:
+def _run_back(line: Timeline, transfers: Iterable[OpenTransfer], cap: int | None, placed: Placement) -> None:
     ends: list[int] = []
-    for trip in trips:
+    for transfer in transfers:
         slip = placed.stall_ns
-        if cap and len(ends) >= cap and ends[-cap] > line.at_ns[trip.back] + slip:
-            trip.back = min(trip.reader, line.first_from(ends[-cap] - slip))
-        start = max(line.at_ns[trip.back] + slip, trip.done_ns, ends[-1] if ends else 0)
-        ends.append(start + trip.back_ns)
-        trip.late_ns = max(0, ends[-1] - line.at_ns[trip.reader] - slip)
-        placed.stall_ns += trip.late_ns
+        if cap and len(ends) >= cap and ends[-cap] > line.at_ns[transfer.back] + slip:
+            transfer.back = min(transfer.reader, line.first_from(ends[-cap] - slip))
+        start = max(line.at_ns[transfer.back] + slip, transfer.done_ns, ends[-1] if ends else 0)
+        ends.append(start + transfer.back_ns)
+        transfer.late_ns = max(0, ends[-1] - line.at_ns[transfer.reader] - slip)
+        placed.stall_ns += transfer.late_ns

@@ -1,4 +1,4 @@
-"""A decision, and how it is printed."""
+"""The result of offload planning, and its text form."""
 
 from __future__ import annotations
 
@@ -6,40 +6,39 @@ from collections import Counter
 
 import msgspec
 
-from interlace.ir import Program, describe
+from interlace.ir import OpInstance, Program, describe
 from interlace.scheduler.offload.saved_values import REASONS, Reason, Saved, Skipped
 from interlace.units import ms, ms_figure, ranges, size
 
-Item = tuple[int, int]
-"""Operation id and micro-batch."""
 
-
-class Trip(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One value of one micro-batch: out behind one item, back in front of another, in a later job.
+class Transfer(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One value of one micro-batch copied to the host after one op instance and back before another, in a later job.
 
     Attributes:
-        ahead_ns: Op time between the start of the copy back and its first reader.
-        late_ns: What the reader is estimated to wait for it.
-        just_in_time: Nothing was measured, so that the copy back starts right before its reader.
+        out_after: The copy to the host is issued after this op instance.
+        back_before: The copy back is issued before this op instance.
+        ahead_ns: Computation time between the start of the copy back and its first reader.
+        late_ns: Estimated time for which the reader waits for the copy back.
+        just_in_time: Copy times are unknown, so the copy back is issued immediately before its reader.
     """
 
     micro_batch: int
-    out_after: Item
-    back_before: Item
+    out_after: OpInstance
+    back_before: OpInstance
     ahead_ns: int
     late_ns: int = 0
     just_in_time: bool = False
 
 
 class Move(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A saved value and its trips, by micro-batch."""
+    """A saved value and its transfers in the order of micro-batches."""
 
     saved: Saved
-    trips: tuple[Trip, ...]
+    transfers: tuple[Transfer, ...]
 
 
-class Stay(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One micro-batch of an eligible value that stays, and why."""
+class Kept(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One micro-batch of an eligible value that is kept on the device, and the reason."""
 
     value: int
     micro_batch: int
@@ -51,21 +50,21 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The decision for one rank.
 
     Attributes:
-        moves: In the order of the operations that give the values.
-        skipped, stayed: Values, and single micro-batches of eligible values, that stay.
+        moves: In the order of the operations that produce the values.
+        skipped, kept: Values, and single micro-batches of eligible values, that are kept on the device.
         measured: Whether copy times were known.
-        before_peak_bytes: Most device bytes held without copies.
-        order_peak_bytes: With them, each value let go at the item of its copy out.
-        peak_bytes: With them, each value let go when its copy out is estimated to end; budgets hold for this one.
-        pinned_peak_bytes: Most host bytes held, from the start of a copy out to the first reader.
-        out_bytes: Bytes that go out, and come back, in a step.
-        stall_ns: What readers are estimated to wait in a step.
-        notes: What else is to be said.
+        before_peak_bytes: Peak of live device bytes without copies.
+        order_peak_bytes: The peak with copies, where each value is freed at the op instance after which its copy out is issued.
+        peak_bytes: The peak with copies, where each value is freed when its copy out is estimated to end; budgets apply to it.
+        pinned_peak_bytes: Peak of live pinned host bytes; a buffer is live from the start of the copy out to the first reader.
+        out_bytes: Bytes that are copied to the host, and back, in a step.
+        stall_ns: Estimated time for which readers wait for copies back in a step.
+        notes: Further remarks for reports.
     """
 
     moves: tuple[Move, ...] = ()
     skipped: tuple[Skipped, ...] = ()
-    stayed: tuple[Stay, ...] = ()
+    kept: tuple[Kept, ...] = ()
     measured: bool = True
     before_peak_bytes: int = 0
     order_peak_bytes: int = 0
@@ -76,10 +75,10 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notes: tuple[str, ...] = ()
 
     def micro_batch_bytes(self) -> dict[int, int]:
-        """Bytes out, and back, of each micro-batch of which anything moves."""
+        """Micro-batch -> bytes that are copied to the host and back; micro-batches without a transfer are missing."""
         found: Counter[int] = Counter()
         for move in self.moves:
-            found.update({trip.micro_batch: move.saved.size_bytes for trip in move.trips})
+            found.update({transfer.micro_batch: move.saved.size_bytes for transfer in move.transfers})
         return dict(sorted(found.items()))
 
     def summary(self) -> str:
@@ -92,45 +91,44 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"moves {count}, {size(self.out_bytes)} out and back; {peak}; {waits}"
 
     def reasons(self) -> dict[Reason, tuple[int, int]]:
-        """Reason -> number of values (or of micro-batches of eligible ones) that stay for it, and their known bytes."""
+        """Reason -> number of values (or of micro-batches of eligible values) kept for it, and their known bytes."""
         found: dict[Reason, tuple[int, int]] = {}
-        stays = [(each.reason, each.size_bytes) for each in self.skipped]
-        for reason, size_bytes in [*stays, *((each.reason, each.size_bytes) for each in self.stayed)]:
+        for reason, size_bytes in ((each.reason, each.size_bytes) for each in (*self.skipped, *self.kept)):
             count, total = found.get(reason, (0, 0))
             found[reason] = count + 1, total + max(0, size_bytes)
         return {reason: found[reason] for reason in REASONS if reason in found}
 
     def declined(self) -> list[str]:
-        """What stays and why, one line a reason."""
-        single = {stay.reason for stay in self.stayed}
-        unit = {reason: "trip(s)" if reason in single else "value(s)" for reason in REASONS}
+        """What is kept on the device, one line for each reason."""
+        single = {each.reason for each in self.kept}
+        unit = {reason: "transfer(s)" if reason in single else "value(s)" for reason in REASONS}
         return [f"{count} {unit[reason]}, {size(total)}: {reason}: {REASONS[reason]}"
                 for reason, (count, total) in self.reasons().items()]  # fmt: skip
 
     def explain(self, program: Program) -> list[str]:
-        """The whole decision as text, one line a value and one a reason."""
+        """The whole decision as text: one line for each moved value and one for each reason to keep others."""
         ops = {op.id: op for op in program.ops}
         moved = [f"{describe(ops[move.saved.producer])}: {show_move(move)}" for move in self.moves]
         return [self.summary(), *self.notes, *moved, *self.declined()]
 
 
 def show_move(move: Move) -> str:
-    """One move as text: value, bytes, micro-batches, how far ahead it comes back.
+    """One move as text: value, bytes, micro-batches, and how long before its reader the copy back starts.
 
     >>> saved = Saved(7, 7, 2 << 20, 2 << 20, 3, (3,), (9,))
-    >>> show_move(Move(saved, (Trip(0, (3, 0), (9, 0), 3_200_000), Trip(1, (3, 1), (9, 1), 3_300_000))))
+    >>> show_move(Move(saved, (Transfer(0, (3, 0), (9, 0), 3_200_000), Transfer(1, (3, 1), (9, 1), 3_300_000))))
     '%7 (2.0 MiB) of micro-batches 0-1; back 3.200-3.300 ms of op time ahead'
     """
-    ahead = sorted(trip.ahead_ns for trip in move.trips)
-    late = max(trip.late_ns for trip in move.trips)
-    if any(trip.just_in_time for trip in move.trips):
+    ahead = sorted(transfer.ahead_ns for transfer in move.transfers)
+    late = max(transfer.late_ns for transfer in move.transfers)
+    if any(transfer.just_in_time for transfer in move.transfers):
         when = "just in time (copies were not measured)"
     else:
         when = f"{ms_figure(ahead[0])}-{ms(ahead[-1])} of op time ahead"
         when += f", up to {ms(late)} late" if late else ""
     views = " ".join(f"%{each.value}" for each in move.saved.rebuilt)
     again = f", its view(s) {views} remade" if views else ""
-    which = ranges(sorted(trip.micro_batch for trip in move.trips))
+    which = ranges(sorted(transfer.micro_batch for transfer in move.transfers))
     return f"%{move.saved.value} ({size(move.saved.size_bytes)}) of micro-batches {which}{again}; back {when}"
 
 

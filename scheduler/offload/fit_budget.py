@@ -1,28 +1,30 @@
-"""The least to move under a budget."""
+"""Search for the fewest transfers under a budget of device memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from interlace.scheduler.offload.copy_times import OpenTrip, Placement, Span, order_key
+from interlace.scheduler.offload.copy_times import OpenTransfer, Placement, Span, order_key
 
 if TYPE_CHECKING:
     from interlace.scheduler.offload.planner import Planner
 
 Ints = npt.NDArray[np.int64]
 PATIENCE = 3
-"""Placements for one budget that bring the excess no lower before the search gives up; two or three in all are the rule."""
+"""Placements in a row that do not lower the excess before the search for a budget gives up; most searches need two or three in all."""
 SEARCH_ROUNDS = 8
-"""Budgets tried on the way to the least feasible one: to a 256th of the range between a refused and a feasible one."""
+"""Bisections of the range between a refused and a feasible budget: the least feasible one is found to a 256th of it."""
 FAR = 1 << 62
 
 
 def curve(change: Ints, extra: Iterable[Span]) -> Ints:
-    """Sums from left to right of changes and spans, `[num_items]`."""
+    """Running sum of changes and spans: live bytes at each op instance. `[num_items]`"""
     change = change.copy()
     for start, stop, size in extra:
         change[start] += size
@@ -31,25 +33,29 @@ def curve(change: Ints, extra: Iterable[Span]) -> Ints:
 
 
 _Windows = tuple[Ints, Ints, Ints]
-_Step = Callable[[Ints, _Windows, list[bool]], bool]
+"""Of each transfer: first index and end of the time off the device, and the bytes freed."""
+_Step = Callable[[Ints, _Windows], bool]
 
 
 class Fit:
     """Search for the least to move under a budget.
 
-    Steps: 1 place what is taken and look where memory is over the budget; 2 at each such moment take the trip that covers
-    most of the excess for its bytes; 3 where none is left, let returns come later; 4 drop trips that are not needed after
-    all; 5 if that fails, the same with later returns tried before more trips; 6 the last resort is everything out and back
-    just in time.
+    The search keeps transfers of its own, each as it was last placed, and leaves those that it was given as they are.
+
+    Steps: 1 place the chosen transfers and find where memory exceeds the budget; 2 at each such index choose the transfer that
+    removes most of the excess for its bytes; 3 where none is left, delay copies back; 4 drop transfers that turn out not to be
+    needed; 5 if that fails, repeat with delays tried before more transfers; 6 as the last resort move everything, with copies
+    back just before their readers.
     """
 
-    def __init__(self, planner: Planner, trips: Sequence[OpenTrip]) -> None:
+    def __init__(self, planner: Planner, transfers: Sequence[OpenTransfer]) -> None:
         self.planner = planner
-        self.trips = sorted(trips, key=order_key(lambda t: -t.saved.freed_bytes))
+        self.transfers = sorted((replace(each) for each in transfers), key=order_key(lambda t: -t.saved.freed_bytes))
+        self.chosen = [False] * len(self.transfers)
         self.early, self.late = self._windows(False), self._windows(True)
 
     def run(self, budget: int) -> Placement | None:
-        """A placement that holds the budget, None without one."""
+        """A placement whose peak is within the budget, None if none was found."""
         if self._bound() > budget:
             return None
         found = self._search(budget, self.early, (self._cover, self._delay))
@@ -58,22 +64,22 @@ class Fit:
         return last if self.planner.peak(last) <= budget else None
 
     def _search(self, budget: int, windows: _Windows, steps: Sequence[_Step]) -> Placement | None:
-        self._hold(False)
-        taken = [False] * len(self.trips)
+        self._allow_back(late=False)
+        self.chosen = [False] * len(self.transfers)
         least, patience = FAR, PATIENCE
         while patience:
-            placed = self._place(taken)
+            placed = self._place(self.chosen)
             over = self._over(placed, budget)
             excess = int(over.clip(min=0).sum())
             if not excess:
-                return self._pruned(taken, placed, over, budget)
+                return self._pruned(over, budget)
             least, patience = (excess, PATIENCE) if excess < least else (least, patience - 1)
-            if not any(step(over, windows, taken) for step in steps):
+            if not any(step(over, windows) for step in steps):
                 break
         return None
 
     def least(self, refused: int) -> int:
-        """The least budget found to hold; `refused` does not."""
+        """The least feasible budget found; `refused` is one that is not feasible."""
         low, high = max(refused, self._bound() - 1), self.planner.peak(self._last_resort())
         for _ in range(SEARCH_ROUNDS):
             if high - low <= 1:
@@ -84,36 +90,41 @@ class Fit:
         return high
 
     def _bound(self) -> int:
-        """A peak that no placement is below: everything out as if alone, back just in time."""
-        free = zip(self.trips, self.late[0].tolist(), strict=True)
-        spans = ((start, trip.reader, -trip.saved.freed_bytes) for trip, start in free if start < trip.reader)
+        """A lower bound of every placement's peak: each transfer as if it were alone, back just before its reader."""
+        free = zip(self.transfers, self.late[0].tolist(), strict=True)
+        spans = ((start, transfer.reader, -transfer.saved.freed_bytes) for transfer, start in free if start < transfer.reader)
         return int(self.planner.curve(spans).max(initial=0))
 
     def _last_resort(self) -> Placement:
-        self._hold(True)
-        return self.planner.place(self.trips)
+        self._allow_back(late=True)
+        return self._place([True] * len(self.transfers))
 
-    def _hold(self, late: bool) -> None:
-        for trip in self.trips:
-            trip.not_before = trip.reader if late else 0
+    def _allow_back(self, late: bool) -> None:
+        """Allow copies back at any index, or not before their readers."""
+        for transfer in self.transfers:
+            transfer.not_before = transfer.reader if late else 0
 
-    def _place(self, taken: Sequence[bool]) -> Placement:
-        return self.planner.place([trip for trip, wanted in zip(self.trips, taken, strict=True) if wanted])
+    def _place(self, wanted: Sequence[bool]) -> Placement:
+        """Place some of the transfers, and keep how each was placed."""
+        placed = self.planner.place(list(compress(self.transfers, wanted)))
+        made = {transfer.key: transfer for transfer in placed.tried()}
+        self.transfers = [made.get(transfer.key, transfer) for transfer in self.transfers]
+        return placed
 
     def _over(self, placed: Placement, budget: int) -> Ints:
         return self.planner.curve(placed.freed()) - budget
 
-    # What each trip would free if it were the only one: first place, end, bytes.
     def _windows(self, late: bool) -> _Windows:
-        self._hold(late)
-        for trip in self.trips:
-            self.planner.place([trip])
-        return (np.array([t.free for t in self.trips], np.int64), np.array([t.back for t in self.trips], np.int64),
-                np.array([t.saved.freed_bytes for t in self.trips], np.int64))  # fmt: skip
+        """The time off the device of each transfer if it were the only one."""
+        self._allow_back(late)
+        self.transfers = [self.planner.place([transfer]).tried()[0] for transfer in self.transfers]
+        return (np.array([t.free for t in self.transfers], np.int64), np.array([t.back for t in self.transfers], np.int64),
+                np.array([t.saved.freed_bytes for t in self.transfers], np.int64))  # fmt: skip
 
-    def _cover(self, over: Ints, windows: _Windows, taken: list[bool]) -> bool:
+    def _cover(self, over: Ints, windows: _Windows) -> bool:
+        """Choose transfers that cover the excess; gives whether any was chosen."""
         free, back, size = windows
-        open_, any_taken = ~np.array(taken, bool), False
+        open_, any_chosen = ~np.array(self.chosen, bool), False
         count = np.concatenate([[0], np.cumsum(over > 0)])
         excess, at = over.copy(), _next_over(over, 0)
         while at < len(excess):
@@ -121,16 +132,17 @@ class Fit:
             if len(fits):
                 useful = (count[back[fits]] - count[at]) * np.minimum(size[fits], excess[at]) / size[fits]
                 best = int(fits[int(np.argmax(useful))])
-                taken[best], open_[best], any_taken = True, False, True
+                self.chosen[best], open_[best], any_chosen = True, False, True
                 excess[free[best] : back[best]] -= size[best]
             at = _next_over(excess, at if len(fits) else _next_start(free[open_], at))
-        return any_taken
+        return any_chosen
 
-    def _delay(self, over: Ints, windows: _Windows, taken: list[bool]) -> bool:
-        early = [trip for trip, wanted in zip(self.trips, taken, strict=True) if wanted and trip.back < trip.reader]
+    def _delay(self, over: Ints, windows: _Windows) -> bool:
+        """Delay copies back of chosen transfers over the excess; gives whether any was delayed."""
+        early = [transfer for transfer in compress(self.transfers, self.chosen) if transfer.back < transfer.reader]
         early.sort(key=order_key(lambda t: -t.reader))
-        back = np.array([max(trip.back, trip.not_before) for trip in early], np.int64)
-        reader = np.array([trip.reader for trip in early], np.int64)
+        back = np.array([max(transfer.back, transfer.not_before) for transfer in early], np.int64)
+        reader = np.array([transfer.reader for transfer in early], np.int64)
         excess, at = over.copy(), _next_over(over, 0)
         delayed = False
         while at < len(excess):
@@ -143,26 +155,27 @@ class Fit:
             at = _next_over(excess, at if len(fits) else _next_start(back, at))
         return delayed
 
-    def _pruned(self, taken: list[bool], placed: Placement, over: Ints, budget: int) -> Placement:
-        fewer = list(taken)
+    def _pruned(self, over: Ints, budget: int) -> Placement:
+        """The chosen transfers without those that the budget does not need."""
+        fewer = list(self.chosen)
         room = -over
-        for k, trip in enumerate(self.trips):
-            if fewer[k] and trip.free < trip.back and room[trip.free : trip.back].min() >= trip.saved.freed_bytes:
+        for k, transfer in enumerate(self.transfers):
+            if fewer[k] and transfer.free < transfer.back and room[transfer.free : transfer.back].min() >= transfer.saved.freed_bytes:
                 fewer[k] = False
-                room[trip.free : trip.back] -= trip.saved.freed_bytes
-        if fewer != taken:
+                room[transfer.free : transfer.back] -= transfer.saved.freed_bytes
+        if fewer != self.chosen:
             smaller = self._place(fewer)
             if self._over(smaller, budget).max(initial=0) <= 0:
                 return smaller
-        return self._place(taken)
+        return self._place(self.chosen)
 
 
 def _next_over(excess: Ints, at: int) -> int:
-    """The first place from `at` on that is above 0, else the end."""
+    """The first index from `at` on where the excess is above 0, else the length."""
     at = min(at, len(excess))
     return at + int(np.argmax(np.append(excess[at:] > 0, True)))
 
 
 def _next_start(starts: Ints, at: int) -> int:
-    """The least start behind `at`; far away where there is none."""
+    """The least start above `at`, FAR without one."""
     return int(starts[starts > at].min(initial=FAR))

@@ -1,4 +1,4 @@
-"""The figures a decision rests on, and what ranks that act alike agree on."""
+"""The durations and budgets that planning needs, and their merging over ranks that must decide alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Op, Program, Value
-from interlace.scheduler.offload.saved_values import census
+from interlace.scheduler.offload.saved_values import find_candidates
 
 COPY_OUT, COPY_BACK = "pd_op.memcpy_d2h", "pd_op.memcpy_h2d"
 PINNED = {"dst_place_type": 1}
@@ -17,12 +17,12 @@ PINNED = {"dst_place_type": 1}
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the decision rests on besides program and choice.
+    """Input of planning besides the program and the options.
 
     Attributes:
         op_ns: Operation id -> duration.
-        out_ns, back_ns: Bytes -> duration of a copy to and from the host; None without a measurement: copies back are then
-            issued just in time, and marked.
+        out_ns, back_ns: Bytes -> duration of a copy to and from the host; None where copies were not measured: copies back are then
+            issued immediately before their readers.
         memory_budget: Device bytes this rank may hold, None without a limit.
     """
 
@@ -33,11 +33,11 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def measure(program: Program, cost: Costs, memory_budget: int | None = None) -> Measured:
-    """The figures of a cost model for a program: its operations, and copies of every size that could move."""
+    """Durations by a cost model: of the program's operations, and of copies of every size that could be moved."""
     values = {value.id: value for value in program.values}
     groups = {group.id: group for group in program.groups}
     op_ns = {op.id: cost.op_time(op, values, groups).dur_ns for op in program.ops}
-    moved = {saved.size_bytes: values[saved.value] for saved in census(program).saved}
+    moved = {saved.size_bytes: values[saved.value] for saved in find_candidates(program).saved}
     return Measured(op_ns, _copy_times(moved, cost, COPY_OUT), _copy_times(moved, cost, COPY_BACK), memory_budget)
 
 
@@ -55,7 +55,7 @@ def _copy_times(moved: Mapping[int, Value], cost: Costs, name: str) -> dict[int,
 
 
 def agree(measured: Sequence[Measured]) -> Measured:
-    """One set of figures for ranks that must take the same decisions: the slowest times, the smallest budget.
+    """Merge the input of ranks that must decide alike: the longest durations and the smallest budget.
 
     Copies count as measured only where every rank measured them.
 

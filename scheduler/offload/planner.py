@@ -1,4 +1,4 @@
-"""The decision for one rank's scheduled program."""
+"""Planning of offload for the scheduled program of one rank."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ from interlace.errors import BudgetError, ConfigError, PlanError
 from interlace.ir import Op, Program
 from interlace.ir.program import FLOAT_DTYPES
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.offload.copy_times import OpenTrip, Placement, Span, Timeline, earlier, place_trips
-from interlace.scheduler.offload.decision import Move, OffloadPlan, Stay, Trip
+from interlace.scheduler.offload.copy_times import OpenTransfer, Placement, Span, Timeline, earlier, place_transfers
+from interlace.scheduler.offload.decision import Kept, Move, OffloadPlan, Transfer
 from interlace.scheduler.offload.fit_budget import Fit, Ints, curve
 from interlace.scheduler.offload.measures import Measured
-from interlace.scheduler.offload.saved_values import Reason, Saved, Skipped, census
+from interlace.scheduler.offload.saved_values import Reason, Saved, Skipped, find_candidates
 from interlace.scheduler.offload.selection import Choice, Names, names_layer, names_op, unknown_names
 from interlace.units import size
 
-SAVING_FOR_RESERVE = 4
-"""prefetch_slack may cost this part of the saved bytes."""
-RESERVE_PARTS = (1.0, 0.5, 0.25)
+MOST_LOST_SAVING = 4
+"""`prefetch_slack` may cost one part in this many of the saved bytes."""
+SLACK_PARTS = (1.0, 0.5, 0.25)
+"""Parts of `prefetch_slack` that are tried in turn."""
 
 
 def plan_offload(program: Program, measured: Measured, choice: Choice, everyone: Sequence[Names] | None = None) -> OffloadPlan:
-    """Decide for one rank's scheduled program; equal inputs give equal plans.
+    """Plan offload for the scheduled program of one rank; equal inputs give equal plans.
 
     Args:
-        program, measured, choice: What is decided on.
-        everyone: The names of all ranks; without them a name that fits nothing on one stage of several is only noted.
+        program: With jobs.
+        measured: Durations of operations and copies.
+        choice: The options.
+        everyone: Names of layers and operations of all ranks; without them a pattern that matches nothing on one of several stages
+            is only noted.
 
     Raises:
-        ConfigError: A name fits nothing; the message lists the names there are.
-        BudgetError: The budget cannot hold; the message gives the least that can.
+        ConfigError: A pattern matches nothing; the message lists the names there are.
+        BudgetError: The budget is not feasible; the message gives the least feasible one.
     """
     planner = Planner(program, measured, choice)
     planner.check_names(everyone)
@@ -41,6 +45,8 @@ def plan_offload(program: Program, measured: Measured, choice: Choice, everyone:
 
 
 class Planner:
+    """Chooses candidates, places their transfers and collects why others are kept."""
+
     def __init__(self, program: Program, measured: Measured, choice: Choice) -> None:
         self.program, self.choice = program, choice
         self.times = measured
@@ -56,19 +62,19 @@ class Planner:
         self.budget = min((b for b in (choice.memory_budget, measured.memory_budget) if b), default=None)
         self.notes: list[str] = []
         self.skipped: list[Skipped] = []
-        self.stayed: list[Stay] = []
+        self.kept: list[Kept] = []
 
     def run(self) -> OffloadPlan:
-        found = census(self.program)
+        found = find_candidates(self.program)
         self.skipped += found.skipped
         keep = self.choice.keep_on(self.program.pipeline.stage, self.program.pipeline.num_stages)
         if self.choice.asks_for_nothing:
             self.notes.append(self.choice.asks_for_nothing)
-            self._keep(found.saved)
+            self._keep_values(found.saved)
             return self._plan(Placement())
-        trips = self._trips([saved for saved in found.saved if self._is_chosen(saved)])
-        trips = self._within(trips, keep)
-        placed = self._under_budget(trips) if self.choice.memory_budget else self.place(trips)
+        transfers = self._transfers([saved for saved in found.saved if self._is_chosen(saved)])
+        transfers = self._within(transfers, keep)
+        placed = self._under_budget(transfers) if self.choice.memory_budget else self.place(transfers)
         return self._plan(self._with_slack(placed))
 
     def check_names(self, everyone: Sequence[Names] | None) -> None:
@@ -97,26 +103,26 @@ class Planner:
             return "opted-out"
         return None
 
-    def _trips(self, chosen: Iterable[Saved]) -> list[OpenTrip]:
-        trips = []
+    def _transfers(self, chosen: Iterable[Saved]) -> list[OpenTransfer]:
+        transfers = []
         for saved in chosen:
             for micro_batch in range(self.program.pipeline.num_micro_batches):
-                trip = self._trip(saved, micro_batch)
-                reason = self._why_not(trip)
-                if reason is None and not self.place([trip]).trips:
+                transfer = self._transfer(saved, micro_batch)
+                reason = self._why_not(transfer)
+                if reason is None and not self.place([transfer]).transfers:
                     reason = "at-once"
                 if reason:
-                    self._stay([trip], reason)
+                    self._keep_transfers([transfer], reason)
                 else:
-                    trips.append(trip)
-        return trips
+                    transfers.append(transfer)
+        return transfers
 
-    def _trip(self, saved: Saved, micro_batch: int) -> OpenTrip:
+    def _transfer(self, saved: Saved, micro_batch: int) -> OpenTransfer:
         place = self.line.place
         source = max(place[op, micro_batch] for op in saved.before)
         reader = min(place[op, micro_batch] for op in saved.readers)
         out_ns, back_ns = (self._copy_ns(table, saved.size_bytes) for table in (self.times.out_ns, self.times.back_ns))
-        return OpenTrip(saved, micro_batch, source, reader, out_ns, back_ns)
+        return OpenTransfer(saved, micro_batch, source, reader, out_ns, back_ns)
 
     def _copy_ns(self, table: Mapping[int, int] | None, size_bytes: int) -> int:
         if not self.measured or table is None:
@@ -125,126 +131,126 @@ class Planner:
             raise PlanError(f"offload: no copy time for {size_bytes} bytes; times are given for {sorted(table)[:8]}")
         return table[size_bytes]
 
-    # Without copy times: work of another micro-batch must lie between, or the return would follow at once.
-    def _why_not(self, trip: OpenTrip) -> Reason | None:
+    def _why_not(self, transfer: OpenTransfer) -> Reason | None:
+        """Why a transfer is impossible; without copy times, work of another micro-batch must lie between out and back."""
         line = self.line
-        if trip.source >= trip.reader or line.job[trip.source] == line.job[trip.reader]:
+        if transfer.source >= transfer.reader or line.job[transfer.source] == line.job[transfer.reader]:
             return "one-job"
         if self.measured:
-            return None if line.returns(trip.source, line.at_ns[trip.source + 1] + trip.out_ns, trip) else "at-once"
-        between = line.items[trip.source + 1 : trip.reader]
-        return None if any(m != trip.micro_batch for _, m in between) else "at-once"
+            return None if line.returns(transfer.source, line.at_ns[transfer.source + 1] + transfer.out_ns, transfer) else "at-once"
+        between = line.items[transfer.source + 1 : transfer.reader]
+        return None if any(m != transfer.micro_batch for _, m in between) else "at-once"
 
-    def _within(self, trips: list[OpenTrip], keep_bytes: int) -> list[OpenTrip]:
-        """Drop what the fraction and the bytes to keep leave on the device: values of least bytes x idle time first."""
-        by_value: dict[int, list[OpenTrip]] = {}
-        for trip in trips:
-            by_value.setdefault(trip.saved.value, []).append(trip)
+    def _within(self, transfers: list[OpenTransfer], keep_bytes: int) -> list[OpenTransfer]:
+        """The transfers within `fraction` and `keep_bytes`; values with the highest product of bytes and idle time come first."""
+        by_value: dict[int, list[OpenTransfer]] = {}
+        for transfer in transfers:
+            by_value.setdefault(transfer.saved.value, []).append(transfer)
         eligible = sum(group[0].saved.size_bytes for group in by_value.values())
         share = eligible if self.choice.fraction is None else int(eligible * self.choice.fraction)
         room = min(share, eligible - keep_bytes)
-        taken: list[OpenTrip] = []
+        taken: list[OpenTransfer] = []
         for group in sorted(by_value.values(), key=self._rank):
             size = group[0].saved.size_bytes
             if size <= room:
                 room -= size
                 taken += group
             else:
-                self._stay(group, "kept")
+                self._keep_transfers(group, "kept")
         return taken
 
-    def _rank(self, trips: Sequence[OpenTrip]) -> tuple[int, int, int]:
-        idle = sum(self.line.at_ns[t.reader] - self.line.at_ns[t.source + 1] for t in trips)
-        return -idle * trips[0].saved.freed_bytes, trips[0].saved.producer, trips[0].saved.value
+    def _rank(self, transfers: Sequence[OpenTransfer]) -> tuple[int, int, int]:
+        idle = sum(self.line.at_ns[t.reader] - self.line.at_ns[t.source + 1] for t in transfers)
+        return -idle * transfers[0].saved.freed_bytes, transfers[0].saved.producer, transfers[0].saved.value
 
-    def place(self, trips: Sequence[OpenTrip]) -> Placement:
-        """Items for trips, as bandwidth and cap allow."""
-        return place_trips(self.line, trips, self.choice.max_in_flight, self.measured)
+    def place(self, transfers: Sequence[OpenTransfer]) -> Placement:
+        """Place transfers within the copy bandwidth and `max_in_flight`."""
+        return place_transfers(self.line, transfers, self.choice.max_in_flight, self.measured)
 
     def _with_slack(self, placed: Placement) -> Placement:
-        """Copies back earlier by prefetch_slack, or by as much of it as leaves most of what is saved and makes no reader wait longer."""
+        """Issue copies back earlier by `prefetch_slack`, or by the part of it that keeps most savings and delays no reader."""
         before, after = int(self.curve().max(initial=0)), self.peak(placed)
-        most = min(after + (before - after) // SAVING_FOR_RESERVE, self.budget or before)
-        for part in RESERVE_PARTS if self.measured and self.choice.max_in_flight is None else ():
+        most = min(after + (before - after) // MOST_LOST_SAVING, self.budget or before)
+        for part in SLACK_PARTS if self.measured and self.choice.max_in_flight is None else ():
             moved = earlier(self.line, placed, part * self.choice.prefetch_slack)
             if moved.stall_ns <= placed.stall_ns and self.peak(moved) <= most:
                 return moved
         return placed
 
-    def _under_budget(self, trips: list[OpenTrip]) -> Placement:
+    def _under_budget(self, transfers: list[OpenTransfer]) -> Placement:
         assert self.budget is not None
         if self.curve().max(initial=0) <= self.budget:
             self.notes.append(f"the peak is under the budget of {size(self.budget)} as it is")
-            self._stay(trips, "kept")
+            self._keep_transfers(transfers, "kept")
             return Placement()
-        found = Fit(self, trips).run(self.budget)
+        found = Fit(self, transfers).run(self.budget)
         if found is None:
-            reserved = max(0, (self.choice.memory_budget or 0) - self.budget)
-            least = Fit(self, trips).least(self.budget) + reserved
+            kept_free = max(0, (self.choice.memory_budget or 0) - self.budget)
+            least = Fit(self, transfers).least(self.budget) + kept_free
             where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
-            given = self.budget + reserved
-            free = f"; {size(reserved)} of it stay free for what side streams hold on the GPU place" if reserved else ""
+            given = self.budget + kept_free
+            free = f"; {size(kept_free)} of it stay free for what side streams hold on the GPU place" if kept_free else ""
             raise BudgetError(f"{where}: offload cannot hold a budget of {given} bytes ({size(given)}){free}; the least "
                               f"feasible one is {least} bytes ({size(least)}). {self._advice()}")  # fmt: skip
-        tried = {id(trip) for trip in found.trips} | {id(trip) for trip, _ in found.refused}
-        self._stay([trip for trip in trips if id(trip) not in tried], "kept")
+        tried = {transfer.key for transfer in found.tried()}
+        self._keep_transfers([transfer for transfer in transfers if transfer.key not in tried], "kept")
         return found
 
     def _advice(self) -> str:
         chosen = ("below-floor", "other-module", "opted-out", "integer")
-        counts = Counter([*(s.reason for s in self.skipped if s.reason in chosen), *(s.reason for s in self.stayed)])
+        counts = Counter([*(s.reason for s in self.skipped if s.reason in chosen), *(s.reason for s in self.kept)])
         held = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
         return "Raise the budget, or let more move" + (f" (staying by choice or place: {held})" if held else "")
 
     def peak(self, placed: Placement) -> int:
-        """Most bytes held under a placement."""
+        """Peak of live device bytes under a placement."""
         return int(self.curve(placed.freed()).max(initial=0))
 
     def curve(self, extra: Iterable[Span] = ()) -> Ints:
-        """Device bytes held at each item."""
+        """Live device bytes at each op instance, with the spans added."""
         return self.base_bytes + curve(self.change, extra)
 
-    def _stay(self, trips: Iterable[OpenTrip], reason: Reason) -> None:
-        self.stayed += [Stay(t.saved.value, t.micro_batch, t.saved.size_bytes, reason) for t in trips]
+    def _keep_transfers(self, transfers: Iterable[OpenTransfer], reason: Reason) -> None:
+        self.kept += [Kept(t.saved.value, t.micro_batch, t.saved.size_bytes, reason) for t in transfers]
 
-    def _keep(self, saved: Iterable[Saved]) -> None:
+    def _keep_values(self, saved: Iterable[Saved]) -> None:
         self.skipped += [Skipped(each.value, each.size_bytes, "kept") for each in saved]
 
     def _plan(self, placed: Placement) -> OffloadPlan:
-        for trip, reason in placed.refused:
-            self._stay([trip], reason)
-        by_value: dict[int, list[OpenTrip]] = {}
-        for trip in placed.trips:
-            by_value.setdefault(trip.saved.value, []).append(trip)
+        for transfer, reason in placed.refused:
+            self._keep_transfers([transfer], reason)
+        by_value: dict[int, list[OpenTransfer]] = {}
+        for transfer in placed.transfers:
+            by_value.setdefault(transfer.saved.value, []).append(transfer)
         moves = [Move(group[0].saved, tuple(self._frozen(t) for t in sorted(group, key=lambda t: t.micro_batch)))
                  for group in by_value.values()]  # fmt: skip
         place = {op.id: k for k, op in enumerate(self.program.ops)}
         return OffloadPlan(
             moves=tuple(sorted(moves, key=lambda m: (place[m.saved.producer], m.saved.value))),
             skipped=tuple(self.skipped),
-            stayed=tuple(sorted(self.stayed, key=lambda s: (s.value, s.micro_batch))),
+            kept=tuple(sorted(self.kept, key=lambda s: (s.value, s.micro_batch))),
             measured=self.measured,
             before_peak_bytes=int(self.curve().max(initial=0)),
             order_peak_bytes=int(self.curve(placed.freed(timed=False)).max(initial=0)),
             peak_bytes=self.peak(placed),
             pinned_peak_bytes=self._pinned_peak(placed),
-            out_bytes=sum(t.saved.size_bytes for t in placed.trips),
+            out_bytes=sum(t.saved.size_bytes for t in placed.transfers),
             stall_ns=placed.stall_ns if self.measured else 0,
             notes=tuple(self.notes),
         )
 
-    def _frozen(self, trip: OpenTrip) -> Trip:
-        ahead = self.line.at_ns[trip.reader] - self.line.at_ns[trip.back]
-        return Trip(trip.micro_batch, self.line.items[trip.out], self.line.items[trip.back], ahead,
-                    trip.late_ns if self.measured else 0, not self.measured)  # fmt: skip
+    def _frozen(self, transfer: OpenTransfer) -> Transfer:
+        ahead = self.line.at_ns[transfer.reader] - self.line.at_ns[transfer.back]
+        return Transfer(transfer.micro_batch, self.line.items[transfer.out], self.line.items[transfer.back], ahead,
+                    transfer.late_ns if self.measured else 0, not self.measured)  # fmt: skip
 
     def _pinned_peak(self, placed: Placement) -> int:
-        held = ((t.out, t.reader + 1, t.saved.size_bytes) for t in placed.trips)
+        held = ((t.out, t.reader + 1, t.saved.size_bytes) for t in placed.transfers)
         return int(curve(np.zeros_like(self.change), held).max(initial=0))
 
 
 def order_memory(program: Program, num_items: int) -> tuple[Ints, int]:
-    """By how much the device bytes held change at each item, `[num_items + 1]`, and what is held throughout."""
+    """Change of live device bytes at each op instance, `[num_items + 1]`, and the bytes that are live throughout."""
     profile = in_order(program)
     lives, change = profile.lives, np.zeros(num_items + 1, np.int64)
     mine = ~lives.pinned

@@ -1,4 +1,4 @@
-"""What lives from forward to backward, and how: which values could leave the device meanwhile."""
+"""Values that are live from forward to backward, and which of them could be moved to the host in between."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Reason = Literal[
     "optimizer-read", "overwritten", "alias", "nested-block", "integer", "below-floor", "other-module", "opted-out",
     "kept", "at-once", "one-job", "congested", "capped",
 ]  # fmt: skip
-"""Why a value, or one micro-batch of it, stays on the device."""
+"""Why a value, or one micro-batch of it, is kept on the device."""
 
 REASONS: dict[Reason, str] = {
     "parameter": "shares the memory of a parameter",
@@ -46,7 +46,7 @@ REASONS: dict[Reason, str] = {
 RECOMPUTED = "bwd_recompute_id"
 """Attribute that Paddle's recompute pass puts on the operations it repeats in backward."""
 KEEP = "keep_on_device"
-"""Attribute by which a single call opts out: what the operation gives is never moved."""
+"""Attribute by which a single call opts out: results of the operation are never moved."""
 
 
 class Rebuilt(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -60,14 +60,14 @@ class Saved(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One storage that forward fills and backward reads.
 
     Attributes:
-        value: The value that a copy carries; of several saved ones the one that the others are views of.
+        value: The value that is copied; of several saved values the one that the others are views of.
         storage: Its storage.
-        size_bytes: What a copy carries.
-        freed_bytes: What leaving frees: the storage, which may be larger than a view of it.
-        producer: The operation that gives the value.
-        before: Forward operations that give or read the storage's contents; a copy out comes behind all of them.
-        readers: Backward operations that read its contents; a copy back comes before all of them.
-        rebuilt: Saved aliases, to be remade from what comes back.
+        size_bytes: Size of the copied value.
+        freed_bytes: Size of the storage, which may be larger than a view of it.
+        producer: The operation that produces the value.
+        before: Forward operations that write or read the contents of the storage; the copy out comes after all of them.
+        readers: Backward operations that read the contents; the copy back comes before all of them.
+        rebuilt: Saved aliases, which are computed again from the value that was copied back.
     """
 
     value: int
@@ -81,7 +81,7 @@ class Saved(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class Skipped(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A value that stays, the bytes it has (-1: unknown), and why."""
+    """A value that is kept on the device, its size in bytes (-1: unknown), and the reason."""
 
     value: int
     size_bytes: int
@@ -89,29 +89,29 @@ class Skipped(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
 
 
 @dataclass(slots=True)
-class Census:
-    """All that crosses from forward to backward, in the order it is made."""
+class Candidates:
+    """Values that are live from forward to backward, in the order of their producers."""
 
     saved: list[Saved] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
 
-def census(program: Program) -> Census:
-    """Find what crosses from forward to backward; cost O(values + operands).
+def find_candidates(program: Program) -> Candidates:
+    """Find the values that are live from forward to backward; O(values + operands).
 
-    Storages are looked at whole: a value is movable only if everything that shares its memory lets go of it.
+    A value can be moved only if every value that shares its storage can.
     """
-    return _Census(program).run()
+    return _Finder(program).run()
 
 
-class _Census:
+class _Finder:
     def __init__(self, program: Program) -> None:
         self.graph = Graph(program)
-        self.found = Census()
+        self.found = Candidates()
         self.nested = any(op.num_blocks for op in program.ops if op.role != "optimize")
         self.in_vector = _in_saved_vectors(self.graph)
 
-    def run(self) -> Census:
+    def run(self) -> Candidates:
         for members in self.graph.aliases.values():
             made = [self.graph.values[v] for v in members if v in self.graph.producer]
             crossing = [v for v in made if self._crosses(v)]
@@ -124,7 +124,7 @@ class _Census:
 
     def _storage(self, made: list[Value], crossing: list[Value]) -> None:
         read = [v for v in crossing if self._backward_reads(v.id)]
-        reason = self._held(made) or self._unmovable(made, read)
+        reason = self._pinned_down(made) or self._unmovable(made, read)
         base, rebuilt = self._base(made, read) if not reason else (None, ())
         if reason or base is None:
             self._skip(crossing, reason or "alias")
@@ -135,8 +135,8 @@ class _Census:
         self.found.saved.append(Saved(base.id, base.storage, base.size_bytes, max(whole, base.size_bytes), first,
                                       roles["forward"], roles["backward"], rebuilt))  # fmt: skip
 
-    # What else holds the memory, so that moving a copy away would free nothing.
-    def _held(self, made: list[Value]) -> Reason | None:
+    def _pinned_down(self, made: list[Value]) -> Reason | None:
+        """What else keeps the storage alive, so that a copy to the host would free nothing."""
         makers = [self.graph.ops[self.graph.producer[v.id]] for v in made]
         users = [op for v in made for op in self.graph.user_ops(v.id)]
         checks: tuple[tuple[bool, Reason], ...] = (
@@ -220,7 +220,7 @@ def is_constant(op: Op) -> bool:
 
 
 def _in_saved_vectors(graph: Graph) -> set[int]:
-    """Storages held in a vector that backward reads: combined into it, or split from it."""
+    """Storages of tensors in a vector that backward reads: combined into it, or split from it."""
     held: set[int] = set()
     for op in graph.program.ops:
         if op.name in (COMBINE, SPLIT) and op.role == "forward":

@@ -1,4 +1,4 @@
-"""What the user asks for, by the names of layers and operations."""
+"""Options of offload, and matching of layers and operations by name."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from interlace.ir.kinds import is_boundary
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the user asks for. Without modules, fraction or budget nothing is moved.
+    """The options. Without modules, fraction or budget nothing is moved.
 
     Attributes:
-        modules: Names or globs over layer names (`mlp`, `layers.*.attn`): each matches a run of components of the dotted
-            path of the operation that gives a value. Empty: all layers, where a fraction or a budget asks for copies.
-        exclude_ops: What stays: patterns of operation names (`pd_op.softmax`) or of layers (`layers.0`).
-        min_bytes: Smaller values stay.
+        modules: Names or globs over layer names (`mlp`, `layers.*.attn`); each matches consecutive components of the dotted layer
+            path of the operation that produces a value. Empty: all layers, if a fraction or a budget is given.
+        exclude_ops: Values to keep on the device: patterns of operation names (`pd_op.softmax`) or of layers (`layers.0`).
+        min_bytes: Smaller values are kept.
         fraction: Share of the eligible bytes of a micro-batch to move; None: all of them, or what the budget needs.
-        keep_bytes: Eligible bytes of a micro-batch that stay at least; one figure, or one for each stage.
-        max_in_flight: Copies under way at once in each direction; 0: none at all, None: no limit.
+        keep_bytes: Eligible bytes of a micro-batch that are kept at least; one number, or one for each stage.
+        max_in_flight: Copies in flight at once in each direction; 0: no copies at all, None: no limit.
         include_integers: Move integer and bool values too.
-        memory_budget: Device bytes of this rank that the step may hold at any moment; moves the least that does it.
+        memory_budget: Limit of the live device bytes of a rank at any time of the step; as little as necessary is moved.
         prefetch_slack: By which share of its duration (0 to 10) a copy back is issued before the latest possible time, because
             copies take longer beside computation than alone. The planner uses less of it where there is no time for it, where
             the budget would be exceeded, or where less than three quarters of the saved bytes would remain saved; none with
@@ -57,7 +57,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def asks_for_nothing(self) -> str:
-        """Why no copy is wanted at all; empty where some is."""
+        """Why the options ask for no copy at all; empty if they ask for some."""
         if self.max_in_flight == 0:
             return "max_in_flight=0 allows no copies"
         if not self.modules and not self.fraction and not self.memory_budget:
@@ -65,7 +65,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return "fraction=0 asks for no copies" if self.fraction == 0 else ""
 
     def keep_on(self, stage: int, num_stages: int) -> int:
-        """Bytes that stay on a stage. Raises ConfigError where there is not one figure for each stage."""
+        """Bytes to keep on a stage. Raises ConfigError if there is not one number for each stage."""
         if isinstance(self.keep_bytes, int):
             return self.keep_bytes
         if len(self.keep_bytes) != num_stages:
@@ -93,7 +93,7 @@ def names_op(pattern: str, op: Op) -> bool:
 
 
 class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the operations of a rank's forward are called."""
+    """Names of layers and of operations in the forward of a rank."""
 
     layers: tuple[str, ...]
     ops: tuple[str, ...]
@@ -106,7 +106,7 @@ class Names(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def unknown_names(choice: Choice, there: Sequence[Names]) -> list[str]:
-    """Every name of the choice that fits nothing on any of the ranks, with the names there are, one message each."""
+    """A message for each pattern of the options that matches nothing on any rank, with the names there are."""
     layers = sorted({layer for names in there for layer in names.layers})
     ops = sorted({op for names in there for op in names.ops})
     short = sorted({".".join("*" if part.isdigit() else part for part in layer.split(".")) for layer in layers if layer})

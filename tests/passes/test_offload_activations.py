@@ -136,7 +136,7 @@ def test_any_budget_holds_or_is_refused_with_one_that_does(
 @settings(max_examples=30, deadline=None)
 @given(worlds(offload=False, max_mp=1, max_pp=2, cut=False, hoist=False))
 def test_no_move_of_the_least_is_idle(world: World) -> None:
-    """acceptance: O5. Leaving out any one trip of a budget's plan breaks the budget (no bandwidth in the way)."""
+    """acceptance: O5. Leaving out any one transfer of a budget's plan breaks the budget (no bandwidth in the way)."""
     for program in plan(world):
         budget = peak_bytes(program) - 32
         try:
@@ -148,12 +148,12 @@ def test_no_move_of_the_least_is_idle(world: World) -> None:
 
 
 def without_one(decided: OffloadPlan) -> list[OffloadPlan]:
-    """The plan less each of its trips."""
+    """The plan less each of its transfers."""
     plans = []
     for k, move in enumerate(decided.moves):
-        for trip in move.trips:
-            rest = tuple(each for each in move.trips if each != trip)
-            kept = (msgspec.structs.replace(move, trips=rest),) if rest else ()
+        for transfer in move.transfers:
+            rest = tuple(each for each in move.transfers if each != transfer)
+            kept = (msgspec.structs.replace(move, transfers=rest),) if rest else ()
             plans.append(msgspec.structs.replace(decided, moves=(*decided.moves[:k], *kept, *decided.moves[k + 1 :])))
     return plans
 
@@ -307,8 +307,8 @@ def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers() ->
     """acceptance: O1. Copies of a direction follow one another, so what was read last in forward must not hold up the rest."""
     program = parse(TWO_READERS)
     decided = plan_offload(program, measure(program, costs()), Choice(**ALL))
-    moves = [msgspec.structs.replace(move, trips=tuple(
-        msgspec.structs.replace(trip, out_after=(5, trip.micro_batch), back_before=(6, trip.micro_batch)) for trip in move.trips))
+    moves = [msgspec.structs.replace(move, transfers=tuple(
+        msgspec.structs.replace(each, out_after=(5, each.micro_batch), back_before=(6, each.micro_batch)) for each in move.transfers))
         for move in decided.moves]  # fmt: skip
     assert [move.saved.value for move in moves] == [1, 4]
     result = apply(program, msgspec.structs.replace(decided, moves=tuple(moves)))

@@ -19,14 +19,14 @@ from interlace.scheduler.offload import (
     Measured,
     Names,
     OffloadPlan,
-    Trip,
+    Transfer,
     agree,
     measure,
     plan_offload,
     unknown_names,
 )
-from interlace.scheduler.offload.copy_times import OpenTrip, Timeline
-from interlace.scheduler.offload.saved_values import REASONS, census
+from interlace.scheduler.offload.copy_times import OpenTransfer, Timeline
+from interlace.scheduler.offload.saved_values import REASONS, find_candidates
 from interlace.scheduler.simulate.simulator import simulate
 from tests.strategies import World, plan, worlds
 
@@ -74,7 +74,7 @@ def program(ops: list[Op], values: list[Value], micro_batches: int, warm: int) -
 
 def at_rate(program: Program, op_ns: int, bytes_per_s: int) -> Measured:
     """Every operation as long as every other; copies of both directions at a rate."""
-    times = {s.size_bytes: s.size_bytes * 1_000_000_000 // bytes_per_s for s in census(program).saved}
+    times = {s.size_bytes: s.size_bytes * 1_000_000_000 // bytes_per_s for s in find_candidates(program).saved}
     return Measured({op.id: op_ns for op in program.ops}, times, times)
 
 
@@ -82,9 +82,9 @@ def decide(program: Program, op_ns: int = 100_000, bytes_per_s: int = 10_000 * M
     return plan_offload(program, at_rate(program, op_ns, bytes_per_s), Choice(**{"min_bytes": 1 << 10, "prefetch_slack": 0.0, **options}))
 
 
-def trips(decided: OffloadPlan) -> dict[tuple[int, int], Trip]:
-    """(value, micro-batch) -> trip."""
-    return {(move.saved.value, trip.micro_batch): trip for move in decided.moves for trip in move.trips}
+def transfers(decided: OffloadPlan) -> dict[tuple[int, int], Transfer]:
+    """(value, micro-batch) -> transfer."""
+    return {(move.saved.value, transfer.micro_batch): transfer for move in decided.moves for transfer in move.transfers}
 
 
 def place_of(program: Program) -> dict[tuple[int, int], int]:
@@ -98,20 +98,20 @@ def test_32_mb_at_10_gb_per_s_start_3_2_ms_ahead() -> None:
     """acceptance: O6. Exactly, where the operations allow it: 32 operations of 0.1 ms before the reader, across jobs."""
     program = chain([32 * MB], micro_batches=2, extra=60, lead=20)
     decided = decide(program, fraction=1.0)
-    trip = trips(decided)[1, 1]
+    transfer = transfers(decided)[1, 1]
     place = place_of(program)
     reader = place[next(op.id for op in program.ops if op.name == "pd_op.gelu_grad"), 1]
-    assert trip.ahead_ns == 3_200_000
-    assert reader - place[trip.back_before] == 32
-    assert trip.back_before[1] == 0
-    assert not trip.late_ns
+    assert transfer.ahead_ns == 3_200_000
+    assert reader - place[transfer.back_before] == 32
+    assert transfer.back_before[1] == 0
+    assert not transfer.late_ns
     assert decided.stall_ns == 0
 
 
 def test_a_reserve_issues_the_copy_earlier_where_there_is_time() -> None:
     """acceptance: O6. A quarter of 3.2 ms earlier; no earlier than the copy out is over."""
     program = chain([32 * MB], micro_batches=2, extra=60, lead=20)
-    ahead = [trips(decide(program, fraction=1.0, prefetch_slack=slack))[1, 1].ahead_ns for slack in (0.25, 0.5, 5.0)]
+    ahead = [transfers(decide(program, fraction=1.0, prefetch_slack=slack))[1, 1].ahead_ns for slack in (0.25, 0.5, 5.0)]
     assert ahead == [4_000_000, 4_300_000, 4_300_000]
     with pytest.raises(ConfigError, match=r"prefetch_slack=-1.*expected a share"):
         Choice(prefetch_slack=-1)
@@ -123,7 +123,7 @@ def test_a_reserve_issues_the_copy_earlier_where_there_is_time() -> None:
 def test_a_reserve_loses_no_trip_and_delays_no_reader(
     sizes: list[int], micro_batches: int, warm: int, extra: int, lead: int, slack: float, budget: float | None
 ) -> None:
-    """acceptance: O5, O6. The same trips; no copy later; a budget holds; three quarters of what is saved stay saved."""
+    """acceptance: O5, O6. The same transfers; no copy later; a budget holds; three quarters of what is saved stay saved."""
     program = chain([size * MB for size in sizes], micro_batches=micro_batches, warm=warm, extra=extra, lead=lead)
     plain = decide(program, fraction=1.0)
     if budget is None:
@@ -134,7 +134,7 @@ def test_a_reserve_loses_no_trip_and_delays_no_reader(
         given_bytes = least + int(budget * (most - least))
         first, second = (decide(program, memory_budget=given_bytes, prefetch_slack=share) for share in (0.0, slack))
         assert second.peak_bytes <= given_bytes
-    there, here = trips(first), trips(second)
+    there, here = transfers(first), transfers(second)
     assert there.keys() == here.keys()
     assert all(here[key].ahead_ns >= there[key].ahead_ns for key in there)
     assert all(here[key].out_after == there[key].out_after for key in there)
@@ -144,7 +144,8 @@ def test_a_reserve_loses_no_trip_and_delays_no_reader(
 
 def test_a_reserve_is_left_out_where_there_is_no_time_for_it() -> None:
     program = chain([32 * MB], micro_batches=4, warm=1, extra=16, lead=51)
-    ahead = [[trip.ahead_ns for trip in trips(decide(program, fraction=1.0, prefetch_slack=slack)).values()] for slack in (0.0, 0.25)]
+    made = [transfers(decide(program, fraction=1.0, prefetch_slack=slack)).values() for slack in (0.0, 0.25)]
+    ahead = [[transfer.ahead_ns for transfer in each] for each in made]
     assert len(ahead[0]) == len(ahead[1]) == 4
 
 
@@ -154,9 +155,9 @@ def test_unmeasured_bandwidth_is_just_in_time_and_marked() -> None:
     decided = plan_offload(program, Measured({op.id: 100_000 for op in program.ops}), Choice(fraction=1.0))
     reader = next(op.id for op in program.ops if op.name == "pd_op.gelu_grad")
     assert not decided.measured
-    for (_, m), trip in trips(decided).items():
-        assert trip.just_in_time
-        assert trip.back_before == (reader, m)
+    for (_, m), transfer in transfers(decided).items():
+        assert transfer.just_in_time
+        assert transfer.back_before == (reader, m)
     assert "just in time (copies were not measured)" in "\n".join(decided.explain(program))
 
 
@@ -167,9 +168,9 @@ def test_tight_memory_makes_the_return_later() -> None:
     ops = [*ample.ops[:-1], Op(200, "pd_op.exp", (), (200,), "backward"), *ample.ops[-1:]]
     tight = program(ops, [*ample.values, spike], 2, 2)
     free, held = decide(tight, fraction=1.0), decide(tight, memory_budget=40 * MB)
-    assert [trip.ahead_ns for trip in trips(free).values()] == [3_200_000, 3_200_000]
+    assert [transfer.ahead_ns for transfer in transfers(free).values()] == [3_200_000, 3_200_000]
     assert free.peak_bytes > 64 * MB
-    assert [(trip.ahead_ns, trip.late_ns) for trip in trips(held).values()] == [(0, 3_200_000), (0, 3_200_000)]
+    assert [(transfer.ahead_ns, transfer.late_ns) for transfer in transfers(held).values()] == [(0, 3_200_000), (0, 3_200_000)]
     assert held.peak_bytes <= 40 * MB
     assert held.stall_ns == 6_400_000
     assert "up to 3.200 ms late" in "\n".join(held.explain(tight))
@@ -178,7 +179,7 @@ def test_tight_memory_makes_the_return_later() -> None:
 def test_copies_of_one_direction_follow_one_another() -> None:
     """acceptance: O6, O8. Readers 0.1 ms apart: the first's copy ends where the second's starts, 3.2 ms ahead of its own."""
     decided = decide(chain([32 * MB, 32 * MB], micro_batches=2, extra=100, lead=80), fraction=1.0)
-    ahead = {key: trip.ahead_ns for key, trip in trips(decided).items() if key[1] == 0}
+    ahead = {key: transfer.ahead_ns for key, transfer in transfers(decided).items() if key[1] == 0}
     assert ahead == {(1, 0): 3_200_000, (2, 0): 6_300_000}
     assert decided.stall_ns == 0
 
@@ -261,8 +262,8 @@ def test_cap_on_copies_in_flight(cap: int | None) -> None:
     decided = decide(program, fraction=1.0, max_in_flight=cap)
     place = place_of(program)
     each_ns = 800_000
-    out = sorted(place[trip.out_after] * 100_000 + 100_000 for trip in trips(decided).values())
-    back = sorted(place[trip.back_before] * 100_000 for trip in trips(decided).values())
+    out = sorted(place[transfer.out_after] * 100_000 + 100_000 for transfer in transfers(decided).values())
+    back = sorted(place[transfer.back_before] * 100_000 for transfer in transfers(decided).values())
     assert len(out) == 24
     assert in_flight(out, each_ns) <= (cap or 99)
     assert in_flight(back, each_ns) <= (cap or 99)
@@ -318,7 +319,7 @@ def test_budget_moves_the_least() -> None:
     """acceptance: O5. One MB too much: of 8, 4 and 2 MB the smallest that does it goes, of both micro-batches in flight."""
     program = chain([8 * MB, 4 * MB, 2 * MB], micro_batches=2, extra=80)
     decided = decide(program, memory_budget=decide(program).before_peak_bytes - MB)
-    assert set(trips(decided)) == {(3, 0), (3, 1)}
+    assert set(transfers(decided)) == {(3, 0), (3, 1)}
     assert decided.out_bytes == 4 * MB
     assert decided.peak_bytes <= decided.before_peak_bytes - MB
 
@@ -433,7 +434,7 @@ def test_work_beside_the_compute_stream_gives_copies_no_time() -> None:
     ops = [msgspec.structs.replace(op, stream="auto_parallel_mp") if op.id in (10, 11) else op for op in program.ops]
     beside = program.with_ops(ops)
     place = place_of(program)
-    plain, apart = (trips(decide(p, fraction=1.0))[1, 0] for p in (program, beside))
+    plain, apart = (transfers(decide(p, fraction=1.0))[1, 0] for p in (program, beside))
     assert apart.ahead_ns >= 3_200_000
     assert place[apart.back_before] <= place[plain.back_before]
 
@@ -447,7 +448,7 @@ pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none
 
 
 def test_leaving_frees_the_storage_where_only_a_view_of_it_is_copied() -> None:
-    (saved,) = census(parse(HEAD + """#1 %1:float32[64] = pd_op.exp(%0) forward
+    (saved,) = find_candidates(parse(HEAD + """#1 %1:float32[64] = pd_op.exp(%0) forward
 #2 %2:float32[16]~1 = pd_op.slice(%1) forward views=0:0
 #3 %3:float32[16] = pd_op.gelu_grad(%2) backward
 """)).saved
@@ -456,7 +457,7 @@ def test_leaving_frees_the_storage_where_only_a_view_of_it_is_copied() -> None:
 
 def test_who_reads_a_vector_reads_its_tensors() -> None:
     """The copy out comes behind the concatenation."""
-    (saved,) = census(parse(HEAD + """#1 %1:float32[64] = pd_op.exp(%0) forward
+    (saved,) = find_candidates(parse(HEAD + """#1 %1:float32[64] = pd_op.exp(%0) forward
 #2 %2:vector<float32[64];float32[64]> = builtin.combine(%1, %0) forward
 #3 %3:float32[128] = pd_op.concat(%2) forward
 #4 %4:float32[64] = pd_op.exp_grad(%1) backward
@@ -470,12 +471,12 @@ def test_views_are_remade_in_the_order_they_were_made_and_never_by_what_writes()
 #3 %3:float32[4,16]~1 = pd_op.reshape(%2) forward views=0:0
 #4 %4:float32[64] = pd_op.exp_grad(%1, %3) backward
 """
-    (saved,) = census(parse(text)).saved
+    (saved,) = find_candidates(parse(text)).saved
     assert [each.ops for each in saved.rebuilt] == [(2, 3)]
     writes = text.replace("#3 %3:float32[4,16]~1 = pd_op.reshape(%2) forward views=0:0",
                           "#3 %3:float32[4,16]~1, %9:float32[64]~8 = pd_op.turn_(%2, %8) forward views=0:0 inplace=1:1")  # fmt: skip
     writes = writes.replace("#2 %2", "#8 %8:float32[64] = pd_op.full() forward\n#2 %2")
-    assert [each.reason for each in census(parse(writes)).skipped if each.value in (1, 2, 3)] == ["alias", "alias"]
+    assert [each.reason for each in find_candidates(parse(writes)).skipped if each.value in (1, 2, 3)] == ["alias", "alias"]
 
 
 def test_each_stage_keeps_what_was_given_for_it() -> None:
@@ -495,13 +496,13 @@ def test_the_two_directions_of_copies_are_timed_apart() -> None:
     assert (found.out_ns, found.back_ns) == ({32 * MB: 5}, {32 * MB: 9})
 
 
-def line_and_trip(out_ns: int, back_ns: int, op_ns: int) -> tuple[Timeline, OpenTrip]:
+def line_and_trip(out_ns: int, back_ns: int, op_ns: int) -> tuple[Timeline, OpenTransfer]:
     """Two jobs of three operations each; out behind the first item, read by the fourth."""
-    (saved,) = census(chain([32 * MB])).saved
+    (saved,) = find_candidates(chain([32 * MB])).saved
     ops = [Op(k, "pd_op.relu", (), (), "forward", stream="side" if k == 1 else "") for k in range(6)]
     jobs = tuple(Job(f"j{k}", "forward", 0, tuple((3 * k + n, 0) for n in range(3))) for k in range(2))
     program = Program(tuple(ops), (), (), Pipeline(0, 1, 1, 1, "none"), jobs=jobs)
-    return Timeline.of(program, dict.fromkeys(range(6), op_ns)), OpenTrip(saved, 0, 0, 3, out_ns, back_ns)
+    return Timeline.of(program, dict.fromkeys(range(6), op_ns)), OpenTransfer(saved, 0, 0, 3, out_ns, back_ns)
 
 
 def test_what_runs_beside_compute_takes_no_time_on_its_line() -> None:
@@ -511,15 +512,15 @@ def test_what_runs_beside_compute_takes_no_time_on_its_line() -> None:
 
 def test_a_copy_returns_in_a_later_job_and_in_time_or_not_at_all() -> None:
     """The reader is the later job's first item: there is no time behind the boundary, unless a copy takes none."""
-    line, trip = line_and_trip(1, 5, 10)
-    assert not line.returns(0, 1, trip)
-    line, trip = line_and_trip(0, 0, 10)
-    assert line.returns(0, 10, trip)
-    assert not line.returns(0, 21, trip)
-    line, trip = line_and_trip(0, 0, 0)
-    assert not line.returns(3, 0, trip)
-    trip.reader = 2
-    assert not line.returns(0, 0, trip)
+    line, transfer = line_and_trip(1, 5, 10)
+    assert not line.returns(0, 1, transfer)
+    line, transfer = line_and_trip(0, 0, 10)
+    assert line.returns(0, 10, transfer)
+    assert not line.returns(0, 21, transfer)
+    line, transfer = line_and_trip(0, 0, 0)
+    assert not line.returns(3, 0, transfer)
+    transfer.reader = 2
+    assert not line.returns(0, 0, transfer)
 
 
 def test_what_lies_idle_longest_goes_first_not_what_is_largest() -> None:
@@ -573,20 +574,20 @@ def test_a_budget_that_nothing_placed_can_hold_is_refused_however_near() -> None
 def test_what_wastes_least_and_is_needed_goes() -> None:
     """acceptance: O5. Of 32, 8 and 16 MB the 8 of both micro-batches do; of 32, 8 and 16 the 16 alone, without the 8 tried first."""
     small = chain([size * MB for size in (32, 8, 16)], micro_batches=2, warm=2, extra=10, lead=40)
-    assert set(trips(decide(small, memory_budget=110_880_007, max_in_flight=1))) == {(2, 0), (2, 1)}
+    assert set(transfers(decide(small, memory_budget=110_880_007, max_in_flight=1))) == {(2, 0), (2, 1)}
     first = chain([size * MB for size in (16, 32)], micro_batches=2, warm=3, extra=60, lead=20)
-    assert set(trips(decide(first, memory_budget=93_600_007, max_in_flight=1))) == {(1, 0), (1, 1)}
+    assert set(transfers(decide(first, memory_budget=93_600_007, max_in_flight=1))) == {(1, 0), (1, 1)}
     pruned = chain([size * MB for size in (32, 8, 16)], micro_batches=2, warm=3, extra=60, lead=20)
-    assert set(trips(decide(pruned, memory_budget=101_920_007, prefetch_slack=0.25))) == {(3, 0), (3, 1)}
+    assert set(transfers(decide(pruned, memory_budget=101_920_007, prefetch_slack=0.25))) == {(3, 0), (3, 1)}
 
 
 def test_the_least_budget_is_searched_for() -> None:
-    """acceptance: O5. Everything out and back just in time holds 112 MB; a choice of trips holds 104."""
+    """acceptance: O5. Everything out and back just in time holds 112 MB; a choice of transfers holds 104."""
     program = chain([size * MB for size in (32, 8, 16)], micro_batches=2, warm=3, extra=10, lead=40)
     assert refused(program, 100_800_007, prefetch_slack=0.25) == 104_000_008
 
 
 def test_a_reserve_does_not_break_a_budget() -> None:
-    """acceptance: O5, O6. One trip issued 0.1 ms earlier would hold 2 % more than allowed."""
+    """acceptance: O5, O6. One transfer issued 0.1 ms earlier would hold 2 % more than allowed."""
     program = chain([size * MB for size in (8, 16, 24, 32)], micro_batches=2, warm=2, extra=60, lead=20)
     assert decide(program, memory_budget=133_680_007, prefetch_slack=0.25).peak_bytes <= 133_680_007
