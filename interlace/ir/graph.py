@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from interlace.ir.kinds import COMBINE, SPLIT, is_comm, is_random
+from interlace.ir.kinds import COMBINE, is_comm, is_random
 from interlace.ir.program import ABSENT, Op, Program, Value
+from interlace.ir.storage import Storages
 
 
 @dataclass(slots=True)
@@ -29,6 +30,14 @@ class Graph:
     producer: dict[int, int] = field(default_factory=dict)
     users: dict[int, list[int]] = field(default_factory=dict)
     aliases: dict[int, list[int]] = field(default_factory=dict)
+    _storages: Storages | None = None
+
+    @property
+    def storages(self) -> Storages:
+        """Where every value lies, worked out when somebody asks."""
+        if self._storages is None:
+            self._storages = Storages(self.program)
+        return self._storages
 
     def __post_init__(self) -> None:
         for value in self.program.values:
@@ -94,7 +103,7 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     readers: dict[int, list[int]] = {}
     last_comm: dict[int, int] = {}
     last_random: int | None = None
-    places = cells(graph)
+    lies_in = graph.storages.numbers
     for op in ops:
         mine = after[op.id]
         for value_id in op.operands:
@@ -103,14 +112,14 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
             made_by = graph.producer.get(value_id)
             if made_by in after:
                 mine.add(made_by)
-            mine.update(writer[place] for place in places[value_id] if place in writer)
+            mine.update(writer[storage] for storage in lies_in(value_id) if storage in writer)
         stacks = {v for v in op.operands if v != ABSENT and graph.values[v].dtype == "stack"}
-        for place in {place for v in written_operands(op) | stacks for place in places[v]}:
-            mine.update(readers.pop(place, ()))
-            writer[place] = op.id
+        for storage in {storage for v in written_operands(op) | stacks for storage in lies_in(v)}:
+            mine.update(readers.pop(storage, ()))
+            writer[storage] = op.id
         for value_id in graph.reads(op):
-            for place in places[value_id]:
-                readers.setdefault(place, []).append(op.id)
+            for storage in lies_in(value_id):
+                readers.setdefault(storage, []).append(op.id)
         if is_comm(op):
             if op.group in last_comm:
                 mine.add(last_comm[op.group])
@@ -120,21 +129,6 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
             last_random = op.id
         mine.discard(op.id)
     return after
-
-
-def cells(graph: Graph) -> dict[int, tuple[int, ...]]:
-    """Storages that a value's contents lie in: a vector's are those of its tensors, and a tensor taken from a vector is in it."""
-    found: dict[int, tuple[int, ...]] = {value.id: (value.storage,) for value in graph.program.values}
-    for op in graph.program.ops:
-        if op.name == COMBINE:
-            found[op.results[0]] = tuple(place for v in op.operands if v != ABSENT for place in found[v])
-        elif op.name == SPLIT:
-            vector = op.operands[0]
-            if found[vector] == (graph.values[vector].storage,):
-                found[vector] = tuple(place for value in op.results for place in found[value])
-            elif len(found[vector]) == len(op.results):
-                found.update((value, (place,)) for value, place in zip(op.results, found[vector], strict=True))
-    return found
 
 
 def is_topological(order: Iterable[int], after: dict[int, set[int]]) -> bool:

@@ -49,16 +49,26 @@ class Storage:
     """One piece of memory, of each micro-batch or (persistable) of all.
 
     Attributes:
+        giver: Id of the operation that gives it.
+        value: The value that says how large it is and where: the one it is named after, else the first that it holds.
+        size_bytes: -1 where unknown.
         persistable: One for all micro-batches, there before and after the step.
         memory: `device`, `pinned` or `host`.
         kept: Never freed within the step, because the program's surroundings hold it.
         variables: All that name it.
+        values: Tensors that it holds, in program order; an element that no operation takes out of its vector is none.
+        vectors: Vectors of which it is an element.
     """
 
+    giver: int
+    value: int
+    size_bytes: int
     persistable: bool
     memory: str
     kept: bool = False
     variables: set[int] = field(default_factory=set)
+    values: list[int] = field(default_factory=list)
+    vectors: list[int] = field(default_factory=list)
 
     @property
     def lasting(self) -> bool:
@@ -84,16 +94,42 @@ class Storages:
         self._first: dict[int, int] = {}
         self._persistable = {value.storage for value in program.values if value.persistable}
         self._once = {value for op in program.ops if op.role == "optimize" for value in op.results}
+        self._taken_out = _taken_out(program)
         for op in program.ops:
             for k, value in enumerate(op.results):
                 self.parts[value] = self._parts(op, k, self.values[value])
-                for part in self.parts[value] if op.name not in (COMBINE, SPLIT) else ():
-                    self.storages[part.storage].variables.add(part.variable)
+                self._register(op, self.values[value])
         for op in program.ops:
             if is_boundary(op) and not (is_fed(op, self.values) or self.is_collected(op)):
                 for value in (*op.operands, *op.results):
-                    for part in self.parts.get(value, ()):
-                        self.storages[part.storage].kept = True
+                    for storage in self.of(value):
+                        storage.kept = True
+
+    def of(self, value: int) -> list[Storage]:
+        """Storages in which a value lies: one, or those of a vector's tensors; none for an absent operand."""
+        return [self.storages[part.storage] for part in self.parts.get(value, ())]
+
+    def numbers(self, value: int) -> tuple[int, ...]:
+        """The numbers of these storages."""
+        return tuple(part.storage for part in self.parts.get(value, ()))
+
+    def variable(self, value: int) -> int:
+        """The executor's variable of a value; a vector's own, beside those of its tensors."""
+        return value if self.values[value].dtype == "vector" else self.parts[value][0].variable
+
+    def is_persistable(self, value: int) -> bool:
+        """Whether a value lies in memory that outlives the step, as all results written into a buffer do that outlives it."""
+        return any(storage.persistable for storage in self.of(value))
+
+    def _register(self, op: Op, value: Value) -> None:
+        for part in self.parts[value.id]:
+            storage = self.storages[part.storage]
+            if value.dtype == "vector":
+                storage.vectors.append(value.id)
+            else:
+                storage.values.append(value.id)
+            if op.name not in (COMBINE, SPLIT):
+                storage.variables.add(part.variable)
 
     def _parts(self, op: Op, k: int, value: Value) -> tuple[Part, ...]:
         if op.name == COMBINE:
@@ -109,15 +145,23 @@ class Storages:
             return tuple(Part(part.storage, value.id if own else part.variable, part.root, value.id if tensor else part.value)
                          for part in self.parts[shared])  # fmt: skip
         if value.dtype == "vector":
-            return tuple(Part(self._new(value), value.id, value.id, ABSENT) for _ in value.elements)
+            return self._elements(op, value)
         if value.storage not in self._number:
-            self._number[value.storage] = self._new(value)
+            self._number[value.storage] = self._new(op, self.values.get(value.storage, value))
         # parts of a fused buffer that lasts are written one by one and are its contents together
         root = self._first.setdefault(value.storage, value.id) if value.storage in self._persistable else value.id
         return (Part(self._number[value.storage], value.id, root, value.id),)
 
-    def _new(self, value: Value) -> int:
-        self.storages.append(Storage(value.storage in self._persistable, value.memory))
+    def _elements(self, op: Op, vector: Value) -> tuple[Part, ...]:
+        """Tensors of a vector that a kernel gives; the variable of one is named by what is taken out of the vector."""
+        taken_out = self._taken_out.get(vector.id, ())
+        tensors = [self.values[v] for v in taken_out] if len(taken_out) == len(vector.elements) else [vector] * len(vector.elements)
+        return tuple(Part(self._new(op, tensor, element.size_bytes), tensor.id, vector.id, ABSENT)
+                     for tensor, element in zip(tensors, vector.elements, strict=True))  # fmt: skip
+
+    def _new(self, op: Op, value: Value, size_bytes: int | None = None) -> int:
+        size_bytes = value.size_bytes if size_bytes is None else size_bytes
+        self.storages.append(Storage(op.id, value.id, size_bytes, value.storage in self._persistable, value.memory))
         return len(self.storages) - 1
 
     def reads(self, op: Op) -> list[int]:
@@ -137,6 +181,17 @@ class Storages:
         """Results that are their operand's memory: nothing is written, but the executor has the variable from this operation."""
         return [op.results[result] for result, _ in views_of(op)] if op.name not in NO_KERNEL else []
 
+    def users(self) -> list[dict[int, list[int]]]:
+        """Of each storage, ids of the operations that give or read it, by variable: the first one allocates, the last one frees."""
+        found: list[dict[int, list[int]]] = [{} for _ in self.storages]
+        for op in self.program.ops:
+            given = () if op.name in (COMBINE, SPLIT) else op.results
+            for part in (part for value in (*self.reads(op), *given) for part in self.parts[value]):
+                ops = found[part.storage].setdefault(part.variable, [])
+                if not ops or ops[-1] != op.id:
+                    ops.append(op.id)
+        return found
+
     def is_once(self, value: int) -> bool:
         """Whether a value exists once a step: what is persistable and has a name, and what the optimizer part gives.
 
@@ -148,6 +203,18 @@ class Storages:
     def is_collected(self, op: Op) -> bool:
         """Whether the job at the end of the step reads what this operation names, to hand it out."""
         return op.name == SHADOW_OUTPUT and (FETCH in op.attrs or not self.is_once(op.operands[0]))
+
+
+def _taken_out(program: Program) -> dict[int, tuple[int, ...]]:
+    """Vector that a kernel gives -> the tensors that are taken out of it, be it through a vector that shares its memory."""
+    source: dict[int, int] = {}
+    found: dict[int, tuple[int, ...]] = {}
+    for op in program.ops:
+        for result, operand in (*op.inplace, *op.views):
+            source[op.results[result]] = source.get(op.operands[operand], op.operands[operand])
+        if op.name == SPLIT:
+            found.setdefault(source.get(op.operands[0], op.operands[0]), op.results)
+    return found
 
 
 def is_fed(op: Op, values: dict[int, Value]) -> bool:

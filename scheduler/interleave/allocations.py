@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from interlace.ir import Graph, Op, Value
-from interlace.ir.graph import cells
+from interlace.ir import Graph, Op
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT
+from interlace.ir.storage import Storage
 
 Placed = tuple[str, int]
 """Label of a part, operation id."""
@@ -30,7 +30,7 @@ class PairMemory:
     not count.
 
     Attributes:
-        size: Bytes by storage.
+        size: Bytes by number of storage.
         gives, reads: Storages that an operation gives, and that it gives or reads.
         start: Bytes held before the first operation.
         early, stays: Storages `(label, storage)` that exist before the job, and that live on after it.
@@ -38,11 +38,8 @@ class PairMemory:
 
     def __init__(self, graph: Graph, parts: Sequence[PartOps]) -> None:
         self.graph = graph
-        self.cells = cells(graph)
-        self.size: dict[int, int] = {}
-        for value in graph.values.values():
-            for place, size_bytes in self._bytes(value):
-                self.size[place] = max(self.size.get(place, 0), size_bytes)
+        self.storages = graph.storages
+        self.size = [_live_bytes(graph, storage) for storage in graph.storages.storages]
         self.gives: dict[Placed, list[int]] = {}
         self.reads: dict[Placed, list[int]] = {}
         self.stays: set[tuple[str, int]] = set()
@@ -76,44 +73,36 @@ class PairMemory:
             live -= frees.get(k, 0)
         return peak
 
-    def _bytes(self, value: Value) -> Iterable[tuple[int, int]]:
-        """Bytes by storage: of a vector that a kernel gives, those of its tensors."""
-        giver = self.graph.producer_op(value.id)
-        if value.persistable or value.memory != "device" or (giver is not None and giver.name in NO_KERNEL):
-            return [(place, 0) for place in self.cells[value.id]]
-        places = self.cells[value.id]
-        if value.dtype == "vector" and len(places) == len(value.elements):
-            return [(place, max(part.size_bytes, 0)) for place, part in zip(places, value.elements, strict=True)]
-        return [(place, max(value.size_bytes, 0)) for place in places]
-
     def _storages(self, values: Sequence[int]) -> list[int]:
-        found = dict.fromkeys(place for value in values for place in self.cells[value])
-        return [place for place in found if self.size[place]]
+        return [n for n in dict.fromkeys(n for value in values for n in self.storages.numbers(value)) if self.size[n]]
 
     def _outliving(self, part: PartOps) -> set[tuple[str, int]]:
         """Storages that a later part of the step reads."""
         inside = {op.id for op in part.ops}
-        values = {value for op in part.ops for value in (*op.operands, *op.results) if value >= 0}
-        return {(part.label, place) for value in values if self._read_later(value, inside, part.kind) for place in self.cells[value]}
+        touched = {n for op in part.ops for value in (*op.operands, *op.results) for n in self.storages.numbers(value)}
+        return {(part.label, n) for n in touched if self._read_later(self.storages.storages[n], inside, part.kind)}
 
-    def _read_later(self, value: int, inside: set[int], kind: str) -> bool:
+    def _read_later(self, storage: Storage, inside: set[int], kind: str) -> bool:
         later = {"F": ("backward", "optimize"), "W": ("optimize",)}.get(kind, ("backward", "optimize"))
-        for alias in self.graph.aliases[self.graph.values[value].storage]:
-            if any(user.id not in inside and user.role in later for user in self.graph.readers(alias)):
-                return True
-        return False
+        users = (user for value in (*storage.values, *storage.vectors) for user in self.graph.readers(value))
+        return any(user.id not in inside and user.role in later for user in users)
 
     def _there_before(self, part: PartOps) -> set[tuple[str, int]]:
         """Storages that a backward reads or writes and that its forward, or an earlier part of its backward, made."""
-        made = {storage for op in part.ops for storage in self._storages(_made(op))}
-        read = {storage for op in part.ops for storage in self._storages(self.graph.reads(op))}
+        touched = self._storages([value for op in part.ops for value in (*_made(op), *self.graph.reads(op))])
         inside = {op.id for op in part.ops}
-        found = set()
-        for storage in read | made:
-            first = min(self.graph.position[self.graph.producer[v]] for v in self.graph.aliases[storage] if v in self.graph.producer)
-            if self.graph.program.ops[first].id not in inside:
-                found.add((part.label, storage))
-        return found
+        return {(part.label, n) for n in touched if self.storages.storages[n].giver not in inside}
+
+
+def _live_bytes(graph: Graph, storage: Storage) -> int:
+    """What a storage takes of the memory that a job allocates and frees: the largest of the results that lie in it.
+
+    Only results marked as persistable count as such. Paddle marks a buffer, but not what is written into it: that counts.
+    """
+    computed = [graph.values[value] for value in storage.values if graph.ops[graph.producer[value]].name not in NO_KERNEL]
+    sizes = [value.size_bytes for value in computed if not value.persistable and value.memory == "device"]
+    sizes += [storage.size_bytes for vector in storage.vectors if graph.producer[vector] == storage.giver]
+    return max([0, *sizes])
 
 
 def _made(op: Op) -> tuple[int, ...]:

@@ -9,16 +9,17 @@ nothing and is listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from interlace.ir import ABSENT, Graph, Op, Program
+from interlace.ir import Program
 from interlace.ir.copies import places
-from interlace.ir.kinds import COMBINE, DATA, SET_PARAMETER, SHADOW_OUTPUT, SPLIT
+from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
+from interlace.ir.storage import Storages
 from interlace.scheduler.memory.executor import feed_bytes, forms
 from interlace.scheduler.target import IDEAL, Target
 
@@ -42,8 +43,8 @@ class Holding:
 
 
 @dataclass(slots=True)
-class Storages:
-    """The storages of one form of the program; rows are storages that are not persistable.
+class Lifetimes:
+    """Which operations allocate and use the storages of one form of the program; rows are storages that are not persistable.
 
     Attributes:
         giver: Op id that gives it. `[rows]`
@@ -67,90 +68,32 @@ class Storages:
     unknown: list[int]
 
 
-def storages(program: Program, workspace: Mapping[int, int] | None = None) -> Storages:
-    """The table of a program, and a row for each op that takes a `workspace` (bytes) while it runs; O(ops + operands)."""
-    graph = Graph(program)
-    cells = _Cells(graph)
-    base_value = {value.storage: value for value in reversed(program.values)}
-    base_value |= {value.id: value for value in program.values if value.id == value.storage}
-    lasting = {value.storage for value in program.values if value.persistable}
-    giver: dict[int, int] = {}
-    readers: dict[int, dict[int, list[int]]] = {}
-    kept: set[int] = set()
-    for op in program.ops:
-        for place, variable in cells.given(op):
-            if place not in lasting:
-                giver.setdefault(place, op.id)
-                readers.setdefault(place, {}).setdefault(variable, []).append(op.id)
-        read = {cell for value in graph.reads(op) for cell in cells.of(value) if cell[0] in giver}
-        if op.name in (SHADOW_OUTPUT, SET_PARAMETER):
-            kept |= {place for place, _ in read}
-        else:
-            for place, variable in sorted(read):
-                readers[place].setdefault(variable, []).append(op.id)
-    rows = list(giver)
+def lifetimes(program: Program, workspace: Mapping[int, int] | None = None) -> Lifetimes:
+    """The lifetimes of a program, and a row for each op that takes a `workspace` (bytes) while it runs; O(ops + operands)."""
+    table = Storages(program)
+    users = table.users()
+    outputs = {n for op in program.ops if op.name in (SHADOW_OUTPUT, SET_PARAMETER) for v in op.operands for n in table.numbers(v)}
+    rows = [n for n, storage in enumerate(table.storages) if not storage.persistable]
+    mine = [table.storages[n] for n in rows]
     used = workspace or {}
-    listed = [ops for p in rows for ops in readers[p].values()] + [[op_id] for op_id in used]
-    num_readers = [*(sum(map(len, readers[p].values())) for p in rows), *(1 for _ in used)]
-    sizes = [cells.size.get(place, base_value[place].size_bytes) for place in rows]
+    listed = [ops for n in rows for ops in users[n].values()] + [[op_id] for op_id in used]
+    num_readers = [*(sum(map(len, users[n].values())) for n in rows), *(1 for _ in used)]
+    lasting = [storage for storage in table.storages if storage.persistable]
     base = {"device": 0, "pinned": 0}
-    for place in lasting:
-        base[_pool(base_value[place].memory)] += max(0, base_value[place].size_bytes)
-    return Storages(
-        _ints([*(giver[p] for p in rows), *used]), np.maximum(_ints([*sizes, *used.values()]), 0),
-        np.array([*(_pool(base_value[p].memory) == "pinned" for p in rows), *(False for _ in used)], np.bool_),
-        np.array([*(p in kept for p in rows), *(False for _ in used)], np.bool_),
+    for storage in lasting:
+        base[_pool(storage.memory)] += max(0, storage.size_bytes)
+    return Lifetimes(
+        _ints([*(storage.giver for storage in mine), *used]),
+        np.maximum(_ints([*(storage.size_bytes for storage in mine), *used.values()]), 0),
+        np.array([*(_pool(storage.memory) == "pinned" for storage in mine), *(False for _ in used)], np.bool_),
+        np.array([*(n in outputs for n in rows), *(False for _ in used)], np.bool_),
         _offsets(num_readers), _ints([op_id for ops in listed for op_id in ops]), _offsets([len(ops) for ops in listed]), base,
-        [base_value[p].id for p in [*rows, *sorted(lasting)] if base_value[p].size_bytes < 0 and p not in cells.size],
+        list(dict.fromkeys(storage.value for storage in (*mine, *lasting) if storage.size_bytes < 0)),
     )  # fmt: skip
 
 
 def _pool(memory: str) -> Literal["device", "pinned"]:
     return "device" if memory == "device" else "pinned"
-
-
-class _Cells:
-    """Which storages a value stands for, and through which variable: a vector stands for those of its tensors.
-
-    A variable is named by its first value: what is written in place stays in its operand's.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.cells: dict[int, tuple[tuple[int, int], ...]] = {}
-        self.size: dict[int, int] = {}
-        self.variable: dict[int, int] = {}
-        for op in graph.program.ops:
-            over = {op.results[result]: op.operands[operand] for result, operand in op.inplace}
-            self.variable.update((value, self.variable.get(over.get(value, ABSENT), value)) for value in op.results)
-            if op.name == COMBINE:
-                places = tuple(p for v in op.operands if v != ABSENT for p in self.of(v))
-                self.cells[graph.values[op.results[0]].storage] = places
-            elif op.name == SPLIT:
-                self._split(op)
-
-    def of(self, value: int) -> tuple[tuple[int, int], ...]:
-        """Storages of a value, each with the variable."""
-        storage = self.graph.values[value].storage
-        return self.cells.get(storage, ((storage, self.variable[value]),))
-
-    def given(self, op: Op) -> Iterable[tuple[int, int]]:
-        """Storages and variables that exist when this op gives its results."""
-        if op.name in (COMBINE, SPLIT):
-            return ()
-        return [cell for value in op.results for cell in self.of(value)]
-
-    def _split(self, op: Op) -> None:
-        """Tensors of a vector that a kernel gave are the storages of the split's results, if those have their own."""
-        vector = self.graph.values[op.operands[0]]
-        own = tuple(self.graph.values[v].storage for v in op.results)
-        if vector.storage in self.cells:
-            known = self.cells[vector.storage]
-            if len(known) == len(own):
-                self.cells |= {place: (home,) for place, home in zip(own, known, strict=True) if place != home[0]}
-        elif all(place != vector.storage for place in own):
-            self.cells[vector.storage] = tuple(zip(own, op.results, strict=True))
-            self.size |= {place: max(0, element.size_bytes) for place, element in zip(own, vector.elements, strict=False)}
 
 
 @dataclass(slots=True)
@@ -279,12 +222,12 @@ class OrderMemory:
 
     def __init__(self, program: Program, target: Target = IDEAL) -> None:
         found = forms(program, target)
-        self.tables: dict[int, Storages] = {}
+        self.tables: dict[int, Lifetimes] = {}
         self.late: dict[int, Ints] = {}
         for form in found:
-            self.tables |= dict.fromkeys(form.micro_batches, storages(form.program, form.workspace))
+            self.tables |= dict.fromkeys(form.micro_batches, lifetimes(form.program, form.workspace))
             self.late |= dict.fromkeys(form.micro_batches, _ints(sorted(form.late)))
-        self.base = dict(self.tables[0].base) if target.runs_as_written else dict(storages(program).base)
+        self.base = dict(self.tables[0].base) if target.runs_as_written else dict(lifetimes(program).base)
         lasting_bytes = sum(len(form.micro_batches) * form.lasting_bytes for form in found)
         self.base["device"] += lasting_bytes + feed_bytes(program, target)
         self.unknown = self.tables[0].unknown
@@ -317,7 +260,7 @@ class OrderMemory:
                 for micro_batch, place in places(items, self.num_ids)]  # fmt: skip
         return Lives(*(np.concatenate([getattr(row, name) for row in rows]) for name in Lives.__slots__))
 
-    def _instances(self, table: Storages, place: Ints, micro_batch: int, taken: Ints, last: Ints, foreign: Ints | None,
+    def _instances(self, table: Lifetimes, place: Ints, micro_batch: int, taken: Ints, last: Ints, foreign: Ints | None,
                    stream: Ints | None) -> Lives:  # fmt: skip
         at = place[table.giver]
         reads = place[table.reader]
@@ -343,7 +286,7 @@ class OrderMemory:
         )  # fmt: skip
 
     @staticmethod
-    def _first_use(table: Storages, at: Ints, reads: Ints, late: Ints) -> Ints:
+    def _first_use(table: Lifetimes, at: Ints, reads: Ints, late: Ints) -> Ints:
         """Where each row is taken: at its giver, or at the first reader of what comes late (unless that follows at once)."""
         if not len(late):
             return at

@@ -21,7 +21,7 @@ from interlace.errors import PlanError
 from interlace.ir import Graph, Op, Program
 from interlace.ir.kinds import stream_of
 from interlace.ir.waits import computes, last_computation
-from interlace.scheduler.memory.live import in_order, storages
+from interlace.scheduler.memory.live import in_order, lifetimes
 from interlace.scheduler.simulate.arrays import Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
 from interlace.scheduler.simulate.simulator import run
@@ -124,7 +124,7 @@ def place_peak(program: Program, cost: Costs) -> int:
 
 def _most_held(program: Program) -> int:
     """Bytes of all blocks that a side stream reads or gives, whenever."""
-    table, count = storages(program), max(1, program.pipeline.num_micro_batches)
+    table, count = lifetimes(program), max(1, program.pipeline.num_micro_batches)
     stream = {op.id: stream_of(op) for op in program.ops}
     away = np.array([stream[op_id] != "" for op_id in table.reader.tolist()], np.bool_)
     rows = np.logical_or.reduceat(away, table.reader_first[:-1]) if len(table.size) else np.empty(0, np.bool_)

@@ -58,6 +58,13 @@ CASES = {
         #2 %3:float32[2] = pd_op.add_n(%0) forward
         #3 %4:float32[2]~1 = pd_op.relu_(%1) forward inplace=0:0
         #4 %5:float32[2] = pd_op.exp(%2) forward""", {1: {0}, 2: {0}, 3: {1, 2}, 4: {1}}),
+    "a tensor taken out of a vector behind an operation in place is still the one that was put in": ("""
+        #0 %0:float32[2] = pd_op.full() forward
+        #1 %1:vector<float32[2]> = builtin.combine(%0) forward
+        #2 %2:vector<float32[2]>~1 = pd_op.check_(%1) forward inplace=0:0
+        #3 %3:float32[2] = builtin.split(%2) forward
+        #4 %4:float32[2] = pd_op.exp(%3) forward
+        #5 %5:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0""", {1: {0}, 2: {1}, 3: {2}, 4: {2, 3}, 5: {0, 2, 3, 4}}),
     "communication keeps its order in a group, and only there": ("""
         #0 %0:float32[2] = pd_op.full() forward
         #1 %1:float32[2] = pd_op.all_reduce(%0) forward group=5

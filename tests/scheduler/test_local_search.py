@@ -89,9 +89,11 @@ def test_tensors_of_a_vector_live_as_long_as_the_vector_is_read() -> None:
 """)
     forward = [op for op in program.ops if op.role == "forward"]
     backward = [op for op in program.ops if op.role == "backward"]
-    memory = PairMemory(Graph(program), [PartOps("B", "B", backward), PartOps("F", "F", forward)])
+    graph = Graph(program)
+    memory = PairMemory(graph, [PartOps("B", "B", backward), PartOps("F", "F", forward)])
     assert memory.start == 96 * 4
-    assert {program.ops[k].name: memory.gives["F", k] for k in (2, 5, 6)} == {"builtin.combine": [], "pd_op.split_with_num": [6, 7],
+    parts = [*graph.storages.numbers(6), *graph.storages.numbers(7)]
+    assert {program.ops[k].name: memory.gives["F", k] for k in (2, 5, 6)} == {"builtin.combine": [], "pd_op.split_with_num": parts,
                                                                              "builtin.split": []}  # fmt: skip
     whole = memory.peak([("F", op.id) for op in forward])
     assert whole == memory.start + 4 * (64 + 64 + 128)

@@ -13,7 +13,7 @@ from interlace.ir import Graph, Program, parse
 from interlace.ir.copies import variants
 from interlace.ir.kinds import DATA, PARAMETER
 from interlace.scheduler.memory import live as memory
-from interlace.scheduler.memory.live import OrderMemory, in_order, over_time, storages
+from interlace.scheduler.memory.live import OrderMemory, in_order, lifetimes, over_time
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import GPU, IDEAL
 from tests.scheduler.plans import Shape, shapes, world
@@ -168,7 +168,7 @@ job all forward 0: 2-10@0
 def test_views_vectors_and_outputs() -> None:
     """By hand: views and in-place results add nothing, a vector holds nothing, shapes hold nothing, outputs stay."""
     program = parse(TEXT)
-    table = storages(program)
+    table = lifetimes(program)
     assert dict(zip(table.giver.tolist(), table.size.tolist(), strict=False))[5] == 32
     assert sorted(zip(table.giver.tolist(), table.size.tolist(), strict=True)) == [
         (1, 16), (2, 16), (5, 32), (6, 16), (6, 16), (8, 16), (10, 0)]  # fmt: skip
@@ -279,7 +279,7 @@ def test_a_kernels_vector_has_the_sizes_of_its_elements() -> None:
 #2 %3:float32[4] = pd_op.relu(%2) forward
 job all forward 0: 0-2@0
 """)
-    table = storages(program)
+    table = lifetimes(program)
     assert sorted(table.size.tolist()) == [16, 16, 48]
     assert table.unknown == []
 
