@@ -353,7 +353,7 @@ def offload(program: Program, rng: random.Random) -> tuple[Program, set[Item]]:
 
 def _movable(graph: Graph, value: Value) -> bool:
     producer = graph.producer_op(value.id)
-    return (value.dtype == "float32" and not value.persistable and len(graph.aliases[value.storage]) == 1
+    return (value.dtype == "float32" and not value.persistable and len(graph.storages.of(value.id)[0].values) == 1
             and producer is not None
             and producer.name not in BOUNDARY and producer.role == "forward" and producer.name != "builtin.split"
             and any(op.role == "backward" for op in _content_readers(graph, value))

@@ -27,7 +27,7 @@ from interlace.bridge.places.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, Program, describe
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_copy, is_p2p
-from interlace.ir.storage import FETCH, Item, Storages, collect_items, feed_items
+from interlace.ir.storage import FETCH, Item, collect_items, feed_items
 from interlace.ir.waits import is_computed
 
 FEED_JOB, COLLECT_JOB = "interlace_feed", "interlace_collect"
@@ -135,7 +135,7 @@ class _Lowering:
         self.graph = Graph(program)
         self.count = program.pipeline.num_micro_batches
         self.job_of = {item: job.name for job in program.jobs for item in job.items}
-        self.names = Names(program, self.graph)
+        self.names = Names(self.graph)
         self.kinds: dict[int, Any] = {}
         self.fed: dict[str, tuple[int, ...]] = {}
         self.crossing = self._crossing()
@@ -228,7 +228,7 @@ class _Lowering:
         outputs: dict[str, Any] = {}
         fetched: dict[int, Any] = {}
         items: dict[int, list[Item]] = {}
-        for item in collect_items(self.program):
+        for item in collect_items(self.program, self.graph.storages):
             items.setdefault(item[0], []).append(item)
         with paddle.static.program_guard(made.program):
             for op_id, collected in items.items():
@@ -418,35 +418,24 @@ class _JobBuilder:
 class Names:
     """Scope names. Values that one variable holds (in-place chains) share a name; a micro-batch has names of its own."""
 
-    def __init__(self, program: Program, graph: Graph) -> None:
-        self.values = graph.values
-        self.root = variable_roots(program, graph)
-        self.is_once = Storages(program).is_once
-        self.output = {self.root[op.operands[0]]: op.attrs["output_name"] for op in program.ops
+    def __init__(self, graph: Graph) -> None:
+        self.values, self.storages = graph.values, graph.storages
+        self.output = {self.storages.variable(op.operands[0]): op.attrs["output_name"] for op in graph.program.ops
                        if op.name == SHADOW_OUTPUT and FETCH not in op.attrs}  # fmt: skip
 
     def persistable(self, value: int) -> bool:
         """Whether the variable that holds a value lasts beyond the step: Paddle does not mark results written into one."""
-        return self.values[self.root[value]].persistable
+        return self.values[self.storages.variable(value)].persistable
 
     def of(self, value: int, micro_batch: int) -> str:
         """Name of a value's variable for a micro-batch."""
-        root = self.root[value]
-        kept = self.values[root]
+        variable = self.storages.variable(value)
+        kept = self.values[variable]
         if kept.persistable and kept.name:  # without one it is a result that Paddle only keeps from collection
             return kept.name
         prefix = PINNED_PREFIX if self.values[value].memory == "pinned" else "v"
-        base = self.output.get(root) or kept.name or f"{prefix}{root}"
-        return base if self.is_once(value) else f"{base}@{micro_batch}"
-
-
-def variable_roots(program: Program, graph: Graph) -> dict[int, int]:
-    """Value -> the first value of its in-place chain; the executor keeps one variable for the chain."""
-    root = {value.id: value.id for value in program.values}
-    for op in program.ops:
-        for result, operand in op.inplace:
-            root[op.results[result]] = root[op.operands[operand]]
-    return root
+        base = self.output.get(variable) or kept.name or f"{prefix}{variable}"
+        return base if self.storages.is_once(value) else f"{base}@{micro_batch}"
 
 
 class _EventTable:

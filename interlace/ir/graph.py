@@ -20,7 +20,6 @@ class Graph:
         position: Operation id -> place in program order.
         producer: Value id -> id of the operation that gives it.
         users: Value id -> ids of the operations that read it, in program order, each once.
-        aliases: Storage -> ids of the values that share it.
     """
 
     program: Program
@@ -29,7 +28,6 @@ class Graph:
     position: dict[int, int] = field(default_factory=dict)
     producer: dict[int, int] = field(default_factory=dict)
     users: dict[int, list[int]] = field(default_factory=dict)
-    aliases: dict[int, list[int]] = field(default_factory=dict)
     _storages: Storages | None = None
 
     @property
@@ -42,7 +40,6 @@ class Graph:
     def __post_init__(self) -> None:
         for value in self.program.values:
             self.values[value.id] = value
-            self.aliases.setdefault(value.storage, []).append(value.id)
         for place, op in enumerate(self.program.ops):
             self.ops[op.id] = op
             self.position[op.id] = place

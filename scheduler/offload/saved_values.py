@@ -10,7 +10,8 @@ import msgspec
 
 from interlace.ir import ABSENT, Graph, Op, Program, Value
 from interlace.ir.graph import written_operands
-from interlace.ir.kinds import COMBINE, PARAMETER, SPLIT, is_boundary, is_comm, is_copy, is_random
+from interlace.ir.kinds import COMBINE, PARAMETER, is_boundary, is_comm, is_copy, is_random
+from interlace.ir.storage import Storage
 
 Reason = Literal[
     "parameter", "persistable", "input", "output", "on-host", "vector", "unknown-size", "no-buffer", "recomputed",
@@ -109,33 +110,35 @@ class _Finder:
         self.graph = Graph(program)
         self.found = Candidates()
         self.nested = any(op.num_blocks for op in program.ops if op.role != "optimize")
-        self.in_vector = _in_saved_vectors(self.graph)
 
     def run(self) -> Candidates:
-        for members in self.graph.aliases.values():
-            made = [self.graph.values[v] for v in members if v in self.graph.producer]
+        for storage in self.graph.storages.storages:
+            made = [self.graph.values[value] for value in storage.values]
             crossing = [v for v in made if self._crosses(v)]
             if crossing:
-                self._storage(made, crossing)
+                self._storage(storage, made, crossing)
             else:
                 self._skip([v for v in made if self._is_recomputed(v)], "recomputed")
+        vectors = [value for value in self.graph.program.values if value.dtype == "vector"]
+        self._skip([vector for vector in vectors if self._crosses(vector)], "vector")
+        self._skip([vector for vector in vectors if not self._crosses(vector) and self._is_recomputed(vector)], "recomputed")
         self.found.saved.sort(key=lambda s: (self.graph.position[s.producer], s.value))
         return self.found
 
-    def _storage(self, made: list[Value], crossing: list[Value]) -> None:
+    def _storage(self, storage: Storage, made: list[Value], crossing: list[Value]) -> None:
         read = [v for v in crossing if self._backward_reads(v.id)]
-        reason = self._pinned_down(made) or self._unmovable(made, read)
+        reason = self._pinned_down(storage, made) or self._unmovable(made, read)
         base, rebuilt = self._base(made, read) if not reason else (None, ())
         if reason or base is None:
             self._skip(crossing, reason or "alias")
             return
         roles = self._users(made)
         first = self.graph.producer[base.id]
-        whole = self.graph.values.get(base.storage, base).size_bytes
-        self.found.saved.append(Saved(base.id, base.storage, base.size_bytes, max(whole, base.size_bytes), first,
+        freed_bytes = max(storage.size_bytes, base.size_bytes)
+        self.found.saved.append(Saved(base.id, base.storage, base.size_bytes, freed_bytes, first,
                                       roles["forward"], roles["backward"], rebuilt))  # fmt: skip
 
-    def _pinned_down(self, made: list[Value]) -> Reason | None:
+    def _pinned_down(self, storage: Storage, made: list[Value]) -> Reason | None:
         """What else keeps the storage alive, so that a copy to the host would free nothing."""
         makers = [self.graph.ops[self.graph.producer[v.id]] for v in made]
         users = [op for v in made for op in self.graph.user_ops(v.id)]
@@ -145,7 +148,7 @@ class _Finder:
             (any(is_boundary(op) for op in makers), "input"),
             (any(is_boundary(op) for op in users), "output"),
             (any(v.memory != "device" for v in made), "on-host"),
-            (any(v.dtype == "vector" or v.storage in self.in_vector for v in made), "vector"),
+            (any(self._is_saved_vector(vector) for vector in storage.vectors), "vector"),
             (any(op.role == "optimize" for op in users), "optimizer-read"),
             (any(op.attrs.get(KEEP, False) for op in makers), "opted-out"),
         )
@@ -201,6 +204,12 @@ class _Finder:
     def _crosses(self, value: Value) -> bool:
         return self._role(value) == "forward" and any(op.role == "backward" for op in self.graph.user_ops(value.id))
 
+    def _is_saved_vector(self, vector: int) -> bool:
+        """Whether backward reads a vector of forward: one that was put together, its contents."""
+        giver = self.graph.ops[self.graph.producer[vector]]
+        users = (self.graph.readers if giver.name == COMBINE else self.graph.user_ops)(vector)
+        return giver.role == "forward" and any(user.role == "backward" for user in users)
+
     def _backward_reads(self, value_id: int) -> bool:
         return any(op.role == "backward" and value_id in self.graph.reads(op) for op in self.graph.user_ops(value_id))
 
@@ -217,15 +226,3 @@ class _Finder:
 def is_constant(op: Op) -> bool:
     """Whether repeating the operation gives the same value: it reads nothing and draws nothing."""
     return not (op.operands or is_boundary(op) or is_random(op) or is_comm(op) or op.num_blocks)
-
-
-def _in_saved_vectors(graph: Graph) -> set[int]:
-    """Storages of tensors in a vector that backward reads: combined into it, or split from it."""
-    held: set[int] = set()
-    for op in graph.program.ops:
-        if op.name in (COMBINE, SPLIT) and op.role == "forward":
-            vector = op.results[0] if op.name == COMBINE else op.operands[0]
-            if any(user.role == "backward" for user in (graph.readers if op.name == COMBINE else graph.user_ops)(vector)):
-                parts = op.operands if op.name == COMBINE else op.results
-                held |= {graph.values[v].storage for v in parts if v != ABSENT}
-    return held

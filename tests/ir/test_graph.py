@@ -136,6 +136,5 @@ def test_look_ups() -> None:
     assert graph.users == {0: [3, 7]}
     assert [op.id for op in graph.user_ops(0)] == [3, 7]
     assert graph.position == {4: 0, 3: 1, 7: 2}
-    assert graph.aliases == {0: [0, 2], 1: [1]}
     assert graph.producer_op(-1) is None
     assert graph.reads(graph.ops[3]) == [0]
