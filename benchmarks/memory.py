@@ -144,7 +144,7 @@ def measure(world: int, model: str, arguments: str, options: dict[str, Any], fol
     config = folder / "config.json"
     config.write_text(json.dumps({**options, "device": "h200", "dump": str(folder / "plan")}))
     environment = {OUT_VARIABLE: str(folder), STEPS_VARIABLE: str(steps)}
-    environment |= {"INTERLACE_CONFIG": str(config), "INTERLACE_PLACE": "cpu"}
+    environment |= {"INTERLACE_CONFIG": str(config), "INTERLACE_TARGET": "cpu"}
     if stock:
         _launch(world, model, arguments, {**environment, STEPS_VARIABLE: "1"}, folder)
         environment["INTERLACE_DISABLE"] = "1"

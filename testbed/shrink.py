@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     at = given.index("--") if "--" in given else len(given)
     args = parser.parse_args(given[:at])
-    env = {"INTERLACE_PLACE": "testbed"}
+    env = {"INTERLACE_TARGET": "testbed"}
     try:
         if args.config:
             env["INTERLACE_CONFIG"] = os.path.abspath(find_config(args.config))

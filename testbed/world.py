@@ -1,4 +1,4 @@
-"""One rank's process on the testbed: what `interlace run --place testbed` calls before the user's script.
+"""One rank's process on the testbed: what `interlace run --target testbed` calls before the user's script.
 
 The script builds its model on the CPU, where Paddle can reshard in the dynamic graph; groups, barriers and resharding outside of
 programs go through Interlace's CPU transport. From the moment an engine is made the device is the testbed; parameters move there
@@ -42,7 +42,9 @@ def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
     import paddle
 
     from interlace.cpu import dynamic, half, ops
+    from testbed.lowering import register
 
+    register()
     paddle.set_flags({"FLAGS_new_executor_sequential_run": True})
     trace_run = os.environ.get(TRACE_RUN_VARIABLE, "1" if device.variant() == "cuda" else "0") == "1"
     paddle.set_flags({"FLAGS_enable_pir_in_executor_trace_run": trace_run})

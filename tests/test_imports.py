@@ -52,6 +52,13 @@ def test_only_the_outer_rooms_import_paddle(name: str) -> None:
     assert "paddle" not in known or room(name) in KNOW_PADDLE
 
 
+@pytest.mark.parametrize("name", package_modules())
+def test_nothing_imports_what_is_not_installed_with_it(name: str) -> None:
+    """The testbed, the tests and the benchmarks know Interlace, and are no part of it."""
+    known = {module.partition(".")[0] for module in imported(package_modules()[name])}
+    assert not known & {"testbed", "tests", "benchmarks"}
+
+
 @pytest.mark.parametrize("name", [name for name in package_modules() if room(name) in ROOMS])
 def test_rooms_import_inwards(name: str) -> None:
     mine = ROOMS.index(room(name) or "")

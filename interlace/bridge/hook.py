@@ -19,8 +19,8 @@ from interlace.bridge.feeds import matching_feed
 from interlace.bridge.flags import Flags, final_config
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
-from interlace.bridge.places import choose_place
 from interlace.bridge.profiles import costs_for
+from interlace.bridge.targets import choose_device
 from interlace.config import Config, find_config, load_config, read_yaml
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
@@ -28,7 +28,6 @@ from interlace.notice import say
 from interlace.passes.events import fetching
 from interlace.planning.plan import Plan, make_plan
 from interlace.scheduler.hazards import Voice, require_safe, require_straight
-from interlace.scheduler.target import TARGETS
 
 DISABLE_VARIABLE, CONFIG_VARIABLE = "INTERLACE_DISABLE", "INTERLACE_CONFIG"
 SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
@@ -229,19 +228,19 @@ def _run_fused_passes(engine: Any, lowered: Lowered) -> None:
 
 
 def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipeline) -> Lowered:
-    place = choose_place()
+    device = choose_device()
     mapping = paddle.base.libpaddle.pir.IrMapping()
     private = dense.clone(mapping)
     _name_p2p_streams(private, pipeline.schedule)
     captured = capture(private, pipeline, mode=mode, layers=LayerNames.of(engine._model))
     for take in _capture_only if mode == "train" else ():
         take(captured.program)
-    plan = make_plan(captured.program, state.config, *costs_for(state.config, place), peers_of(captured.program))
+    plan = make_plan(captured.program, state.config, *costs_for(state.config, device), peers_of(captured.program))
     if state.config.dump:
         plan.dump(Path(state.config.dump) if mode == "train" else Path(state.config.dump) / mode)
-    voice = require_safe([plan.program], TARGETS[place.name])[0] if state.config.check else None
-    place.prepare()
-    lowered = lower(captured, plan.program, place)
+    voice = require_safe([plan.program], device.target)[0] if state.config.check else None
+    device.prepare()
+    lowered = lower(captured, plan.program, device)
     if mode == "train":
         _last_plan[:] = [plan]
     state.modes[mode] = Mode(plan, captured, lowered, mapping, unheard=voice)
@@ -268,7 +267,7 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
     try:
         if mode is not None:
             if mode.unheard is not None:
-                require_agreement(mode.plan, mode.unheard, TARGETS[choose_place().name])
+                require_agreement(mode.plan, mode.unheard, choose_device().target)
                 mode.unheard = None
             engine._pir_fetch_values = _translate(engine, mode, asked, state.config.check)
             engine._job_plan = mode.lowered
@@ -289,10 +288,10 @@ def _fed(engine: Any, state: State, args: Sequence[Any], kwargs: Mapping[str, An
 def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[Any]:
     ids = tuple(_value_id(mode, value) for value in asked)
     if ids != mode.fetches:
-        place, program = choose_place(), fetching(mode.plan.program, ids)
+        device, program = choose_device(), fetching(mode.plan.program, ids)
         if check:
-            require_safe([program], TARGETS[place.name])
-        mode.lowered = lower(mode.captured, program, place)
+            require_safe([program], device.target)
+        mode.lowered = lower(mode.captured, program, device)
         mode.fetches = ids
     return [mode.lowered.fetched[value] for value in ids]
 

@@ -22,8 +22,8 @@ from paddle.base.libpaddle import pir
 
 from interlace.bridge.capture import Captured, operand_sources
 from interlace.bridge.newops import BUILDERS
-from interlace.bridge.places import Place
-from interlace.bridge.places.base import PINNED_PREFIX
+from interlace.bridge.targets import Device
+from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, Program, describe
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_copy, is_p2p
@@ -90,20 +90,20 @@ class Lowered:
         return 1
 
 
-def lower(captured: Captured, program: Program, place: Place) -> Lowered:
+def lower(captured: Captured, program: Program, device: Device) -> Lowered:
     """Build the job programs of a scheduled program.
 
     Args:
         captured: What the program was captured from.
         program: Scheduled; its operations stand for captured ones (`origin`) or are new ones known to `newops`. Values to fetch
             besides the program's named outputs are outputs too (`passes.events.fetching`).
-        place: The rules of the device.
+        device: What it is built for.
 
     Raises:
         PlanError: Something in the plan cannot be built; the operation and job are named.
     """
     with _short_stacks():
-        return _Lowering(captured, program, place).run()
+        return _Lowering(captured, program, device).run()
 
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -130,8 +130,8 @@ def _short_stacks() -> Iterator[None]:
 
 
 class _Lowering:
-    def __init__(self, captured: Captured, program: Program, place: Place) -> None:
-        self.captured, self.program, self.place = captured, program, place
+    def __init__(self, captured: Captured, program: Program, device: Device) -> None:
+        self.captured, self.program, self.device = captured, program, device
         self.graph = Graph(program)
         self.count = program.pipeline.num_micro_batches
         self.job_of = {item: job.name for job in program.jobs for item in job.items}
@@ -139,16 +139,16 @@ class _Lowering:
         self.kinds: dict[int, Any] = {}
         self.fed: dict[str, tuple[int, ...]] = {}
         self.crossing = self._crossing()
-        self.events = _EventTable(program.events if place.has_events else (), feed_items(program))
+        self.events = _EventTable(() if device.target.serial else program.events, feed_items(program))
 
     def run(self) -> Lowered:
         found = [self._feed_job(), *(self._job(job) for job in self.program.jobs)]
         collect, outputs, fetched = self._collect_job()
         jobs = [job for job in (*found, collect) if job is not None]
         for job in jobs:
-            self.place.finish(job.program, job.name)
+            self.device.finish(job.program, job.name)
         has_p2p = any(is_p2p(op) for op in self.program.ops)
-        return Lowered(jobs, outputs, fetched, make_plan(jobs, self.place), self.fed, self.count, has_p2p)
+        return Lowered(jobs, outputs, fetched, make_plan(jobs, self.device), self.fed, self.count, has_p2p)
 
     def resolve(self, value: int, micro_batch: int) -> int:
         """The value that is really there: a copy that no job runs for this micro-batch is the identity."""
@@ -207,7 +207,7 @@ class _Lowering:
         batch = -1 if value.shape and value.shape[0] < 0 else (value.shape[0] * self.count if value.shape else 0)
         shape = [batch, *value.shape[1:]] if value.shape and self.count > 1 else list(value.shape)
         self.fed[value.name] = tuple(shape)
-        fed = paddle._C_ops.data(value.name, shape, source.dtype, self.place.undefined())
+        fed = paddle._C_ops.data(value.name, shape, source.dtype, self.device.undefined())
         if not value.shape or self.count == 1:
             parts = [paddle._C_ops.share_data(fed) for _ in range(self.count)]
             last = parts[-1].get_defining_op()
@@ -260,7 +260,7 @@ class _Lowering:
 
     def _keyword(self, block: Any, name: str, kind: Any, persistable: bool) -> Any:
         made = block.add_kwarg(name, kind)
-        made.place_attr = self.place.own()
+        made.place_attr = self.device.place_attribute()
         made.persistable = persistable
         return made
 
@@ -355,7 +355,7 @@ class _JobBuilder:
         build = BUILDERS.get(op.name)
         if build is None:
             raise PlanError(f"job {self.job.name}: {describe(op)} is new and the lowering cannot build it; it can build {sorted(BUILDERS)}")
-        made = build(op, operands, self.low.place)
+        made = build(op, operands, self.low.device)
         results = list(made) if isinstance(made, (list, tuple)) else [made]
         self.low.kinds.update((value, result.type()) for value, result in zip(op.results, results, strict=True))
         return results, results[-1].get_defining_op()
@@ -369,8 +369,8 @@ class _JobBuilder:
             built.set_execution_stream(op.stream)
         if op.priority:
             built.set_int_attr("stream_priority", op.priority)
-        if low.place.labels_all or is_comm(op):
-            low.place.label(built, f"micro-batch {micro_batch}, op {describe(op)}")
+        if low.device.labels_all or is_comm(op):
+            low.device.label(built, f"micro-batch {micro_batch}, op {describe(op)}")
         low.events.mark((op.id, micro_batch), built)
 
     def _leave(self, value: int, micro_batch: int, result: Any) -> None:
@@ -394,7 +394,7 @@ class _JobBuilder:
     def done(self) -> JobProgram:
         """The finished program."""
         paddle.pir.set_insertion_point_to_block_end(self.block)
-        for result in () if self.low.place.has_streams else self.shared:
+        for result in self.shared if self.low.device.target.serial else ():
             paddle._C_ops.share_data(result)
         return self.made
 
@@ -403,9 +403,9 @@ class _JobBuilder:
         paddle.pir.set_insertion_point_to_block_end(self.block)
         first = len(self.block.ops)
         if result is None:
-            self.low.place.wait_for(self.watched[awaited])
+            self.low.device.wait_for(self.watched[awaited])
         elif awaited not in self.watched:
-            self.watched[awaited] = self.low.place.watch(result)
+            self.watched[awaited] = self.low.device.watch(result)
         for built in self.block.ops[first:]:
             built.op_role = ROLE_NUMBER[op.role]
 
@@ -463,10 +463,10 @@ class _EventTable:
             built.set_str_array_attr("events_to_wait", names)
 
 
-def make_plan(jobs: Sequence[JobProgram], place: Place) -> Any:
+def make_plan(jobs: Sequence[JobProgram], device: Device) -> Any:
     """The executor's plan."""
     made = []
-    for job, names in zip(jobs, kept_names(jobs, place), strict=True):
+    for job, names in zip(jobs, kept_names(jobs, device), strict=True):
         item = core.Job(job.name)
         item.set_micro_batch_id(0)
         item.set_skip_gc_vars(names)
@@ -474,11 +474,11 @@ def make_plan(jobs: Sequence[JobProgram], place: Place) -> Any:
     return core.Plan(made, {job.name: job.program for job in jobs})
 
 
-def kept_names(jobs: Sequence[JobProgram], place: Place) -> list[set[str]]:
+def kept_names(jobs: Sequence[JobProgram], device: Device) -> list[set[str]]:
     """Names that each job must not collect: a variable stays as long as a later job really reads its contents."""
     made: list[set[str]] = []
     later: set[str] = set()
     for job in reversed(jobs):
-        made.append({name for name in job.holds if name in later or place.never_collected(name)})
+        made.append({name for name in job.holds if name in later or device.never_collected(name)})
         later |= job.reads
     return made[::-1]

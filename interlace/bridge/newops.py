@@ -8,25 +8,25 @@ from typing import Any
 import paddle
 from paddle.base.libpaddle import pir
 
-from interlace.bridge.places import Place
+from interlace.bridge.targets import Device
 from interlace.ir import Op
 
-Builder = Callable[[Op, list[Any], Place], Any]
+Builder = Callable[[Op, list[Any], Device], Any]
 
 
-def _full_int_array(op: Op, operands: list[Any], place: Place) -> Any:
+def _full_int_array(op: Op, operands: list[Any], device: Device) -> Any:
     return paddle._C_ops.full_int_array(op.attrs["value"], paddle.int64, paddle.CPUPlace())
 
 
-def _reshape(op: Op, operands: list[Any], place: Place) -> Any:
+def _reshape(op: Op, operands: list[Any], device: Device) -> Any:
     return paddle._C_ops.reshape(operands[0], operands[1])
 
 
-def _matmul(op: Op, operands: list[Any], place: Place) -> Any:
+def _matmul(op: Op, operands: list[Any], device: Device) -> Any:
     return paddle._C_ops.matmul(operands[0], operands[1], op.attrs["transpose_x"], op.attrs["transpose_y"])
 
 
-def _matmul_grad(op: Op, operands: list[Any], place: Place) -> Any:
+def _matmul_grad(op: Op, operands: list[Any], device: Device) -> Any:
     """Both results, or one alone: a result of null type is not computed by Paddle's kernels."""
     made = paddle._C_ops.matmul_grad(*operands, op.attrs["transpose_x"], op.attrs["transpose_y"])
     left_out = op.attrs.get("left_out")
@@ -35,20 +35,20 @@ def _matmul_grad(op: Op, operands: list[Any], place: Place) -> Any:
     return made
 
 
-def _transpose(op: Op, operands: list[Any], place: Place) -> Any:
+def _transpose(op: Op, operands: list[Any], device: Device) -> Any:
     return paddle._C_ops.transpose(operands[0], op.attrs["perm"])
 
 
-def _share_data(op: Op, operands: list[Any], place: Place) -> Any:
+def _share_data(op: Op, operands: list[Any], device: Device) -> Any:
     return paddle._C_ops.share_data(operands[0])
 
 
-def _copy_out(op: Op, operands: list[Any], place: Place) -> Any:
-    return place.copy_out(operands[0])
+def _copy_out(op: Op, operands: list[Any], device: Device) -> Any:
+    return device.copy_out(operands[0])
 
 
-def _copy_in(op: Op, operands: list[Any], place: Place) -> Any:
-    return place.copy_in(operands[0])
+def _copy_in(op: Op, operands: list[Any], device: Device) -> Any:
+    return device.copy_in(operands[0])
 
 
 BUILDERS: dict[str, Builder] = {

@@ -25,10 +25,10 @@ from paddle.distributed.passes.pass_base import PassBase
 
 from interlace.bridge.capture import Captured, capture
 from interlace.bridge.lower import lower
-from interlace.bridge.places import Place, choose_place
 from interlace.bridge.profiles import costs_for
 from interlace.bridge.rewrite import write_back
 from interlace.bridge.roles import give_roles, require_sums
+from interlace.bridge.targets import Device, choose_device
 from interlace.config import Config, make_config, unknown_option
 from interlace.cost_model import CostModel
 from interlace.errors import ConfigError
@@ -40,7 +40,6 @@ from interlace.planning.plan import Plan, make_plan
 from interlace.registration import PREFIX
 from interlace.scheduler.hazards import require_safe
 from interlace.scheduler.schedule import SCHEDULES
-from interlace.scheduler.target import TARGETS
 
 LOG = logging.getLogger("interlace")
 PIPELINE = {"num_micro_batches": "num_micro_batches", "pp_degree": "num_stages", "pp_stage": "stage", "vpp_degree": "num_chunks",
@@ -90,18 +89,18 @@ class _Pass(PassBase):  # type: ignore[misc]
     def _wrong(self, key: str, expected: str) -> ConfigError:
         return ConfigError(f"pass {self.name!r}: attribute {key}: found {self._attrs[key]!r}, expected {expected}")
 
-    def _costs(self, config: Config, place: Place) -> tuple[CostModel, str]:
-        device = self._attrs.get("device", "")
-        if not isinstance(device, str):
+    def _costs(self, config: Config, device: Device) -> tuple[CostModel, str]:
+        profile = self._attrs.get("device", "")
+        if not isinstance(profile, str):
             raise self._wrong("device", "the name or path of a device profile")
-        return costs_for(config, place, device)
+        return costs_for(config, device, profile)
 
-    def _keep(self, plan: Plan, program: Program, config: Config, place: Place) -> None:
+    def _keep(self, plan: Plan, program: Program, config: Config, device: Device) -> None:
         """Store a plan where that was asked for, and prove what runs."""
         if config.dump:
             plan.dump(config.dump)
         if config.check:
-            require_safe([program], TARGETS[place.name])
+            require_safe([program], device.target)
 
 
 class RewritePass(_Pass):
@@ -112,14 +111,14 @@ class RewritePass(_Pass):
 
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
         self._require_version()
-        config, place = self._config(), choose_place()
+        config, device = self._config(), choose_device()
         copy = main_program.clone()
         derived = give_roles(copy)
         found = capture(copy).program
-        plan = make_plan(found, config, *self._costs(config, place))
-        self._keep(plan, plan.program, config, place)
+        plan = make_plan(found, config, *self._costs(config, device))
+        self._keep(plan, plan.program, config, device)
         ops = list(main_program.global_block().ops)
-        write_back(Captured(found, main_program, ops, {}), plan.program, place, roles=not derived)
+        write_back(Captured(found, main_program, ops, {}), plan.program, device, roles=not derived)
         if not any(report.changed for report in plan.reports):
             LOG.warning("%s changed nothing: %s", self.name, "; ".join(line for report in plan.reports for line in report.declined[:3]))
         context.set_attr(self.name, plan)
@@ -154,18 +153,18 @@ class SchedulePass(_Pass):
 
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
         self._require_version()
-        config, pipeline, place = self._config(), self._pipeline(), choose_place()
+        config, pipeline, device = self._config(), self._pipeline(), choose_device()
         mapping = paddle.base.libpaddle.pir.IrMapping()
         copy = main_program.clone(mapping)
         derived = give_roles(copy)
         captured = capture(copy, pipeline)
         require_sums(captured.program, derived)
         fetches = [self._value_id(captured, mapping, value) for value in self._fetch_list()]
-        plan = make_plan(captured.program, config, *self._costs(config, place))
+        plan = make_plan(captured.program, config, *self._costs(config, device))
         program = fetching(plan.program, fetches)
-        self._keep(plan, program, config, place)
-        place.prepare()
-        lowered = lower(captured, program, place)
+        self._keep(plan, program, config, device)
+        device.prepare()
+        lowered = lower(captured, program, device)
         context.set_attr(self.name, plan)
         context.set_attr("plan", lowered)
         context.set_attr("fetch_list", [lowered.fetched[value] for value in fetches])

@@ -10,13 +10,13 @@ from interlace.bridge.attributes import attributes
 from interlace.bridge.capture import Captured
 from interlace.bridge.lower import ROLE_NUMBER
 from interlace.bridge.newops import BUILDERS
-from interlace.bridge.places import Place
+from interlace.bridge.targets import Device
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Op, Program, describe
 from interlace.ir.kinds import KEYWORD
 
 
-def write_back(captured: Captured, program: Program, place: Place, *, roles: bool = True) -> None:
+def write_back(captured: Captured, program: Program, device: Device, *, roles: bool = True) -> None:
     """Change a Paddle program in place: new operations, their order, operands and streams; others are erased.
 
     New operations get the role that `program` says, unless `roles` is false: in a program without any they would stand out.
@@ -28,12 +28,12 @@ def write_back(captured: Captured, program: Program, place: Place, *, roles: boo
     for op in ops:
         if op.origin < 0 and op.name not in BUILDERS:
             raise PlanError(f"{describe(op)} is new and cannot be built; known are {sorted(BUILDERS)}")
-    _Writer(captured, place, roles).write(ops)
+    _Writer(captured, device, roles).write(ops)
 
 
 class _Writer:
-    def __init__(self, captured: Captured, place: Place, roles: bool) -> None:
-        self.captured, self.place, self.roles = captured, place, roles
+    def __init__(self, captured: Captured, device: Device, roles: bool) -> None:
+        self.captured, self.device, self.roles = captured, device, roles
         self.block = captured.source.global_block()
         self.values: dict[int, Any] = {}
         for op in captured.program.ops:
@@ -74,7 +74,7 @@ class _Writer:
 
     def _build(self, op: Op) -> Any:
         paddle.pir.set_insertion_point_to_block_end(self.block)
-        made = BUILDERS[op.name](op, [None if v == ABSENT else self.values[v] for v in op.operands], self.place)
+        made = BUILDERS[op.name](op, [None if v == ABSENT else self.values[v] for v in op.operands], self.device)
         results = list(made) if isinstance(made, (list, tuple)) else [made]
         self.values.update(zip(op.results, results, strict=True))
         built = results[-1].get_defining_op()

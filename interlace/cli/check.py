@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="Exit code 0: safe; 1: the plan fails; 2: the files or options are wrong.",
     )
     parser.add_argument("files", nargs="+", metavar="PLAN_OR_DUMP", help="dump or plan files, or folders of them")
-    add_options(parser, ("gpu", "cpu", "custom"))
+    add_options(parser)
     parser.add_argument("--all", action="store_true", help="print every finding (default: many are summed up, one line a class)")
     parser.add_argument("--json", metavar="FILE", help="write all findings and the times there")
     return parser

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlace.cli.progress import Alive
+from interlace.cli.target import add_old_name
 from interlace.units import ms, ranks_text
 from interlace.user_passes import VARIABLE as IMPORT_VARIABLE
 from interlace.user_passes import add_import, import_own
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 300.0
 _SAME, _DIFFERENT, _USER_ERROR = 0, 1, 2
 _SHOWN_STEPS = 20
-PLACES = ("cpu", "testbed", "gpu")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -41,7 +41,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; takes the place of the script's own")
     add_import(parser)
-    parser.add_argument("--place", choices=PLACES, help="where it runs (default: GPUs where they are, else CPU processes)")
+    parser.add_argument("--target", metavar="T", help="where it runs: cpu, gpu, or a module with a device of your own "
+                                                      "(default: GPUs where they are, else CPU processes)")  # fmt: skip
+    add_old_name(parser, "--place", "--target")
     parser.add_argument("--verify", action="store_true", help="also run stock Paddle and compare every bit")
     parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times there")
     parser.add_argument("--log-dir", metavar="DIR", help="where logs of ranks go (default: a temporary folder, kept after failures only)")
@@ -68,6 +70,8 @@ def _check(args: argparse.Namespace) -> None:
     from interlace.cli.outputs import check_file, check_folder
     from interlace.errors import ConfigError
     from interlace.installed import require_paddle
+    from interlace.local.launch import require_target
+    from interlace.local.own_target import asked_target
 
     if not Path(args.script).is_file():
         raise ConfigError(f"script {args.script!r} is not a file; expected the path of a training script")
@@ -76,11 +80,9 @@ def _check(args: argparse.Namespace) -> None:
     require_paddle()
     if args.timeout <= 0:
         raise ConfigError(f"--timeout {args.timeout:g}: expected seconds above 0")
-    place = args.place or os.environ.get("INTERLACE_PLACE")
-    if place:
-        from interlace.local.launch import require_place
-
-        require_place(place)
+    target = args.target or asked_target(os.environ)
+    if target:
+        require_target(target)
     import_own(args.imports)
     if args.config is not None:
         from interlace.config import load_config, require_jobs
@@ -157,7 +159,7 @@ def _why_idle(args: argparse.Namespace, planned: LaunchResult, compared: int) ->
 
 def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
     """What the ranks are told: where they run; Interlace's part off, or the configuration to use."""
-    told = {"INTERLACE_PLACE": args.place} if args.place else {}
+    told = {"INTERLACE_TARGET": args.target} if args.target else {}
     if stock:
         told["INTERLACE_DISABLE"] = "1"
     if args.config is not None:

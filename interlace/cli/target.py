@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 DEFAULT_PROFILE = "h200"
 
 
-def add_options(parser: argparse.ArgumentParser, targets: Sequence[str], more: str = "") -> None:
+def add_options(parser: argparse.ArgumentParser, *more: str) -> None:
     """Add `--device` and `--target` to a command; `more` goes behind the target's help."""
     parser.add_argument("--device", default="", metavar="NAME",
                         help=f"device profile, by name or path (default: that of the plan, else {DEFAULT_PROFILE})")  # fmt: skip
-    parser.add_argument("--target", choices=targets,
-                        help=f"whose rules hold (default: cpu for the profile cpu, else gpu){more}")  # fmt: skip
+    parser.add_argument("--target", metavar="T", default="",
+                        help="; ".join(["whose rules hold: gpu, cpu, custom, or a module with a device of your own (default: cpu for the "
+                                        "profile cpu, else gpu)", *more]))  # fmt: skip
     add_old_name(parser, "--place", "--target")
 
 
@@ -53,21 +54,23 @@ class Setting:
     target: Target
 
     @classmethod
-    def of(cls, files: Sequence[str], args: argparse.Namespace) -> Setting:
-        """As the options say; else the profile that the plans were made with, and the target that goes with it.
+    def of(cls, files: Sequence[str], args: argparse.Namespace, *more: Target) -> Setting:
+        """As the options say, of real targets and `more`; else the profile that the plans were made with, and the target that goes with it.
 
         Raises:
-            ConfigError: There is no such profile, or the plans were made with several.
+            ConfigError: There is no such profile or target, or the plans were made with several profiles.
             ProgramError: A name leads to no plan or dump.
         """
         from interlace.cost_model import CostModel, load_profile
         from interlace.ir.dump import find_dumps
-        from interlace.scheduler.target import CPU, GPU, IDEAL, TARGETS
+        from interlace.local.own_target import find_own
+        from interlace.scheduler.target import CPU, GPU, TARGETS
 
         name, why = (args.device, "--device") if args.device else profile_of(find_dumps(files))
         costs = CostModel(load_profile(name))
-        known = {**TARGETS, IDEAL.name: IDEAL}
-        return cls(name, why, costs, known[args.target or (CPU if Path(name).stem == CPU.name else GPU).name])
+        known = {**TARGETS, **{target.name: target for target in more}}
+        asked = args.target or (CPU if Path(name).stem == CPU.name else GPU).name
+        return cls(name, why, costs, known[asked] if asked in known else find_own(asked).rules)
 
     def __str__(self) -> str:
         return f"simulated with the profile {Path(self.profile).stem} ({self.why}), rules of the {self.target.name} target"

@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--beside", nargs="+", metavar="DUMP", default=[], help="plans or dumps to compare with, such as plan/captured"
     )
-    add_options(parser, ("gpu", "cpu", "custom", "ideal"), "; ideal: memory is taken while operations run, whenever they were issued")
+    add_options(parser, "ideal: memory is taken while operations run, whenever they were issued")
     parser.add_argument("--p2p", choices=("rendezvous", "buffered"),
                         help="whether a send waits for its receive (default: as the target's sends do)")  # fmt: skip
     parser.add_argument(
@@ -44,10 +44,11 @@ def main(args: argparse.Namespace) -> int:
     from interlace.report.split import rows, split_text
     from interlace.report.timeline import write_trace
     from interlace.scheduler.simulate.simulator import Stall
+    from interlace.scheduler.target import IDEAL
 
     check_file("-o", args.output)
     check_file("--json", args.json)
-    setting = Setting.of(args.dumps, args)
+    setting = Setting.of(args.dumps, args, IDEAL)
     try:
         mine, other = _labels(args.dumps, args.beside)
         results = {other: _simulated(args.beside, setting, args)} if args.beside else {}

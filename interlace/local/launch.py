@@ -1,7 +1,7 @@
 """Start the ranks of a local run, watch them, and leave nothing behind. No Paddle here.
 
-Where no GPU build of Paddle is, the ranks are processes of `interlace.local.rank` on the CPU. Where one is, Paddle's
-own launcher starts the same module.
+Where no GPU build of Paddle is, the ranks are processes of `interlace.local.rank` on the CPU, or on a target of one's own.
+Where one is, Paddle's own launcher starts the same module.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from interlace.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, rank_envir
 from interlace.errors import ConfigError, InterlaceError, LaunchError, ScriptError
 from interlace.interrupts import as_interrupts, uninterrupted
 from interlace.local import processes
+from interlace.local.own_target import VARIABLE, asked_target, find_own, search_folder
 from interlace.local.rank_report import Failure, Progress, RankReport, output_path, progress_path, read_report
 
 RANK_MODULE = "interlace.local.rank"
-PLACE_VARIABLE = "INTERLACE_PLACE"  # "cpu", "testbed" or "gpu"; unset: a GPU where one is
+KNOWN = ("cpu", "gpu")
+"""Targets on which Interlace itself knows how to start ranks."""
 _POLL_S = 0.05
 _ORIGIN_GRACE_S = 1.0  # after the first failed rank, how long the real cause may still come from another one
 _LOG_TAIL_LINES = 15
@@ -111,20 +113,16 @@ def has_gpu_paddle() -> bool:
     return True
 
 
-def require_place(place: str) -> None:
+def require_target(name: str) -> None:
     """Find out before anything starts whether ranks can run there.
 
     Raises:
-        ConfigError: This machine has no such place; with what to do.
+        ConfigError: This machine has no such target; with what to do.
     """
-    if place == "gpu" and not has_gpu_paddle():
-        raise ConfigError("--place gpu: no GPU, or the installed Paddle is no GPU build; use --place cpu, or install paddlepaddle-gpu")
-    if place == "testbed":
-        sys.path.insert(0, _testbed_root())
-        from testbed.device import library, variant
-
-        if not library(variant()).is_file():
-            raise ConfigError(f"--place testbed: {library(variant())} is not there; build it with `make testbed`")
+    if name == "gpu" and not has_gpu_paddle():
+        raise ConfigError("--target gpu: no GPU, or the installed Paddle is no GPU build; use --target cpu, or install paddlepaddle-gpu")
+    if name not in KNOWN:
+        find_own(name).require()
 
 
 def cpu_command(script: Path, args: Sequence[str]) -> list[str]:
@@ -148,27 +146,16 @@ def _cpu_environment(rank: int, world: int) -> dict[str, str]:
 def _start(run: _Run, script: Path, args: list[str], world: int, env: dict[str, str], timeout_s: float) -> None:
     common = {**os.environ, **env, RUN_DIR_VARIABLE: os.fspath(run.run_dir), TIMEOUT_VARIABLE: repr(timeout_s)}
     common.pop("POD_NAME", None)
-    place = common.get(PLACE_VARIABLE) or ("gpu" if has_gpu_paddle() else "cpu")
-    if place == "gpu":
+    target = asked_target(common) or ("gpu" if has_gpu_paddle() else "cpu")
+    if target == "gpu":
         command = gpu_command(script, args, world, run.log_dir)
-        _spawn(run, 0, command, {**common, PLACE_VARIABLE: place}, "launcher.log")
+        _spawn(run, 0, command, {**common, VARIABLE: target}, "launcher.log")
         return
-    if place == "testbed":
-        common["PYTHONPATH"] = os.pathsep.join([_testbed_root(), *filter(None, [common.get("PYTHONPATH")])])
+    if target not in KNOWN:
+        find_own(target)
+        common["PYTHONPATH"] = os.pathsep.join([search_folder(target), *filter(None, [common.get("PYTHONPATH")])])
     for rank in range(world):
         _spawn(run, rank, cpu_command(script, args), {**common, **_cpu_environment(rank, world)}, f"rank{rank}.log")
-
-
-def _testbed_root() -> str:
-    """The folder the testbed's package lies in: it is no part of the installed Interlace.
-
-    Raises:
-        ConfigError: There is no testbed beside this Interlace.
-    """
-    root = Path(__file__).resolve().parents[2]
-    if not (root / "testbed" / "world.py").is_file():
-        raise ConfigError(f"no testbed in {root}: it comes with the source tree; run from a checkout, or use another --place")
-    return os.fspath(root)
 
 
 def _spawn(run: _Run, rank: int, command: list[str], env: dict[str, str], log_name: str) -> None:

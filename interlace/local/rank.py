@@ -26,6 +26,7 @@ from interlace.cpu.transport import DEFAULT_TIMEOUT_S, PeerLostError, Transport
 from interlace.errors import BudgetError, ConfigError, InterlaceError
 from interlace.installed import stands_back
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
+from interlace.local.own_target import VARIABLE, asked_target, find_own
 from interlace.local.processes import PARENT_PIPE_VARIABLE
 from interlace.local.rank_report import (
     STATE_KINDS,
@@ -41,7 +42,6 @@ from interlace.local.rank_report import (
 )
 from interlace.user_passes import import_from_environment
 
-PLACE_VARIABLE = "INTERLACE_PLACE"
 MASTER_WEIGHT = re.compile(r"_fp32_master_\d+$")
 """How Paddle's optimizers name the float32 copy of a parameter of lower precision."""
 
@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     world = int(os.environ["PADDLE_TRAINERS_NUM"])
     run_dir = os.environ[RUN_DIR_VARIABLE]
-    if os.environ.get(PLACE_VARIABLE) != "gpu":  # there, Paddle's launcher stands between and keeps the pipe
+    if os.environ.get(VARIABLE) != "gpu":  # there, Paddle's launcher stands between and keeps the pipe
         end_with_parent()
     transport, recorder, failure = None, None, None
     try:
@@ -134,14 +134,11 @@ class _Copied:
 
 
 def _start(rank: int, world: int, run_dir: str) -> Transport | None:
-    place, timeout_s = os.environ.get(PLACE_VARIABLE), float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S))
-    if place == "gpu":
+    target, timeout_s = asked_target(os.environ), float(os.environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT_S))
+    if target == "gpu":
         return None
-    if place == "testbed":
-        from testbed import world as testbed_world
-
-        started: Transport = testbed_world.install(rank, world, run_dir, timeout_s)
-        return started
+    if target not in ("", "cpu"):
+        return find_own(target).install(rank, world, run_dir, timeout_s)
     return install(rank, world, run_dir, timeout_s)
 
 

@@ -14,7 +14,7 @@ from paddle.distributed.auto_parallel.static.process_group import new_process_gr
 from interlace.bridge.attributes import OPAQUE, attributes  # noqa: E402
 from interlace.bridge.capture import Captured, capture, complete_roles, dtype_name, feeds, fused_parameters, plain, with_group  # noqa: E402
 from interlace.bridge.lower import lower  # noqa: E402
-from interlace.bridge.places.cpu import cpu_place  # noqa: E402
+from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.errors import ProgramError  # noqa: E402
 from interlace.ir import (  # noqa: E402
     ABSENT,
@@ -163,7 +163,7 @@ def test_a_result_written_into_a_buffer_lasts_in_every_job() -> None:
     captured = captured_of(with_batch_norm)
     ops = [op for op in captured.program.ops if op.name != "pd_op.data"]
     jobs = tuple(Job(role, role, 0, tuple((op.id, 0) for op in ops if op.role == role)) for role in ("forward", "backward"))
-    lowered = lower(captured, msgspec.structs.replace(captured.program, jobs=jobs), cpu_place())
+    lowered = lower(captured, msgspec.structs.replace(captured.program, jobs=jobs), CpuDevice(paddle.CPUPlace()))
     read = lowered.jobs[2].program.global_block().kwargs()
     assert {name for name, given in read.items() if given.persistable} == {"scale", "bias", "mean", "var"}
 
@@ -294,7 +294,7 @@ def test_stacks_of_control_flow_cross_jobs() -> None:
     after = dependencies(Graph(program), inner)
     assert push.id in after[pop.id]
     jobs = tuple(Job(role, role, 0, tuple((op.id, 0) for op in inner if op.role == role)) for role in ("forward", "backward"))
-    lowered = lower(captured, msgspec.structs.replace(program, jobs=jobs), cpu_place())
+    lowered = lower(captured, msgspec.structs.replace(program, jobs=jobs), CpuDevice(paddle.CPUPlace()))
     kinds = {str(given.type()) for given in lowered.jobs[2].program.global_block().kwargs().values()}
     assert "cf.outlet" in kinds
 
@@ -311,7 +311,7 @@ def test_an_operation_with_regions_is_lowered_whole_in_one_job() -> None:
     captured = captured_of(with_branch)
     inner = [op.id for op in captured.program.ops if op.name not in ("pd_op.data", "builtin.shadow_output")]
     jobs = (Job("all", "forward", 0, tuple((op, 0) for op in inner)),)
-    lowered = lower(captured, msgspec.structs.replace(captured.program, jobs=jobs), cpu_place())
+    lowered = lower(captured, msgspec.structs.replace(captured.program, jobs=jobs), CpuDevice(paddle.CPUPlace()))
     block = lowered.jobs[1].program.global_block()
     mine = {op.id() for op in block.ops}
     (branch,) = [op for op in block.ops if op.name() == "pd_op.if"]
@@ -367,7 +367,8 @@ def test_an_attribute_that_paddle_cannot_give_stays_opaque_and_is_lowered_as_it_
     assert (found.attrs["copy_data"], found.attrs["align_size"]) == (True, -1)
     assert [value(captured.program, v).persistable for v in found.results] == [False, True]
     items = tuple((op.id, 0) for op in captured.program.ops)
-    lowered = lower(captured, msgspec.structs.replace(captured.program, jobs=(Job("all", "forward", 0, items),)), cpu_place())
+    program = msgspec.structs.replace(captured.program, jobs=(Job("all", "forward", 0, items),))
+    lowered = lower(captured, program, CpuDevice(paddle.CPUPlace()))
     again = [op for op in lowered.ir_program("all").global_block().ops if op.name() == "pd_op.coalesce_tensor_"]
     assert [attributes(op)["persistable"] for op in again] == [OPAQUE]
 

@@ -9,7 +9,7 @@ paddle = pytest.importorskip("paddle")
 
 from interlace.bridge.feeds import different_feed, matching_feed  # noqa: E402
 from interlace.bridge.lower import Lowered, lower  # noqa: E402
-from interlace.bridge.places.cpu import cpu_place  # noqa: E402
+from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.errors import PlanError  # noqa: E402
 from tests.bridge.small import captured_small, planned  # noqa: E402
 
@@ -26,7 +26,7 @@ def batch(*shape: int) -> dict[str, np.ndarray]:
 
 def test_a_lowered_program_knows_its_batch() -> None:
     captured = captured_small()
-    assert lower(captured, planned(captured), cpu_place()).fed == {"x": (6, 4)}
+    assert lower(captured, planned(captured), CpuDevice(paddle.CPUPlace())).fed == {"x": (6, 4)}
 
 
 @pytest.mark.parametrize("data", [batch(8, 4), [batch(8, 4)], [None, {}], {"any": np.zeros((3, 4))}, None])

@@ -292,7 +292,7 @@ def test_the_plan_is_checked_before_it_is_lowered(monkeypatch: Any) -> None:
     from interlace.bridge import paddle_passes
 
     seen: list[Any] = []
-    monkeypatch.setattr(paddle_passes, "require_safe", lambda programs, place: seen.append((len(programs), place.name)))
+    monkeypatch.setattr(paddle_passes, "require_safe", lambda programs, target: seen.append((len(programs), target.name)))
     made = mlp()
     apply(made, "schedule_1f1b")
     apply(made, "schedule_1f1b", interlace={"check": "off"})

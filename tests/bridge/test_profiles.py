@@ -9,14 +9,14 @@ import pytest
 paddle = pytest.importorskip("paddle")
 
 import interlace.bridge.paddle_passes  # noqa: E402
-from interlace.bridge.places.cpu import cpu_place  # noqa: E402
-from interlace.bridge.places.gpu import gpu_place  # noqa: E402
 from interlace.bridge.profiles import costs_for  # noqa: E402
+from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
+from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
 from interlace.config import make_config  # noqa: E402
 from interlace.errors import ConfigError  # noqa: E402
 
 pytestmark = pytest.mark.paddle
-GPU = gpu_place(None)
+GPU = GpuDevice(None)
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_a_gpu_without_a_name_needs_force() -> None:
 
 def test_cpu_ranks_may_stand_for_any_device() -> None:
     """They plan as for an H200 in the demo; by themselves they are a CPU."""
-    assert costs_for(make_config({"device": "h200"}), cpu_place())[1] == "h200"
-    assert costs_for(make_config({}), cpu_place())[1] == "cpu"
+    assert costs_for(make_config({"device": "h200"}), CpuDevice(paddle.CPUPlace()))[1] == "h200"
+    assert costs_for(make_config({}), CpuDevice(paddle.CPUPlace()))[1] == "cpu"
 
 
 def test_passes_on_plain_programs_check_it_too(name: Any, monkeypatch: Any) -> None:
@@ -62,7 +62,7 @@ def test_passes_on_plain_programs_check_it_too(name: Any, monkeypatch: Any) -> N
     from paddle.distributed.passes import new_pass
 
     name("NVIDIA L4")
-    monkeypatch.setattr(interlace.bridge.paddle_passes, "choose_place", lambda: GPU)
+    monkeypatch.setattr(interlace.bridge.paddle_passes, "choose_device", lambda: GPU)
     paddle.enable_static()
     with pytest.raises(ConfigError, match=r"pass interlace_split_backward: no device is chosen, so 'h200': .*'NVIDIA L4'"):
         new_pass("interlace_split_backward", {}).apply([paddle.static.Program()], [paddle.static.Program()])

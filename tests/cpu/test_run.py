@@ -248,7 +248,7 @@ def test_ranks_under_paddles_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
         for rank in range(3):
             failure = Failure("ValueError: no data") if rank == failing else None
             write_report(os.environ["INTERLACE_RUN_DIR"], RankReport(rank, 3, failure=failure))
-        assert os.environ["INTERLACE_PLACE"] == "gpu"
+        assert os.environ["INTERLACE_TARGET"] == "gpu"
         sys.exit(failing >= 0)
     """
     monkeypatch.setattr(launch_module, "has_gpu_paddle", lambda: True)

@@ -58,15 +58,15 @@ def test_exit_codes_of_scripts() -> None:
     assert not failure_of(SyntaxError("of another file", ("other.py", 1, 1, "")), "x.py").users
 
 
-def test_places_are_checked_before_anything_starts(
+def test_targets_are_checked_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launch_module, "has_gpu_paddle", lambda: False)
     monkeypatch.setenv("TESTBED_BUILD", str(tmp_path))
     script = tmp_path / "script.py"
     script.write_text("")
-    for place, told in (("gpu", "use --place cpu"), ("testbed", "build it with `make testbed`")):
-        assert main(["run", str(script), "--world", "2", "--place", place]) == 2
+    for target, told in (("gpu", "use --target cpu"), ("testbed", "build it with `make testbed`")):
+        assert main(["run", str(script), "--world", "2", "--target", target]) == 2
         assert told in capsys.readouterr().err
 
 

@@ -13,6 +13,7 @@ from interlace.ir.kinds import is_comm
 from interlace.passes import AssignStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, SplitBackward
 from interlace.planning.budget import say_budget
 from interlace.scheduler.memory.throttle import place_peak
+from interlace.scheduler.target import CPU
 from tests.passes.test_fixtures import FILES, given_of, outcome
 from tests.scheduler.test_throttle import BLOCK, COST, run_ahead_program
 from tests.strategies import World, programs
@@ -69,5 +70,5 @@ def test_check_off(check: bool, monkeypatch: Any) -> None:
     proved: list[Any] = []
     monkeypatch.setattr(paddle_passes, "require_safe", lambda *args: proved.append(args))
     one: Any = paddle_passes.SplitBackwardPass()
-    one._keep(SimpleNamespace(program=PLAIN), PLAIN, make_config({"check": check}), SimpleNamespace(name="cpu"))
+    one._keep(SimpleNamespace(program=PLAIN), PLAIN, make_config({"check": check}), SimpleNamespace(target=CPU))
     assert len(proved) == check

@@ -48,7 +48,7 @@ def words(pp: int, vpp: int, micro_batches: int) -> list[str]:
 
 def train(point: tuple[int, int, int], fraction: float | None, folder: Path, seed: int) -> LaunchResult:
     """Train a point: with this share of the activations moved, or (None) by Paddle's plan."""
-    env = {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2"}
+    env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2"}
     if fraction is None:
         env["INTERLACE_DISABLE"] = "1"
     else:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import paddle
 
-from interlace.bridge.places.base import PINNED_PREFIX
+from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.ir import Program
 from interlace.ir.storage import with_fetches
 from interlace.local import rank as rank_module
@@ -154,7 +154,7 @@ class Runner:
     def _take(self, task: Task) -> None:
         """From now on run these plans, unchecked, with an executor of their own."""
         from interlace.bridge.lower import lower
-        from interlace.bridge.places import choose_place
+        from interlace.bridge.targets import choose_device
 
         mode = self.engine._interlace.modes["train"]
         program = _unproved(Path(task.plans) / f"rank{self.rank}") if task.plans else mode.plan.program
@@ -162,7 +162,7 @@ class Runner:
         self.plans, self.streams, self.in_reach = task.plans, {}, []
         paddle.enable_static()
         with _named({name for names in self.shared for name in names}, self.in_reach):
-            mode.lowered = lower(mode.captured, with_fetches(program, mode.fetches), choose_place())
+            mode.lowered = lower(mode.captured, with_fetches(program, mode.fetches), choose_device())
         paddle.disable_static()
         self.engine._executor._executor_cache._get_cached_program_and_executor_pir_mode.cache_clear()
 

@@ -634,9 +634,11 @@ def _planned(build: Callable[[], None], count: int = 1, jobs: Sequence[Sequence[
 def _run_planned(captured: Any, program: Any, feeds: dict[str, np.ndarray], late: str) -> dict[str, np.ndarray]:
     """What the plan's outputs are with one piece of work delayed, behind a step on other data."""
     from interlace.bridge.lower import lower
-    from interlace.bridge.places import choose_place
+    from interlace.bridge.targets import choose_device
+    from testbed.lowering import register
 
-    lowered = lower(captured, program, choose_place())
+    register()
+    lowered = lower(captured, program, choose_device())
     for op in lowered.jobs[-1].program.global_block().ops:
         if op.name() == "builtin.shadow_output":
             op.operand_source(0).persistable = True  # so that it lies in the scope that we can read
@@ -663,8 +665,8 @@ def _with_and_without_events(
     made: Any, feeds: dict[str, np.ndarray], late: str, expected: dict[str, np.ndarray], at_the_ends: bool = True
 ) -> dict[str, Any]:
     """What comes out, and what the checker says, of a plan and of the same without events; those at the ends of the step may stay."""
-    from interlace.bridge.places.custom import TESTBED_RULES
     from interlace.scheduler.hazards import check
+    from testbed.target import RULES
 
     captured, program = made
     found: dict[str, Any] = {}
@@ -675,7 +677,7 @@ def _with_and_without_events(
     for name, each in (("planned", program), ("no events", msgspec.structs.replace(program, events=stay))):
         outputs = _run_planned(captured, each, feeds, late)
         results = {wrong(outputs[key], expected[key]) for key in expected}
-        found[name] = ["right" if results == {"right"} else "wrong", sorted({finding.kind for finding in check([each], TESTBED_RULES)})]
+        found[name] = ["right" if results == {"right"} else "wrong", sorted({finding.kind for finding in check([each], RULES)})]
     return found
 
 

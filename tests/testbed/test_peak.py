@@ -26,7 +26,7 @@ def peaks(folder: Path, offload: str) -> list[tuple[int, int, dict[str, Any]]]:
     need_ranks(2)
     folder.mkdir()
     (folder / "plan.yaml").write_text(f"{ORDER}offload_activations: {offload}\ndump: {folder / 'plan'}\n")
-    env = {"INTERLACE_PLACE": "testbed", "INTERLACE_CONFIG": os.fspath(folder / "plan.yaml"), "GLOG_minloglevel": "2",
+    env = {"INTERLACE_TARGET": "testbed", "INTERLACE_CONFIG": os.fspath(folder / "plan.yaml"), "GLOG_minloglevel": "2",
            "TESTBED_MEASURE": os.fspath(folder), "TESTBED_STEPS": "2"}  # fmt: skip
     launch(EXAMPLES / "gpt.py", WORDS, 2, env, None, folder / "logs", 60.0)
     found = []

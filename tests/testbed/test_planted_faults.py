@@ -75,7 +75,7 @@ def mp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def _train(base: str, folder: Path) -> Ran:
-    from interlace.bridge.places.custom import TESTBED_RULES
+    from testbed.target import RULES
 
     need_ranks(2)
     form, args = BASES[base]
@@ -88,7 +88,7 @@ def _train(base: str, folder: Path) -> Ran:
         running = pool.submit(_launch, folder, args, INTERLACE_CONFIG=os.fspath(config))
         planted: dict[str, Planted] = {}
         try:
-            planted = _plant(base, _plans(folder / "plan", running), TESTBED_RULES)
+            planted = _plant(base, _plans(folder / "plan", running), RULES)
         finally:
             tasks = _tasks(folder, planted)
             (folder / "part").write_bytes(msgspec.json.encode(tasks))
@@ -99,7 +99,7 @@ def _train(base: str, folder: Path) -> Ran:
 
 def _launch(folder: Path, args: Sequence[str], **variables: str) -> LaunchResult:
     path = os.pathsep.join([os.fspath(ROOT), os.fspath(EXAMPLES), os.environ.get("PYTHONPATH", "")])
-    env = {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", VARIABLE: os.fspath(folder), "PYTHONPATH": path, **variables}
+    env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", VARIABLE: os.fspath(folder), "PYTHONPATH": path, **variables}
     return launch(Path(__file__).with_name("planted.py"), [*SIZE, *args], 2, env, None, folder / "logs", 60.0)
 
 

@@ -29,7 +29,7 @@ ALL = "device: h200\nschedule_1f1b: {{interleave: {form}, only_gains: off}}\noff
 
 def train(tmp_path: Path, script: str, world: int, args: tuple[str, ...], form: str = "", **variables: str) -> LaunchResult:
     need_ranks(world)
-    env = {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", **variables}
+    env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", **variables}
     if form:
         (tmp_path / "plan.yaml").write_text(ALL.format(form=form))
         env["INTERLACE_CONFIG"] = os.fspath(tmp_path / "plan.yaml")
@@ -57,7 +57,7 @@ def stock_pp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> LaunchR
 
 
 def test_stock_equals_the_cpu(stock_pp2: LaunchResult, tmp_path: Path) -> None:
-    cpu = train(tmp_path, "gpt", 2, ("--pp", "2"), INTERLACE_PLACE="cpu")
+    cpu = train(tmp_path, "gpt", 2, ("--pp", "2"), INTERLACE_TARGET="cpu")
     assert numbers(stock_pp2) == pytest.approx(numbers(cpu), rel=1e-5)
 
 
@@ -99,7 +99,7 @@ def test_bfloat16_with_offload_of_the_smallest_and_a_held_host(plugin: Path, tmp
     stock, held = bits(train(tmp_path, "gpt", 2, args)), {}
     for hold in ("on", "off"):
         (tmp_path / "hold.yaml").write_text(configured({**options, "assign_streams": {"throttle_host": hold, "run_ahead_bytes": 0}}))
-        env = {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", "INTERLACE_CONFIG": os.fspath(tmp_path / "hold.yaml"), **slow}
+        env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", "INTERLACE_CONFIG": os.fspath(tmp_path / "hold.yaml"), **slow}
         assert bits(launch(EXAMPLES / "gpt.py", [*SMALL, *args], 2, env, None, tmp_path / "logs", 60.0)) == stock
         held[hold] = json.loads((tmp_path / "memory0.json").read_text())["reserved_peak"]
     assert held["on"] < (0.75 if device.variant() == "threads" else 0.85) * held["off"]  # on a GPU pools round sizes up further
@@ -131,7 +131,7 @@ def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **var
     need_ranks(world)
     args = words.split()
     layers = 4 if "--vpp" in args or "4" in (args[args.index("--pp") + 1] if "--pp" in args else "") else 2
-    env = {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", **variables}
+    env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", **variables}
     if options is None:
         env["INTERLACE_DISABLE"] = "1"
     else:
@@ -166,7 +166,7 @@ def test_models_unlike_a_transformer_under_delays(plugin: Path, tmp_path: Path, 
     (tmp_path / "case.yaml").write_text(configured(options))
     stock = {"INTERLACE_DISABLE": "1", "TESTBED_SWITCHES": switches("record=2")}
     ours = {"INTERLACE_CONFIG": os.fspath(tmp_path / "case.yaml"), "TESTBED_DELAYS": DELAYS}
-    results = [launch(test_zoo.SCRIPT, words.split(), world, {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", **env}, None,
+    results = [launch(test_zoo.SCRIPT, words.split(), world, {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", **env}, None,
                       tmp_path / "logs", 60.0) for env in (stock, ours)]  # fmt: skip
     assert bits(results[0]) == bits(results[1])
     assert digests(results[0]) == digests(results[1])
@@ -201,7 +201,7 @@ def test_a_rank_that_dies_ends_the_others(plugin: Path, tmp_path: Path) -> None:
         "for step, _ in enumerate(common.losses(*gpt.build(gpt.parse()))):\n"
         "    if os.environ['PADDLE_TRAINER_ID'] == '1':\n        os._exit(9)\n"
     )
-    env = {"INTERLACE_PLACE": "testbed", "GLOG_minloglevel": "2", "INTERLACE_DISABLE": "1"}
+    env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", "INTERLACE_DISABLE": "1"}
     start_s = time.monotonic()
     with pytest.raises(LaunchError, match="rank 1"):
         launch(script, [*SMALL, "--pp", "2", "--steps", "3"], 2, env, None, tmp_path / "logs", 60.0)

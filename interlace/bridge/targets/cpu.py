@@ -1,19 +1,22 @@
-"""The CPU place: one serial stream, no events; communication runs through Interlace's own transport."""
+"""The CPU: one serial stream, no events; communication runs through Interlace's own transport."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import paddle
 
-from interlace.bridge.places.base import Place
+from interlace.bridge.targets.base import Device
+from interlace.scheduler.target import CPU, Target
 
 
 @dataclass(frozen=True, slots=True)
-class CpuPlace(Place):
+class CpuDevice(Device):
     """Copies are real copies between two buffers in host memory (destination 1, pinned, does not exist here)."""
+
+    target: ClassVar[Target] = CPU
 
     def copy_out(self, value: Any) -> Any:
         return paddle._C_ops.memcpy_d2h(value, 0)
@@ -26,8 +29,3 @@ class CpuPlace(Place):
 
         if install.RUN_DIR_VARIABLE in os.environ:
             install.prepare_program(program, job)
-
-
-def cpu_place() -> Place:
-    """The CPU's rules."""
-    return CpuPlace("cpu", paddle.CPUPlace(), has_events=False, has_streams=False, keeps_pinned=False)

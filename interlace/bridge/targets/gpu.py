@@ -1,4 +1,4 @@
-"""The GPU place. Held to what Paddle's source says by tests on the lowered programs; docs/gpu-place.md has the table.
+"""CUDA GPUs. Held to what Paddle's source says by tests on the lowered programs; docs/gpu-place.md has the table.
 
 The one asynchronous copy out is `memcpy` to pinned memory (destination 2): `memcpy_d2h` blocks the host. Its result has a place
 that operations of the same program cannot read, so it crosses a job boundary; there it is a block argument with the executor's
@@ -12,26 +12,18 @@ from typing import Any, ClassVar
 
 import paddle
 
-from interlace.bridge.places.base import Place
+from interlace.bridge.targets.base import Device
+from interlace.scheduler.target import GPU, Target
 
 PINNED = 2
 """`memcpy`'s destination number of pinned host memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class GpuPlace(Place):
+class GpuDevice(Device):
     """CUDA streams, fast garbage collection at issue time, events between jobs of one micro-batch id."""
 
-    holds_host: ClassVar[bool] = True
+    target: ClassVar[Target] = GPU
 
     def copy_out(self, value: Any) -> Any:
         return paddle._C_ops.memcpy(value, PINNED)
-
-    def prepare(self) -> None:
-        """The in-place pass would add write-after-read edges between streams that end an overlap."""
-        paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
-
-
-def gpu_place(device: Any) -> Place:
-    """The rules of one CUDA device."""
-    return GpuPlace("gpu", device, has_events=True, has_streams=True, keeps_pinned=True)

@@ -12,32 +12,29 @@ paddle = pytest.importorskip("paddle")
 
 from interlace.bridge.capture import Captured, capture  # noqa: E402
 from interlace.bridge.lower import COLLECT_JOB, FEED_JOB, JobProgram, Lowered, Names, kept_names, lower  # noqa: E402
-from interlace.bridge.places import Place  # noqa: E402
-from interlace.bridge.places.base import PINNED_PREFIX  # noqa: E402
-from interlace.bridge.places.cpu import cpu_place  # noqa: E402
-from interlace.bridge.places.custom import CustomPlace, TestbedPlace  # noqa: E402
-from interlace.bridge.places.gpu import GpuPlace  # noqa: E402
+from interlace.bridge.targets import Device  # noqa: E402
+from interlace.bridge.targets.base import PINNED_PREFIX  # noqa: E402
+from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
+from interlace.bridge.targets.custom import CustomDevice  # noqa: E402
+from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
 from interlace.ir import Graph, Pipeline, Program, Value  # noqa: E402
 from interlace.ir.kinds import is_comm, is_copy  # noqa: E402
+from testbed.lowering import TestbedDevice  # noqa: E402
 from tests.bridge.small import ACCUMULATE, captured_small, planned  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 
 
-class Held(TestbedPlace):
+class Held(TestbedDevice):
     """The testbed's rules without its rewrite of finished programs, which needs the device."""
 
     def finish(self, program: Any, job: str) -> None:
         """Nothing."""
 
 
-PLACES = {
-    "cpu": cpu_place,
-    "custom": lambda: CustomPlace("custom", paddle.CPUPlace(), has_events=True, has_streams=True, keeps_pinned=True),
-    "gpu": lambda: GpuPlace("gpu", paddle.CPUPlace(), has_events=True, has_streams=True, keeps_pinned=True),
-    "testbed": lambda: Held("testbed", paddle.CPUPlace(), has_events=True, has_streams=True, keeps_pinned=True),
-}
-"""The rules of each place, with the CPU in the device's stead: enough to lower, not to run."""
+DEVICES: dict[str, Device] = {name: kind(paddle.CPUPlace()) for name, kind in
+                              {"cpu": CpuDevice, "custom": CustomDevice, "gpu": GpuDevice, "testbed": Held}.items()}  # fmt: skip
+"""Each target's own builders; with the CPU in the device's stead they are enough to lower, not to run."""
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -46,20 +43,20 @@ class Case(msgspec.Struct, frozen=True):
     captured: Any
     program: Program
     lowered: Any
-    place: Any
+    device: Any
 
 
 _cases: dict[tuple[str, bool, bool], Case] = {}
 
 
-def case(place: str, offload: bool = True, hold: bool = False) -> Case:
-    """The small program for a place, the host held behind jobs with work on side streams or nowhere; made once."""
-    if (place, offload, hold) not in _cases:
+def case(target: str, offload: bool = True, hold: bool = False) -> Case:
+    """The small program for a target, the host held behind jobs with work on side streams or nowhere; made once."""
+    if (target, offload, hold) not in _cases:
         captured = captured_small()
         program = planned(captured, offload=offload, hold="on" if hold else "off")
-        made: Place = PLACES[place]()
-        _cases[place, offload, hold] = Case(captured, program, lower(captured, program, made), made)
-    return _cases[place, offload, hold]
+        made = DEVICES[target]
+        _cases[target, offload, hold] = Case(captured, program, lower(captured, program, made), made)
+    return _cases[target, offload, hold]
 
 
 def job(lowered: Lowered, name: str) -> JobProgram:
@@ -89,29 +86,29 @@ def copies(lowered: Lowered, job_name: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("place", "out"), [("cpu", ("pd_op.memcpy_d2h", 0)), ("custom", ("pd_op.memcpy_d2h", 1)), ("gpu", ("pd_op.memcpy", 2))]
+    ("target", "out"), [("cpu", ("pd_op.memcpy_d2h", 0)), ("custom", ("pd_op.memcpy_d2h", 1)), ("gpu", ("pd_op.memcpy", 2))]
 )
-def test_the_copy_out_is_the_places_own(place: str, out: tuple[str, int]) -> None:
+def test_the_copy_out_is_the_targets_own(target: str, out: tuple[str, int]) -> None:
     """acceptance: O1. On the GPU only `memcpy` to pinned memory (2) does not block the host."""
-    assert copies(case(place).lowered, "forward_1")[0] == out
+    assert copies(case(target).lowered, "forward_1")[0] == out
 
 
 def test_a_copied_value_crosses_a_job_and_comes_back_from_the_executors_own_place() -> None:
-    """acceptance: O1, R5. No operation of the copying job reads the pinned result; the reader's argument has the executor's place."""
-    lowered, place = case("gpu").lowered, case("gpu").place
+    """acceptance: O1, R5. No operation of the copying job reads the pinned result; the reader's argument has the executor's own."""
+    lowered, device = case("gpu").lowered, case("gpu").device
     (out,) = ops_of(job(lowered, "forward_0"), "pd_op.memcpy")
     assert [user.name() for user in out.result(0).all_used_ops()] == ["builtin.shadow_output"]
     (back,) = ops_of(job(lowered, "backward_0"), "pd_op.memcpy_h2d")
     name = next(name for name in job(lowered, "backward_0").holds if name.startswith(PINNED_PREFIX))
     source = job(lowered, "backward_0").program.global_block().kwargs()[name]
     assert back.operand_source(0).is_same(source)
-    assert str(source.place_attr) == str(place.own())
+    assert str(source.place_attr) == str(device.place_attribute())
 
 
-@pytest.mark.parametrize("place", ["gpu", "testbed"])
-def test_the_host_is_held_back_behind_jobs_that_say_so(place: str) -> None:
+@pytest.mark.parametrize("target", ["gpu", "testbed"])
+def test_the_host_is_held_back_behind_jobs_that_say_so(target: str) -> None:
     """acceptance: R2. Memory is taken at issue: what waits for the last computation ends the job."""
-    made = case(place, hold=True)
+    made = case(target, hold=True)
     lowered = made.lowered
     blocking = {each.name for each in lowered.jobs if waits(lowered, each.name)}
     assert blocking == {each.name for each in made.program.jobs if each.host_waits} == {
@@ -132,21 +129,21 @@ def test_what_the_host_waits_for_is_cut_out_where_it_is_computed() -> None:
     first, rest = program.jobs[0], program.jobs[1:]
     wait = (first.items[-1], first.items[0])
     program = msgspec.structs.replace(program, jobs=(msgspec.structs.replace(first, host_waits=(wait,)), *rest))
-    names = [op.name() for op in ops_of(job(lower(captured, program, PLACES["gpu"]()), "forward_0")) if "shadow" not in op.name()]
+    names = [op.name() for op in ops_of(job(lower(captured, program, DEVICES["gpu"]), "forward_0")) if "shadow" not in op.name()]
     assert names[:3] == ["pd_op.matmul", "pd_op.full_int_array", "pd_op.full_int_array"] or names[:2] == ["pd_op.matmul", "pd_op.slice"]
     assert names.index("pd_op.slice") < names.index("pd_op.all_reduce")
     assert names[-1] == "pd_op.sync_calc_stream_"
-    assert "pd_op.slice" not in [op.name() for op in ops_of(job(lower(captured, program, PLACES["cpu"]()), "forward_0"))]
+    assert "pd_op.slice" not in [op.name() for op in ops_of(job(lower(captured, program, DEVICES["cpu"]), "forward_0"))]
 
 
 def test_only_jobs_that_say_so_hold_the_host() -> None:
     """acceptance: R2, P1. Without the plan's word the host is not held; the CPU and other devices wait by themselves."""
-    for place in ("gpu", "testbed"):
-        assert not waits(case(place, hold=True).lowered, "optimizer")
-        assert not any(waits(case(place, offload=False).lowered, each.name) for each in case(place, offload=False).lowered.jobs)
-        assert len(waits(case(place, offload=False, hold=True).lowered, "forward_0")) == 1
-    for place in ("cpu", "custom"):
-        held = case(place, hold=True).lowered
+    for target in ("gpu", "testbed"):
+        assert not waits(case(target, hold=True).lowered, "optimizer")
+        assert not any(waits(case(target, offload=False).lowered, each.name) for each in case(target, offload=False).lowered.jobs)
+        assert len(waits(case(target, offload=False, hold=True).lowered, "forward_0")) == 1
+    for target in ("cpu", "custom"):
+        held = case(target, hold=True).lowered
         assert not waits(held, "forward_0")
         assert not waits(held, "backward_0")
 
@@ -157,7 +154,7 @@ def test_a_wait_reads_a_float32_element_in_memory_of_its_own() -> None:
         program = paddle.static.Program()
         with paddle.static.program_guard(program):
             x = paddle._C_ops.data("x", shape, getattr(paddle, dtype), paddle.base.core.Place())
-            PLACES["gpu"]().wait_for(PLACES["gpu"]().watch(x))
+            DEVICES["gpu"].wait_for(DEVICES["gpu"].watch(x))
         cut, wait = program.global_block().ops[-2:]
         assert wait.name() == "pd_op.sync_calc_stream_"
         assert cut.name() == ("pd_op.cast" if dtype != "float32" else "pd_op.slice" if shape else "pd_op.assign")
@@ -170,10 +167,10 @@ def test_where_there_are_streams_lowering_adds_no_reader_of_its_own() -> None:
     """acceptance: R5. A read of a shared variable that only lowering knows stood behind a copy out, as the last one that was recorded."""
     captured = captured_small(alias=True)
     program = planned(captured, offload=True, hold="off")
-    for place, number in (("cpu", 2), ("custom", 1), ("gpu", 1), ("testbed", 1)):
-        ops = ops_of(job(lower(captured, program, PLACES[place]()), "forward_0"))
-        assert sum("share_data" in op.name() for op in ops) == number, place
-        if place != "cpu":
+    for target, number in (("cpu", 2), ("custom", 1), ("gpu", 1), ("testbed", 1)):
+        ops = ops_of(job(lower(captured, program, DEVICES[target]), "forward_0"))
+        assert sum("share_data" in op.name() for op in ops) == number, target
+        if target != "cpu":
             kernels = [op for op in ops if op.name() not in ("builtin.shadow_output", "pd_op.data", "builtin.parameter")]
             assert len(kernels) == len(next(each for each in program.jobs if each.name == "forward_0").items)
 
@@ -181,10 +178,10 @@ def test_where_there_are_streams_lowering_adds_no_reader_of_its_own() -> None:
 # -------------------------------------------------------------------------------------------------------- streams and events
 
 
-@pytest.mark.parametrize("place", ["custom", "gpu"])
-def test_streams_priorities_and_events_stand_on_the_operations_as_planned(place: str) -> None:
+@pytest.mark.parametrize("target", ["custom", "gpu"])
+def test_streams_priorities_and_events_stand_on_the_operations_as_planned(target: str) -> None:
     """acceptance: P1, R5. Every planned stream, priority, recorder and waiter is found in the lowered jobs, and no other."""
-    made = case(place)
+    made = case(target)
     program, lowered = made.program, made.lowered
     ops = {op.id: op for op in program.ops}
     records = {event.record: event.name for event in program.events}
@@ -224,33 +221,33 @@ def really_read(lowered: Lowered, program: Program, captured: Captured) -> dict[
     return found
 
 
-@pytest.mark.parametrize("place", ["cpu", "custom", "gpu"])
+@pytest.mark.parametrize("target", ["cpu", "custom", "gpu"])
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_name_is_kept_exactly_where_a_later_job_reads_it(place: str, offload: bool) -> None:
-    """acceptance: O2, F3. Operands of which only the shape is read keep nothing; pinned buffers stay where the place says so."""
-    made = case(place, offload)
+def test_a_name_is_kept_exactly_where_a_later_job_reads_it(target: str, offload: bool) -> None:
+    """acceptance: O2, F3. Operands of which only the shape is read keep nothing; pinned buffers stay where the target says so."""
+    made = case(target, offload)
     reads = really_read(made.lowered, made.program, made.captured)
-    kept = kept_names(made.lowered.jobs, made.place)
+    kept = kept_names(made.lowered.jobs, made.device)
     for k, (each, names) in enumerate(zip(made.lowered.jobs, kept, strict=True)):
         later = set().union(*(reads[other.name] for other in made.lowered.jobs[k + 1 :]), set())
-        pinned = {name for name in each.holds if name.startswith(PINNED_PREFIX)} if place != "cpu" else set()
+        pinned = {name for name in each.holds if name.startswith(PINNED_PREFIX)} if target != "cpu" else set()
         assert names == (each.holds & later) | pinned, each.name
 
 
 def test_shape_only_operands_keep_nothing() -> None:
     """acceptance: O2. add_grad's two operands are held by the backward job, and collected by the forward one."""
     made = case("gpu", offload=False)
-    kept = dict(zip([each.name for each in made.lowered.jobs], kept_names(made.lowered.jobs, made.place), strict=True))
+    kept = dict(zip([each.name for each in made.lowered.jobs], kept_names(made.lowered.jobs, made.device), strict=True))
     assert {"v5@0", "v6@0"} <= job(made.lowered, "backward_0").holds
     assert not {"v5@0", "v6@0"} & kept["forward_0"]
     assert "v4@0" in kept["forward_0"]
 
 
-@pytest.mark.parametrize(("place", "stays"), [("cpu", False), ("custom", True), ("gpu", True)])
-def test_pinned_buffers_are_never_collected_where_the_device_has_no_events_on_them(place: str, stays: bool) -> None:
+@pytest.mark.parametrize(("target", "stays"), [("cpu", False), ("custom", True), ("gpu", True)])
+def test_pinned_buffers_are_never_collected_where_the_device_has_no_events_on_them(target: str, stays: bool) -> None:
     """acceptance: R3, R5. In every job that has one, the last reader included."""
-    made = case(place)
-    for each, names in zip(made.lowered.jobs, kept_names(made.lowered.jobs, made.place), strict=True):
+    made = case(target)
+    for each, names in zip(made.lowered.jobs, kept_names(made.lowered.jobs, made.device), strict=True):
         pinned = {name for name in each.holds if name.startswith(PINNED_PREFIX)}
         if each.name.startswith("backward"):
             assert pinned
@@ -260,10 +257,10 @@ def test_pinned_buffers_are_never_collected_where_the_device_has_no_events_on_th
 # ------------------------------------------------------------------------------------------------------------- feed and fetch
 
 
-@pytest.mark.parametrize("place", ["cpu", "custom", "gpu"])
-def test_the_feed_is_cut_and_losses_are_stacked_once(place: str) -> None:
+@pytest.mark.parametrize("target", ["cpu", "custom", "gpu"])
+def test_the_feed_is_cut_and_losses_are_stacked_once(target: str) -> None:
     """acceptance: P1. One job in front cuts the batch, one at the end stacks a loss of every micro-batch; no job in between fetches."""
-    lowered = case(place).lowered
+    lowered = case(target).lowered
     first, last = lowered.jobs[0], lowered.jobs[-1]
     assert (first.name, last.name) == (FEED_JOB, COLLECT_JOB)
     (fed,) = ops_of(first, "pd_op.data")
@@ -306,7 +303,7 @@ def test_a_micro_batch_without_copies_reads_what_was_to_be_copied() -> None:
     left = {(op.id, 0) for op in out}
     jobs = tuple(msgspec.structs.replace(each, items=tuple(item for item in each.items if item not in left)) for each in program.jobs)
     events = tuple(event for event in program.events if not left & {event.record, *event.waits})
-    lowered = lower(captured, msgspec.structs.replace(program, jobs=jobs, events=events), PLACES["gpu"]())
+    lowered = lower(captured, msgspec.structs.replace(program, jobs=jobs, events=events), DEVICES["gpu"])
     names = Names(Graph(program))
     sources = [op.operands[0] for op in out if op.kind == "memcpy_d2h"]
     read = set().union(*(each.reads for each in lowered.jobs if each.name.startswith("backward")))
@@ -324,10 +321,10 @@ def test_what_a_pass_made_has_the_role_of_its_half() -> None:
 def test_one_micro_batch_is_not_cut_and_an_unknown_batch_stays_unknown() -> None:
     """acceptance: P3."""
     captured = captured_small(Pipeline(schedule="none"))
-    lowered = lower(captured, planned(captured), PLACES["cpu"]())
+    lowered = lower(captured, planned(captured), DEVICES["cpu"])
     assert [name for name, _ in attrs_of(lowered.jobs[0])] == ["pd_op.data", "pd_op.share_data", "builtin.shadow_output"]
     captured = captured_small(rows=-1)
-    lowered = lower(captured, planned(captured), PLACES["cpu"]())
+    lowered = lower(captured, planned(captured), DEVICES["cpu"])
     (fed,) = ops_of(lowered.jobs[0], "pd_op.data")
     assert list(fed.result(0).shape) == [-1, 4]
 
@@ -336,20 +333,20 @@ def test_one_micro_batch_is_not_cut_and_an_unknown_batch_stays_unknown() -> None
 
 
 @pytest.mark.parametrize(
-    ("make", "flag"),
+    ("target", "flag"),
     [
-        (PLACES["gpu"], "FLAGS_pir_apply_inplace_pass"),
-        (lambda: TestbedPlace("testbed", paddle.CPUPlace(), True, True, True), "FLAGS_pir_apply_inplace_pass"),
-        (PLACES["custom"], "FLAGS_fast_eager_deletion_mode"),
+        ("gpu", "FLAGS_pir_apply_inplace_pass"),
+        ("testbed", "FLAGS_pir_apply_inplace_pass"),
+        ("custom", "FLAGS_pir_apply_inplace_pass"),
+        ("custom", "FLAGS_fast_eager_deletion_mode"),
     ],
-    ids=["gpu", "testbed", "custom"],
 )
-def test_prepare_sets_what_the_executor_reads(make: Any, flag: str) -> None:
+def test_prepare_sets_what_the_executor_reads(target: str, flag: str) -> None:
     """acceptance: P1. The in-place pass would end overlaps on the GPU; fast collection would free too early on custom devices."""
     old = paddle.get_flags([flag])
     try:
         paddle.set_flags({flag: True})
-        make().prepare()
+        DEVICES[target].prepare()
         assert paddle.get_flags([flag]) == {flag: False}
     finally:
         paddle.set_flags(old)
@@ -359,7 +356,7 @@ def test_the_cpu_leaves_the_flags_alone() -> None:
     """acceptance: U1."""
     flags = ["FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode"]
     old = paddle.get_flags(flags)
-    PLACES["cpu"]().prepare()
+    DEVICES["cpu"].prepare()
     assert paddle.get_flags(flags) == old
 
 
@@ -384,15 +381,15 @@ def test_a_vector_read_in_another_job_is_refused_or_built_again() -> None:
     order = [op.id for op in captured.program.ops if op.name not in ("pd_op.data", "builtin.shadow_output")]
 
     def cut_behind(kind: str) -> Program:
-        place = order.index(kinds[kind]) + 1
-        halves = (order[:place], order[place:])
+        cut = order.index(kinds[kind]) + 1
+        halves = (order[:cut], order[cut:])
         jobs = tuple(Job(f"part_{k}", "forward", 0, tuple((op, 0) for op in half)) for k, half in enumerate(halves))
         return msgspec.structs.replace(captured.program, jobs=jobs)
 
-    lowered = lower(captured, cut_behind("combine"), PLACES["cpu"]())
+    lowered = lower(captured, cut_behind("combine"), DEVICES["cpu"])
     assert "builtin.combine" in [name for name, _ in attrs_of(job(lowered, "part_1"))]
     with pytest.raises(PlanError, match=r"job part_1 reads the vector that #\d+ pd_op.split_with_num.* gives in another job"):
-        lower(captured, cut_behind("split_with_num"), PLACES["cpu"]())
+        lower(captured, cut_behind("split_with_num"), DEVICES["cpu"])
 
 
 def test_a_new_operation_that_nobody_can_build_is_refused() -> None:
@@ -402,7 +399,7 @@ def test_a_new_operation_that_nobody_can_build_is_refused() -> None:
     made = case("cpu", offload=False)
     ops = [msgspec.structs.replace(op, name="pd_op.mystery", origin=-1) if op.kind == "gelu" else op for op in made.program.ops]
     with pytest.raises(PlanError, match=r"job forward_0: #5 pd_op.mystery is new and the lowering cannot build it; it can build \["):
-        lower(made.captured, made.program.with_ops(ops), made.place)
+        lower(made.captured, made.program.with_ops(ops), made.device)
 
 
 def test_the_plan_has_copies_and_communication() -> None:

@@ -11,7 +11,6 @@ from functools import cache
 import msgspec
 import pytest
 
-from interlace.bridge.places.custom import TESTBED_RULES
 from interlace.config import Config, load_config, make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import InterlaceError
@@ -20,10 +19,11 @@ from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.target import CPU, CUSTOM, GPU, Target
+from testbed.target import RULES
 from tests.captured.build import ARCHIVE, CASES, MANIFEST, Case, member, ranks
 
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
-ALL = (GPU, CPU, CUSTOM, TESTBED_RULES)
+ALL = (GPU, CPU, CUSTOM, RULES)
 CONFIGS: dict[str, Config] = {
     **{name: load_config(name) for name in ("stock", "overlap", "offload-half", "demo")},
     "mixed": make_config({"schedule_1f1b": {"interleave": "mixed", "extra_live_bytes": "1GB"}, "offload_activations": OFFLOAD}),

@@ -1,4 +1,4 @@
-"""The rules of a device that lowering follows."""
+"""What lowering builds differently for each kind of device."""
 
 from __future__ import annotations
 
@@ -9,34 +9,27 @@ import paddle
 from paddle.base import core
 
 from interlace.passes.streams import AutoParallelStreamType
+from interlace.scheduler.target import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Rules and builders of one device.
+class Device:
+    """A device that programs are built for; a kind of device is a subclass with its target.
 
     Attributes:
-        name: `cpu`, `custom` or `gpu`.
-        device: Paddle's place object.
-        has_events: Whether events between jobs exist and are needed (streams are real).
-        has_streams: Whether streams are real.
-        keeps_pinned: Whether pinned buffers must stay out of garbage collection (the device knows no event on them).
+        place: Paddle's place object.
+        target: What such a device does by itself.
         labels_all: Whether every operation says which one it is, not communication alone.
-        holds_host: Whether the host runs ahead of such a device, and waits where the plan says so.
     """
 
-    name: str
-    device: Any
-    has_events: bool
-    has_streams: bool
-    keeps_pinned: bool
-    labels_all: bool = False
-    holds_host: ClassVar[bool] = False
+    place: Any
+    target: ClassVar[Target]
+    labels_all: ClassVar[bool] = False
 
-    def own(self) -> Any:
-        """Paddle's attribute form of the executor's own place."""
+    def place_attribute(self) -> Any:
+        """Paddle's attribute form of the place that the executor runs on."""
         made = core.Place()
-        made.set_place(self.device)
+        made.set_place(self.place)
         return made
 
     def undefined(self) -> Any:
@@ -53,25 +46,32 @@ class Place:
 
     def never_collected(self, name: str) -> bool:
         """Whether the executor must never collect a variable (pinned buffers, where the device has no events on them)."""
-        return self.keeps_pinned and name.startswith(PINNED_PREFIX)
+        return self.target.keeps_pinned and name.startswith(PINNED_PREFIX)
 
     def watch(self, value: Any) -> Any:
         """One element, cut out right behind a computation, so that nothing issued later stands in front of it.
 
         None where the host needs no holding back.
         """
-        return first_element(value) if self.holds_host else None
+        return first_element(value) if self.target.host_runs_ahead else None
 
     def wait_for(self, watched: Any) -> None:
         """Make the host wait for what is watched before it issues more."""
-        if self.holds_host:
+        if self.target.host_runs_ahead:
             sync_behind(watched)
 
     def label(self, built: Any, text: str) -> None:
         """Say on an operation which one it is, where errors can show it."""
 
     def prepare(self) -> None:
-        """Set what the executor reads before it builds a plan of ours."""
+        """Set what the executor reads before it builds a plan of ours.
+
+        The in-place pass would add write-after-read edges between streams that end an overlap. Fast collection frees at issue.
+        """
+        if not self.target.in_place_pass:
+            paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
+        if self.target.free == "end" and not self.target.serial:
+            paddle.set_flags({"FLAGS_fast_eager_deletion_mode": False})
 
     def finish(self, program: Any, job: str) -> None:
         """Last rewrite of a job program."""

@@ -1,0 +1,6 @@
+"""How programs are built for a device, one module for each kind; what the kinds do by themselves is in `interlace.scheduler.target`."""
+
+from interlace.bridge.targets.base import Device
+from interlace.bridge.targets.choose import choose_device, register_device
+
+__all__ = ["Device", "choose_device", "register_device"]

@@ -1,0 +1,35 @@
+"""How Interlace's programs are built for the testbed. Known to Interlace once `register` was called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from interlace.bridge.targets import register_device
+from interlace.bridge.targets.custom import CustomDevice
+from interlace.scheduler.target import Target
+from testbed.device import NAME
+from testbed.target import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class TestbedDevice(CustomDevice):
+    """The testbed plays a GPU: it frees at issue time, holds a block that its last reader's stream still reads, and lets the host run
+    ahead (switch `nosync`)."""
+
+    __test__ = False
+    target: ClassVar[Target] = RULES
+    labels_all: ClassVar[bool] = True
+
+    def label(self, built: Any, text: str) -> None:
+        built.set_str_attr("interlace_at", text)
+
+    def finish(self, program: Any, job: str) -> None:
+        from testbed.programs import prepare_program
+
+        prepare_program(program, job)
+
+
+def register() -> None:
+    """Let plans for the testbed be built with this class."""
+    register_device(NAME, TestbedDevice)
