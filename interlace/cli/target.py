@@ -62,12 +62,16 @@ class Setting:
             ProgramError: A name leads to no plan or dump.
         """
         from interlace.cost_model import CostModel, load_profile
+        from interlace.errors import ConfigError
         from interlace.ir.dump import find_dumps
         from interlace.local.own_target import find_own
         from interlace.scheduler.target import CPU, GPU, TARGETS
 
         name, why = (args.device, "--device") if args.device else profile_of(find_dumps(files))
-        costs = CostModel(load_profile(name))
+        try:
+            costs = CostModel(load_profile(name))
+        except ConfigError as error:
+            raise error if args.device else ConfigError(f"{error} (the plan was made with it; --device names another)") from error
         known = {**TARGETS, **{target.name: target for target in more}}
         asked = args.target or (CPU if Path(name).stem == CPU.name else GPU).name
         return cls(name, why, costs, known[asked] if asked in known else find_own(asked).rules)

@@ -105,6 +105,13 @@ def test_a_plan_is_simulated_with_the_profile_it_was_made_with(command: str, tmp
     assert "simulated with the profile h200 (the default: no plan's record names one)" in capsys.readouterr().out
 
 
+def test_a_profile_that_is_gone_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", stored(tmp_path / "plan", "gone.json")]) == 2
+    said = capsys.readouterr().err
+    assert "gone.json" in said
+    assert "(the plan was made with it; --device names another)" in said
+
+
 def test_plans_of_two_profiles_need_the_users_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [stored(tmp_path / name, name) for name in ("cpu", "h200")]
     words = [str(Path(path) / f"rank{rank}.ilp") for rank, path in enumerate(paths)]
