@@ -9,8 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from interlace.ir import ABSENT, Edit, Graph, Op, Program, TensorType, describe
+from interlace.ir.graph import written_operands
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_copy, is_receive, is_send, stream_of
-from interlace.ir.storage import Item
+from interlace.ir.storage import Item, Storages
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
 from interlace.passes.streams import AutoParallelStreamType, mp_stream
@@ -122,10 +123,9 @@ def _names(program: Program) -> dict[int, str]:
 
 def _parameters(program: Program) -> set[int]:
     """Values that last, and that only the optimizer part writes: no event says to the next step's first reader that it has."""
-    lasting = {value.storage for value in program.values if value.persistable}
-    storage = {value.id: value.storage for value in program.values}
-    written = {storage[op.operands[operand]] for op in program.ops if op.role != "optimize" for _, operand in op.inplace}
-    return {value for value, place in storage.items() if place in lasting - written}
+    table = Storages(program)
+    written = {n for op in program.ops if op.role != "optimize" for value in written_operands(op) for n in table.numbers(value)}
+    return {value.id for value in program.values if table.is_persistable(value.id) and not written.intersection(table.numbers(value.id))}
 
 
 def _with_holds(program: Program, context: Context) -> Program:
@@ -219,11 +219,10 @@ def _with_joins(program: Program, context: Context) -> Program:
     Sharding that overlaps gathers the new parameters on its own stream, behind everything else.
     """
     graph, edit = Graph(program), Edit(program)
-    lasting = {value.storage for value in program.values if value.persistable}
     last: dict[str, tuple[Op, int]] = {}
     for op in program.ops:
         if op.role == "optimize" and stream_of(op):
-            last.update((op.stream, (op, value)) for value in op.results if graph.values[value].storage in lasting)
+            last.update((op.stream, (op, value)) for value in op.results if graph.storages.is_persistable(value))
     joins = [(op, value) for op, value in last.values()
              if not any(user.name not in NO_KERNEL and not stream_of(user) for user in graph.readers(value))]  # fmt: skip
     if not joins or not program.jobs:

@@ -210,10 +210,10 @@ class _Work:
 
     def _spoiled(self, op: Op, mover: Op) -> list[int]:
         """Values that one operation reads and another overwrites; buffers that live across steps are summed in order."""
-        values = self.graph.values
-        read = {values[value].storage: value for value in mover.operands if value in values}
-        written = {values[value].storage for value in written_operands(op)} - self.backward.lasting
-        return [read[place] for place in sorted(written) if place in read]
+        storages = self.graph.storages
+        read = {n: value for value in mover.operands for n in storages.numbers(value)}
+        written = {n for value in written_operands(op) for n in storages.numbers(value) if not storages.storages[n].persistable}
+        return [read[n] for n in sorted(written) if n in read]
 
     def _readers_of_dout(self, comm: Op) -> list[Op]:
         douts = {self.backward.upstream(op) for op in self.backward.sources(comm)}

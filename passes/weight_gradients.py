@@ -83,19 +83,16 @@ class Backward:
         weights: Ids of values that are a parameter in some form.
         sinks: Ids of operations that end in gradients of parameters: dW, and all that only dW leads to. None of them feeds
             an activation's gradient, so each may run later than where it stands.
-        lasting: Storages that live across steps, merge buffers among them.
     """
 
     graph: Graph
     weights: set[int] = field(init=False)
     sinks: set[int] = field(init=False)
-    lasting: set[int] = field(init=False)
     _updates: set[int] = field(default_factory=set)
     _sources: dict[int, list[Op]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weights = weight_values(self.graph)
-        self.lasting = {value.storage for value in self.graph.program.values if value.persistable}
         bound: set[int] = set()
         found = self._sweep(bound)
         while found:
@@ -114,12 +111,12 @@ class Backward:
         return {op_id for op_id in self.sinks if self._overwrites(self.graph.ops[op_id])}
 
     def _overwrites(self, op: Op) -> bool:
-        written = [value for value in written_operands(op) if self.graph.values[value].storage not in self.lasting]
+        written = [value for value in written_operands(op) if not self.graph.storages.is_persistable(value)]
         return any(self.graph.producer[value] not in self.sinks for value in written)
 
     def _is_update(self, op: Op, users: list[Op]) -> bool:
         """Whether an operation does nothing but carry a parameter's gradient to its sum or to the optimizer."""
-        summed = any(self.graph.values[value].storage in self.lasting for value in written_operands(op))
+        summed = any(self.graph.storages.is_persistable(value) for value in written_operands(op))
         carried = bool(users) and all(user.id in self._updates or user.role == "optimize" for user in users)
         return (op.kind in UPDATES or is_collective(op)) and (summed or carried)
 

@@ -13,6 +13,7 @@ from interlace.bridge.capture import complete_roles
 from interlace.errors import ProgramError
 from interlace.ir import Graph, Program, describe
 from interlace.ir.kinds import DATA, is_boundary, is_random, is_receive
+from interlace.ir.storage import Storages
 
 FORWARD, BACKWARD, OPTIMIZE = 0, 1, 2
 MISSING = -1
@@ -90,14 +91,13 @@ def _by_place(ops: list[Any]) -> list[int]:
 
 def _made_anew(program: Program) -> set[int]:
     """Values that differ from micro-batch to micro-batch and do not outlive one."""
-    lasting = {value.storage for value in program.values if value.persistable}
-    storage = {value.id: value.storage for value in program.values}
+    lasts = Storages(program).is_persistable
     found: set[int] = set()
     for op in program.ops:
         if op.role == "optimize":
             continue
         fed = op.name == DATA or is_random(op) or is_receive(op) or (not is_boundary(op) and any(v in found for v in op.operands))
-        found |= {v for v in op.results if fed and storage[v] not in lasting}
+        found |= {v for v in op.results if fed and not lasts(v)}
     return found
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from interlace.errors import PlanError
 from interlace.ir import Graph, Program, dependencies, describe
 from interlace.ir.copies import Variant, places, variants
+from interlace.ir.graph import written_operands
 from interlace.ir.kinds import is_boundary, is_comm
 from interlace.scheduler.simulate.arrays import Flags, Ints, direction, pairs_of, rows
 
@@ -33,35 +34,34 @@ def _op_edges(variant: Variant) -> Ints:
 
 def _persistable(program: Program, items: Ints) -> Ints:
     """Order of accesses to memory that lives across micro-batches, in issue order: to and from every write."""
-    storage = {value.id: value.storage for value in program.values}
-    lasting = {value.storage for value in program.values if value.persistable}
+    graph = Graph(program)
+    table, lies_in = graph.storages.storages, graph.storages.numbers
     accesses: dict[int, list[tuple[int, bool]]] = {}
     for op in program.ops:
-        written = {storage[op.operands[k]] for _, k in op.inplace}
-        touched = {storage[v] for k, v in enumerate(op.operands) if v >= 0 and k not in op.no_buffer} | written
-        for place in sorted(touched & lasting):
-            accesses.setdefault(op.id, []).append((place, place in written))
-    ever_written = {place for pairs in accesses.values() for place, write in pairs if write}
-    flat = [(op_id, place, write) for op_id, pairs in accesses.items() for place, write in pairs if place in ever_written]
+        written = {n for value in written_operands(op) for n in lies_in(value)}
+        touched = {n for value in graph.reads(op) for n in lies_in(value)} | written
+        accesses[op.id] = [(n, n in written) for n in sorted(touched) if table[n].persistable]
+    ever_written = {n for pairs in accesses.values() for n, write in pairs if write}
+    flat = [(op_id, n, write) for op_id, pairs in accesses.items() for n, write in pairs if n in ever_written]
     if not flat:
         return np.empty((0, 2), np.int64)
-    table = np.array(flat, np.int64)
+    listed = np.array(flat, np.int64)
     starts, order = rows(
-        table[:, 0], np.arange(len(table)), 1 + max(int(table[:, 0].max()), int(items[:, 0].max(initial=0)))
+        listed[:, 0], np.arange(len(listed)), 1 + max(int(listed[:, 0].max()), int(items[:, 0].max(initial=0)))
     )
     counts = np.diff(starts)[items[:, 0]]
     who = np.repeat(np.arange(len(items)), counts)
     within = np.arange(len(who)) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = table[order[starts[items[who, 0]] + within]]
+    found = listed[order[starts[items[who, 0]] + within]]
     return _write_edges(who, found[:, 1], found[:, 2].astype(np.bool_))
 
 
-def _write_edges(who: Ints, place: Ints, write: Flags) -> Ints:
-    """Pairs of each access with the write before it and the write behind it, per place, in the order of `who`."""
-    order = np.lexsort((who, place))
-    who, place, write = who[order], place[order], write[order]
+def _write_edges(who: Ints, storage: Ints, write: Flags) -> Ints:
+    """Pairs of each access with the write before it and the write after it, per storage, in the order of `who`."""
+    order = np.lexsort((who, storage))
+    who, storage, write = who[order], storage[order], write[order]
     count = np.arange(len(who))
-    new = np.r_[True, place[1:] != place[:-1]] if len(who) else np.empty(0, np.bool_)
+    new = np.r_[True, storage[1:] != storage[:-1]] if len(who) else np.empty(0, np.bool_)
     start = np.maximum.accumulate(np.where(new, count, 0))
     last = np.r_[-1, np.maximum.accumulate(np.where(write, count, -1))[:-1]]
     has_last = last >= start
