@@ -26,7 +26,8 @@ from interlace.bridge.targets import Device
 from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, Program, describe
-from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_copy, is_p2p
+from interlace.ir.copies import omitted_copies
+from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p
 from interlace.ir.storage import FETCH, Item, collect_items, feed_items
 from interlace.ir.waits import is_computed
 
@@ -134,6 +135,7 @@ class _Lowering:
         self.captured, self.program, self.device = captured, program, device
         self.graph = Graph(program)
         self.count = program.pipeline.num_micro_batches
+        self.omitted = omitted_copies(program)
         self.job_of = {item: job.name for job in program.jobs for item in job.items}
         self.names = Names(self.graph)
         self.kinds: dict[int, Any] = {}
@@ -153,7 +155,7 @@ class _Lowering:
     def resolve(self, value: int, micro_batch: int) -> int:
         """The value that is really there: a copy that no job runs for this micro-batch is the identity."""
         op = self.graph.producer_op(value)
-        while op is not None and is_copy(op) and op.origin < 0 and (op.id, micro_batch) not in self.job_of:
+        while op is not None and (op.id, micro_batch) in self.omitted:
             value = op.operands[0]
             op = self.graph.producer_op(value)
         return value

@@ -26,15 +26,26 @@ class Variant:
     micro_batches: list[int]
 
 
+def omitted_copies(program: Program) -> set[tuple[int, int]]:
+    """Copies that passes added and that no job runs for a micro-batch, as `(op, micro-batch)`: there the result is the operand.
+
+    Without jobs there are none. Cost O(items).
+    """
+    copies = {op.id for op in program.ops if is_copy(op) and op.role != "optimize" and op.origin < 0}
+    if not copies or not program.jobs:
+        return set()
+    present = {item for job in program.jobs for item in job.items if item[0] in copies}
+    return {(op_id, m) for op_id in copies for m in range(program.pipeline.num_micro_batches)} - present
+
+
 def variants(program: Program) -> list[Variant]:
     """The forms in which micro-batches run, the one of micro-batch 0 first; cost O(items + ops x forms)."""
-    copies = [op for op in program.ops if is_copy(op) and op.role != "optimize"]
+    absent: dict[int, list[int]] = {m: [] for m in range(program.pipeline.num_micro_batches)}
+    for op_id, micro_batch in omitted_copies(program):
+        absent[micro_batch].append(op_id)
     groups: dict[frozenset[int], list[int]] = {}
-    wanted = {op.id for op in copies}
-    present = {item for job in program.jobs for item in job.items if item[0] in wanted} if wanted else set()
-    for micro_batch in range(max(1, program.pipeline.num_micro_batches)):
-        absent = frozenset(op.id for op in copies if (op.id, micro_batch) not in present)
-        groups.setdefault(absent, []).append(micro_batch)
+    for micro_batch, op_ids in absent.items():
+        groups.setdefault(frozenset(op_ids), []).append(micro_batch)
     return [Variant(without(program, absent), members) for absent, members in groups.items()]
 
 

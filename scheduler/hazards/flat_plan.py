@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from interlace.ir import Op, Program
-from interlace.ir.kinds import NO_KERNEL, SHADOW_OUTPUT, is_boundary, is_copy, stream_of
+from interlace.ir.copies import omitted_copies
+from interlace.ir.kinds import NO_KERNEL, SHADOW_OUTPUT, is_boundary, stream_of
 from interlace.ir.storage import Item, Part, Storage, Storages, collect_items, feed_items
 from interlace.scheduler.schedule import SCHEDULES
 
@@ -244,13 +245,8 @@ def item_lists(program: Program) -> list[list[Item]]:
 
 def _find_aliases(steps: Steps) -> None:
     """Results of copies that the plan leaves out for a micro-batch are their operands."""
-    ran: dict[int, set[int]] = defaultdict(set)
-    for position, micro_batch in zip(steps.op, steps.micro_batch, strict=True):
-        ran[position].add(micro_batch)
-    for position, op in enumerate(steps.program.ops):
-        if not is_copy(op) or op.role == "optimize" or not steps.reads[position] or not steps.writes[position]:
-            continue
-        source, result = steps.reads[position][0], steps.writes[position][0]
-        for m in range(steps.num_micro_batches):
-            if m not in ran[position]:
-                steps.alias[result.root, m] = (position, source)
+    positions = {op.id: k for k, op in enumerate(steps.program.ops)}
+    for op_id, micro_batch in omitted_copies(steps.program):
+        position = positions[op_id]
+        for source, result in zip(steps.reads[position], steps.writes[position], strict=False):
+            steps.alias[result.root, micro_batch] = (position, source)
