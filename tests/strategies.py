@@ -317,7 +317,7 @@ def programs(world: World) -> list[Program]:
 
 
 def plan(world: World) -> list[Program]:
-    """The programs of all ranks with jobs, streams, copies and events: safe on the GPU place, free of deadlock."""
+    """The programs of all ranks with jobs, streams, copies and events: safe on a GPU, free of deadlock."""
     planned = []
     for program in programs(world):
         rng = random.Random(world.seed * 7919 + program.pipeline.stage)

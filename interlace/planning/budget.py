@@ -12,12 +12,12 @@ from interlace.ir import Program
 from interlace.passes.base import Pass
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.pipeline import PassReport
-from interlace.scheduler.memory.throttle import place_peak
+from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.units import size
 
 
 def bytes_over(planned: Program, passes: Sequence[Pass], cost: Costs) -> int:
-    """By how much the plan exceeds `memory_budget` on the GPU place; 0 without a budget, or where that is not known.
+    """By how much the plan exceeds `memory_budget` on a GPU; 0 without a budget, or where that is not known.
 
     The planner keeps a budget for the order of operations; streams and the host are decided behind it.
     """
@@ -27,7 +27,7 @@ def bytes_over(planned: Program, passes: Sequence[Pass], cost: Costs) -> int:
 
 
 def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], cost: Costs) -> list[PassReport]:
-    """The reports, that of `offload-activations` with what the whole plan holds on the GPU place against `memory_budget`.
+    """The reports, that of `offload-activations` with what the whole plan holds on a GPU against `memory_budget`.
 
     Raises:
         BudgetError: It is more; with the bytes, and what to do.
@@ -37,13 +37,13 @@ def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassRepor
         return reports
     asked, peak = f"memory_budget {size(budget)}", _peak(planned, cost)
     if peak is None:
-        line = f"{asked}: what the GPU place holds is not known, the rank cannot be simulated; `interlace check` says where it stands"
+        line = f"{asked}: what a GPU holds is not known, the rank cannot be simulated; `interlace check` says where it stands"
     elif peak > budget:
-        raise BudgetError(f"rank {planned.rank}, stage {planned.pipeline.stage}: {asked} ({budget} bytes): on the GPU place the plan holds "
+        raise BudgetError(f"rank {planned.rank}, stage {planned.pipeline.stage}: {asked} ({budget} bytes): on a GPU the plan holds "
                         f"{size(peak)}, of which side streams hold {size(peak - budget)}, however much is moved; ask for {peak} bytes, or "
                         "lower run_ahead_bytes of assign_streams")  # fmt: skip
     else:
-        line = f"{asked}: on the GPU place the plan holds {size(peak)} at most, however fast its host"
+        line = f"{asked}: on a GPU the plan holds {size(peak)} at most, however fast its host"
     return [_with(report, line, peak is not None) if report.name == OffloadActivations.name else report for report in reports]
 
 
@@ -55,7 +55,7 @@ def memory_budget(passes: Sequence[Pass]) -> int:
 
 def _peak(planned: Program, cost: Costs) -> int | None:
     try:
-        return place_peak(planned, cost)
+        return gpu_peak(planned, cost)
     except PlanError:
         return None
 

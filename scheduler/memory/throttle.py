@@ -1,6 +1,6 @@
 """Where the host waits for the device, so that memory is not taken for work that the device is far from.
 
-On the GPU place memory is taken when an op is issued and goes back when its last reader is; a block whose last reader runs on
+On a GPU memory is taken when an op is issued and goes back when its last reader is; a block whose last reader runs on
 another stream than its giver stays until that reader is over (docs/gpu-place.md, rules 4 and 7). A host that runs ahead hence
 holds such blocks of all micro-batches at once. It is therefore stopped now and then until the device has come close. What it
 waits for lies a little back, so that the device still has work when the host goes on, and the waits cost no time; in jobs that
@@ -47,7 +47,7 @@ class Holds:
     Attributes:
         waits: Waits of each job, by name.
         serial_bytes: Peak if every op were over before the next is issued.
-        free_bytes, held_bytes: Peak on the GPU place where the host is nowhere held, and where it is held as decided; the host
+        free_bytes, held_bytes: Peak on a GPU where the host is nowhere held, and where it is held as decided; the host
             is taken to issue in no time, which is the most it can run ahead.
         free_ns, held_ns: Time of the step.
         reason: Why it was decided so.
@@ -68,7 +68,7 @@ class Holds:
 
     def text(self) -> str:
         """The numbers in one line."""
-        return (f"GPU-place peak {size(self.free_bytes)} -> {size(self.held_bytes)} ({size(self.serial_bytes)} "
+        return (f"GPU peak {size(self.free_bytes)} -> {size(self.held_bytes)} ({size(self.serial_bytes)} "
                 f"without any run-ahead), step of this rank alone {ms_figure(self.free_ns)} -> {ms(self.held_ns)}")  # fmt: skip
 
 
@@ -117,9 +117,9 @@ def plan_holds(program: Program, cost: Costs, run_ahead_bytes: int) -> Holds:
         return Holds(at_ends(program, names), reason=why)
 
 
-def place_peak(program: Program, cost: Costs) -> int:
-    """Most device bytes that the plan holds on the GPU place, however fast its host is; its peers are always ready."""
-    return _peak(_fast_host(lower([program], cost, Options(peers_ready=True))))
+def gpu_peak(program: Program, cost: Costs) -> int:
+    """Most device bytes that the plan holds on a GPU, however fast its host is; its peers are always ready."""
+    return _peak(_fast_host(lower([program], cost, Options.of(GPU, peers_ready=True))))
 
 
 def _most_held(program: Program) -> int:
@@ -183,7 +183,7 @@ class _Search:
         return found
 
     def _lowered(self, waits: Mapping[str, tuple[Wait, ...]]) -> SimInput:
-        return lower([held(self.program, waits)], self.cost, Options(peers_ready=True))
+        return lower([held(self.program, waits)], self.cost, Options.of(GPU, peers_ready=True))
 
 
 def _fast_host(sim: SimInput) -> SimInput:

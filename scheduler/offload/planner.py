@@ -189,7 +189,7 @@ class Planner:
             least = Fit(self, transfers).least(self.budget) + kept_free
             where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
             given = self.budget + kept_free
-            free = f"; {size(kept_free)} of it stay free for what side streams hold on the GPU place" if kept_free else ""
+            free = f"; {size(kept_free)} of it stay free for what side streams hold on a GPU" if kept_free else ""
             raise BudgetError(f"{where}: offload cannot hold a budget of {given} bytes ({size(given)}){free}; the least "
                               f"feasible one is {least} bytes ({size(least)}). {self._advice()}")  # fmt: skip
         tried = {transfer.key for transfer in found.tried()}

@@ -14,7 +14,7 @@ from interlace.passes.pipeline import PassReport
 from interlace.planning.budget import bytes_over, say_budget
 from interlace.planning.plan import make_plans
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.memory.throttle import place_peak
+from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.units import size
 from tests.scheduler.test_throttle import BLOCK, COST, run_ahead_program
 from tests.strategies import World, programs, worlds
@@ -27,7 +27,7 @@ EMPTY = PassReport("offload-activations", (), (), 0, 0, 0)
 def test_the_plan_says_that_the_place_keeps_the_budget_or_is_refused(hold: str) -> None:
     streams = AssignStreams(throttle_host=hold, run_ahead_bytes=BLOCK)  # type: ignore[arg-type]
     planned, reports = Pipeline((streams,)).run(run_ahead_program(), COST)
-    passes, peak = (OffloadActivations(memory_budget=8 * BLOCK), streams), place_peak(planned, COST)
+    passes, peak = (OffloadActivations(memory_budget=8 * BLOCK), streams), gpu_peak(planned, COST)
     assert bytes_over(planned, passes, COST) == max(0, peak - 8 * BLOCK)
     if hold == "off":
         held = f"holds {size(peak)}, of which side streams hold {size(peak - 8 * BLOCK)}"
@@ -41,7 +41,7 @@ def test_the_plan_says_that_the_place_keeps_the_budget_or_is_refused(hold: str) 
 def test_a_byte_over_the_budget_is_refused() -> None:
     streams = AssignStreams(throttle_host="off")
     planned, reports = Pipeline((streams,)).run(run_ahead_program(), COST)
-    peak = place_peak(planned, COST)
+    peak = gpu_peak(planned, COST)
     with pytest.raises(PlanError, match=rf"\({peak - 1} bytes\).*of which side streams hold 1 B.*ask for {peak} bytes"):
         say_budget(planned, (OffloadActivations(memory_budget=peak - 1), streams), [EMPTY, *reports], COST)
     assert say_budget(planned, (OffloadActivations(memory_budget=peak), streams), [EMPTY, *reports], COST)[0].changed
@@ -78,6 +78,6 @@ def keeps_or_refuses(world: World, share: float, kept: list[bool], refusals: lis
         refusals.append("least feasible" in why or "side streams hold" in why)
     for plan in plans:
         kept.append(True)
-        assert place_peak(plan.program, COPIES) <= budget
+        assert gpu_peak(plan.program, COPIES) <= budget
         told = [line for report in plan.reports for line in report.changed]
-        assert any(f"memory_budget {size(budget)}: on the GPU place" in line for line in told)
+        assert any(f"memory_budget {size(budget)}: on a GPU" in line for line in told)

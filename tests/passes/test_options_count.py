@@ -12,7 +12,7 @@ from interlace.ir import Program
 from interlace.ir.kinds import is_comm
 from interlace.passes import AssignStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, SplitBackward
 from interlace.planning.budget import say_budget
-from interlace.scheduler.memory.throttle import place_peak
+from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.scheduler.target import CPU
 from tests.passes.test_fixtures import FILES, given_of, outcome
 from tests.scheduler.test_throttle import BLOCK, COST, run_ahead_program
@@ -52,7 +52,7 @@ def test_extra_live_bytes() -> None:
 def test_a_budget_is_refused_from_its_first_byte() -> None:
     streams = AssignStreams(throttle_host="off", run_ahead_bytes=BLOCK)
     made, reports = Pipeline((streams,)).run(run_ahead_program(), COST)
-    peak = place_peak(made, COST)
+    peak = gpu_peak(made, COST)
     say_budget(made, (OffloadActivations(memory_budget=peak), streams), reports, COST)
     with pytest.raises(BudgetError, match=f"ask for {peak} bytes"):
         say_budget(made, (OffloadActivations(memory_budget=peak - 1), streams), reports, COST)

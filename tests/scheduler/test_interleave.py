@@ -112,7 +112,7 @@ def step_of(made: Sequence[Program], costs: GivenCosts) -> int:
 @settings(max_examples=25, deadline=None)
 @given(worlds(max_pp=4, max_micro_batches=7, max_layers=2, schedule="1F1B"), st.just("off") | FORMS, ALLOWANCES)
 def test_the_checker_finds_nothing(world: World, form: Form, allowance: int) -> None:
-    """acceptance: F5. With sends that wait for their receiver, on the GPU place: no race, no circle, partners agree."""
+    """acceptance: F5. With sends that wait for their receiver, on a GPU: no race, no circle, partners agree."""
     assert [str(finding.message) for finding in check(planned(programs(world), form, extra_live_bytes=allowance))] == []
 
 

@@ -25,7 +25,7 @@ Mutation = Callable[[list[Program], random.Random], list[Program] | None]
 
 
 def is_unsafe(programs: Sequence[Program]) -> bool:
-    """The oracle's verdict on a world, on the GPU place."""
+    """The oracle's verdict on a world, on a GPU."""
     closures = [Closure(program) for program in programs]
     if any(c.unwritten() or c.races() or c.freed_early() for c in closures):
         return True

@@ -13,7 +13,7 @@ from interlace.ir.waits import computes
 from interlace.passes import AssignStreams, Pipeline
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory import live as memory
-from interlace.scheduler.memory.throttle import Wait, at_ends, candidates, held, place_peak, plan_holds
+from interlace.scheduler.memory.throttle import Wait, at_ends, candidates, gpu_peak, held, plan_holds
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import GPU, Target
@@ -53,10 +53,10 @@ def test_run_ahead_doubles_the_peak_and_auto_brings_it_down() -> None:
     planned, (report,) = Pipeline((AssignStreams(run_ahead_bytes=BLOCK),)).run(program, COST)
     assert any(job.host_waits for job in planned.jobs)
     assert peak(planned) <= serial + 3 * BLOCK < free // 2
-    assert place_peak(planned, COST) <= serial + 3 * BLOCK
+    assert gpu_peak(planned, COST) <= serial + 3 * BLOCK
     assert simulate([planned], COST, ALONE).step_ns <= 1.05 * simulate([program], COST, ALONE).step_ns
     (line,) = [line for line in report.changed if "the host waits" in line]
-    assert "GPU-place peak" in line
+    assert "GPU peak" in line
     off, _ = Pipeline((AssignStreams(throttle_host="off"),)).run(program, COST)
     assert off.jobs == program.jobs
     on, _ = Pipeline((AssignStreams(throttle_host="on"),)).run(program, COST)
@@ -201,12 +201,12 @@ def test_of_waits_that_hold_alike_the_widest_apart_are_taken() -> None:
     tail = parse(show(program).replace("#5 %5:float32[1] = pd_op.mean(%4) forward", "#5 %5:float32[1] = pd_op.matmul(%4) forward"))
     found = plan_holds(tail, QUICK, 0)
     assert found.waits["forward_0"] != at_ends(tail, ["forward_0"])["forward_0"]
-    assert found.held_bytes == place_peak(held(tail, at_ends(tail, candidates(tail))), QUICK)
+    assert found.held_bytes == gpu_peak(held(tail, at_ends(tail, candidates(tail))), QUICK)
 
 
 def test_the_peak_on_the_place_is_that_of_the_fastest_host() -> None:
     slow = CostModel.from_table({"comm": 400, "gemm": 1000, "copy": 1, "default": 50}, host_ns=3000, job_ns=2)
-    assert place_peak(run_ahead_program(), slow) == place_peak(run_ahead_program(), QUICK)
+    assert gpu_peak(run_ahead_program(), slow) == gpu_peak(run_ahead_program(), QUICK)
 
 
 def test_a_rank_that_cannot_be_simulated_waits_at_the_end_of_every_job() -> None:
