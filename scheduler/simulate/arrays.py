@@ -1,4 +1,4 @@
-"""The arrays that both simulators run on, and how programs are taken."""
+"""The arrays that both engines simulate, and the options for making them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_DUR_NS = 1 << 40
 """Longest op (18 minutes); keeps work, `dur_ns * ONE`, inside 64 bits."""
 COMPUTE = "compute"
 NOTHING = ""
-"""What an op that launches nothing competes for."""
+"""Resource of an op that launches nothing."""
 
 
 def blocks_host(op: Op) -> bool:
@@ -37,15 +37,15 @@ def _always(op: Op) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How programs are taken.
+    """Options of a simulation.
 
     Attributes:
         p2p: `rendezvous`: a send and its receive start and end together; `buffered`: a send runs alone, its receive from the
             send's start (or its own) to the send's end.
-        share: Two ops that want one resource on one rank (two collectives, two sends, two receives, two copies of one
+        share: Two ops that use the same resource of a rank (two collectives, two sends, two receives, two copies of one
             direction, two compute kernels on two streams) get half of it each; off: each runs as if alone.
-        peers_ready: Ranks without a program are taken to be ready whenever they are needed; off: they are an error.
-        stands_for: Rank without a program -> rank whose program stands for it.
+        peers_ready: Ranks without a program are assumed to be ready whenever they are needed; off: they are an error.
+        stands_for: Rank without a program -> rank whose program is simulated in its place.
         blocks: Which ops the host waits for.
         host_waits: Whether the host waits where the plan says so; off for targets on which it never runs ahead.
         job_end_waits: Whether the host waits for the compute stream at the end of each job.
@@ -73,32 +73,32 @@ class Options:
 
 @dataclass(slots=True)
 class SimInput:
-    """The arrays; per item unless said otherwise.
+    """The arrays; one entry for each op instance (item) unless said otherwise.
 
     Attributes:
         ranks: Simulated ranks, ascending. `[num_ranks]`
-        first: First item of each rank, and the number of items. `[num_ranks + 1]`
-        first_stream: The same of streams. `[num_ranks + 1]`
-        stream_names: Per stream; each rank's first is `compute`.
-        op, micro_batch: What the item is.
-        stream: Global number of its stream.
-        issue: Host time at which it is issued if the host never blocks.
-        dur: Time alone, in nanoseconds.
-        side: Communication or copy; everything else counts as compute.
-        awaits: The item whose end the host waits for before it issues the next one: the item itself (a blocking copy), an
-            earlier one (`Job.host_waits`), or -1.
+        first: First op instance of each rank, and the number of all. `[num_ranks + 1]`
+        first_stream: First stream of each rank, and the number of all. `[num_ranks + 1]`
+        stream_names: Name of each stream; the first of each rank is `compute`.
+        op, micro_batch: The op instance.
+        stream: Number of its stream, over all ranks.
+        issue: Host time at which it is issued if the host never waits.
+        dur: Duration alone, in nanoseconds.
+        side: Whether it is a communication or copy; everything else counts as compute.
+        awaits: The op instance whose end the host waits for before it issues the next one: itself (a blocking copy), an earlier
+            one (`Job.host_waits`), or -1.
         kind: Interference class.
         excess: `[classes, classes]`: by how much class a is stretched beside class b, over 1, in units of 1 / ONE.
-        standing: `[classes]`: by how much class a is stretched beside one item that stands at a rendezvous, whichever it is, in
+        blocked_excess: `[classes]`: by how much class a is stretched beside one op instance that is blocked at a rendezvous, in
             units of 1 / ONE.
-        dep_first, dep: What the item waits for on its rank, beside its stream's earlier items. `[items + 1]`, `[deps]`
+        dep_first, dep: What it waits for on its rank, other than the earlier op instances of its stream. `[items + 1]`, `[deps]`
         meet: Number of its rendezvous, or -1.
-        meet_first, mates: Items of each rendezvous. `[meets + 1]`
+        meet_first, mates: Op instances of each rendezvous. `[meets + 1]`, `[mates]`
         meet_size: How many must arrive. `[meets]`
         follow: The send whose message a buffered receive waits for, or -1.
-        host_end: When each rank's host is through with its jobs if it never blocks. `[num_ranks]`
-        job_first: Per rank, `(job name, first item)`.
-        absent: Rendezvous -> text saying which rank lacks its part.
+        host_end: When the host of each rank has issued all of its jobs if it never waits. `[num_ranks]`
+        job_first: Of each rank, `(job name, first op instance)`.
+        absent: Rendezvous -> text that says which rank does not issue its part.
     """
 
     ranks: list[int]
@@ -114,7 +114,7 @@ class SimInput:
     awaits: Ints
     kind: Ints
     excess: Ints
-    standing: Ints
+    blocked_excess: Ints
     dep_first: Ints
     dep: Ints
     meet: Ints
@@ -130,29 +130,29 @@ class SimInput:
 
     @property
     def num_items(self) -> int:
-        """Number of items of all ranks."""
+        """Number of op instances of all ranks."""
         return len(self.op)
 
     def rank_index(self, item: int) -> int:
-        """Position in `ranks` of an item's rank."""
+        """Index in `ranks` of the rank of an op instance."""
         return int(np.searchsorted(self.first, item, side="right")) - 1
 
     def op_at(self, item: int) -> Op:
-        """The op of an item."""
+        """The operation of an op instance."""
         at = self.rank_index(item)
         if at not in self._ops:
             self._ops[at] = {op.id: op for op in self.programs[at].ops}
         return self._ops[at][int(self.op[item])]
 
     def describe(self, item: int) -> str:
-        """How messages name an item: rank, stream, op with layer, micro-batch."""
+        """How messages name an op instance: rank, stream, op with layer, micro-batch."""
         where = f"rank {self.ranks[self.rank_index(item)]} stream {self.stream_names[self.stream[item]]}"
         return f"{where}: {describe(self.op_at(item))} of micro-batch {self.micro_batch[item]}"
 
 
 @dataclass(slots=True)
 class RankItems:
-    """One rank's part of the arrays, with item and stream numbers of its own."""
+    """The part of one rank, with op instances and streams numbered from 0."""
 
     program: Program
     items: Ints
@@ -165,6 +165,7 @@ class RankItems:
 
 
 def direction(op: Op) -> tuple[str, int]:
+    """Direction of a communication (`send`, `receive` or `collective`) and its peer in the group (-1 for a collective)."""
     if is_send(op):
         return "send", int(op.attrs.get("peer", -1))
     if is_receive(op):
@@ -179,6 +180,7 @@ def rows(keys: Ints, entries: Ints, count: int) -> tuple[Ints, Ints]:
 
 
 def offsets(counts: Sequence[int] | Ints) -> Ints:
+    """0 and the running sums. `[count + 1]`"""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))])
 
 

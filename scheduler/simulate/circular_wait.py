@@ -1,4 +1,4 @@
-"""Why a plan stands still: the circle of items that wait for each other, or the one whose mate never comes."""
+"""Why a plan does not end: the cycle of op instances that wait for each other, or one whose mate is never issued."""
 
 from __future__ import annotations
 

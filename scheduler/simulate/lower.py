@@ -1,6 +1,6 @@
-"""Programs of all ranks and a cost model as flat arrays: the one input of the plain simulator and of its compiled twin.
+"""Programs of all ranks and a cost model as flat arrays: the input of both simulation engines.
 
-An *item* is one `(op, micro-batch)` of one rank. Items are numbered rank by rank in the order in which the host issues them.
+Op instances are numbered rank by rank in the order in which the host issues them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = ["ONE", "Options", "SimInput", "lower"]
 
 
 def lower(programs: Sequence[Program], cost: Costs, options: Options | None = None) -> SimInput:
-    """The arrays of a world; cost O(items + ops x operands), vectorised over items.
+    """The arrays of a world; cost O(op instances + ops x operands), vectorised over op instances.
 
     Raises:
-        PlanError: A program has no jobs; an item is issued before one it waits for; a group has a rank without a program;
+        PlanError: A program has no jobs; an op instance is issued before one that it waits for; a group has a rank without a program;
             ranks of a group issue collectives of different kinds; an op's time is negative or too long.
     """
     options = options or Options()
@@ -62,7 +62,7 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
     return SimInput(
         [program.rank for program in programs], first, first_stream, [n for part in parts for n in part.stream_names],
-        excess=classes.excess(), standing=classes.standing(), dep_first=dep_first, dep=dep,
+        excess=classes.excess(), blocked_excess=classes.blocked_excess(), dep_first=dep_first, dep=dep,
         host_end=np.array([p.host_end for p in parts], np.int64),
         job_first=[[(name, at + int(first[k])) for name, at in part.job_first] for k, part in enumerate(parts)],
         programs=list(programs), **column, **meetings(parts, first, options),
@@ -97,7 +97,7 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
 
 @dataclass(slots=True)
 class _OpTable:
-    """Columns over a rank's ops; `row` is op id -> row."""
+    """Columns over the ops of a rank; `row` is op id -> row."""
 
     row: Ints
     host: Ints
@@ -136,22 +136,22 @@ def _checked(program: Program, op: Op, dur_ns: int) -> int:
 
 
 def awaits(program: Program, blocking: Flags, more: Sequence[tuple[int, int]] = ()) -> Ints:
-    """The item that the host waits for after each item, or -1; `more` are waits beside the plan's. Items are indices into the rank's."""
+    """What the host waits for after each op instance, or -1; `more` are waits beside the plan's. All are indices within the rank."""
     found = np.where(blocking, np.arange(len(blocking)), -1)
-    for behind, place in (*_host_waits(program), *more):
-        while found[behind] >= 0:  # a blocking copy: the host waits in front of it for what it waits for behind it
-            behind -= 1
-        if behind >= place:
-            found[behind] = place
+    for after, place in (*_host_waits(program), *more):
+        while found[after] >= 0:  # there is a wait already (a blocking copy): the new one goes before it
+            after -= 1
+        if after >= place:
+            found[after] = place
     return found
 
 
 def _host_waits(program: Program) -> Iterator[tuple[int, int]]:
-    """The waits of the host as places among the rank's items."""
+    """The waits of the host as pairs of indices among the rank's op instances: wait after the first for the second."""
     first = 0
     for job in program.jobs:
         place = {item: first + k for k, item in enumerate(job.items)} if job.host_waits else {}
-        yield from ((place[behind], place[awaited]) for behind, awaited in job.host_waits)
+        yield from ((place[after], place[awaited]) for after, awaited in job.host_waits)
         first += len(job.items)
 
 
@@ -166,10 +166,10 @@ def _job_ends(program: Program, stream: Ints) -> Iterator[tuple[int, int]]:
 
 
 def wait_ns(program: Program, cost: Costs) -> int:
-    """Host time of one wait, beside the waiting: one element is cut out of a result, and a stream synchronized behind it.
+    """Host time of one wait, without the waiting itself: one element of a result is sliced, and its stream is synchronized.
 
-    The time of a copy of that element stands for the synchronization, which was not measured. It runs on another host thread;
-    going there and back costs what a job does (Paddle's work queue, in both cases).
+    The synchronization was not measured; the time of a copy of that element is used for it. It runs on another host thread;
+    the way there and back costs as much as a job (Paddle's work queue in both cases).
     """
     values = {0: Value(0, (1,), "float32", 0), 1: Value(1, (1,), "float32", 1, memory="host")}
     copy = Op(-1, "pd_op.memcpy_d2h", (0,), (1,), "forward", attrs={"dst_place_type": 0})
@@ -178,12 +178,12 @@ def wait_ns(program: Program, cost: Costs) -> int:
 
 
 def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[tuple[str, int]]]:
-    """Issue time of every item, end of the host's work, and where jobs begin."""
+    """Issue time of every op instance, end of the host's work, and the first op instance of each job."""
     charge = op_ns.copy()
     job_first, at, trailing = [], 0, 0
-    behind = [item + 1 for item, _ in _host_waits(program)]
-    each_ns = wait_ns(program, cost) if behind else 0
-    for item in behind:
+    following = [item + 1 for item, _ in _host_waits(program)]
+    each_ns = wait_ns(program, cost) if following else 0
+    for item in following:
         if item < len(charge):
             charge[item] += each_ns
         else:
@@ -200,7 +200,7 @@ def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[t
 
 
 class _Classes:
-    """Numbers the classes of interference as ops come by: equal category and resource, equal stretch."""
+    """Numbers the interference classes in order of appearance; ops of equal category and resource have one class."""
 
     def __init__(self, cost: Costs, options: Options) -> None:
         self.cost, self.options = cost, options
@@ -218,7 +218,7 @@ class _Classes:
                 table[a, b] = self._excess(category, resource, beside, other)
         return table
 
-    def standing(self) -> Ints:
+    def blocked_excess(self) -> Ints:
         """By how much each class is stretched beside a communication that waits for its peers; only computation is."""
         return ints([_over_one(self.cost.stretch_between(category, WAIT)[0]) if resource == COMPUTE else 0
                      for category, resource in self.numbers])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which items of which ranks start together: the k-th of each rank on each channel."""
+"""Which op instances of which ranks start together: the k-th of each rank on each channel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from interlace.scheduler.simulate.arrays import Ints, Options, RankItems, ints, 
 
 
 def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[str, Any]:
-    """Which items of which ranks start together: the k-th of each rank on each channel."""
+    """Which op instances of which ranks start together: the k-th of each rank on each channel."""
     acting = {part.program.rank: part.program.rank for part in parts}
     acting |= {rank: twin for rank, twin in options.stands_for.items() if rank not in acting}
     queues: dict[Hashable, dict[int, list[int]]] = {}
@@ -32,7 +32,7 @@ def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[
 def _channel(
     op: Op, program: Program, acting: Mapping[int, int], options: Options, names: RingNames
 ) -> tuple[Hashable, list[Any], Any] | None:
-    """Key of the channel, who takes part in it, and as whom this op does; None where nobody else does."""
+    """Key of the channel, its members, and which member this op is; None if it has no other member."""
     ranks = next((group.ranks for group in program.groups if group.id == op.group), ())
     missing = [rank for rank in ranks if acting.get(rank) is None]
     if missing and not options.peers_ready:

@@ -1,30 +1,34 @@
-"""What a plan does in time: every rank, stream and host, by the nanosecond. This file is the specification.
+"""Simulation of plans in time: every rank, stream and host, in integer nanoseconds. This module is the specification.
 
-The host of a rank issues its items in order, each at its host cost; an item it must wait for holds it until that item
-is done, and where the plan says so (`Job.host_waits`) it waits until an earlier one is. A stream runs its items one at a
-time, in issue order. An item is *ready* once it is issued, its stream's earlier items are done, and what it waits for
-is done. It starts when it is ready and, for a rendezvous (a collective, a send with its receive), when all its mates are.
-Mates run as one: for the longest of their times, at the pace of the slowest of them, and end together.
+An *op instance* (`item` in names) is one `(operation, micro-batch)` of one rank. The host of a rank issues its op instances in
+order, each at its host cost; after a blocking one it waits until that one has ended, and where the plan says so (`Job.host_waits`)
+until an earlier one has. A stream runs its op instances one at a time, in issue order. An op instance is *ready* once it is
+issued, the earlier ones of its stream have ended, and those that it depends on have ended. It starts when it is ready and, at a
+rendezvous (a collective, a send with its receive), all its mates are. Mates run together: for the longest of their durations, at
+the pace of the slowest of them, and they end together.
 
-Beside others on its rank an item slows: its stretch is 1 plus what each item running there adds (`SimInput.excess`),
-its pace 1 / stretch. An item that *stands* (it is ready and its mates are not: its kernel occupies the device until they
-are) adds `SimInput.standing` to each computation.
-Work is counted in 1 / ONE ns. The pace is `ONE * ONE / stretch` units a nanosecond, rounded up;
-an end is rounded up to whole nanoseconds, so that an item due at a moment stays due whatever else happens at it;
-nothing else is rounded. Hence the result depends on no order among simultaneous events.
+The overlap clock. Beside others on its rank an op instance takes longer: its stretch is 1 plus what each other op instance
+running there adds (`SimInput.excess`), its pace is 1 / stretch. An op instance that is *blocked* (it is ready and its mates are
+not; its kernel occupies the device until they are) adds `SimInput.blocked_excess` to each computation. Work is counted in 1 / ONE
+ns. The pace is `ONE * ONE / stretch` units per nanosecond, rounded up; an end is rounded up to whole nanoseconds, so that an op
+instance that is due at a time stays due whatever else happens at that time; nothing else is rounded. Hence the result does not
+depend on the order of simultaneous events.
 
-The step of every rank lasts until the last item and the last host is done. Each moment of it belongs to one part
+Two other implementations follow this clock: `simulate/compiled.py` exactly, and `interleave/clock.py` for one rank with floating-point
+times, which planners use thousands of times.
+
+The step of every rank lasts until the last op instance and the last host have finished. Each moment of it belongs to one part
 (`split_rank`):
 
 - *compute*: a compute op runs on the rank.
-- *exposed*: none runs, and a communication or copy runs that the rank's next compute op waits for (through data,
-  events, streams, or a host it blocks); behind the last compute op, any.
-- *host*: neither, nothing that the next compute op waits for stands at a rendezvous, and the host is busy on the way to
-  issuing that op (behind the last one: to the end of its jobs).
-- *bubble*: all the rest: the rank waits for other ranks.
+- *exposed*: none runs, and a communication or copy runs that the rank's next compute op waits for (through data, events,
+  streams, or a host that it blocks); after the last compute op, any communication or copy.
+- *host*: neither, nothing that the next compute op waits for is blocked at a rendezvous, and the host is busy on the way to
+  issuing that op (after the last one: to the end of its jobs).
+- *bubble*: the rest: the rank waits for other ranks.
 
-Beside that, whatever the part: *hidden* is the time in which a communication or copy runs beside a compute op, *idle* the time in
-which nothing runs on the rank. What runs in a bubble is neither exposed nor hidden: nothing computes and nothing waits for it.
+Independent of these parts, *hidden* is the time in which a communication or copy runs beside a compute op, and *idle* the time
+in which nothing runs on the rank. What runs in a bubble is neither exposed nor hidden: nothing computes and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -48,16 +52,16 @@ from interlace.scheduler.target import IDEAL, Target
 NEVER = 1 << 62
 """Later than any time."""
 WORTH_COMPILING = 5000
-"""Items from which on `auto` takes the twin; below, the plain simulator is done before numba is imported (0.2 s)."""
+"""Op instances from which on `auto` uses the compiled engine; below, the plain one ends before numba is imported (0.2 s)."""
 
 
 class Stall(PlanError):
-    """Ranks of a plan wait for each other, or for something that no rank does."""
+    """Ranks wait for each other, or for a communication that no rank issues."""
 
 
 @dataclass(slots=True)
 class Times:
-    """Per item, in nanoseconds: when issued, ready, started, ended. `[num_items]` each."""
+    """When each op instance was issued, was ready, started and ended, in nanoseconds. `[num_items]` each."""
 
     issue: Ints
     ready: Ints
@@ -70,9 +74,9 @@ class RankTime:
     """One rank's step; `step_ns == compute_ns + exposed_comm_ns + bubble_ns + host_ns`.
 
     Attributes:
-        slowed_ns: The part of compute that is stretch: time its ops took beside others, less their time alone.
-        peak_bytes: Most device memory held at one moment, persistable memory included.
-        pinned_bytes: Most host memory held by offloaded values.
+        slowed_ns: Duration of compute ops beside others, less their duration alone.
+        peak_bytes: Peak of live device memory, persistable memory included.
+        pinned_bytes: Peak of live pinned host memory.
     """
 
     rank: int
@@ -115,19 +119,19 @@ def simulate(
     target: Target = IDEAL,
     with_memory: bool = True,
 ) -> Result:
-    """Run the plans of all ranks; `auto` takes the compiled twin for large plans where numba is there; results are equal.
+    """Simulate the plans of all ranks; `auto` uses the compiled engine for large plans if numba is installed; results are equal.
 
     `target` says when memory is allocated and freed; the rest of its rules is in `options` (`Options.of`).
 
     Raises:
         PlanError: What `lower` refuses.
-        Stall: Ranks wait in a circle, which the message prints, or for what never comes.
+        Stall: Ranks wait for each other in a cycle, which the message prints, or for a communication that is never issued.
     """
     return run(lower(programs, cost, options), engine=engine, target=target, with_memory=with_memory)
 
 
 def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_memory: bool = True) -> Result:
-    """The same from arrays."""
+    """Simulate from arrays."""
     compiled = _compiled(engine, sim.num_items)
     start, ready, end = compiled.run_items(sim) if compiled else Simulation(sim).run()
     if (end < 0).any():
@@ -142,14 +146,14 @@ def _compiled(engine: Engine, num_items: int) -> Any:
     if engine == "plain" or (engine == "auto" and num_items < WORTH_COMPILING):
         return None
     try:
-        from interlace.scheduler.simulate import compiled as simulator_fast
+        from interlace.scheduler.simulate import compiled
     except ImportError:
         if engine == "fast":
             raise PlanError(
                 "the compiled simulator needs numba; install it (`pip install numba`) or take engine='plain'"
             ) from None
         return None
-    return simulator_fast
+    return compiled
 
 
 def _profile(sim: SimInput, times: Times, at: int, target: Target) -> memory.Profile:
@@ -164,12 +168,13 @@ def _rank_times(sim: SimInput, times: Times, split: Any, profiles: Sequence[memo
     for at, rank in enumerate(sim.ranks):
         mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
         deps = slice(int(sim.dep_first[mine.start]), int(sim.dep_first[mine.stop]))
-        compute, exposed, hidden, bubble, host, idle = split(
+        columns = RankColumns(
             sim.stream[mine] - sim.first_stream[at], sim.side[mine],
             np.where(sim.awaits[mine] >= 0, sim.awaits[mine] - mine.start, -1),
             sim.dep_first[mine.start : mine.stop + 1] - deps.start, sim.dep[deps] - mine.start, times.issue[mine],
-            times.ready[mine], times.start[mine], times.end[mine], step, int(host_end[at]),
+            times.ready[mine], times.start[mine], times.end[mine],
         )  # fmt: skip
+        compute, exposed, hidden, bubble, host, idle = split(columns, step, int(host_end[at]))
         took = (times.end[mine] - times.start[mine] - sim.dur[mine])[~sim.side[mine]]
         peaks = (profiles[at].peak("device"), profiles[at].peak("pinned")) if profiles else (0, 0)
         found.append(
@@ -179,7 +184,7 @@ def _rank_times(sim: SimInput, times: Times, split: Any, profiles: Sequence[memo
 
 
 class Simulation:
-    """The plain engine: a queue of moments at which something is issued or ends."""
+    """The plain engine: a queue of the times at which an op instance is issued or ends."""
 
     def __init__(self, sim: SimInput) -> None:
         self.sim = sim
@@ -202,17 +207,17 @@ class Simulation:
                 self.unblocks[before].append(item)
         self.followers = {int(sim.follow[item]): item for item in np.flatnonzero(sim.follow >= 0).tolist()}
         self.running: list[list[int]] = [[] for _ in sim.ranks]
-        self.stands: list[set[int]] = [set() for _ in sim.ranks]
-        self.standing = sim.standing.tolist()
+        self.blocked: list[set[int]] = [set() for _ in sim.ranks]
+        self.blocked_excess = sim.blocked_excess.tolist()
         self.rank = np.repeat(np.arange(len(sim.ranks)), np.diff(sim.first)).tolist()
         self.stretch = [0] * count
         self.left, self.pace, self.since, self.due = ([0] * count for _ in range(4))
         self.host_late = [0] * len(sim.ranks)
         self.host_at = [self._next_wait(at, int(sim.first[at])) for at in range(len(sim.ranks))]
-        self.touched: set[int] = set()
+        self.changed: set[int] = set()
 
     def run(self) -> tuple[Ints, Ints, Ints]:
-        """Start, ready and end of every item; -1 for those that never end because ranks wait for each other."""
+        """Start, ready and end of every op instance; -1 for those that never end because ranks wait for each other."""
         for stream in range(len(self.fifo)):
             self._look(stream, 0)
         while True:
@@ -227,14 +232,14 @@ class Simulation:
                 self._finish(self._mates(item), now)
 
     def _mates(self, item: int) -> list[int]:
-        """All items that run as one with this one."""
+        """All op instances that run together with this one."""
         meet = self.meet[item]
         if meet < 0:
             return [item]
         return [int(k) for k in self.sim.mates[self.sim.meet_first[meet] : self.sim.meet_first[meet + 1]]]
 
     def _look(self, stream: int, now: int) -> None:
-        """Start the stream's next item if it can start."""
+        """Start the next op instance of a stream if it can start."""
         if self.head[stream] == len(self.fifo[stream]):
             return
         item = self.fifo[stream][self.head[stream]]
@@ -249,20 +254,20 @@ class Simulation:
             self._meet(item, now)
 
     def _meet(self, item: int, now: int) -> None:
-        """Start a ready item together with its mates, if all are ready; else it stands."""
+        """Start a ready op instance together with its mates if all are ready; otherwise it is blocked."""
         mates = self._mates(item)
         meet, follow = self.meet[item], self.follow[item]
         is_short = meet >= 0 and (len(mates) < self.sim.meet_size[meet] or any(self.ready[mate] < 0 for mate in mates))
         if is_short or (follow >= 0 and self.start[follow] < 0):
-            self.stands[self.rank[item]].add(item)
-            self.touched.add(self.rank[item])
+            self.blocked[self.rank[item]].add(item)
+            self.changed.add(self.rank[item])
             return
         for mate in mates:
-            self.stands[self.rank[mate]].discard(mate)
+            self.blocked[self.rank[mate]].discard(mate)
             self.start[mate] = self.since[mate] = now
             self.left[mate] = max(self.dur[k] for k in mates) * ONE
             self.running[self.rank[mate]].append(mate)
-            self.touched.add(self.rank[mate])
+            self.changed.add(self.rank[mate])
         follower = self.followers.get(item, -1)
         if follow >= 0:
             self.left[item] = 0 if self.end[follow] >= 0 else NEVER
@@ -273,7 +278,7 @@ class Simulation:
         for item in mates:
             self.end[item] = now
             self.running[self.rank[item]].remove(item)
-            self.touched.add(self.rank[item])
+            self.changed.add(self.rank[item])
             self.head[self.stream[item]] += 1
         for item in mates:
             at = self.rank[item]
@@ -290,7 +295,7 @@ class Simulation:
                 self._finish([follower], now)
 
     def _release(self, at: int) -> None:
-        """Let the host of a rank go on behind items whose wait is over."""
+        """Let the host of a rank go on after waits that are over."""
         end = int(self.sim.first[at + 1])
         while self.host_at[at] < end and self.end[self.awaits[self.host_at[at]]] >= 0:
             item = self.host_at[at]
@@ -298,28 +303,28 @@ class Simulation:
             self.host_at[at] = self._next_wait(at, item + 1)
 
     def _next_wait(self, at: int, item: int) -> int:
-        """The next item behind which the host waits, from `item` on; the rank's last item if there is none."""
+        """The next op instance after which the host waits, from `item` on; the index after the rank's last one if there is none."""
         end = int(self.sim.first[at + 1])
         return next((k for k in range(item, end) if self.awaits[k] >= 0), end)
 
     def _settle(self) -> None:
-        """Give every running item of the touched ranks, and their mates, the pace that the present company allows."""
+        """Set the pace of everything that runs on changed ranks, and of its mates."""
         changed: dict[int, list[int]] = {}
-        for at in sorted(self.touched):
+        for at in sorted(self.changed):
             for item in self.running[at]:
                 kind = self.kind[item]
                 beside = sum(self.excess[kind][self.kind[other]] for other in self.running[at] if other != item)
-                self.stretch[item] = ONE + beside + self.standing[kind] * len(self.stands[at])
+                self.stretch[item] = ONE + beside + self.blocked_excess[kind] * len(self.blocked[at])
                 mates = self._mates(item)
                 changed[mates[0]] = mates
-        self.touched.clear()
+        self.changed.clear()
         for leader, mates in changed.items():
             if self.left[leader] == NEVER:
                 continue
             self._repace(leader, -(-ONE * ONE // max(self.stretch[mate] for mate in mates)))
 
     def _repace(self, leader: int, pace: int) -> None:
-        """Book what was done at the old pace and say when the item ends at the new one."""
+        """Subtract the work done at the old pace, and compute the end at the new one."""
         if pace == self.pace[leader]:
             return
         self.left[leader] -= self.pace[leader] * (self.now - self.since[leader])
@@ -329,7 +334,7 @@ class Simulation:
 
 
 def issue_times(sim: SimInput, end: Ints) -> Ints:
-    """When each item was issued: the host's own time, and behind each of its waits, how late that left it."""
+    """When each op instance was issued: the host's own time, plus its delay after each of its waits."""
     issue = sim.issue.copy()
     for at in range(len(sim.ranks)):
         late = 0
@@ -341,13 +346,13 @@ def issue_times(sim: SimInput, end: Ints) -> Ints:
 
 
 def _waits(sim: SimInput, at: int) -> Ints:
-    """Items of a rank behind which its host waits."""
+    """Op instances of a rank after which its host waits."""
     found: Ints = int(sim.first[at]) + np.flatnonzero(sim.awaits[sim.first[at] : sim.first[at + 1]] >= 0)
     return found
 
 
 def host_ends(sim: SimInput, times: Times) -> Ints:
-    """When each rank's host is through with its jobs. `[num_ranks]`"""
+    """When the host of each rank has issued all of its jobs. `[num_ranks]`"""
     ends = sim.host_end.copy()
     for at in range(len(sim.ranks)):
         waits = _waits(sim, at)
@@ -355,35 +360,73 @@ def host_ends(sim: SimInput, times: Times) -> Ints:
     return ends
 
 
-def split_rank(stream: Ints, side: Any, awaits: Ints, dep_first: Ints, dep: Ints, issue: Ints, ready: Ints, start: Ints,
-               end: Ints, step: int, host_end: int) -> tuple[int, int, int, int, int, int]:  # fmt: skip
-    """Compute, exposed, hidden, bubble, host and idle time of one rank, as the head of this file defines them.
+class RankColumns(NamedTuple):
+    """Op instances of one rank in issue order, numbered from 0: columns of `SimInput` and `Times`.
 
-    Items are numbered from 0 in issue order, streams from 0. Written in the subset of Python that numba compiles, so that
-    there is one definition. Cost O(items log items).
+    `split_rank` and its helpers take it and use the subset of Python that numba compiles, so that both engines share one definition.
     """
-    count = len(start)
-    # Start of the earliest compute op that waits for each item.
+
+    stream: Ints
+    side: Any
+    awaits: Ints
+    dep_first: Ints
+    dep: Ints
+    issue: Ints
+    ready: Ints
+    start: Ints
+    end: Ints
+
+
+def split_rank(rank: RankColumns, step: int, host_end: int) -> tuple[int, int, int, int, int, int]:
+    """Compute, exposed, hidden, bubble, host and idle time of one rank, as defined in this module's docstring.
+
+    Cost O(items log items).
+    """
+    gap_from, gap_to, gap_next, compute = _gaps(rank, step)
+    begin, chain = _waited_for(rank, _waiters(rank), gap_from, gap_to)
+    syncs = np.flatnonzero(rank.awaits >= 0)
+    synced_at = rank.issue[syncs]
+    exposed, host, last = 0, 0, len(gap_from) - 1
+    for gap in range(last + 1):
+        low, high = gap_from[gap], gap_to[gap]
+        busy = min(high, host_end if gap == last else rank.issue[gap_next[gap]])
+        if begin[gap] >= 0 or busy > low:
+            parts = _split_gap(rank, low, high, busy, begin[gap], chain, syncs, synced_at)
+            exposed += parts[0]
+            host += parts[1]
+    spans = np.empty((len(rank.start), 2), np.int64)
+    spans[:, 0], spans[:, 1] = rank.start, rank.end
+    running = covered(spans)
+    hidden = compute + covered(spans[rank.side]) - running
+    return compute, exposed, hidden, step - compute - exposed - host, host, step - running
+
+
+def _waiters(rank: RankColumns) -> Ints:
+    """Start of the earliest compute op that waits for each op instance, NEVER without one."""
+    stream, side, awaits, start = rank.stream, rank.side, rank.awaits, rank.start
+    dep_first, dep = rank.dep_first, rank.dep
+    count, later = len(start), NEVER
     waiter = np.full(count, NEVER, np.int64)
-    behind = np.full(int(stream.max()) + 1 if count else 1, NEVER, np.int64)
-    later = NEVER
+    after = np.full(int(stream.max()) + 1 if count else 1, NEVER, np.int64)
     for item in range(count - 1, -1, -1):
         if awaits[item] >= 0:
             waiter[awaits[item]] = min(waiter[awaits[item]], later)
-        mine = min(waiter[item], behind[stream[item]])
+        mine = min(waiter[item], after[stream[item]])
         waiter[item] = mine
         seen = mine if side[item] else start[item]
-        behind[stream[item]] = seen
+        after[stream[item]] = seen
         later = min(later, seen)
         for k in range(dep_first[item], dep_first[item + 1]):
             waiter[dep[k]] = min(waiter[dep[k]], seen)
-    # The gaps between compute ops, each with the op that ends it.
-    order = np.argsort(start, kind="mergesort")
-    gap_from = np.empty(count + 1, np.int64)
-    gap_to = np.empty(count + 1, np.int64)
-    gap_next = np.empty(count + 1, np.int64)
+    return waiter
+
+
+def _gaps(rank: RankColumns, step: int) -> tuple[Ints, Ints, Ints, int]:
+    """Gaps between compute ops: from, to, and the op that ends each (-1 for the last, up to the step's end); and the compute time."""
+    side, start, end = rank.side, rank.start, rank.end
+    gap_from, gap_to, gap_next = np.empty((3, len(start) + 1), np.int64)
     num_gaps, free, compute = 0, 0, 0
-    for item in order:
+    for item in np.argsort(start, kind="mergesort"):
         if side[item]:
             continue
         if start[item] > free:
@@ -391,60 +434,67 @@ def split_rank(stream: Ints, side: Any, awaits: Ints, dep_first: Ints, dep: Ints
             num_gaps += 1
         compute += max(0, end[item] - max(free, start[item]))
         free = max(free, end[item])
-    last = num_gaps
-    gap_from[last], gap_to[last], gap_next[last] = free, step, -1
+    gap_from[num_gaps], gap_to[num_gaps], gap_next[num_gaps] = free, step, -1
     num_gaps += 1
-    # What each gap's next op waits for; behind the last compute op, everything.
-    begin = np.full(num_gaps + 1, -1, np.int64)
-    chain = np.full(2 * count, -1, np.int64)
-    for item in range(count):
+    return gap_from[:num_gaps], gap_to[:num_gaps], gap_next[:num_gaps], compute
+
+
+def _waited_for(rank: RankColumns, waiter: Ints, gap_from: Ints, gap_to: Ints) -> tuple[Ints, Ints]:
+    """Communications and copies that the op after each gap waits for, those after the last compute op in the last gap.
+
+    Linked lists: first link of each gap, next link of each link; the op instance of a link is `link // 2`.
+    """
+    side, end, last = rank.side, rank.end, len(gap_from) - 1
+    begin = np.full(last + 1, -1, np.int64)
+    chain = np.full(2 * len(end), -1, np.int64)
+    for item in range(len(end)):
         if not side[item]:
             continue
         gap = np.searchsorted(gap_to[:last], waiter[item])
         if gap < last and gap_to[gap] == waiter[item] and end[item] > gap_from[gap]:
             chain[2 * item] = begin[gap]
             begin[gap] = 2 * item
-        if end[item] > free:
+        if end[item] > gap_from[last]:
             chain[2 * item + 1] = begin[last]
             begin[last] = 2 * item + 1
-    exposed, host = 0, 0
-    blocked = np.flatnonzero(awaits >= 0)
-    blocked_at = issue[blocked]
-    for gap in range(num_gaps):
-        low, high = gap_from[gap], gap_to[gap]
-        busy = min(high, host_end if gap == last else issue[gap_next[gap]])
-        if begin[gap] < 0 and busy <= low:
-            continue
-        n, link = 0, begin[gap]
-        while link >= 0:
-            n, link = n + 1, chain[link]
-        first_wait, last_wait = 0, 0
-        if busy > low:
-            first_wait = max(0, np.searchsorted(blocked_at, low) - 1)
-            last_wait = max(first_wait, np.searchsorted(blocked_at, busy))
-        # Rows: n runs, n stands at a rendezvous, the host's waits, the time in which the host is busy.
-        spans = np.empty((2 * n + last_wait - first_wait + 1, 2), np.int64)
-        k, link = 0, begin[gap]
-        while link >= 0:
-            item = link // 2
-            spans[k, 0], spans[k, 1] = max(low, start[item]), min(high, end[item])
-            spans[n + k, 0], spans[n + k, 1] = max(low, ready[item]), min(high, start[item])
-            k, link = k + 1, chain[link]
-        for k in range(last_wait - first_wait):
-            item = blocked[first_wait + k]
-            spans[2 * n + k, 0], spans[2 * n + k, 1] = max(low, issue[item]), min(busy, end[awaits[item]])
-        spans[-1, 0], spans[-1, 1] = low, busy
-        exposed += covered(spans[:n])
-        host += covered(spans) - covered(spans[:-1])
-    spans = np.empty((count, 2), np.int64)
-    spans[:, 0], spans[:, 1] = start, end
-    busy = covered(spans)
-    hidden = compute + covered(spans[side]) - busy
-    return compute, exposed, hidden, step - compute - exposed - host, host, step - busy
+    return begin, chain
+
+
+def _split_gap(rank: RankColumns, low: int, high: int, busy: int, link: int, chain: Ints, syncs: Ints,
+               synced_at: Ints) -> tuple[int, int]:  # fmt: skip
+    """Exposed and host time of a gap from `low` to `high`.
+
+    Args:
+        rank: Its op instances.
+        low, high: The gap.
+        busy: Until when the host is on the way to issue the op after the gap.
+        link, chain: List of what that op waits for, as `_waited_for` gives it.
+        syncs, synced_at: Op instances after which the host waits, and when they are issued.
+    """
+    n, at = 0, link
+    while at >= 0:
+        n, at = n + 1, chain[at]
+    first_sync, last_sync = 0, 0
+    if busy > low:
+        first_sync = max(0, np.searchsorted(synced_at, low) - 1)
+        last_sync = max(first_sync, np.searchsorted(synced_at, busy))
+    # Rows: n runs, n waits at a rendezvous, the waits of the host, the time in which the host is busy.
+    spans = np.empty((2 * n + last_sync - first_sync + 1, 2), np.int64)
+    k, at = 0, link
+    while at >= 0:
+        item = at // 2
+        spans[k, 0], spans[k, 1] = max(low, rank.start[item]), min(high, rank.end[item])
+        spans[n + k, 0], spans[n + k, 1] = max(low, rank.ready[item]), min(high, rank.start[item])
+        k, at = k + 1, chain[at]
+    for k in range(last_sync - first_sync):
+        item = syncs[first_sync + k]
+        spans[2 * n + k, 0], spans[2 * n + k, 1] = max(low, rank.issue[item]), min(busy, rank.end[rank.awaits[item]])
+    spans[-1, 0], spans[-1, 1] = low, busy
+    return covered(spans[:n]), covered(spans) - covered(spans[:-1])
 
 
 def covered(spans: Any) -> int:
-    """Length of the union of intervals `[n, 2]`; an interval that ends before it starts is empty."""
+    """Length of the union of intervals `[n, 2]`; an interval that ends before it starts counts as empty."""
     total, upto = 0, -1
     for k in np.argsort(spans[:, 0], kind="mergesort"):
         low, high = max(spans[k, 0], upto), spans[k, 1]
@@ -452,3 +502,7 @@ def covered(spans: Any) -> int:
             total += high - low
             upto = high
     return total
+
+
+SPLIT_HELPERS = (covered, _waiters, _gaps, _waited_for, _split_gap)
+"""What `split_rank` calls; the compiled engine registers them with numba."""

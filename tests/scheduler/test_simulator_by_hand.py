@@ -247,7 +247,7 @@ def test_only_computation_is_stretched_beside_what_stands_and_nothing_is_sped_up
     cost = table({("gemm", "wait"): (1.5, 1.0), ("copy", "wait"): (3.0, 1.0), ("gemm", "comm"): (0.5, 0.75)})
     sim = lower([rank(ops, "job all forward 0: 1-3@0", 0, 2, "group 7 = 0,1\n")], cost, ALONE)
     product, copy, reduce = sim.kind.tolist()
-    assert [int(sim.standing[k]) for k in (product, copy, reduce)] == [ONE // 2, 0, 0]
+    assert [int(sim.blocked_excess[k]) for k in (product, copy, reduce)] == [ONE // 2, 0, 0]
     assert sim.excess[product, reduce] == sim.excess[reduce, product] == 0
 
 
