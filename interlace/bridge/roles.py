@@ -90,14 +90,14 @@ def _by_place(ops: list[Any]) -> list[int]:
 
 
 def _made_anew(program: Program) -> set[int]:
-    """Values that differ from micro-batch to micro-batch and do not outlive one."""
-    lasts = Storages(program).is_persistable
+    """Values that differ from micro-batch to micro-batch and do not outlive one: what lasts has a name, too (`Storages.is_once`)."""
+    table = Storages(program)
     found: set[int] = set()
     for op in program.ops:
         if op.role == "optimize":
             continue
         fed = op.name == DATA or is_random(op) or is_receive(op) or (not is_boundary(op) and any(v in found for v in op.operands))
-        found |= {v for v in op.results if fed and not lasts(v)}
+        found |= {v for v in op.results if fed and not any(table.is_once(each) for part in table.of(v) for each in part.values)}
     return found
 
 

@@ -15,7 +15,8 @@ import msgspec
 
 from interlace.ir import ABSENT, Graph, Op, Program, Value
 from interlace.ir.copies import Variant, variants
-from interlace.ir.kinds import COMBINE, DATA, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_comm
+from interlace.ir.kinds import COMBINE, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_comm
+from interlace.ir.storage import feed_items
 from interlace.scheduler.target import Target
 
 Pairs = tuple[tuple[int, int], ...]
@@ -68,10 +69,10 @@ def feed_bytes(program: Program, target: Target) -> int:
     """Bytes of the fed batch that stay, beside the inputs of each micro-batch (of one micro-batch: the batch itself)."""
     if not target.feed_copies:
         return 0
-    graph, count = Graph(program), program.pipeline.num_micro_batches
-    fed = [graph.values[op.results[0]] for op in program.ops if op.name == DATA and op.results[0] in graph.users]
-    copies = target.feed_copies - (1 if count == 1 else 0)
-    return max(0, copies) * count * sum(max(0, value.size_bytes) for value in fed if not value.persistable)
+    graph = Graph(program)
+    fed = [graph.values[value] for op_id, _ in feed_items(program) for value in graph.ops[op_id].results]
+    copies = target.feed_copies - (1 if program.pipeline.num_micro_batches == 1 else 0)
+    return max(0, copies) * sum(max(0, value.size_bytes) for value in fed)
 
 
 def _forms_of(variant: Variant, steps: Mapping[int, dict[int, tuple[int, int]]], target: Target) -> list[Form]:

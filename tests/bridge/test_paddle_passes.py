@@ -13,9 +13,11 @@ from paddle.distributed.auto_parallel.static.process_group import new_process_gr
 from paddle.distributed.passes import PassContext, new_pass  # noqa: E402
 
 import interlace  # noqa: E402, F401
+from interlace.bridge.roles import require_sums  # noqa: E402
 from interlace.cpu import ops as cpu_ops  # noqa: E402
 from interlace.cpu.transport import Pending  # noqa: E402
 from interlace.errors import ConfigError, InterlaceError, PlanError, ProgramError  # noqa: E402
+from interlace.ir import parse  # noqa: E402
 from interlace.local.build_rank import LonelyTransport  # noqa: E402
 from tests.bridge.small import small_program  # noqa: E402
 
@@ -199,6 +201,20 @@ def test_forward_alone_runs_for_every_micro_batch() -> None:
         found = executor.run(main, feed={"x": X}, fetch_list=context.get_attr("fetch_list"))[0]
     stock = paddle.static.Executor(paddle.CPUPlace())
     assert found.tolist() == [stock.run(main, feed={"x": part}, fetch_list=[loss])[0].item() for part in (X[:2], X[2:])]
+
+
+def test_a_gradient_that_is_only_kept_from_collection_is_no_sum() -> None:
+    """Sharding over fused buffers marks gradients as persistable without a name: every micro-batch has its own."""
+    text = """program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=1F1B
+#0 %0:float32[4]"x" = pd_op.data() forward
+#1 %1:float32[4]!GIVEN = builtin.kwarg() forward
+#2 %2:float32[4]~1!NAME = pd_op.add_(%1, %0) backward inplace=0:0
+#3 %3:float32[4] = pd_op.sgd_(%2) optimize
+"""
+    require_sums(parse(text.replace("GIVEN", '"sum"').replace("NAME", "")), derived=False)
+    with pytest.raises(ProgramError, match=r"reads %2, which .*add_.* makes anew for each of the 2 micro-batches"):
+        require_sums(parse(text.replace("GIVEN", "").replace("NAME", "")), derived=False)
 
 
 def test_what_cannot_be_told_is_refused() -> None:
