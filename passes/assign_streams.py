@@ -8,42 +8,42 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from interlace.ir import ABSENT, Edit, Graph, Op, Program, TensorType, describe
+from interlace.ir import ABSENT, Edit, Graph, Op, OpInstance, Program, TensorType, describe
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_copy, is_receive, is_send, stream_of
-from interlace.ir.storage import Item, Storages
+from interlace.ir.storage import Storages
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
 from interlace.passes.streams import AutoParallelStreamType, mp_stream
 from interlace.scheduler.hazards.happens_before import Fault
 from interlace.scheduler.hazards.missing_orders import Needs, needs_of
-from interlace.scheduler.memory.throttle import at_ends, candidates, held, plan_holds
+from interlace.scheduler.memory.throttle import jobs_with_side_work, plan_host_syncs, sync_at_job_ends, with_host_syncs
 
-HOLD_ROUNDS = 4
-"""A new last reader of one block may show that another reader of it is not waited for either."""
+READER_ROUNDS = 4
+"""Rounds of adding readers: a new last reader of a block may show that another reader of it is not waited for either."""
 
 
 @register
 class AssignStreams(Pass, frozen=True, kw_only=True):
-    """Give communication streams of its own, with priorities, and order what crosses jobs between streams.
+    """Assign communication to streams of its own, with priorities, and order what crosses jobs between streams.
 
-    Contract: needs a schedule; keeps every value and the order of all items; adds names, events, and where memory would be
-    handed out again under a side stream's read, one `share_data` that holds it.
+    Contract: needs a schedule; keeps every value and the order of all op instances; adds stream names, events, waits of the host,
+    and a `share_data` as last reader where memory would be reused while a side stream still reads it.
 
-    Steps: 1 tensor-parallel collectives go on one stream a ring, receives and sends on one a ring and direction; collectives of the
-    optimizer part, those that read a parameter, those that name a stream already, and p2p of the optimizer part on the compute
-    stream stay. 2 The plan is walked
-    as its proof does, with the jobs that cut the batch and collect the outputs; each order that it lacks becomes an event.
-    3 A value that a side stream reads and a compute operation reads later is held until compute has waited for the side stream, or,
-    where compute has nothing to wait for (a send), on that stream. 4 The host waits for the device now and then in jobs with work on
-    side streams, where running ahead would hold too much of the memory that these touch (scheduler/memory/throttle.py).
+    Steps: 1 tensor-parallel collectives go on one stream for each ring, receives and sends on one for each ring and direction.
+    Collectives of the optimizer part, those that read a parameter, those that name a stream already, and p2p of the optimizer part
+    on the compute stream keep theirs. 2 A value that a side stream reads, and a compute operation reads later, is kept alive until
+    compute has waited for the side stream or, where it has nothing to wait for (a send), by a reader on that stream. 3 The plan is
+    analysed as in its proof, with the jobs that split the batch and collect the outputs; each missing order becomes an event.
+    4 The host waits for the device at some op instances of jobs with work on side streams, where a host that runs ahead would raise
+    the peak of memory too much (scheduler/memory/throttle.py).
 
     Options:
-        rename: False leaves every stream as Paddle named it; what a plan needs to be safe is added all the same.
+        rename: False keeps the streams that Paddle named; events and readers that a plan needs to be safe are added all the same.
         priority: Stream priority of communication; 0 is normal, lower runs first.
-        throttle_host: Where the host waits, on places where it runs ahead and memory is taken at issue: `auto` as seldom as keeps
-            memory, `on` at the end of every job with work on side streams, `off` nowhere.
-        run_ahead_bytes: By how much run-ahead may raise the peak of device memory before `auto` lets the host wait.
+        throttle_host: Where the host waits for the device, on devices where it runs ahead and memory is allocated at issue (GPUs):
+            `auto` as rarely as keeps the peak of memory, `on` at the end of every job with work on side streams, `off` nowhere.
+        run_ahead_bytes: By how much a host that runs ahead may raise the peak of device memory before `auto` makes it wait.
 
     Source: paddle-gpu rules 1 to 5 in docs/gpu-place.md.
     """
@@ -60,34 +60,34 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
 
     def draft(self) -> Pass:
-        """Without waits of the host."""
+        """The pass without waits of the host."""
         return msgspec.structs.replace(self, throttle_host="off")
 
     def run(self, program: Program, context: Context) -> Program:
         program = self._named(program, context) if self.rename else program
-        program = _with_joins(_with_holds(program, context), context)
+        program = _with_joins_at_the_end(_with_lifetimes_extended(program, context), context)
         events = events_of(program)
         context.changed.append(f"{len(events)} events between jobs")
-        return self._held(msgspec.structs.replace(program, events=events), context)
+        return self._throttled(msgspec.structs.replace(program, events=events), context)
 
-    def _held(self, program: Program, context: Context) -> Program:
+    def _throttled(self, program: Program, context: Context) -> Program:
         if self.throttle_host == "off":
             return program
         if self.throttle_host == "on":
-            waits = at_ends(program, candidates(program))
+            waits = sync_at_job_ends(program, jobs_with_side_work(program))
             if waits:
                 context.changed.insert(0, f"the host waits at the end of {len(waits)} of {len(program.jobs)} jobs, as asked")
             else:
-                context.declined.append("throttle_host: no job has work beside computation that holds memory")
-            return held(program, waits)
-        plan = plan_holds(program, context.cost, self.run_ahead_bytes)
+                context.declined.append("throttle_host: no job has work beside computation that uses memory")
+            return with_host_syncs(program, waits)
+        plan = plan_host_syncs(program, context.cost, self.run_ahead_bytes)
         numbers = plan.text() if plan.free_bytes else ""
         why = ": ".join(part for part in (plan.reason, numbers) if part)
         if plan.count:
             context.changed.insert(0, f"the host waits {plan.count} times a step: {why}")
         else:
             context.declined.append(f"throttle_host: the host waits nowhere, {why}")
-        return held(program, plan.waits)
+        return with_host_syncs(program, plan.waits)
 
     def _named(self, program: Program, context: Context) -> Program:
         names = _names(program)
@@ -128,29 +128,36 @@ def _parameters(program: Program) -> set[int]:
     return {value.id for value in program.values if table.is_persistable(value.id) and not written.intersection(table.numbers(value.id))}
 
 
-def _with_holds(program: Program, context: Context) -> Program:
-    """Add a last reader for memory that would be handed out again under a side stream's read.
+def _with_lifetimes_extended(program: Program, context: Context) -> Program:
+    """Add a last reader to values whose memory would be reused while a side stream still reads it.
 
-    The collector knows last readers only. Where computation waits for the side stream a little later, the new reader stands behind
-    that; else (a send, a result that nobody reads yet) the side stream reads once more, behind the last reader. What is read in
-    another job, or last by another side stream, gets an event instead.
+    Paddle frees a value after its last reader. Where computation waits for the side stream later in the job, the new reader comes
+    after that wait; otherwise (a send, a result without readers) it runs on the side stream, after the last reader. A value that is
+    read in another job, or last by another side stream, gets an event instead.
     """
-    for _ in range(HOLD_ROUNDS):
-        holds = _holds(program)
-        if not holds:
+    for _ in range(READER_ROUNDS):
+        missing = _missing_readers(program)
+        if not missing:
             return program
         places = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
-        program = _held_by(program, holds, places, context)
+        program = _with_readers(program, missing, places, context)
     ops = {op.id: op for op in program.ops}
-    for hold in _holds(program):
-        context.decline(ops[hold.side], f"%{hold.value} would be free under it and is not held after {HOLD_ROUNDS} rounds of last readers; "
-                                        f"{describe(ops[hold.last])}, the last of them, waits for it instead")  # fmt: skip
+    for reader in _missing_readers(program):
+        context.decline(ops[reader.side], f"%{reader.value} would be freed while it is read, even after {READER_ROUNDS} rounds of added "
+                                          f"readers; {describe(ops[reader.last])}, the last of them, waits for it instead")  # fmt: skip
     return program
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """A last reader to add: the side operation and the value that it reads, and the operations that it stands behind."""
+class MissingReader:
+    """A last reader to add.
+
+    Attributes:
+        side: The operation on a side stream.
+        value: What it reads.
+        last: The last reader so far; the new one comes after it.
+        waiter: The computation that waits for the side stream and that the new one comes after; -1 for none.
+    """
 
     side: int
     value: int
@@ -158,14 +165,14 @@ class Hold:
     waiter: int
 
 
-def _holds(program: Program) -> list[Hold]:
-    """Last readers that a plan lacks, each once."""
+def _missing_readers(program: Program) -> list[MissingReader]:
+    """All last readers to add, each once."""
     needs = needs_of(program)
-    return list(dict.fromkeys(hold for fault in needs.frees if (hold := _hold(needs, fault)) is not None))
+    return list(dict.fromkeys(reader for fault in needs.frees if (reader := _missing_reader(needs, fault)) is not None))
 
 
-def _hold(needs: Needs, fault: Fault) -> Hold | None:
-    """What would hold a block; None where an event has to."""
+def _missing_reader(needs: Needs, fault: Fault) -> MissingReader | None:
+    """The last reader that keeps a block alive, None where an event is needed instead."""
     steps = needs.trace.steps
     use, last = fault.first, fault.second
     if steps.job[use] != steps.job[last] or steps.stream[last] or not steps.stream[use]:
@@ -175,11 +182,11 @@ def _hold(needs: Needs, fault: Fault) -> Hold | None:
     value = next((t.value for t in touches if t.base + t.stride * micro_batch == fault.key), ABSENT)
     if value == ABSENT or steps.micro_batch[last] != micro_batch:
         return None
-    return Hold(needs.item(use)[0], value, needs.item(last)[0], _waiter(needs, use, last))
+    return MissingReader(needs.item(use)[0], value, needs.item(last)[0], _waiter(needs, use, last))
 
 
 def _waiter(needs: Needs, use: int, last: int) -> int:
-    """The first computation behind the last reader, in its job and of its micro-batch, that waits for the use; -1 for none."""
+    """The first computation after the last reader, in its job and of its micro-batch, that waits for the use; -1 for none."""
     steps = needs.trace.steps
     for item in range(last + 1, len(steps.job)):
         if steps.job[item] != steps.job[last]:
@@ -191,32 +198,32 @@ def _waiter(needs: Needs, use: int, last: int) -> int:
     return -1
 
 
-def _held_by(program: Program, holds: Sequence[Hold], places: Mapping[Item, int], context: Context) -> Program:
+def _with_readers(program: Program, missing: Sequence[MissingReader], places: Mapping[OpInstance, int], context: Context) -> Program:
     graph, edit = Graph(program), Edit(program)
-    behind: dict[Item, list[Item]] = {}
-    for hold in holds:
-        side, waiter = graph.ops[hold.side], graph.ops.get(hold.waiter)
-        kept = graph.values[hold.value]
+    added: dict[OpInstance, list[OpInstance]] = {}
+    for reader in missing:
+        side, waiter = graph.ops[reader.side], graph.ops.get(reader.waiter)
+        kept = graph.values[reader.value]
         where: dict[str, Any] = {} if waiter else {"stream": side.stream, "priority": side.priority}
         result = edit.value(TensorType(kept.shape, kept.dtype), storage=kept.storage)
-        held = edit.op("pd_op.share_data", (hold.value,), [result], like=waiter or side, views=((0, 0),), **where)
-        group = [op_id for op_id in (hold.side, hold.last, hold.waiter) if op_id >= 0]
-        edit.after(max(group, key=graph.position.__getitem__), [held])
+        reader_op = edit.op("pd_op.share_data", (reader.value,), [result], like=waiter or side, views=((0, 0),), **where)
+        group = [op_id for op_id in (reader.side, reader.last, reader.waiter) if op_id >= 0]
+        edit.after(max(group, key=graph.position.__getitem__), [reader_op])
         for m in range(program.pipeline.num_micro_batches):
             there = [(op_id, m) for op_id in group if (op_id, m) in places]
-            if there:  # not all micro-batches run what runs once, or what is copied
-                behind.setdefault(max(there, key=places.__getitem__), []).append((held.id, m))
-        how = f"until {waiter.kind} #{waiter.id} has waited for it" if waiter else f"behind {graph.ops[hold.last].kind} #{hold.last}"
-        context.change(side, f"%{hold.value} is held {how}")
-    jobs = tuple(msgspec.structs.replace(job, items=tuple(new for item in job.items for new in (item, *behind.get(item, ()))))
+            if there:  # a micro-batch may lack operations that run once a step, and copies
+                added.setdefault(max(there, key=places.__getitem__), []).append((reader_op.id, m))
+        how = f"until {waiter.kind} #{waiter.id} has waited for it" if waiter else f"after {graph.ops[reader.last].kind} #{reader.last}"
+        context.change(side, f"%{reader.value} is kept alive {how}")
+    jobs = tuple(msgspec.structs.replace(job, items=tuple(new for item in job.items for new in (item, *added.get(item, ()))))
                  for job in program.jobs)  # fmt: skip
     return msgspec.structs.replace(edit.build(), jobs=jobs)
 
 
-def _with_joins(program: Program, context: Context) -> Program:
-    """Let computation wait at the step's end for what side streams write into values that last: no event reaches into the next step.
+def _with_joins_at_the_end(program: Program, context: Context) -> Program:
+    """Let computation wait at the end of the step for side streams' writes of persistable values: no event reaches into the next step.
 
-    Sharding that overlaps gathers the new parameters on its own stream, behind everything else.
+    Sharding with overlap gathers the new parameters on its own stream, after everything else.
     """
     graph, edit = Graph(program), Edit(program)
     last: dict[str, tuple[Op, int]] = {}

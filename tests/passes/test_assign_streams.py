@@ -62,7 +62,7 @@ def test_a_loss_whose_gathered_form_nobody_waits_for_is_read_once_more_beside() 
 
 
 def test_what_is_not_held_after_all_rounds_is_told_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assign_streams, "HOLD_ROUNDS", 0)
+    monkeypatch.setattr(assign_streams, "READER_ROUNDS", 0)
     text = LOSS.replace("%4:float32[4] = pd_op.masked_select(%3, %2)", "%4:float32[4] = pd_op.exp(%2)")
     program = parse(HEAD.format(count=1) + text + "job a forward 0: 1@0 3@0 2@0 5@0 4@0\n")
     made, (report, *_) = Pipeline((find_pass("assign-streams")(),)).run(
@@ -70,9 +70,9 @@ def test_what_is_not_held_after_all_rounds_is_told_and_waited_for(monkeypatch: p
     )
     require_proved(made)
     assert added(made) == []
-    (told,) = [line for line in report.declined if "rounds of last readers" in line]
+    (told,) = [line for line in report.declined if "rounds of added readers" in line]
     assert told.startswith("#3 pd_op.all_gather")
-    assert "%1 would be free under it" in told
+    assert "%1 would be freed while it is read" in told
     assert "#2 pd_op.greater_than" in told
 
 

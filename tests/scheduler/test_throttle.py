@@ -13,7 +13,7 @@ from interlace.ir.waits import computes
 from interlace.passes import AssignStreams, Pipeline
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory import live as memory
-from interlace.scheduler.memory.throttle import Wait, at_ends, candidates, gpu_peak, held, plan_holds
+from interlace.scheduler.memory.throttle import HostSync, gpu_peak, jobs_with_side_work, plan_host_syncs, sync_at_job_ends, with_host_syncs
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import GPU, Target
@@ -68,18 +68,18 @@ def test_small_blocks_hold_nobody() -> None:
     planned, (report,) = Pipeline((AssignStreams(),)).run(run_ahead_program(), COST)
     assert not any(job.host_waits for job in planned.jobs)
     assert [line for line in report.declined if "run_ahead_bytes allows" in line]
-    alone = plan_holds(world(Shape(1, 1, 2, 2))[0], COST, 0)
-    assert (alone.count, alone.reason) == (0, "no job has work beside computation that holds memory")
+    alone = plan_host_syncs(world(Shape(1, 1, 2, 2))[0], COST, 0)
+    assert (alone.count, alone.reason) == (0, "no job has work beside computation that uses memory")
 
 
 def test_short_jobs_wait_at_their_ends() -> None:
     """Where a job is over before a wait can look back, the host waits for its last computation."""
     slow_wait = CostModel.from_table({"comm": 400, "gemm": 1000, "default": 50}, host_ns=10, job_ns=300)
-    found = plan_holds(run_ahead_program(), slow_wait, BLOCK)
+    found = plan_host_syncs(run_ahead_program(), slow_wait, BLOCK)
     assert set(found.waits) == {f"forward_{m}" for m in range(MICRO_BATCHES - 1)}
     assert all(waits == (((5, m), (5, m)),) for m, waits in enumerate(found.waits.values()))
-    assert found.held_bytes < found.free_bytes // 2
-    assert found.held_ns > found.free_ns
+    assert found.throttled_bytes < found.free_bytes // 2
+    assert found.throttled_ns > found.free_ns
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,7 +103,7 @@ def both_forms(shape: Shape) -> tuple[Shape, Shape]:
     return dataclasses.replace(shape, held=frozenset()), dataclasses.replace(shape, held=frozenset(range(shape.micro_batches)))
 
 
-def looking_back(program: Program, back: int) -> dict[str, tuple[Wait, ...]]:
+def looking_back(program: Program, back: int) -> dict[str, tuple[HostSync, ...]]:
     """Behind every third item the host waits for the computation some items before."""
     ops, values = {op.id: op for op in program.ops}, {value.id: value for value in program.values}
     found = {}
@@ -121,8 +121,8 @@ def looking_back(program: Program, back: int) -> dict[str, tuple[Wait, ...]]:
 def test_waits_leave_plans_safe(drawn: World, back: int) -> None:
     """acceptance: F5. What the checker finds in a plan it finds with waits and without; steps that end still end."""
     free = plan(drawn)
-    for waits in ([at_ends(p, candidates(p)) for p in free], [looking_back(p, back) for p in free]):
-        bound = [held(p, each) for p, each in zip(free, waits, strict=True)]
+    for waits in ([sync_at_job_ends(p, jobs_with_side_work(p)) for p in free], [looking_back(p, back) for p in free]):
+        bound = [with_host_syncs(p, each) for p, each in zip(free, waits, strict=True)]
         for program in bound:
             verify(program)
         assert check(bound, GPU) == check(free, GPU) == []
@@ -163,7 +163,7 @@ def test_the_cost_of_a_wait_is_in_the_step() -> None:
     cost = CostModel.from_table({"comm": 0, "gemm": 100, "copy": 30, "default": 10}, host_ns=2, job_ns=5)
     free = simulate([program], cost, ALONE)
     names = [job.name for job in program.jobs[:1]]
-    waiting = simulate([held(program, at_ends(program, names))], cost, ALONE)
+    waiting = simulate([with_host_syncs(program, sync_at_job_ends(program, names))], cost, ALONE)
     assert waiting.step_ns == free.step_ns + 2 + 2 + 5 + 30 + 5 + 2
     assert waiting.ranks[0].host_ns > free.ranks[0].host_ns
 
@@ -181,27 +181,27 @@ QUICK = CostModel.from_table({"comm": 400, "gemm": 1000, "copy": 1, "default": 5
         (23, {}, 25),
     ],
 )  # fmt: skip
-def test_the_host_waits_as_seldom_as_keeps_memory(blocks: int, waits: dict[str, tuple[Wait, ...]], peak_blocks: int) -> None:
+def test_the_host_waits_as_seldom_as_keeps_memory(blocks: int, waits: dict[str, tuple[HostSync, ...]], peak_blocks: int) -> None:
     """acceptance: O5, R2. Free run-ahead holds 23 blocks more than a serial step; what lies 250 ns back is the first product."""
-    found = plan_holds(run_ahead_program(), QUICK, blocks * BLOCK)
+    found = plan_host_syncs(run_ahead_program(), QUICK, blocks * BLOCK)
     assert {name: each for name, each in found.waits.items() if each} == waits
-    assert found.held_bytes // BLOCK == peak_blocks
+    assert found.throttled_bytes // BLOCK == peak_blocks
     assert found.free_bytes // BLOCK == 25
 
 
 def test_what_is_allowed_to_run_ahead_is_all_that_side_streams_hold() -> None:
     """Two blocks of each micro-batch are read or given beside computation."""
-    assert "side streams hold" in plan_holds(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK).reason
-    assert "side streams hold" not in plan_holds(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK - 1).reason
+    assert "side streams use" in plan_host_syncs(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK).reason
+    assert "side streams use" not in plan_host_syncs(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK - 1).reason
 
 
 def test_of_waits_that_hold_alike_the_widest_apart_are_taken() -> None:
     """With computation behind the last block a wait that looks back in its job holds as little as one at the job's end."""
     program = run_ahead_program()
     tail = parse(show(program).replace("#5 %5:float32[1] = pd_op.mean(%4) forward", "#5 %5:float32[1] = pd_op.matmul(%4) forward"))
-    found = plan_holds(tail, QUICK, 0)
-    assert found.waits["forward_0"] != at_ends(tail, ["forward_0"])["forward_0"]
-    assert found.held_bytes == gpu_peak(held(tail, at_ends(tail, candidates(tail))), QUICK)
+    found = plan_host_syncs(tail, QUICK, 0)
+    assert found.waits["forward_0"] != sync_at_job_ends(tail, ["forward_0"])["forward_0"]
+    assert found.throttled_bytes == gpu_peak(with_host_syncs(tail, sync_at_job_ends(tail, jobs_with_side_work(tail))), QUICK)
 
 
 def test_the_peak_on_the_place_is_that_of_the_fastest_host() -> None:
@@ -212,6 +212,6 @@ def test_the_peak_on_the_place_is_that_of_the_fastest_host() -> None:
 def test_a_rank_that_cannot_be_simulated_waits_at_the_end_of_every_job() -> None:
     endless = CostModel.from_table({"default": 1 << 41})
     program = run_ahead_program()
-    found = plan_holds(program, endless, 0)
-    assert found.waits == at_ends(program, candidates(program))
+    found = plan_host_syncs(program, endless, 0)
+    assert found.waits == sync_at_job_ends(program, jobs_with_side_work(program))
     assert "cannot be simulated" in found.reason
