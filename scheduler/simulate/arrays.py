@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from interlace.ir import Op, Program, describe
 from interlace.ir.kinds import is_receive, is_send
-from interlace.scheduler.target import UNBOUNDED, Target
+from interlace.scheduler.target import GPU, UNBOUNDED, Target
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -47,6 +47,7 @@ class Options:
         peers_ready: Ranks without a program are assumed to be ready whenever they are needed; off: they are an error.
         stands_for: Rank without a program -> rank whose program is simulated in its place.
         blocks: Which ops the host waits for.
+        blocking: Kinds of captured copies that it waits for beside these.
         host_waits: Whether the host waits where the plan says so; off for targets on which it never runs ahead.
         job_end_waits: Whether the host waits for the compute stream at the end of each job.
     """
@@ -56,15 +57,17 @@ class Options:
     peers_ready: bool = False
     stands_for: Mapping[int, int] = field(default_factory=dict)
     blocks: Callable[[Op], bool] = blocks_host
+    blocking: frozenset[str] = GPU.blocking
     host_waits: bool = True
     job_end_waits: bool = False
 
     @classmethod
     def of(cls, target: Target, **others: Any) -> Options:
-        """The options by a target's rules, with the others as given."""
+        """The options by a target's rules, with the others as given; without a target the options are those of a GPU."""
         return cls(**{
             "p2p": "buffered" if target.p2p_buffer_bytes == UNBOUNDED else "rendezvous",
             "blocks": _always if target.serial else blocks_host,
+            "blocking": target.blocking,
             "host_waits": target.host_runs_ahead,
             "job_end_waits": target.job_end_waits,
             **others,

@@ -123,7 +123,7 @@ class _OpTable:
             row, ints([cost.host_ns(op) for op in listed]), ints(durs), ints([stream_of[op.stream] for op in listed]),
             ints([classes.number(op, values, groups) for op in listed]),
             np.array([_resource(op, values) not in (COMPUTE, NOTHING) for op in listed], np.bool_),
-            np.array([options.blocks(op) for op in listed], np.bool_),
+            np.array([options.blocks(op) or (op.origin >= 0 and op.kind in options.blocking) for op in listed], np.bool_),
         )  # fmt: skip
 
 

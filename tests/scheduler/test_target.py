@@ -36,8 +36,9 @@ def times(target: Target) -> tuple[Result, dict[str, tuple[int, int]]]:
 
 
 def test_the_simulators_options_are_those_of_the_target() -> None:
-    assert Options.of(GPU) == Options.of(IDEAL) == Options()
-    assert Options.of(CUSTOM) == Options(host_waits=False, job_end_waits=True)
+    assert Options.of(GPU) == Options()
+    assert Options.of(IDEAL) == Options(blocking=frozenset())
+    assert Options.of(CUSTOM) == Options(blocking=frozenset(), host_waits=False, job_end_waits=True)
     cpu = Options.of(CPU, peers_ready=True)
     assert (cpu.p2p, cpu.host_waits, cpu.peers_ready) == ("buffered", False, True)
     exp = parse(BOTH).ops[1]
@@ -58,6 +59,23 @@ def test_the_host_of_a_custom_device_waits_for_compute_at_the_end_of_a_job() -> 
     _, custom = times(CUSTOM)
     assert custom["relu"] == (custom["tanh"][1] + 100 + 1,) * 2
     assert custom["relu"][0] < 1000
+
+
+def test_a_captured_copy_blocks_the_host_where_the_target_says_so() -> None:
+    """`memcpy_d2h` to pinned memory: on a GPU it blocks if Paddle built it; one of ours is lowered as another operation."""
+    text = """program rank=0 world=1 mode=train
+#0 %0:float32[4]"x" = pd_op.data() forward
+#1 %1:float32[4]^pinned = pd_op.memcpy_d2h(%0) forward stream="out" {}{{"dst_place_type":1}}
+#2 %2:float32[4] = pd_op.exp(%0) forward
+job one forward 0: 1-2@0"""
+    costs = CostModel.from_table({"memcpy_d2h": 1000, "exp": 100}, host_ns=1)
+
+    def issued(origin: str, target: Target) -> list[int]:
+        issue: list[int] = simulate([parse(text.format(origin))], costs, Options.of(target), target=target).times.issue.tolist()
+        return issue
+
+    assert issued("origin=1 ", GPU) == [1, 1002]
+    assert issued("", GPU) == issued("origin=1 ", CUSTOM) == [1, 2]
 
 
 def test_every_engine_waits_at_the_end_of_a_job() -> None:
