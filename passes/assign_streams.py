@@ -173,26 +173,26 @@ def _missing_readers(program: Program) -> list[MissingReader]:
 
 def _missing_reader(needs: Needs, fault: Fault) -> MissingReader | None:
     """The last reader that keeps a block alive, None where an event is needed instead."""
-    steps = needs.trace.steps
+    plan = needs.trace.plan
     use, last = fault.first, fault.second
-    if steps.job[use] != steps.job[last] or steps.stream[last] or not steps.stream[use]:
+    if plan.job[use] != plan.job[last] or plan.stream[last] or not plan.stream[use]:
         return None
-    touches = (*steps.reads[steps.op[use]], *steps.writes[steps.op[use]])
-    micro_batch = steps.micro_batch[use]
-    value = next((t.value for t in touches if t.base + t.stride * micro_batch == fault.key), ABSENT)
-    if value == ABSENT or steps.micro_batch[last] != micro_batch:
+    accesses = (*plan.reads[plan.op[use]], *plan.writes[plan.op[use]])
+    micro_batch = plan.micro_batch[use]
+    value = next((a.value for a in accesses if a.base + a.stride * micro_batch == fault.key), ABSENT)
+    if value == ABSENT or plan.micro_batch[last] != micro_batch:
         return None
     return MissingReader(needs.item(use)[0], value, needs.item(last)[0], _waiter(needs, use, last))
 
 
 def _waiter(needs: Needs, use: int, last: int) -> int:
     """The first computation after the last reader, in its job and of its micro-batch, that waits for the use; -1 for none."""
-    steps = needs.trace.steps
-    for item in range(last + 1, len(steps.job)):
-        if steps.job[item] != steps.job[last]:
+    plan = needs.trace.plan
+    for item in range(last + 1, len(plan.job)):
+        if plan.job[item] != plan.job[last]:
             break
-        alike = steps.stream[item] == 0 and steps.micro_batch[item] == steps.micro_batch[last]
-        same_part = steps.program.ops[steps.op[item]].role == steps.program.ops[steps.op[last]].role
+        alike = plan.stream[item] == 0 and plan.micro_batch[item] == plan.micro_batch[last]
+        same_part = plan.program.ops[plan.op[item]].role == plan.program.ops[plan.op[last]].role
         if alike and same_part and needs.trace.before(use, item):
             return needs.item(item)[0]
     return -1

@@ -51,7 +51,7 @@ def _missed(needs: Needs) -> list[tuple[Item, Item]]:
 
 
 def _in_host_order(events: Iterable[Event], needs: Needs) -> tuple[Event, ...]:
-    place = needs.trace.steps.index
+    place = needs.trace.plan.index
     sorted_waits = [msgspec.structs.replace(event, waits=tuple(sorted(event.waits, key=place.__getitem__))) for event in events]
     return tuple(sorted(sorted_waits, key=lambda event: place[event.record]))
 

@@ -34,7 +34,7 @@ Teller = Callable[[Sequence[Ask]], list[Told]]
 
 def tell(trace: Trace, rank: int, asks: Sequence[Ask]) -> list[Told]:
     """Answers to the questions that are put to one rank."""
-    items = call_items(trace.steps) if asks else []
+    items = call_items(trace.plan) if asks else []
     return [_told(trace, rank, items, ask) for ask in asks]
 
 
@@ -47,17 +47,17 @@ def _told(trace: Trace, rank: int, items: list[int], ask: Ask) -> Told:
 
 
 def _where(trace: Trace, item: int, rank: int) -> Where:
-    steps = trace.steps
-    return where(rank, steps.program.ops[steps.op[item]], steps.micro_batch[item])
+    plan = trace.plan
+    return where(rank, plan.program.ops[plan.op[item]], plan.micro_batch[item])
 
 
 def _reason(trace: Trace, earlier: int, item: int) -> str:
     """Why an item waits for an earlier one: same stream, same ring, or the chain of events and data between them."""
-    steps = trace.steps
-    if steps.stream[earlier] == steps.stream[item]:
-        return f"ahead of it on {stream_text(steps.program.ops[steps.op[item]].stream)}"
+    plan = trace.plan
+    if plan.stream[earlier] == plan.stream[item]:
+        return f"ahead of it on {stream_text(plan.program.ops[plan.op[item]].stream)}"
     if not trace.before(earlier, item):
-        ops = [steps.program.ops[steps.op[k]] for k in (earlier, item)]
+        ops = [plan.program.ops[plan.op[k]] for k in (earlier, item)]
         return "next on the same ring" if ops[0].group == ops[1].group else "ordered behind it"
     path = _path(trace, earlier, item)
     return "through " + ", ".join(path) if path else "ordered behind it"
@@ -65,18 +65,18 @@ def _reason(trace: Trace, earlier: int, item: int) -> str:
 
 def _path(trace: Trace, earlier: int, item: int) -> list[str]:
     """The items and reasons that carry an order from one stream to another, from the later item back."""
-    steps = trace.steps
-    previous: list[int] = [NEVER] * len(steps.streams)
+    plan = trace.plan
+    previous: list[int] = [NEVER] * len(plan.streams)
     behind: dict[int, int] = {}
     for k in range(item + 1):
-        if steps.stream[k] != HOST:
-            behind[k] = previous[steps.stream[k]]
-            previous[steps.stream[k]] = k
+        if plan.stream[k] != HOST:
+            behind[k] = previous[plan.stream[k]]
+            previous[plan.stream[k]] = k
     came: dict[int, tuple[int, str]] = {}
     queue = [item]
     for at in queue:
-        if at <= earlier or steps.stream[at] == steps.stream[earlier]:
-            if steps.stream[at] == steps.stream[earlier] and at >= earlier:
+        if at <= earlier or plan.stream[at] == plan.stream[earlier]:
+            if plan.stream[at] == plan.stream[earlier] and at >= earlier:
                 return _hops(trace, came, at, item)
             continue
         for source, why in [*trace.joins.get(at, ()), (behind[at], "")]:
@@ -91,7 +91,7 @@ def _hops(trace: Trace, came: dict[int, tuple[int, str]], at: int, item: int) ->
     while at != item:
         nxt, why = came[at]
         if why:
-            op = trace.steps.program.ops[trace.steps.op[nxt]]
+            op = trace.plan.program.ops[trace.plan.op[nxt]]
             hops.append(f"{why} to #{op.id} {op.name}" + (f" ({op.layer})" if op.layer else ""))
         at = nxt
     return hops[:6]

@@ -73,7 +73,7 @@ def _prove(programs: Sequence[Program], target: Target) -> Proof:
         key = _content(program)
         if key not in walked:
             trace = trace_of(program, target)
-            faults = [*trace.faults, *freed_in_use(trace, target), *overlapping_steps(trace, target), *draws_out_of_order(trace.steps)]
+            faults = [*trace.faults, *freed_in_use(trace, target), *overlapping_steps(trace, target), *draws_out_of_order(trace.plan)]
             walked[key] = (trace, faults, skeleton_of(trace, target))
         trace, faults, skeleton = walked[key]
         traces[program.rank] = trace

@@ -25,14 +25,14 @@ HOST = -1
 
 
 @dataclass(slots=True)
-class Touch:
+class Access:
     """One storage that an operation reads or writes.
 
     Attributes:
         base, stride: The storage's key for micro-batch m is `base + stride * m`.
         writer, rule: Position of the operation whose write it expects, and of which micro-batch.
-        value: The tensor through which it is touched, `ABSENT` for an element of a vector.
-        variable, own: The executor's variable through which it is touched has the key `variable + own * m`.
+        value: The tensor that the operation names, `ABSENT` for an element of a vector.
+        variable, own: The key of the executor's variable that the operation names is `variable + own * m`.
         root: The value whose contents it is (of views and in-place results: their operand's root).
     """
 
@@ -47,7 +47,7 @@ class Touch:
 
 
 @dataclass(slots=True)
-class Steps:
+class FlatPlan:
     """The plan of one rank, flat.
 
     Attributes:
@@ -55,8 +55,8 @@ class Steps:
             of `streams` or `HOST`.
         reads, writes: Of each operation, by position.
         views: Of each operation, variables it gives without writing: views of its operands.
-        places: Every storage; the one of a key is `places[key // num_micro_batches]`.
-        alias: `(value, micro-batch)` of an omitted copy's result -> the copy, and the touch of its operand.
+        storages: By number.
+        omitted: `(value, micro-batch)` of an omitted copy's result -> the copy, and the access of its operand.
         num_fed: How many of the items, the first ones, cut the batch.
         index: Item -> place in host order.
         stock: `(operation, key base, micro-batch)` of an access under `STOCK` -> position and micro-batch of the operation whose
@@ -69,11 +69,11 @@ class Steps:
     job: list[int] = field(default_factory=list)
     stream: list[int] = field(default_factory=list)
     streams: list[str] = field(default_factory=lambda: [""])
-    reads: list[list[Touch]] = field(default_factory=list)
-    writes: list[list[Touch]] = field(default_factory=list)
-    views: list[list[Touch]] = field(default_factory=list)
-    places: list[Storage] = field(default_factory=list)
-    alias: dict[Item, tuple[int, Touch]] = field(default_factory=dict)
+    reads: list[list[Access]] = field(default_factory=list)
+    writes: list[list[Access]] = field(default_factory=list)
+    views: list[list[Access]] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+    omitted: dict[Item, tuple[int, Access]] = field(default_factory=dict)
     index: dict[Item, int] = field(default_factory=dict)
     stock: dict[tuple[int, int, int], Item] = field(default_factory=dict)
     num_fed: int = 0
@@ -83,25 +83,29 @@ class Steps:
         """Micro-batches of a step."""
         return self.program.pipeline.num_micro_batches
 
+    def storage(self, key: int) -> Storage:
+        """The storage of a key."""
+        return self.storages[key // self.num_micro_batches]
 
-def flatten(program: Program, serial: bool = False) -> Steps:
+
+def flatten(program: Program, serial: bool = False) -> FlatPlan:
     """Lay a plan out; O(ops + operands + items). A program without jobs runs one micro-batch after the other."""
-    steps = Steps(program)
-    tables = _Tables(program)
-    steps.places = tables.storages.storages
+    plan = FlatPlan(program)
+    writers = _Writers(program)
+    plan.storages = writers.storages.storages
     for position, op in enumerate(program.ops):
-        steps.reads.append(tables.touches(position, tables.reads(op)))
-        steps.writes.append(tables.touches(position, tables.writes(op), writes=True))
-        steps.views.append(tables.views(op))
-        tables.passed(position, steps.writes[-1])
-    tables.close()
-    _take_stock_order(steps)
-    _lay_items(steps, serial, tables.storages)
-    _find_aliases(steps)
-    return steps
+        plan.reads.append(writers.accesses(position, writers.reads(op)))
+        plan.writes.append(writers.accesses(position, writers.writes(op), writes=True))
+        plan.views.append(writers.views(op))
+        writers.note(position, plan.writes[-1])
+    writers.close()
+    _take_stock_order(plan)
+    _lay_items(plan, serial, writers.storages)
+    _find_omitted(plan)
+    return plan
 
 
-class _Tables:
+class _Writers:
     """Who wrote each storage last, while walking the program."""
 
     def __init__(self, program: Program) -> None:
@@ -110,7 +114,7 @@ class _Tables:
         self.values = self.storages.values
         self.body: dict[tuple[int, int], int] = {}
         self.once: dict[tuple[int, int], int] = {}
-        self.last_in_body: list[tuple[Touch, tuple[int, int]]] = []
+        self.last_in_body: list[tuple[Access, tuple[int, int]]] = []
         self.fed = {op_id for op_id, _ in feed_items(program)}
 
     def reads(self, op: Op) -> list[int]:
@@ -121,8 +125,8 @@ class _Tables:
         """Values that the operation gives; an input's, where a job cuts it."""
         return list(op.results) if op.id in self.fed else self.storages.writes(op)
 
-    def touches(self, position: int, values: Iterable[int], writes: bool = False) -> list[Touch]:
-        """Touches of an operation, each with the write it expects."""
+    def accesses(self, position: int, values: Iterable[int], writes: bool = False) -> list[Access]:
+        """Accesses of an operation, each with the write it expects."""
         op, count = self.program.ops[position], self.program.pipeline.num_micro_batches
         made = []
         for value in values:
@@ -130,20 +134,20 @@ class _Tables:
                 writer, rule = self._expected(op, part)
                 if op.id in self.fed or (writes and part.root == value):
                     writer, rule = -1, ANY
-                made.append(self._touch(part, writer, rule, count))
+                made.append(self._access(part, writer, rule, count))
                 if rule in (PREVIOUS, LAST):
                     self.last_in_body.append((made[-1], (part.storage, part.root)))
         return made
 
-    def views(self, op: Op) -> list[Touch]:
+    def views(self, op: Op) -> list[Access]:
         """Variables that the operation gives without writing their memory."""
         count = self.program.pipeline.num_micro_batches
-        return [self._touch(part, -1, ANY, count) for value in self.storages.views(op) for part in self.storages.parts[value]]
+        return [self._access(part, -1, ANY, count) for value in self.storages.views(op) for part in self.storages.parts[value]]
 
-    def _touch(self, part: Part, writer: int, rule: int, count: int) -> Touch:
+    def _access(self, part: Part, writer: int, rule: int, count: int) -> Access:
         stride = 0 if self.storages.storages[part.storage].persistable else 1
         own = 0 if self.values[part.variable].persistable else 1
-        return Touch(part.storage * count, stride, writer, rule, part.value, part.variable * count, own, part.root)
+        return Access(part.storage * count, stride, writer, rule, part.value, part.variable * count, own, part.root)
 
     def _expected(self, op: Op, part: Part) -> tuple[int, int]:
         """The last write before an operation to what one value holds; others that use the storage do not count."""
@@ -157,26 +161,26 @@ class _Tables:
             return (self.once[name], ONCE) if name in self.once else (-1, LAST)
         return (self.body[name], SAME) if name in self.body else (-1, PREVIOUS)
 
-    def passed(self, position: int, writes: list[Touch]) -> None:
+    def note(self, position: int, writes: list[Access]) -> None:
         """Note what an operation wrote."""
         op, count = self.program.ops[position], self.program.pipeline.num_micro_batches
-        for touch in writes:
-            (self.once if op.role == "optimize" else self.body)[touch.base // count, touch.root] = position
+        for access in writes:
+            (self.once if op.role == "optimize" else self.body)[access.base // count, access.root] = position
 
     def close(self) -> None:
         """Fill in writes that come from the micro-batch before, or from the last one, now that the whole body is known."""
-        for touch, name in self.last_in_body:
-            touch.writer = self.body.get(name, -1)
-            touch.rule = touch.rule if touch.writer >= 0 else INITIAL
+        for access, name in self.last_in_body:
+            access.writer = self.body.get(name, -1)
+            access.rule = access.rule if access.writer >= 0 else INITIAL
 
 
-def _take_stock_order(steps: Steps) -> None:
-    """What lasts and is written in one half of the step and touched in the other, as a buffer that forward updates and backward
+def _take_stock_order(plan: FlatPlan) -> None:
+    """What lasts and is written in one half of the step and used in the other, as a buffer that forward updates and backward
     reads: each access finds what it finds in Paddle's own schedule, for those are the bits to keep."""
-    program, pipe = steps.program, steps.program.pipeline
+    program, pipe = plan.program, plan.program.pipeline
     if pipe.schedule not in PIPELINES:
         return
-    shared = _shared_by_halves(steps)
+    shared = _shared_by_halves(plan)
     if not shared:
         return
     parts: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -187,51 +191,51 @@ def _take_stock_order(steps: Steps) -> None:
     row = SCHEDULES[pipe.schedule](pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
     for part in (part for slot in row for part in slot.parts):
         for position in parts[part.kind, part.chunk]:
-            for touch in (*steps.reads[position], *steps.writes[position]):
-                if touch.base in shared and touch.rule != ANY:
-                    touch.rule = STOCK
-                    if touch.base in writer:
-                        steps.stock[position, touch.base, part.micro_batch] = writer[touch.base]
-            writer.update((touch.base, (position, part.micro_batch)) for touch in steps.writes[position] if touch.base in shared)
+            for access in (*plan.reads[position], *plan.writes[position]):
+                if access.base in shared and access.rule != ANY:
+                    access.rule = STOCK
+                    if access.base in writer:
+                        plan.stock[position, access.base, part.micro_batch] = writer[access.base]
+            writer.update((access.base, (position, part.micro_batch)) for access in plan.writes[position] if access.base in shared)
 
 
-def _shared_by_halves(steps: Steps) -> dict[int, list[int]]:
-    """Base of a storage that lasts -> operations of forward and backward that touch it, where both do and one writes it; not
+def _shared_by_halves(plan: FlatPlan) -> dict[int, list[int]]:
+    """Base of a storage that lasts -> operations of forward and backward that use it, where both do and one writes it; not
     where several values use the memory in turn."""
-    touched: dict[int, list[int]] = defaultdict(list)
+    users: dict[int, list[int]] = defaultdict(list)
     written: set[int] = set()
     roots: dict[int, set[int]] = defaultdict(set)
-    for position, op in enumerate(steps.program.ops):
+    for position, op in enumerate(plan.program.ops):
         inside = op.role != "optimize" and not is_boundary(op)
-        for touch in (*steps.reads[position], *steps.writes[position]) if inside else ():
-            place = steps.places[touch.base // steps.num_micro_batches]
-            if place.persistable and place.memory == "device":
-                touched[touch.base].append(position)
-                roots[touch.base].add(touch.root)
-        written.update(touch.base for touch in steps.writes[position] if inside)
-    roles = {base: {steps.program.ops[position].role for position in positions} for base, positions in touched.items()}
-    found = {base for base in written & touched.keys() if len(roles[base]) > 1 and len(roots[base]) == 1}
-    return {base: touched[base] for base in sorted(found)}
+        for access in (*plan.reads[position], *plan.writes[position]) if inside else ():
+            storage = plan.storage(access.base)
+            if storage.persistable and storage.memory == "device":
+                users[access.base].append(position)
+                roots[access.base].add(access.root)
+        written.update(access.base for access in plan.writes[position] if inside)
+    roles = {base: {plan.program.ops[position].role for position in positions} for base, positions in users.items()}
+    found = {base for base in written & users.keys() if len(roles[base]) > 1 and len(roots[base]) == 1}
+    return {base: users[base] for base in sorted(found)}
 
 
-def _lay_items(steps: Steps, serial: bool, storages: Storages) -> None:
-    program = steps.program
+def _lay_items(plan: FlatPlan, serial: bool, storages: Storages) -> None:
+    program = plan.program
     positions = {op.id: k for k, op in enumerate(program.ops)}
     names = {"": 0}
     number = []
     for op in program.ops:
         name = "" if serial or is_boundary(op) else stream_of(op)
         number.append(HOST if op.name in NO_KERNEL and not is_boundary(op) else names.setdefault(name, len(names)))
-    steps.streams = list(names)
+    plan.streams = list(names)
     lists = [feed_items(program), *item_lists(program), collect_items(program, storages)]
-    steps.num_fed = len(lists[0])
+    plan.num_fed = len(lists[0])
     for job, items in enumerate(lists):
         here = [positions[op_id] for op_id, _ in items]
-        steps.op += here
-        steps.micro_batch += [micro_batch for _, micro_batch in items]
-        steps.job += [job] * len(here)
-        steps.stream += [number[position] for position in here]
-        steps.index.update(zip(items, range(len(steps.index), len(steps.index) + len(items)), strict=True))
+        plan.op += here
+        plan.micro_batch += [micro_batch for _, micro_batch in items]
+        plan.job += [job] * len(here)
+        plan.stream += [number[position] for position in here]
+        plan.index.update(zip(items, range(len(plan.index), len(plan.index) + len(items)), strict=True))
 
 
 def item_lists(program: Program) -> list[list[Item]]:
@@ -243,10 +247,10 @@ def item_lists(program: Program) -> list[list[Item]]:
     return [*body, [(op.id, 0) for op in inner if op.role == "optimize"]]
 
 
-def _find_aliases(steps: Steps) -> None:
+def _find_omitted(plan: FlatPlan) -> None:
     """Results of copies that the plan leaves out for a micro-batch are their operands."""
-    positions = {op.id: k for k, op in enumerate(steps.program.ops)}
-    for op_id, micro_batch in omitted_copies(steps.program):
+    positions = {op.id: k for k, op in enumerate(plan.program.ops)}
+    for op_id, micro_batch in omitted_copies(plan.program):
         position = positions[op_id]
-        for source, result in zip(steps.reads[position], steps.writes[position], strict=False):
-            steps.alias[result.root, micro_batch] = (position, source)
+        for source, result in zip(plan.reads[position], plan.writes[position], strict=False):
+            plan.omitted[result.root, micro_batch] = (position, source)

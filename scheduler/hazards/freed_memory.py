@@ -20,9 +20,9 @@ def freed_in_use(trace: Trace, target: Target) -> list[Fault]:
     """
     if target.serial:
         return []
-    steps = trace.steps
-    items_of: list[list[int]] = [[] for _ in steps.streams]
-    for item, stream in enumerate(steps.stream):
+    plan = trace.plan
+    items_of: list[list[int]] = [[] for _ in plan.streams]
+    for item, stream in enumerate(plan.stream):
         if stream != HOST:
             items_of[stream].append(item)
     variables: dict[int, list[int]] = defaultdict(list)
@@ -30,7 +30,7 @@ def freed_in_use(trace: Trace, target: Target) -> list[Fault]:
         variables[key].append(last)
     faults = []
     for key, users in trace.users.items():
-        storage = steps.places[key // steps.num_micro_batches]
+        storage = plan.storage(key)
         if storage.kept or storage.lasting:
             continue
         lasts = variables[key] if key in variables else [max(users.values())]
@@ -67,14 +67,14 @@ def overlapping_steps(trace: Trace, target: Target) -> list[Fault]:
 
 def _across(trace: Trace, use: int, item: int, key: int) -> bool:
     """Whether a use of one step is over when an access of the next step starts; a job waits for its own last use of a variable."""
-    steps = trace.steps
-    one_variable = len(steps.places[key // steps.num_micro_batches].variables) == 1
-    return (one_variable and steps.job[use] == steps.job[item]) or _reaches_next_step(trace, use, item)
+    plan = trace.plan
+    one_variable = len(plan.storage(key).variables) == 1
+    return (one_variable and plan.job[use] == plan.job[item]) or _reaches_next_step(trace, use, item)
 
 
 def _reaches_next_step(trace: Trace, use: int, item: int) -> bool:
     """Whether an item of one step is over when another starts in the next step, through any stream or the host."""
-    streams = trace.steps.stream
+    streams = trace.plan.stream
     stream = streams[use]
     if stream in (HOST, streams[item]) or trace.host[stream] >= use:
         return True

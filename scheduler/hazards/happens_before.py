@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from interlace.ir import Op
 from interlace.ir.kinds import is_copy
-from interlace.scheduler.hazards.flat_plan import ANY, HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, STOCK, Steps, Touch
+from interlace.scheduler.hazards.flat_plan import ANY, HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, STOCK, Access, FlatPlan
 from interlace.scheduler.target import Target
 
 Clock = tuple[int, ...]
@@ -41,14 +41,14 @@ class Trace:
         last: Last item of each stream.
         joins: Item -> `(earlier item, why)` for each clock it took over.
         writer, readers: State at the end, by key.
-        users: By key, for storages that several streams touch: stream -> last item.
+        users: By key, for storages that several streams use: stream -> last item.
         last_of_variable: For storages that several variables share: `(key, variable)` -> last item.
         wanted: Orders that the plan lacks, `(earlier item, item)`, where the walk was asked to supply them.
         first_reads, first_write: For what lasts beyond the step: by key, first reads of each stream before any write, first
             write.
     """
 
-    steps: Steps
+    plan: FlatPlan
     clock: list[Clock] = field(default_factory=list)
     tip: list[Clock] = field(default_factory=list)
     host: Clock = ()
@@ -65,7 +65,7 @@ class Trace:
 
     def before(self, a: int, b: int) -> bool:
         """Whether item a is over when item b starts; a earlier in host order."""
-        stream = self.steps.stream
+        stream = self.plan.stream
         return stream[a] in (HOST, stream[b]) or (stream[b] != HOST and self.clock[b][stream[a]] >= a)
 
 
@@ -75,35 +75,35 @@ class Tracer:
     With `supply`, an order that is missing is no fault: the item is taken to wait, and the pair is noted in `Trace.wanted`.
     """
 
-    def __init__(self, steps: Steps, target: Target, supply: bool = False) -> None:
-        self.steps, self.target, self.supply = steps, target, supply
-        count = len(steps.streams)
+    def __init__(self, plan: FlatPlan, target: Target, supply: bool = False) -> None:
+        self.plan, self.target, self.supply = plan, target, supply
+        count = len(plan.streams)
         never = (NEVER,) * count
-        self.trace = Trace(steps, tip=[never] * count, host=never, last=[NEVER] * count)
+        self.trace = Trace(plan, tip=[never] * count, host=never, last=[NEVER] * count)
         self.seen: list[Clock] = [never] * count
-        self.on_host = {value.id for value in steps.program.values if value.memory == "host"}
-        self.blocks = [self._blocks(op) for op in steps.program.ops]
+        self.on_host = {value.id for value in plan.program.values if value.memory == "host"}
+        self.blocks = [self._blocks(op) for op in plan.program.ops]
         self.waits = self._waits()
         self.awaited = self._awaited()
         self.given: dict[tuple[int, int], int] = {}
         self.used: dict[tuple[int, int], dict[int, int]] = {}
-        self.rows = [self._rows(k) for k in range(len(steps.program.ops))]
+        self.rows = [self._rows(k) for k in range(len(plan.program.ops))]
 
-    def _rows(self, position: int) -> list[tuple[int, int, int, bool, bool, bool, Touch]]:
-        """Touches of an operation as tuples: base, stride, expected writer, writes, plain, constant, touch.
+    def _rows(self, position: int) -> list[tuple[int, int, int, bool, bool, bool, Access]]:
+        """Accesses of an operation as tuples: base, stride, expected writer, writes, plain, constant, access.
 
         Plain: a storage of one micro-batch and one variable, read as its operation left it or newly made. Constant: read as
         the step found it.
         """
-        steps, count = self.steps, self.steps.num_micro_batches
+        plan = self.plan
         rows = []
-        for touch, writes in [(t, False) for t in steps.reads[position]] + [(t, True) for t in steps.writes[position]]:
-            storage = steps.places[touch.base // count]
-            plain = touch.rule == (ANY if writes else SAME) and not (
-                steps.alias or storage.lasting or len(storage.variables) > 1
+        for access, writes in [(t, False) for t in plan.reads[position]] + [(t, True) for t in plan.writes[position]]:
+            storage = plan.storage(access.base)
+            plain = access.rule == (ANY if writes else SAME) and not (
+                plan.omitted or storage.lasting or len(storage.variables) > 1
             )
-            constant = touch.rule == INITIAL and not writes and not steps.alias
-            rows.append((touch.base, touch.stride, touch.writer, writes, plain, constant, touch))
+            constant = access.rule == INITIAL and not writes and not plan.omitted
+            rows.append((access.base, access.stride, access.writer, writes, plain, constant, access))
         return rows
 
     def _blocks(self, op: Op) -> bool:
@@ -112,13 +112,13 @@ class Tracer:
 
     def _awaited(self) -> dict[int, int]:
         """The item for which the host waits behind an item, where it does."""
-        jobs, index = self.steps.program.jobs, self.steps.index
+        jobs, index = self.plan.program.jobs, self.plan.index
         return {index[behind]: index[item] for job in jobs for behind, item in job.host_waits} if self.target.host_runs_ahead else {}
 
     def _waits(self) -> dict[int, list[tuple[int, str]]]:
         """Events by waiting item; those that cannot work are faults."""
-        index, waits = self.steps.index, defaultdict(list)
-        for event in self.steps.program.events:
+        index, waits = self.plan.index, defaultdict(list)
+        for event in self.plan.program.events:
             record = index.get(event.record, NEVER)
             for item in event.waits:
                 wait = index.get(item, NEVER)
@@ -130,16 +130,16 @@ class Tracer:
 
     def run(self) -> Trace:
         """Fill the trace."""
-        steps, clocks = self.steps, self.trace.clock
+        plan, clocks = self.plan, self.trace.clock
         job = -1
-        for item, (position, stream) in enumerate(zip(steps.op, steps.stream, strict=True)):
-            if steps.job[item] != job:
-                job = steps.job[item]
+        for item, (position, stream) in enumerate(zip(plan.op, plan.stream, strict=True)):
+            if plan.job[item] != job:
+                job = plan.job[item]
                 self._start_job()
             if stream == HOST:
                 clocks.append(self.trace.host)
-                for touch in steps.writes[position]:
-                    self.trace.writer[touch.base + touch.stride * steps.micro_batch[item]] = item
+                for access in plan.writes[position]:
+                    self.trace.writer[access.base + access.stride * plan.micro_batch[item]] = item
             else:
                 self._step(item, position, stream)
             if item in self.awaited:
@@ -153,41 +153,41 @@ class Tracer:
 
     def _joined(self, clock: Clock, item: int) -> Clock:
         """A clock that also knows an item and all that it knew."""
-        stream = self.steps.stream[item]
+        stream = self.plan.stream[item]
         merged = list(map(max, clock, self.trace.clock[item]))
         merged[stream] = max(merged[stream], item)
         return tuple(merged)
 
     def _step(self, item: int, position: int, stream: int) -> None:
-        trace, steps = self.trace, self.steps
+        trace, plan = self.trace, self.plan
         clock = trace.tip[stream]
         if self.seen[stream] is not trace.host:
             self.seen[stream] = trace.host
             clock = tuple(map(max, clock, trace.host))
-        micro_batch = steps.micro_batch[item]
+        micro_batch = plan.micro_batch[item]
         if item in self.waits and not self._loses_waits(item, position):
             for source, why in self.waits[item]:
                 clock = self._learn(item, stream, clock, source, why)
         late: list[tuple[str, int, int]] = []
-        writer_of, readers_of, op_of, stream_of = trace.writer, trace.readers, steps.op, steps.stream
-        for base, stride, expected, writes, plain, constant, touch in self.rows[position]:
+        writer_of, readers_of, op_of, stream_of = trace.writer, trace.readers, plan.op, plan.stream
+        for base, stride, expected, writes, plain, constant, access in self.rows[position]:
             key = base + stride * micro_batch
             writer = writer_of.get(key, NEVER)
             if constant and writer == NEVER and key in readers_of and stream_of[readers_of[key][-1]] == stream:
                 readers_of[key][-1] = item
             elif not plain or key in trace.users:
-                clock = self._access(item, stream, touch, key, writes, clock, late)
+                clock = self._access(item, stream, access, key, writes, clock, late)
             elif writes and writer == NEVER:
                 writer_of[key] = item
             elif not writes and writer != NEVER and stream_of[writer] == stream and op_of[writer] == expected:
-                readers_of[key] = [item]  # no other stream has touched it, or it would be in `users`
+                readers_of[key] = [item]  # no other stream has used it, or it would be in `users`
             else:
-                clock = self._access(item, stream, touch, key, writes, clock, late)
-        for touch in steps.views[position]:
-            key = touch.base + touch.stride * micro_batch
+                clock = self._access(item, stream, access, key, writes, clock, late)
+        for access in plan.views[position]:
+            key = access.base + access.stride * micro_batch
             if self._has_several(key):
-                clock = self._known_by_variable(item, stream, touch, key, True, clock)
-                trace.last_of_variable[key, touch.variable + touch.own * micro_batch] = item
+                clock = self._known_by_variable(item, stream, access, key, True, clock)
+                trace.last_of_variable[key, access.variable + access.own * micro_batch] = item
         if late:
             clock = self._settled(item, stream, clock, late)
         trace.clock.append(clock)
@@ -200,10 +200,10 @@ class Tracer:
         """Questions that are still open once all operands are seen: faults, or orders to supply."""
         trace = self.trace
         for kind, first, key in sorted(late, key=lambda each: -each[1]) if self.supply else late:
-            if clock[self.steps.stream[first]] >= first:
+            if clock[self.plan.stream[first]] >= first:
                 continue
             if self.supply:
-                source = max(first, self.steps.num_fed - 1) if first < self.steps.num_fed else first
+                source = max(first, self.plan.num_fed - 1) if first < self.plan.num_fed else first
                 trace.wanted.append((source, item))
                 clock = self._learn(item, stream, clock, source, "event")
             else:
@@ -211,38 +211,38 @@ class Tracer:
         return clock
 
     def _learn(self, item: int, stream: int, clock: Clock, source: int, why: str) -> Clock:
-        other = self.steps.stream[source]
+        other = self.plan.stream[source]
         if other in (stream, HOST) or clock[other] >= source:
             return clock
         self.trace.joins.setdefault(item, []).append((source, why))
         return self._joined(clock, source)
 
     def _loses_waits(self, item: int, position: int) -> bool:
-        op = self.steps.program.ops[position]
+        op = self.plan.program.ops[position]
         if op.origin < 0 or op.kind not in self.target.loses_waits:
             return False  # a copy that a pass made is lowered to the device's own asynchronous one
-        keys = [t.base + t.stride * self.steps.micro_batch[item] for t in self.steps.reads[position]]
+        keys = [t.base + t.stride * self.plan.micro_batch[item] for t in self.plan.reads[position]]
         makers = [self.trace.writer.get(key, NEVER) for key in keys]
-        return not any(maker != NEVER and self.steps.job[maker] == self.steps.job[item] for maker in makers)
+        return not any(maker != NEVER and self.plan.job[maker] == self.plan.job[item] for maker in makers)
 
     def _access(
-        self, item: int, stream: int, touch: Touch, key: int, writes: bool, clock: Clock, late: list[tuple[str, int, int]]
+        self, item: int, stream: int, access: Access, key: int, writes: bool, clock: Clock, late: list[tuple[str, int, int]]
     ) -> Clock:
         """One read or write of one storage: orders inside the job, open questions into `late`, bookkeeping."""
-        trace, streams, jobs = self.trace, self.steps.stream, self.steps.job
-        expected, rule = touch.writer, touch.rule
-        if self.steps.alias:
-            touch, key, expected, rule = self._resolved(touch, key, item)
+        trace, streams, jobs = self.trace, self.plan.stream, self.plan.job
+        expected, rule = access.writer, access.rule
+        if self.plan.omitted:
+            access, key, expected, rule = self._resolved(access, key, item)
         writer = trace.writer.get(key, NEVER)
         if rule == STOCK:
-            wanted = self._stock_writer(item, touch)
+            wanted = self._stock_writer(item, access)
             if writer != wanted:
                 trace.faults.append(Fault("wrong-version", writer, item, key, wanted))
         elif not self._right_version(item, writer, expected, rule):
             trace.faults.append(self._version_fault(item, writer, key, expected, rule))
         several = self._has_several(key)
         if several and self._ordered_in_job(key):
-            clock = self._known_by_variable(item, stream, touch, key, writes, clock)
+            clock = self._known_by_variable(item, stream, access, key, writes, clock)
         others: Iterable[int] = (writer, *trace.readers.get(key, ())) if writes else (writer,)
         for other in others:
             if other in (NEVER, item) or streams[other] in (stream, HOST) or clock[streams[other]] >= other:
@@ -251,13 +251,13 @@ class Tracer:
                 clock = self._learn(item, stream, clock, other, "data")
             else:
                 late.append(("read" if not writes else "write", other, key))
-        self._note(item, stream, touch, key, writes, writer)
+        self._note(item, stream, access, key, writes, writer)
         return clock
 
-    def _known_by_variable(self, item: int, stream: int, touch: Touch, key: int, gives: bool, clock: Clock) -> Clock:
+    def _known_by_variable(self, item: int, stream: int, access: Access, key: int, gives: bool, clock: Clock) -> Clock:
         """What the executor orders inside a job where several variables name one memory: users of the same variable."""
-        jobs, streams = self.steps.job, self.steps.stream
-        name = (key, touch.variable + touch.own * self.steps.micro_batch[item])
+        jobs, streams = self.plan.job, self.plan.stream
+        name = (key, access.variable + access.own * self.plan.micro_batch[item])
         giver = self.given.get(name, NEVER)
         for other in (giver, *self.used.get(name, {}).values()) if gives else (giver,):
             if other not in (NEVER, item) and jobs[other] == jobs[item]:
@@ -271,56 +271,56 @@ class Tracer:
 
     def _has_several(self, key: int) -> bool:
         """Whether several variables name one memory; a copy that is left out gives its operand's memory no other."""
-        return len(self.steps.places[key // self.steps.num_micro_batches].variables) > 1
+        return len(self.plan.storage(key).variables) > 1
 
     def _ordered_in_job(self, key: int) -> bool:
-        return self.target.host_memory_edges or self.steps.places[key // self.steps.num_micro_batches].memory == "device"
+        return self.target.host_memory_edges or self.plan.storage(key).memory == "device"
 
-    def _resolved(self, touch: Touch, key: int, item: int) -> tuple[Touch, int, int, int]:
+    def _resolved(self, access: Access, key: int, item: int) -> tuple[Access, int, int, int]:
         """Follow results of omitted copies to their operands."""
-        expected, rule = touch.writer, touch.rule
-        micro_batch = self.steps.micro_batch[item]
-        while (found := self.steps.alias.get((touch.root, micro_batch))) is not None:
-            copy, touch = found
-            key = touch.base + touch.stride * micro_batch
+        expected, rule = access.writer, access.rule
+        micro_batch = self.plan.micro_batch[item]
+        while (found := self.plan.omitted.get((access.root, micro_batch))) is not None:
+            copy, access = found
+            key = access.base + access.stride * micro_batch
             if expected == copy:
-                expected, rule = touch.writer, touch.rule
-        return touch, key, expected, rule
+                expected, rule = access.writer, access.rule
+        return access, key, expected, rule
 
-    def _stock_writer(self, item: int, touch: Touch) -> int:
+    def _stock_writer(self, item: int, access: Access) -> int:
         """The item whose write an access finds in Paddle's own schedule."""
-        steps = self.steps
-        found = steps.stock.get((steps.op[item], touch.base, steps.micro_batch[item]))
-        return NEVER if found is None else steps.index.get((steps.program.ops[found[0]].id, found[1]), NEVER)
+        plan = self.plan
+        found = plan.stock.get((plan.op[item], access.base, plan.micro_batch[item]))
+        return NEVER if found is None else plan.index.get((plan.program.ops[found[0]].id, found[1]), NEVER)
 
     def _right_version(self, item: int, writer: int, expected: int, rule: int) -> bool:
-        steps = self.steps
+        plan = self.plan
         if rule == ANY:
             return True
-        if rule == PREVIOUS and steps.micro_batch[item] == 0:
+        if rule == PREVIOUS and plan.micro_batch[item] == 0:
             rule = INITIAL
         if rule == INITIAL:
             return writer == NEVER
-        if writer == NEVER or steps.op[writer] != expected:
+        if writer == NEVER or plan.op[writer] != expected:
             return False
         if rule == ONCE:
             return True
-        wanted = steps.micro_batch[item] - (rule == PREVIOUS) if rule != LAST else steps.num_micro_batches - 1
-        return steps.micro_batch[writer] == wanted
+        wanted = plan.micro_batch[item] - (rule == PREVIOUS) if rule != LAST else plan.num_micro_batches - 1
+        return plan.micro_batch[writer] == wanted
 
     def _version_fault(self, item: int, writer: int, key: int, expected: int, rule: int) -> Fault:
-        steps = self.steps
-        if rule == INITIAL or (rule == PREVIOUS and steps.micro_batch[item] == 0):
+        plan = self.plan
+        if rule == INITIAL or (rule == PREVIOUS and plan.micro_batch[item] == 0):
             return Fault("wrong-version", writer, item, key)
-        wanted = steps.micro_batch[item] if rule in (SAME, ONCE) else steps.num_micro_batches - 1
+        wanted = plan.micro_batch[item] if rule in (SAME, ONCE) else plan.num_micro_batches - 1
         wanted -= rule == PREVIOUS
-        place = steps.index.get((steps.program.ops[expected].id, wanted), NEVER)
+        source = plan.index.get((plan.program.ops[expected].id, wanted), NEVER)
         kind = "wrong-version" if writer != NEVER else "read-before-write"
-        return Fault(kind, writer if writer != NEVER else place, item, key, place)
+        return Fault(kind, writer if writer != NEVER else source, item, key, source)
 
-    def _note(self, item: int, stream: int, touch: Touch, key: int, writes: bool, writer: int) -> None:
-        trace, streams = self.trace, self.steps.stream
-        storage = self.steps.places[key // self.steps.num_micro_batches]
+    def _note(self, item: int, stream: int, access: Access, key: int, writes: bool, writer: int) -> None:
+        trace, streams = self.trace, self.plan.stream
+        storage = self.plan.storage(key)
         if storage.lasting and writer == NEVER:
             if writes:
                 trace.first_write[key] = item
@@ -329,7 +329,7 @@ class Tracer:
         if not storage.persistable:
             self._note_user(item, stream, key, writer)
             if self._has_several(key):
-                trace.last_of_variable[key, touch.variable + touch.own * self.steps.micro_batch[item]] = item
+                trace.last_of_variable[key, access.variable + access.own * self.plan.micro_batch[item]] = item
         if writes:
             trace.writer[key] = item
             trace.readers.pop(key, None)
@@ -343,8 +343,8 @@ class Tracer:
             trace.readers[key] = [r for r in readers if streams[r] != stream] + [item]
 
     def _note_user(self, item: int, stream: int, key: int, writer: int) -> None:
-        """Remember users by stream once a second stream touches a storage."""
-        trace, streams = self.trace, self.steps.stream
+        """Remember users by stream once a second stream uses a storage."""
+        trace, streams = self.trace, self.plan.stream
         users = trace.users.get(key)
         if users is not None:
             users[stream] = item

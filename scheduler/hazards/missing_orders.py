@@ -35,8 +35,8 @@ class Needs:
 
     def item(self, place: int) -> Item:
         """The operation and micro-batch at a place in host order."""
-        steps = self.trace.steps
-        return steps.program.ops[steps.op[place]].id, steps.micro_batch[place]
+        plan = self.trace.plan
+        return plan.program.ops[plan.op[place]].id, plan.micro_batch[place]
 
 
 def needs_of(program: Program, target: Target = STRICT) -> Needs:
@@ -51,6 +51,6 @@ def needs_of(program: Program, target: Target = STRICT) -> Needs:
 
 def _carried(trace: Trace, fault: Fault) -> tuple[int, int]:
     """An order within the step that carries a use of one step to an access of the next."""
-    stream = trace.steps.stream
+    stream = trace.plan.stream
     end = trace.last[stream[fault.second]]
     return (fault.first, end) if fault.first < end else (stream.index(stream[fault.first]), fault.second)

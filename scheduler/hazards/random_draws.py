@@ -9,31 +9,31 @@ from interlace.errors import PlanError
 from interlace.ir import Program, describe
 from interlace.ir.kinds import is_random
 from interlace.ir.storage import Item
-from interlace.scheduler.hazards.flat_plan import Steps
+from interlace.scheduler.hazards.flat_plan import FlatPlan
 from interlace.scheduler.hazards.happens_before import Fault
 from interlace.scheduler.schedule import SCHEDULES
 
 
-def draws_out_of_order(steps: Steps) -> list[Fault]:
+def draws_out_of_order(plan: FlatPlan) -> list[Fault]:
     """The first draw of a step that Paddle's own schedule makes in another place, if there is one.
 
     Raises:
         PlanError: The plan does not hold each draw of Paddle's own schedule once, so there is no order to compare.
     """
-    drawing = {position for position, op in enumerate(steps.program.ops) if is_random(op)}
+    drawing = {position for position, op in enumerate(plan.program.ops) if is_random(op)}
     if not drawing:
         return []
-    found = [item for item, position in enumerate(steps.op) if position in drawing]
-    stock = stock_draws(steps.program)
-    _require_all(steps, found, stock)
-    wanted = [steps.index[item] for item in stock]
+    found = [item for item, position in enumerate(plan.op) if position in drawing]
+    stock = stock_draws(plan.program)
+    _require_all(plan, found, stock)
+    wanted = [plan.index[item] for item in stock]
     return next(([Fault("draw-order", other, item, -1)] for item, other in zip(found, wanted, strict=True) if item != other), [])
 
 
-def _require_all(steps: Steps, found: Sequence[int], stock: Sequence[Item]) -> None:
+def _require_all(plan: FlatPlan, found: Sequence[int], stock: Sequence[Item]) -> None:
     """Refuse a plan that leaves a draw out, or makes one that Paddle's own schedule does not make."""
-    program = steps.program
-    made = Counter((program.ops[steps.op[item]].id, steps.micro_batch[item]) for item in found)
+    program = plan.program
+    made = Counter((program.ops[plan.op[item]].id, plan.micro_batch[item]) for item in found)
     expected = Counter(stock)
     wrong = sorted(item for item in {*made, *expected} if made[item] != expected[item])
     if wrong:

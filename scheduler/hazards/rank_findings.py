@@ -22,8 +22,8 @@ class Words:
         """An item by operation, layer, micro-batch and stream."""
         if item == NEVER:
             return "an operation that no job runs"
-        steps = self.trace.steps
-        return item_text(steps.program.ops[steps.op[item]], steps.micro_batch[item])
+        plan = self.trace.plan
+        return item_text(plan.program.ops[plan.op[item]], plan.micro_batch[item])
 
     @property
     def first(self) -> str:
@@ -35,24 +35,24 @@ class Words:
 
     @property
     def on_device(self) -> bool:
-        steps = self.trace.steps
-        return steps.places[self.fault.key // steps.num_micro_batches].memory == "device"
+        plan = self.trace.plan
+        return plan.storage(self.fault.key).memory == "device"
 
     @property
     def storage(self) -> str:
         """One of the values in the storage, by its name or by what gives it."""
-        steps, count = self.trace.steps, self.trace.steps.num_micro_batches
-        ops = [steps.op[k] for k in (self.fault.second, self.fault.first) if k != NEVER]
-        touches = [touch for op in ops for touch in (*steps.reads[op], *steps.writes[op])]
-        value = next((t.value for t in touches if t.base // count == self.fault.key // count), None)
-        return "a storage" if value is None else _value_text(steps.program, value)
+        plan, count = self.trace.plan, self.trace.plan.num_micro_batches
+        ops = [plan.op[k] for k in (self.fault.second, self.fault.first) if k != NEVER]
+        accesses = [access for op in ops for access in (*plan.reads[op], *plan.writes[op])]
+        value = next((t.value for t in accesses if t.base // count == self.fault.key // count), None)
+        return "a storage" if value is None else _value_text(plan.program, value)
 
     @property
     def mend(self) -> str:
         """What would put the second behind the first."""
-        steps = self.trace.steps
+        plan = self.trace.plan
         a, b = (
-            f"#{steps.program.ops[steps.op[k]].id}@{steps.micro_batch[k]}" for k in (self.fault.first, self.fault.second)
+            f"#{plan.program.ops[plan.op[k]].id}@{plan.micro_batch[k]}" for k in (self.fault.first, self.fault.second)
         )
         return f"record an event after {a} and wait for it before {b}"
 
@@ -67,9 +67,9 @@ def _value_text(program: Program, value: int) -> str:
 
 def finding_of(trace: Trace, fault: Fault, rank: int) -> Finding:
     """A fault of a rank as a finding."""
-    steps = trace.steps
+    plan = trace.plan
     shown = [item for item in dict.fromkeys((fault.first, fault.second, fault.expected)) if item != NEVER]
-    items = tuple(where(rank, steps.program.ops[steps.op[item]], steps.micro_batch[item]) for item in shown)
+    items = tuple(where(rank, plan.program.ops[plan.op[item]], plan.micro_batch[item]) for item in shown)
     kind, message, remedy = _TEXTS[fault.kind](Words(trace, fault))
     return Finding(kind, (rank,), items, f"rank {rank}: {message}", remedy)
 
@@ -88,10 +88,10 @@ def _race_write(w: Words) -> Text:
 
 def _lost_wait(w: Words) -> str:
     """The reason where there is an event, but the waiting kind loses it."""
-    steps = w.trace.steps
-    op = steps.program.ops[steps.op[w.fault.second]]
-    item = (op.id, steps.micro_batch[w.fault.second])
-    if op.kind == "memcpy_d2h" and any(item in event.waits for event in steps.program.events):
+    plan = w.trace.plan
+    op = plan.program.ops[plan.op[w.fault.second]]
+    item = (op.id, plan.micro_batch[w.fault.second])
+    if op.kind == "memcpy_d2h" and any(item in event.waits for event in plan.program.events):
         return "memcpy_d2h loses its waits where no operand is made in its job: use memcpy, or put a waiting op in front"
     return ""
 

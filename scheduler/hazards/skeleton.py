@@ -20,7 +20,7 @@ from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program
 from interlace.ir.kinds import is_comm, is_p2p, is_send
 from interlace.scheduler.hazards.communication import Signature, signature
-from interlace.scheduler.hazards.flat_plan import Steps
+from interlace.scheduler.hazards.flat_plan import FlatPlan
 from interlace.scheduler.hazards.happens_before import NEVER, Trace
 from interlace.scheduler.target import Target
 
@@ -147,15 +147,15 @@ def voice_of(program: Program, skeleton: Skeleton) -> Voice:
     return Voice(program.rank, program.groups, tuple(used), skeleton)
 
 
-def call_items(steps: Steps) -> list[int]:
+def call_items(plan: FlatPlan) -> list[int]:
     """Items of a plan that communicate, in host order; a call's number is its place in the list."""
-    talks = [is_comm(op) for op in steps.program.ops]
-    return [item for item, position in enumerate(steps.op) if talks[position]]
+    talks = [is_comm(op) for op in plan.program.ops]
+    return [item for item, position in enumerate(plan.op) if talks[position]]
 
 
 def skeleton_of(trace: Trace, target: Target) -> Skeleton:
     """What other ranks must know of a traced plan; O(calls x streams)."""
-    steps, program = trace.steps, trace.steps.program
+    plan, program = trace.plan, trace.plan.program
     values = {value.id: value for value in program.values}
     rings = {group: number for number, group in enumerate(dict.fromkeys(op.group for op in program.ops if is_comm(op)))}
     numbers: dict[Signature, int] = {}
@@ -164,11 +164,11 @@ def skeleton_of(trace: Trace, target: Target) -> Skeleton:
         if is_comm(op):
             signed = numbers.setdefault(signature(op, values), len(numbers))
             rows[position] = (rings[op.group], _way(op), signed, ROLES.index(op.role))
-    items = call_items(steps)
-    ring, way, signed_as, role = ([rows[steps.op[item]][k] for item in items] for k in range(4))
+    items = call_items(plan)
+    ring, way, signed_as, role = ([rows[plan.op[item]][k] for item in items] for k in range(4))
     waits = _waits(trace, items, target)
     back = [number - earlier for number, found in enumerate(waits) for earlier in found]
-    micro_batches = [steps.micro_batch[item] for item in items]
+    micro_batches = [plan.micro_batch[item] for item in items]
     calls = Calls(ring, way, signed_as, role, micro_batches, [len(found) for found in waits], back)
     return Skeleton(program.pipeline.stage, program.pipeline.schedule, tuple(numbers), calls)
 
@@ -182,15 +182,15 @@ def _way(op: Op) -> int:
 
 def _waits(trace: Trace, items: Sequence[int], target: Target) -> list[list[int]]:
     """Earlier calls of the rank that each call waits for: the last one known of each stream, and of its ring."""
-    steps = trace.steps
+    plan = trace.plan
     number = {item: k for k, item in enumerate(items)}
-    by_stream: list[list[int]] = [[] for _ in steps.streams]
+    by_stream: list[list[int]] = [[] for _ in plan.streams]
     ring: dict[int, int] = {}
     found = []
     for item in items:
-        clock, stream = trace.clock[item], steps.stream[item]
+        clock, stream = trace.clock[item], plan.stream[item]
         sources = [_last_at(earlier, clock[s] if s != stream else item) for s, earlier in enumerate(by_stream)]
-        group = steps.program.ops[steps.op[item]].group
+        group = plan.program.ops[plan.op[item]].group
         sources.append(ring.get(group, NEVER) if target.ring_is_serial else NEVER)
         found.append([number[source] for source in dict.fromkeys(sources) if source != NEVER])
         ring[group] = item
