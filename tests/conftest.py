@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from interlace.local import processes
 from interlace.passes import REGISTRY
 from interlace.user_passes import imported
-from tests import proofs
+from tests import forked, proofs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,6 +22,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether expected texts are rewritten."""
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session")
+def rank_servers() -> Iterator[forked.Servers]:
+    """Processes that fork ranks."""
+    servers = forked.Servers()
+    yield servers
+    servers.end()
+
+
+@pytest.fixture(scope="module")
+def forked_ranks(rank_servers: forked.Servers) -> Iterator[None]:
+    """Ranks that a module's tests start are forked from a process that has imported Paddle."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "start", rank_servers.start)
+        yield
 
 
 @pytest.fixture(autouse=True)

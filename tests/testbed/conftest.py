@@ -15,6 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, os.fspath(ROOT))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _forked(forked_ranks: None) -> None:
+    """Ranks of every test here."""
+
+
 @pytest.fixture(scope="session")
 def plugin() -> Path:
     """The thread version, or what `TESTBED_VARIANT` names."""

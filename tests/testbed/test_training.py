@@ -18,7 +18,7 @@ from interlace.local.launch import LaunchResult, launch
 from testbed import device
 from tests.testbed.variant import need_ranks, switches
 from tests.training import test_zoo
-from tests.training.test_training import CASES, configured
+from tests.training.test_training import CASES, ON_THE_TESTBED, configured, few_layers
 
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -129,22 +129,17 @@ def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **var
     """One of the road's cases with as few layers as it takes."""
     world, model, words = CASES[name][:3]
     need_ranks(world)
-    args = words.split()
-    layers = 4 if "--vpp" in args or "4" in (args[args.index("--pp") + 1] if "--pp" in args else "") else 2
     env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", **variables}
     if options is None:
         env["INTERLACE_DISABLE"] = "1"
     else:
         (tmp_path / "case.yaml").write_text(configured(options))
         env["INTERLACE_CONFIG"] = os.fspath(tmp_path / "case.yaml")
-    return launch(EXAMPLES / f"{model}.py", [*args, "--layers", str(layers), "--steps", "2"], world, env, None, tmp_path / "logs", 60.0)
+    args = [*few_layers(words).split(), "--steps", "2"]
+    return launch(EXAMPLES / f"{model}.py", args, world, env, None, tmp_path / "logs", 60.0)
 
 
-FUSED = "over fused buffers"
-"""The testbed has no kernel for Paddle's `coalesce_tensor_`, which lays parameters and gradients into one buffer."""
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if FUSED not in name])
+@pytest.mark.parametrize("name", ON_THE_TESTBED)
 def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, name: str) -> None:
     """acceptance: R1, R5, S4, M2."""
     stock = of_the_road(tmp_path, name, None)

@@ -1,0 +1,192 @@
+"""Ranks without their start: processes that have imported Paddle once and are forked for each rank.
+
+Importing Paddle takes 1.5 s of processor time, and the suite starts some hundred ranks. `tests/cpu` starts ranks as users do.
+Rank 0 is forked from another process than the other ranks, so that their sets are in different orders, as in a real run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import random
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from interlace.local import launch, processes
+from interlace.local.processes import PARENT_PIPE_VARIABLE, SAY_VARIABLE
+from interlace.notice import heard
+from testbed import device
+
+ROOT = Path(__file__).parents[1]
+PRELOADED = (
+    "paddle", "paddle.distributed.auto_parallel.static.engine", "interlace.cpu.install", "interlace.cpu.dynamic", "interlace.cpu.half",
+    "interlace.bridge.hook", "interlace.bridge.mesh", "interlace.planning.plan", "interlace.local.rank", "interlace.local.build_rank",
+)  # fmt: skip
+MODULES = ("interlace.local.rank", "interlace.local.build_rank")
+LOADED = (device.ROOT_VARIABLE,)
+"""What Paddle's import, or the testbed's plugin, leaves in the environment."""
+START_S = 120.0
+START = processes.start
+
+
+class Server:
+    """A process that forks ranks of one place."""
+
+    def __init__(self, place: str, folder: Path) -> None:
+        self.address = os.fspath(folder / "ranks.sock")
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        env = {**os.environ, **threads, "GLOG_minloglevel": "2", "FLAGS_selected_cpus": "0"}
+        env["PYTHONPATH"] = os.pathsep.join([os.fspath(ROOT), *filter(None, [env.get("PYTHONPATH")])])
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            words = [sys.executable, "-m", "tests.forked", place, self.address, str(theirs.fileno())]
+            self.process = subprocess.Popen(words, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            theirs.close()
+            ours.settimeout(START_S)
+            if ours.recv(1) != b"+":
+                raise RuntimeError(f"the process that forks ranks of {place} ended with code {self.process.wait()}; it said why above")
+
+    def end(self) -> None:
+        """Forked ranks are the launcher's to end."""
+        self.process.kill()  # Paddle tells of every other signal
+        self.process.wait()
+
+
+class Forked:
+    """A forked rank, with as much of `subprocess.Popen` as the launcher uses."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lines = connection.makefile("r")
+        self.pid = int(self._lines.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Exit code, negative for a signal; None while the rank runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The same; waits for it."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("rank", timeout or 0.0)
+            self.returncode = int(self._lines.readline())
+            self._connection.close()
+        return self.returncode
+
+
+class Servers:
+    """Starts ranks in place of `processes.start`; a server is started with the first rank that it forks."""
+
+    def __init__(self) -> None:
+        self._servers: dict[tuple[str, bool], Server] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes] | int = subprocess.STDOUT
+    ) -> processes.Child:
+        """As `processes.start`."""
+        place = env.get(launch.PLACE_VARIABLE, "cpu")
+        on_gpu = place == "gpu" or (place == "testbed" and device.variant() != "threads")
+        if list(command[:2]) != [sys.executable, "-m"] or command[2] not in MODULES or on_gpu:
+            return START(command, env, stdout, stderr)
+        child_fd, alive_fd = os.pipe()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._address(place, int(env.get("PADDLE_TRAINER_ID", "0")) > 0))
+        request = json.dumps({"words": list(command[2:]), "env": dict(env), "cwd": os.getcwd()}).encode()
+        error = stdout.fileno() if isinstance(stderr, int) else stderr.fileno()
+        with heard() as said_fd:
+            socket.send_fds(connection, [len(request).to_bytes(4, "big")], [stdout.fileno(), error, child_fd, said_fd])
+            connection.sendall(request)
+            process = Forked(connection)
+        os.close(child_fd)
+        return processes.Child(process, alive_fd)  # type: ignore[arg-type]
+
+    def _address(self, place: str, is_other: bool) -> str:
+        key = (place, is_other)
+        if key not in self._servers:
+            folder = Path(self._folder.name) / f"{place}{is_other:d}"
+            folder.mkdir()
+            self._servers[key] = Server(place, folder)
+        return self._servers[key].address
+
+    def end(self) -> None:
+        """End the servers."""
+        for server in self._servers.values():
+            server.end()
+        self._folder.cleanup()
+
+
+def serve(place: str, address: str, ready: int) -> None:
+    """Fork a rank for each connection; returns in the rank, whose arguments are then `sys.argv`."""
+    if place == "testbed":
+        os.environ.pop(device.SWITCHES_VARIABLE, None)
+        device.load()
+        importlib.import_module("testbed.world")
+    for name in PRELOADED:
+        importlib.import_module(name)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    os.write(ready, b"+")
+    os.close(ready)
+    parent = os.getppid()
+    listener.settimeout(2.0)
+    while os.getppid() == parent:
+        with contextlib.suppress(ChildProcessError):  # there is none
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        connection.settimeout(None)
+        if os.fork() == 0:
+            listener.close()
+            _keep(connection)
+            return
+        connection.close()
+    raise SystemExit(0)
+
+
+def _keep(connection: socket.socket) -> None:
+    """Fork the rank, tell its number and then its exit code; returns in the rank."""
+    size, fds, _, _ = socket.recv_fds(connection, 4, 4)
+    request = json.loads(connection.makefile("rb").read(int.from_bytes(size, "big")))
+    pid = os.fork()
+    if pid:
+        for fd in fds:
+            os.close(fd)
+        connection.sendall(f"{pid}\n".encode())
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(OSError):
+            connection.sendall(f"{code}\n".encode())
+        os._exit(0)
+    connection.close()
+    os.setsid()
+    output, error, alive, said = fds
+    os.dup2(output, 1)
+    os.dup2(error, 2)
+    loaded = {name: os.environ[name] for name in LOADED if name in os.environ}
+    os.environ.clear()
+    os.environ.update({**request["env"], **loaded, PARENT_PIPE_VARIABLE: str(alive), SAY_VARIABLE: str(said)})
+    os.chdir(request["cwd"])
+    sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    random.seed()
+    sys.argv = request["words"]
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    sys.exit(importlib.import_module(sys.argv[0]).main(sys.argv[1:]))
