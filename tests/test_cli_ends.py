@@ -37,7 +37,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], limit_s: float = 40.0) -> None:
     deadline_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline_s, "waited too long"

@@ -170,23 +170,22 @@ def test_verify_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_terminated_launcher_ends_its_ranks(tmp_path: Path) -> None:
     """SIGTERM, and SIGKILL too: ranks notice that their launcher is gone. No Paddle in the ranks: they only sleep.
 
-    Fails where a rank still runs `LIMIT_S` after its launcher ended, or the launcher outlives a signal.
+    `wait_until` fails the test where a rank still runs `LIMIT_S` after its launcher ended; ranks would sleep ten times as long.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        script = write(tmp_path, "import time; time.sleep(60)")
+        script = write(tmp_path, "import time; time.sleep(600)")
         program = (
             "import sys; from interlace.local import launch;"
             "launch.cpu_command = lambda s, a: [sys.executable, '-c', 'import os, time;"
-            " from interlace.local.rank import end_with_parent; end_with_parent(); time.sleep(60)', str(s)];"
+            " from interlace.local.rank import end_with_parent; end_with_parent(); time.sleep(600)', str(s)];"
             f"launch.launch({os.fspath(script)!r}, [], 2, {{}}, {os.fspath(tmp_path / f'run{number}')!r},"
             f" {os.fspath(tmp_path / 'logs')!r}, 5.0)"
         )
         launcher = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
         wait_until(lambda: len(ranks_running(tmp_path)) >= 3)
         launcher.send_signal(number)
-        assert launcher.wait(LIMIT_S) == -number if number == signal.SIGKILL else launcher.wait(LIMIT_S) != 0
+        assert launcher.wait(LIMIT_S) != 0
         wait_until(lambda: ranks_running(tmp_path) == [])
-        assert ranks_running(tmp_path) == []
 
 
 LIMIT_S = 60.0
