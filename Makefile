@@ -3,16 +3,22 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FAST := $(VENV)/.installed-for-fast-tests
 OUT := out/demo
 TRAIN := examples/gpt.py --world 4
 BIG := --preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8
 SHAPE := --pp 2 --mp 2 --micro-batches 8 --steps 5
 
-.PHONY: help demo test mutants testbed lint setup clean
+# Processes that run tests side by side; on a machine with more cores, more of them: `make test WORKERS=8`.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+.PHONY: help demo test test-fast mutants testbed lint setup clean
 
 help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, stock against Interlace; plan a large one (about 2 minutes)"
-	@echo "make test     the whole test suite"
+	@echo "make test-fast  the tests that need no Paddle, without long searches (under 2 minutes on 2 cores)"
+	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 2)"
 	@echo "make mutants  plants small faults and says which the tests do not find (ONLY=\"word ...\" for some of them)"
 	@echo "make lint     ruff and mypy"
 	@echo "make testbed  build the custom device that stands for a GPU in tests"
@@ -25,6 +31,11 @@ $(STAMP): setup.py pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[paddle,test]"
 	touch $(STAMP)
+
+$(FAST): setup.py pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	touch $(FAST)
 
 demo: setup
 	rm -rf $(OUT)
@@ -56,7 +67,10 @@ demo: setup
 	$(BIN)/interlace timeline $(OUT)/big/interlace --beside $(OUT)/big/stock --device h200 -o $(OUT)/big/trace.json
 
 test: setup
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-fast: $(FAST)
+	$(PYTEST) -m "not paddle and not slow"
 
 mutants: setup
 	$(BIN)/python -m tests.mutants.run $(ONLY)

@@ -18,6 +18,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite expected texts instead of comparing with them")
 
 
+APART = ("tests/benchmarks/", "tests/captured/", "tests/training/", "tests/testbed/test_training.py", "tests/scheduler/test_mutations.py")
+"""Where each test takes seconds of its own: with several workers they are spread."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers the tests of a file stay together, and those that share a module's fixture."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        shared = [name for name in getattr(item, "fixturenames", ()) if name.startswith("stock_")]
+        if shared or not file.startswith(APART):
+            item.add_marker(pytest.mark.xdist_group(" ".join([file, *shared])))
+
+
 @pytest.fixture(scope="session")
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether expected texts are rewritten."""

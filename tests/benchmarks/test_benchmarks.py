@@ -32,11 +32,13 @@ def test_check(tmp_path: Path) -> None:
     assert all(row["findings"] == 0 and row["items_a_rank"] >= 500 for row in result["rows"])
 
 
+@pytest.mark.slow
 def test_simulator(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     assert all(row["fast_s"] > 0 for row in quick("simulator", tmp_path / "simulator.json")["rows"])
 
 
+@pytest.mark.slow
 def test_oracle(tmp_path: Path) -> None:
     """Predictions of measured orders stay within 10 % but for one (no communication, from other files), their order is kept, and
     our orders are no worse than the best known ones by more than 2 %."""  # fmt: skip
@@ -48,6 +50,7 @@ def test_oracle(tmp_path: Path) -> None:
         assert all(row["peak_over_plain"] <= 1 for row in found["planner"] if row["memory"] != "free")
 
 
+@pytest.mark.slow
 def test_splitting(tmp_path: Path) -> None:
     """docs/decisions/007: parts of products gain less than they cost."""
     rows = [row for found in quick("splitting", tmp_path / "splitting.json")["configurations"].values() for row in found]

@@ -9,6 +9,7 @@ import pytest
 from tests.captured.goldens import CONFIGS, FILE, digest
 
 FAST = ("pp2, clip", "mp2, clip, accumulation: column overlap")
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("title", [title for title in CONFIGS if title != "mixed"])

@@ -178,6 +178,7 @@ def lose_item(programs: list[Program], rng: random.Random) -> list[Program] | No
     )
 
 
+pytestmark = pytest.mark.slow
 RACES = {"race", "copy-read-early", "buffer-reused", "freed-in-use"}
 ORDERS = {"read-before-write", "wrong-version"}
 MUTATIONS: dict[Mutation, set[str]] = {
@@ -200,7 +201,7 @@ def kinds(findings: Sequence[Finding]) -> set[str]:
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.__name__)
 def test_every_planted_fault_is_found_and_nothing_else(mutation: Mutation) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(70):
+    for seed in range(35):
         programs = plan(random_world(seed, streams=True, offload=True))
         rng = random.Random(seed)
         for _ in range(3):
@@ -211,19 +212,19 @@ def test_every_planted_fault_is_found_and_nothing_else(mutation: Mutation) -> No
             assert bool(findings) == is_unsafe(changed), (seed, mutation.__name__, findings)
             assert findings <= MUTATIONS[mutation], (seed, mutation.__name__, findings)
             seen["fault" if findings else "harmless"] += 1
-    assert seen["fault"] >= 15, seen
+    assert seen["fault"] >= 10, seen
 
 
 def test_a_lost_operation_whose_result_is_read_is_found() -> None:
     found = 0
-    for seed in range(60):
+    for seed in range(30):
         programs = plan(random_world(seed, streams=True))
         changed = lose_item(programs, random.Random(seed))
         assert changed is not None
         findings = kinds(check(changed))
         assert bool(findings) >= is_unsafe(changed), (seed, findings)
         found += bool(findings)
-    assert found > 30
+    assert found > 15
 
 
 def test_generated_plans_compute_what_their_programs_compute() -> None:
@@ -235,7 +236,7 @@ def test_generated_plans_compute_what_their_programs_compute() -> None:
 def test_orders_that_the_checker_calls_wrong_do_change_the_result() -> None:
     """The interpreter as a third opinion: it stops at a poisoned read, or gives other numbers."""
     wrong = 0
-    for seed in range(80):
+    for seed in range(50):
         before = plan(random_world(seed, streams=True, offload=True))
         changed = move_copy_or_reader(before, random.Random(seed)) or before
         if not kinds(check(changed, CPU)):
@@ -244,10 +245,10 @@ def test_orders_that_the_checker_calls_wrong_do_change_the_result() -> None:
             wrong += 1
             with pytest.raises((AssertionError, Poisoned, Stuck)):
                 assert_same(before, changed, seed)
-    assert wrong > 10
+    assert wrong > 5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(worlds(max_dp=2), st.integers(0, 2**16), st.sampled_from(sorted(MUTATIONS, key=lambda m: m.__name__)))
 def test_checker_and_oracle_agree_on_any_change(world: World, seed: int, mutation: Mutation) -> None:
     planned = plan(world)

@@ -95,9 +95,7 @@ def verified(tmp_path: Path, world: int, model: str, arguments: str, options: di
 
 def few_layers(words: str) -> str:
     """Arguments of a case with as few layers as it takes; more of them are more of the same."""
-    args = words.split()
-    degrees = dict(zip(args, args[1:], strict=False))
-    layers = 4 if "--vpp" in args or degrees.get("--pp") == "4" else 2
+    layers = 4 if "--vpp" in words or "--pp 4" in words else 2
     return f"{words} --layers {layers}"
 
 
