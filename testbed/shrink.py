@@ -53,11 +53,12 @@ class Case:
             try:
                 found = self.run(words, Path(folder))
             except InterlaceError as error:
-                return str(error).splitlines()[0], self._taken(Path(folder))
+                return str(error).splitlines()[0], self.taken(Path(folder))
             assert self.right is not None
-            return first_difference(self.right.reports, found.reports) or "", self._taken(Path(folder))
+            return first_difference(self.right.reports, found.reports) or "", self.taken(Path(folder))
 
-    def _taken(self, folder: Path) -> list[Site]:
+    def taken(self, folder: Path) -> list[Site]:
+        """The delays that all ranks of a run took, as they left them in its folder; learns what they stood in front of."""
         sites = []
         for rank in range(self.world):
             path = folder / f"delays{rank}.json"

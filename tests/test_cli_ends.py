@@ -183,7 +183,7 @@ def test_a_script_that_ends_its_process_or_prints_at_its_end(script: Path, tmp_p
 
 
 def test_a_killed_dump_leaves_no_process(script: Path, tmp_path: Path) -> None:
-    """SIGKILL: the children notice that nobody waits for them."""
+    """SIGKILL: the children notice that nobody waits for them; fails in `wait_until` where one lives on."""
     code = f"import sys; from interlace.cli import dump, main; dump.BUILDER = [sys.executable, '-c', {BUILDER!r}]; sys.exit(main())"
     words = ["dump", str(script), "--world", "2", "-o", str(tmp_path / "dumps")]
     process = subprocess.Popen([sys.executable, "-c", code, *words], env={**os.environ, "STARTED": str(tmp_path / "started")},

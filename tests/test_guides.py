@@ -41,8 +41,14 @@ def commands(path: Path) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_commands_in_documents_parse(path: Path) -> None:
-    for words in commands(path):
-        _parse(words)
+    """A word that the command line does not know ends the test with `SystemExit`."""
+    assert [_parse(words).command for words in commands(path)] == [words[0] for words in commands(path)]
+
+
+def test_documents_hold_commands() -> None:
+    """What finds commands in documents finds those of the guides, of the README and of the examples."""
+    held = {path for path in DOCUMENTS if list(commands(path))}
+    assert held >= {ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs" / f"{guide}.md" for guide in GUIDES)}
 
 
 @pytest.fixture

@@ -111,14 +111,14 @@ def test_a_planted_fault_is_found_and_named(name: str) -> None:
 
 
 def test_the_good_program_is_good() -> None:
-    """acceptance: P3."""
+    """acceptance: P3. Fails where a rule refuses what all planted faults start from: they would be found for nothing."""
     verify(GOOD)
 
 
 @settings(max_examples=25, deadline=None)
 @given(worlds(dropout=True))
 def test_random_programs_and_plans_are_good(world: Any) -> None:
-    """acceptance: P3."""
+    """acceptance: P3. Fails where a rule refuses (`ProgramError`) a program that the generator, or the planner, makes."""
     for program in (*programs(world), *plan(world)):
         verify(program)
 
@@ -126,7 +126,10 @@ def test_random_programs_and_plans_are_good(world: Any) -> None:
 def test_a_copy_may_be_left_out_for_a_micro_batch() -> None:
     """acceptance: O7. A copy that no job runs is the identity; every other operation must run."""
     copy = Op(9, "pd_op.memcpy_d2h", (2,), (9,), "forward")
-    verify(GOOD.with_ops([*GOOD.ops, copy], [*GOOD.values, Value(9, (2,), "float32", 9, memory="pinned")]))
+    values = [*GOOD.values, Value(9, (2,), "float32", 9, memory="pinned")]
+    verify(GOOD.with_ops([*GOOD.ops, copy], values))
+    with pytest.raises(ProgramError, match=r"#9 pd_op.relu is in no job for micro-batch 0"):
+        verify(GOOD.with_ops([*GOOD.ops, msgspec.structs.replace(copy, name="pd_op.relu")], values))
 
 
 def test_many_faults_are_counted_and_the_first_are_shown() -> None:

@@ -13,6 +13,7 @@ from interlace.passes import AssignStreams, OffloadActivations, Pipeline, Schedu
 from interlace.passes.pipeline import PassReport
 from interlace.planning.budget import bytes_over, say_budget
 from interlace.planning.plan import make_plans
+from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.units import size
@@ -51,16 +52,17 @@ def test_without_a_budget_nothing_is_said() -> None:
     assert say_budget(run_ahead_program(), (OffloadActivations(fraction=0.5),), [EMPTY], COST) == [EMPTY]
 
 
-def test_a_plan_keeps_its_budget_on_the_place_or_is_refused() -> None:
+def test_a_plan_keeps_its_budget_on_the_place_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """acceptance: O5. What side streams hold is kept free by moving more, on all ranks together."""
     kept: list[bool] = []
     refusals: list[bool] = []
 
-    @settings(max_examples=30, deadline=None, database=None)
-    @given(worlds(max_pp=2, max_micro_batches=5, schedule="1F1B"), st.sampled_from([0.7, 0.85, 1.0, 1.5, 2.0]))
+    @settings(max_examples=20, deadline=None, database=None)
+    @given(worlds(max_pp=2, max_micro_batches=4, max_layers=2, schedule="1F1B"), st.sampled_from([0.7, 0.85, 1.0, 1.5, 2.0]))
     def holds(world: World, share: float) -> None:
         keeps_or_refuses(world, share, kept, refusals)
 
+    monkeypatch.setattr(interleave, "SEARCH_WORK", 0)  # a pair's first order keeps a budget, or does not, as its best one
     holds()
     assert kept
     assert refusals
