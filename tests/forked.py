@@ -20,7 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from interlace.local import launch, processes
+from interlace.local import processes
+from interlace.local.own_target import asked_target
 from interlace.local.processes import PARENT_PIPE_VARIABLE, SAY_VARIABLE
 from interlace.notice import heard
 from testbed import device
@@ -38,21 +39,21 @@ START = processes.start
 
 
 class Server:
-    """A process that forks ranks of one place."""
+    """A process that forks ranks of one target."""
 
-    def __init__(self, place: str, folder: Path) -> None:
+    def __init__(self, target: str, folder: Path) -> None:
         self.address = os.fspath(folder / "ranks.sock")
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         env = {**os.environ, **threads, "GLOG_minloglevel": "2", "FLAGS_selected_cpus": "0"}
         env["PYTHONPATH"] = os.pathsep.join([os.fspath(ROOT), *filter(None, [env.get("PYTHONPATH")])])
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            words = [sys.executable, "-m", "tests.forked", place, self.address, str(theirs.fileno())]
+            words = [sys.executable, "-m", "tests.forked", target, self.address, str(theirs.fileno())]
             self.process = subprocess.Popen(words, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
             theirs.close()
             ours.settimeout(START_S)
             if ours.recv(1) != b"+":
-                raise RuntimeError(f"the process that forks ranks of {place} ended with code {self.process.wait()}; it said why above")
+                raise RuntimeError(f"the process that forks ranks of {target} ended with code {self.process.wait()}; it said why above")
 
     def end(self) -> None:
         """Forked ranks are the launcher's to end."""
@@ -96,13 +97,13 @@ class Servers:
         self, command: Sequence[str], env: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes] | int = subprocess.STDOUT
     ) -> processes.Child:
         """As `processes.start`."""
-        place = env.get(launch.PLACE_VARIABLE, "cpu")
-        on_gpu = place == "gpu" or (place == "testbed" and device.variant() != "threads")
-        if list(command[:2]) != [sys.executable, "-m"] or command[2] not in MODULES or on_gpu:
+        target = asked_target(env) or "cpu"
+        is_known = target == "cpu" or (target == "testbed" and device.variant() == "threads")
+        if list(command[:2]) != [sys.executable, "-m"] or command[2] not in MODULES or not is_known:
             return START(command, env, stdout, stderr)
         child_fd, alive_fd = os.pipe()
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._address(place, int(env.get("PADDLE_TRAINER_ID", "0")) > 0))
+        connection.connect(self._address(target, int(env.get("PADDLE_TRAINER_ID", "0")) > 0))
         request = json.dumps({"words": list(command[2:]), "env": dict(env), "cwd": os.getcwd()}).encode()
         error = stdout.fileno() if isinstance(stderr, int) else stderr.fileno()
         with heard() as said_fd:
@@ -112,12 +113,12 @@ class Servers:
         os.close(child_fd)
         return processes.Child(process, alive_fd)  # type: ignore[arg-type]
 
-    def _address(self, place: str, is_other: bool) -> str:
-        key = (place, is_other)
+    def _address(self, target: str, is_other: bool) -> str:
+        key = (target, is_other)
         if key not in self._servers:
-            folder = Path(self._folder.name) / f"{place}{is_other:d}"
+            folder = Path(self._folder.name) / f"{target}{is_other:d}"
             folder.mkdir()
-            self._servers[key] = Server(place, folder)
+            self._servers[key] = Server(target, folder)
         return self._servers[key].address
 
     def end(self) -> None:
@@ -127,9 +128,9 @@ class Servers:
         self._folder.cleanup()
 
 
-def serve(place: str, address: str, ready: int) -> None:
+def serve(target: str, address: str, ready: int) -> None:
     """Fork a rank for each connection; returns in the rank, whose arguments are then `sys.argv`."""
-    if place == "testbed":
+    if target == "testbed":
         os.environ.pop(device.SWITCHES_VARIABLE, None)
         device.load()
         importlib.import_module("testbed.world")

@@ -190,7 +190,7 @@ def test_delays_shrink_to_the_one_that_shows_the_fault(pp2: Ran, tmp_path: Path,
     config, script, plant = tmp_path / "plan.yaml", os.fspath(EXAMPLES / "gpt.py"), os.fspath(Path(__file__).with_name("plant.py"))
     config.write_text(ALL.format(form=BASES["pp2"][0]) + f"check: off\nplant: {{folder: {tmp_path / 'plans'}}}\n")
     model = [*SIZE[:-2], *BASES["pp2"][1], "--steps", "2"]  # on a GPU the first step's launches load kernels, and wait
-    env = {"INTERLACE_PLACE": "testbed", "INTERLACE_CONFIG": os.fspath(config), IMPORT_VARIABLE: plant}
+    env = {"INTERLACE_TARGET": "testbed", "INTERLACE_CONFIG": os.fspath(config), IMPORT_VARIABLE: plant}
     sites = _sites_around(shrink.Case(script, model, 2, env, 60.0), planted.fronts()[0], tmp_path)
     assert len(sites) > 3
     words = ["--world", "2", "--config", os.fspath(config), "--import", plant, "--delays", f"sites={show_sites(sites)}"]
