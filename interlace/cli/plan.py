@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from interlace.cli.target import DEFAULT_PROFILE
 from interlace.user_passes import add_import, import_own
 
 
@@ -13,7 +14,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("plan", help="plan dumped programs offline", description="Run the passes over dumps of ranks.")
     parser.add_argument("dumps", nargs="+", metavar="DUMP", help="dump files, or folders of them")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset")
-    parser.add_argument("--device", metavar="NAME", help="device profile, by name or path; on top of the configuration's")
+    parser.add_argument("--device", metavar="NAME",
+                        help=f"device profile, by name or path (default: the configuration's, else {DEFAULT_PROFILE})")  # fmt: skip
     add_import(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="where the plans go (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank there")
@@ -41,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"{config.source}: enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan; "
                           "for Paddle's own order as a plan of ours there is the preset stock")  # fmt: skip
     require_jobs(config)
-    profile = args.device or config.device or "h200"
+    profile = args.device or config.device or DEFAULT_PROFILE
     cost = CostModel(load_profile(profile))
     programs = [load(path) for path in find_dumps(args.dumps)]
     ranks = [program.rank for program in programs]
