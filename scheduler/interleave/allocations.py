@@ -1,4 +1,4 @@
-"""Live device memory over an order of the parts of one job: what the job itself allocates and frees."""
+"""Live device memory over an order of the parts of one job: what the job allocates and frees."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from interlace.ir import Graph, Op
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT
 from interlace.ir.storage import Storage
 
-Placed = tuple[str, int]
-"""Label of a part, operation id."""
+PairOp = tuple[str, int]
+"""An operation of a pair: label of its part, operation id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,34 +25,34 @@ class PartOps:
 class PairMemory:
     """Bytes that each operation allocates, and the storages whose last reader decides when they are freed.
 
-    Storages are counted once however many values share them. What backward reads from its forward is there at the start and
-    goes with its last reader; what forward leaves for its backward stays. Persistable storages and values of unknown size do
-    not count.
+    A storage counts once, however many values share it. What backward reads from its forward is live at the start and freed after
+    its last reader; what forward saves for its backward is live at the end. Persistable storages and values of unknown size do not
+    count.
 
     Attributes:
         size: Bytes by number of storage.
-        gives, reads: Storages that an operation gives, and that it gives or reads.
-        start: Bytes held before the first operation.
-        early, stays: Storages `(label, storage)` that exist before the job, and that live on after it.
+        allocs, reads: Storages that an operation allocates, and that it allocates or reads.
+        start: Live bytes before the first operation.
+        live_before, live_after: Storages `(label, storage)` that are live before the job, and after it.
     """
 
     def __init__(self, graph: Graph, parts: Sequence[PartOps]) -> None:
         self.graph = graph
         self.storages = graph.storages
         self.size = [_live_bytes(graph, storage) for storage in graph.storages.storages]
-        self.gives: dict[Placed, list[int]] = {}
-        self.reads: dict[Placed, list[int]] = {}
-        self.stays: set[tuple[str, int]] = set()
-        self.early: set[tuple[str, int]] = set()
+        self.allocs: dict[PairOp, list[int]] = {}
+        self.reads: dict[PairOp, list[int]] = {}
+        self.live_after: set[tuple[str, int]] = set()
+        self.live_before: set[tuple[str, int]] = set()
         for part in parts:
             for op in part.ops:
-                self.gives[part.label, op.id] = self._storages(_made(op))
+                self.allocs[part.label, op.id] = self._storages(_made(op))
                 self.reads[part.label, op.id] = self._storages([*graph.reads(op), *_made(op)])
-            self.stays |= self._outliving(part)
-            self.early |= self._there_before(part) if part.kind != "F" else set()
-        self.start = sum(self.size[storage] for _, storage in self.early)
+            self.live_after |= self._live_later(part)
+            self.live_before |= self._live_earlier(part) if part.kind != "F" else set()
+        self.start = sum(self.size[storage] for _, storage in self.live_before)
 
-    def peak(self, order: Sequence[Placed]) -> int:
+    def peak(self, order: Sequence[PairOp]) -> int:
         """Highest number of live bytes over the order, of what the pair allocates or frees. O(operands)."""
         last: dict[tuple[str, int], int] = {}
         for k, item in enumerate(order):
@@ -60,13 +60,13 @@ class PairMemory:
                 last[item[0], storage] = k
         frees: dict[int, int] = {}
         for (side, storage), k in last.items():
-            if (side, storage) not in self.stays:
+            if (side, storage) not in self.live_after:
                 frees[k] = frees.get(k, 0) + self.size[storage]
         live = peak = self.start
         born: set[tuple[str, int]] = set()
         for k, item in enumerate(order):
-            for storage in self.gives[item]:
-                if (item[0], storage) not in born and (item[0], storage) not in self.early:
+            for storage in self.allocs[item]:
+                if (item[0], storage) not in born and (item[0], storage) not in self.live_before:
                     born.add((item[0], storage))
                     live += self.size[storage]
             peak = max(peak, live)
@@ -76,7 +76,7 @@ class PairMemory:
     def _storages(self, values: Sequence[int]) -> list[int]:
         return [n for n in dict.fromkeys(n for value in values for n in self.storages.numbers(value)) if self.size[n]]
 
-    def _outliving(self, part: PartOps) -> set[tuple[str, int]]:
+    def _live_later(self, part: PartOps) -> set[tuple[str, int]]:
         """Storages that a later part of the step reads."""
         inside = {op.id for op in part.ops}
         touched = {n for op in part.ops for value in (*op.operands, *op.results) for n in self.storages.numbers(value)}
@@ -87,7 +87,7 @@ class PairMemory:
         users = (user for value in (*storage.values, *storage.vectors) for user in self.graph.readers(value))
         return any(user.id not in inside and user.role in later for user in users)
 
-    def _there_before(self, part: PartOps) -> set[tuple[str, int]]:
+    def _live_earlier(self, part: PartOps) -> set[tuple[str, int]]:
         """Storages that a backward reads or writes and that its forward, or an earlier part of its backward, made."""
         touched = self._storages([value for op in part.ops for value in (*_made(op), *self.graph.reads(op))])
         inside = {op.id for op in part.ops}

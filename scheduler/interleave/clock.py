@@ -1,6 +1,9 @@
-"""A small clock for one rank: one compute stream in order, communication on streams of its own, interference between them.
+"""The overlap clock of planners: one rank, one compute stream, communication on streams of its own, and their interference.
 
-It judges orders inside planners, thousands of times; `scheduler/simulate/simulator.py` judges whole plans of all ranks.
+`scheduler/simulate/simulator.py` is the specification of the overlap clock. This one simplifies it: peers are always ready, the
+host issues in no time, times are floating-point, communications that run at once share bandwidth equally, and a computation is
+stretched by the largest factor beside it. Planners run it thousands of times. `local_search._Run` is the same clock with the order
+in which it starts communication decided by rules, and with tables in place of calls.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ class Node:
         dur: Time alone, in nanoseconds.
         category: As the cost model names it.
         stream: Empty for compute, else the communication stream.
-        deps: Indices of nodes it comes after; nodes that cost nothing are left out of the clock and bridged.
-        filler: Whether nothing but weight gradients and their sums waits for it.
+        deps: Indices of nodes that it comes after; dependencies through operations that cost nothing are included.
+        filler: Whether only weight gradients and their sums wait for it.
         forward: Whether its part is a forward.
-        leaves: Sends to other stages that start when it is done.
+        leaves: Number of sends to other stages that start when it has ended.
     """
 
     op: int
@@ -40,7 +43,7 @@ class Node:
 
 @dataclass(slots=True)
 class Flight:
-    """A communication in flight, and how much of its time alone is left."""
+    """A communication in flight, and how much of its duration alone is left."""
 
     node: int
     left: float
@@ -63,7 +66,7 @@ class Clock:
         self.flying: set[int] = set()
 
     def run(self, node: int) -> None:
-        """Run one node: wait for what it needs, then compute, or put a communication in flight."""
+        """Run one node: wait for what it depends on and compute, or put a communication in flight."""
         item = self.nodes[node]
         if item.stream:
             self.queues.setdefault(item.stream, []).append(Flight(node, item.dur))
@@ -74,12 +77,12 @@ class Clock:
         self._compute(item)
 
     def wait(self, node: int) -> None:
-        """Let time pass until a communication in flight is done."""
+        """Let time pass until a communication in flight has ended."""
         while node in self.flying:
             self._idle()
 
     def finish(self) -> float:
-        """Wait for all that is in flight; gives the time."""
+        """Wait for everything in flight; returns the time."""
         for node in list(self.flying):
             self.wait(node)
         return self.now
@@ -89,7 +92,7 @@ class Clock:
         return any(dep in self.flying for dep in self.nodes[node].deps)
 
     def heads(self) -> list[Flight]:
-        """Communications that run now: the first of each stream whose needs are met."""
+        """Communications that run now: the first of each stream, if it waits for none in flight."""
         return [queue[0] for queue in self.queues.values() if queue and not self.blocked(queue[0].node)]
 
     def _compute(self, item: Node) -> None:
@@ -129,7 +132,7 @@ def duration(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> f
 
 
 def weighted(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch, early: float) -> float:
-    """Time of an order, plus `early` times the moment of each send to another stage: what neighbours wait for counts too."""
+    """Time of an order, plus `early` times the time at which each send to another stage starts: neighbours wait for sends."""
     clock, sent = Clock(nodes, stretch), 0.0
     for node in order:
         clock.run(node)

@@ -1,7 +1,7 @@
 """A first order for a pair: a list scheduler that runs what hides most of the communication in flight, under a memory cap.
 
-It holds fillers back only as long as the rest still fits: behind every choice there is room to run the fillers held, then
-backward as it stands in the program, then forward. So it ends within the cap wherever the plain order does.
+It postpones fillers only while the rest still fits: after every choice there is room to run the postponed fillers, then backward
+in program order, then forward. So its order is within the cap wherever the plain order is.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ CANDIDATES = 6
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a choice is worth, as shares of the node's own time.
+    """Weights of a choice, as shares of the node's own duration.
 
     Attributes:
-        lead: Of a node that later communication waits for, over a filler.
-        save: Taken from a node that hides well while nothing is in flight.
-        backward: Of a node of backward, over one of forward.
+        lead: Added for a node that later communication waits for.
+        save: Subtracted for a node that hides communication well, while none is in flight.
+        backward: Added for a node of backward.
     """
 
     lead: float = 0.1
@@ -34,11 +34,11 @@ class Weights:
 
 
 TRIES = (Weights(), Weights(0.3), Weights(0.0, 0.2), Weights(0.1, 0.2, 0.1), Weights(0.6, 0.0, 0.2))
-"""Tried in turn; the fastest order is where the local search starts."""
+"""Weights that are tried; the local search starts from the fastest order."""
 
 
 class ListScheduler:
-    """One order."""
+    """Builds one order."""
 
     def __init__(self, nodes: Sequence[Node], stretch: Stretch, form: Form, table: PairBytes, cap_bytes: int, weights: Weights,
                  hides: Sequence[float]) -> None:  # fmt: skip
@@ -56,7 +56,7 @@ class ListScheduler:
         self.lines: dict[str, list[int]] = {}
         for k in sorted((k for k, node in enumerate(nodes) if not node.filler), key=lambda k: nodes[k].forward):
             self.lines.setdefault(nodes[k].side, []).append(k)
-        """What is no filler, by part: backward before forward."""
+        """Nodes other than fillers, by part; backward before forward."""
         self.backward = [side for side, line in self.lines.items() if not nodes[line[0]].forward]
         self.at = dict.fromkeys(self.lines, 0)
         self.fillers = [k for k, n in enumerate(nodes) if n.filler and not self.pending[k]]
@@ -95,26 +95,26 @@ class ListScheduler:
         return next((k for k in ready if self._fits(k)), ready[0])
 
     def _fits(self, node: int) -> bool:
-        """Whether all the rest still fits behind a node."""
+        """Whether everything that remains fits after a node."""
         walk = self.walk
         need = walk.need(node)
         if walk.live + need > self.cap:
             return False
-        behind = walk.live + need - walk.frees(node)
-        held = self.largest if self.fillers and not (len(self.fillers) == 1 and self.fillers[0] == node) else 0
-        if behind + held > self.cap:
+        after = walk.live + need - walk.frees(node)
+        postponed = self.largest if self.fillers and not (len(self.fillers) == 1 and self.fillers[0] == node) else 0
+        if after + postponed > self.cap:
             return False
         if self.nodes[node].forward:
-            return walk.forward + behind - walk.live + self._backward_ahead() <= self.cap
+            return walk.forward + after - walk.live + self._backward_ahead() <= self.cap
         return walk.forward + self._backward_ahead() <= self.cap or not walk.forward
 
     def _backward_ahead(self) -> int:
-        """Highest live memory of backward from its next operation on, if it goes on as in the program."""
+        """Peak of live memory of backward from its next operation on, in program order."""
         heads = [head for side in self.backward if (head := self._head(side)) is not None]
         return max((self.backward_peak[head] for head in heads), default=self.backward_peak[len(self.nodes)])
 
     def _plain_backward(self) -> tuple[list[int], int]:
-        """For each node of backward the highest memory from it on in program order, and the most a filler takes."""
+        """For each node of backward the peak of live memory from it on in program order; and the most that a filler allocates."""
         walk = Walk(self.table, self.walk.is_forward)
         peaks = [0] * (len(self.nodes) + 1)
         line, largest = [k for k, node in enumerate(self.nodes) if not node.forward], 0
@@ -130,8 +130,8 @@ class ListScheduler:
         return peaks, largest
 
     def _heads(self) -> list[int]:
-        """The next operation of each part that may go on; in `dx-first` a part waits for the end of those before it, only the
-        receives that a send must follow go ahead."""
+        """The next operation of each part; in `dx-first` a part waits for the end of those before it, except for receives that a
+        send must follow."""
         heads = [head for side in self.lines if (head := self._head(side)) is not None]
         if self.form == "mixed" or not heads:
             return heads
@@ -146,7 +146,7 @@ class ListScheduler:
         return line[self.at[side]] if self.at[side] < len(line) else None
 
     def _gain(self, node: int) -> float:
-        """Communication hidden less slow-down, for each unit of the node's own time."""
+        """Hidden communication less slow-down, for each unit of the node's own duration."""
         item = self.nodes[node]
         if not item.dur:
             return 2.0
@@ -161,7 +161,7 @@ class ListScheduler:
         return gain + (0.0 if item.forward else self.weights.backward)
 
     def _alone(self, node: int) -> float:
-        """Nearness to the next communication, with what hides well kept for later."""
+        """Minus the distance to the next communication; nodes that hide well count as further away."""
         return -self.distance[node] * (1 + self.weights.save * self.hides[node])
 
     def _comm_distance(self) -> list[float]:

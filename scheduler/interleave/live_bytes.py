@@ -1,16 +1,14 @@
-"""Live memory of a pair in terms of its nodes: what a list scheduler and a local search ask step by step.
+"""Live memory of a pair in terms of the nodes that planners order.
 
-`PairMemory` is exact for a finished order. Here an operation that launches nothing counts with every node that needs it, so
-that what it reads lives as long as what reads its result.
+`PairMemory` is exact for a finished order. Here an operation that launches nothing belongs to every node that needs it, so that
+what it reads is live as long as the readers of its result need it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from interlace.scheduler.interleave.allocations import PairMemory
-
-Placed = tuple[str, int]
+from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 
 
 class PairBytes:
@@ -18,36 +16,35 @@ class PairBytes:
 
     Attributes:
         size: Bytes of each storage.
-        gives, reads: Storages that a node gives, and that it gives or reads. `[nodes]`
-        givers, readers: Nodes of each storage.
-        there: Whether a storage exists before the pair.
-        stays: Whether it lives on behind it.
-        start: Bytes that exist before the pair.
+        allocs, reads: Storages that a node allocates, and that it allocates or reads. `[nodes]`
+        allocators, readers: Nodes of each storage.
+        live_before, live_after: Whether a storage is live before the pair, and after it.
+        start: Live bytes before the pair.
     """
 
-    def __init__(self, memory: PairMemory, nodes: Sequence[Iterable[Placed]], order: Iterable[Placed]) -> None:
+    def __init__(self, memory: PairMemory, nodes: Sequence[Iterable[PairOp]], order: Iterable[PairOp]) -> None:
         self.size: list[int] = []
-        self.there: list[bool] = []
-        self.stays: list[bool] = []
+        self.live_before: list[bool] = []
+        self.live_after: list[bool] = []
         self._number: dict[tuple[str, int], int] = {}
         self._memory = memory
         covered = {item for items in nodes for item in items}
-        self.gives = [self._numbers(items, memory.gives) for items in nodes]
+        self.allocs = [self._numbers(items, memory.allocs) for items in nodes]
         self.reads = [self._numbers(items, memory.reads) for items in nodes]
         loose = self._numbers((item for item in order if item not in covered), memory.reads)
         for storage in loose:
-            self.stays[storage] = True
+            self.live_after[storage] = True
         self.start = memory.start
-        self.givers: list[list[int]] = [[] for _ in self.size]
+        self.allocators: list[list[int]] = [[] for _ in self.size]
         self.readers: list[list[int]] = [[] for _ in self.size]
-        for k, storages in enumerate(self.gives):
+        for k, storages in enumerate(self.allocs):
             for storage in storages:
-                self.givers[storage].append(k)
+                self.allocators[storage].append(k)
         for k, storages in enumerate(self.reads):
             for storage in storages:
                 self.readers[storage].append(k)
 
-    def _numbers(self, items: Iterable[Placed], table: dict[Placed, list[int]]) -> list[int]:
+    def _numbers(self, items: Iterable[PairOp], table: dict[PairOp, list[int]]) -> list[int]:
         return list(dict.fromkeys(self._storage(item[0], storage) for item in items for storage in table[item]))
 
     def _storage(self, side: str, storage: int) -> int:
@@ -55,8 +52,8 @@ class PairBytes:
         if key not in self._number:
             self._number[key] = len(self.size)
             self.size.append(self._memory.size[storage])
-            self.there.append(key in self._memory.early)
-            self.stays.append(key in self._memory.stays)
+            self.live_before.append(key in self._memory.live_before)
+            self.live_after.append(key in self._memory.live_after)
         return self._number[key]
 
 
@@ -64,39 +61,39 @@ class Walk:
     """Live memory while nodes run one after another.
 
     Attributes:
-        live: Bytes held now.
+        live: Live bytes now.
         forward: Those of forward parts.
     """
 
     def __init__(self, table: PairBytes, forward: Sequence[bool]) -> None:
         self.table, self.is_forward = table, forward
-        self.born = list(table.there)
+        self.born = list(table.live_before)
         self.waiting = [len(readers) for readers in table.readers]
         self.live = table.start
         self.forward = 0
         self.peak = table.start
 
     def need(self, node: int) -> int:
-        """Bytes that a node takes."""
-        return sum(self.table.size[s] for s in self.table.gives[node] if not self.born[s])
+        """Bytes that a node allocates."""
+        return sum(self.table.size[s] for s in self.table.allocs[node] if not self.born[s])
 
     def frees(self, node: int) -> int:
-        """Bytes that end with a node."""
-        return sum(self.table.size[s] for s in self.table.reads[node] if self.waiting[s] == 1 and not self.table.stays[s])
+        """Bytes that are freed after a node."""
+        return sum(self.table.size[s] for s in self.table.reads[node] if self.waiting[s] == 1 and not self.table.live_after[s])
 
     def run(self, node: int) -> None:
-        """Take, then give back."""
+        """Allocate, then free."""
         table = self.table
-        takes = 0
-        for s in table.gives[node]:
+        change = 0
+        for s in table.allocs[node]:
             if not self.born[s]:
                 self.born[s] = True
-                takes += table.size[s]
-        self.peak = max(self.peak, self.live + takes)
+                change += table.size[s]
+        self.peak = max(self.peak, self.live + change)
         for s in table.reads[node]:
             self.waiting[s] -= 1
-            if not self.waiting[s] and not table.stays[s]:
-                takes -= table.size[s]
-        self.live += takes
+            if not self.waiting[s] and not table.live_after[s]:
+                change -= table.size[s]
+        self.live += change
         if self.is_forward[node]:
-            self.forward += takes
+            self.forward += change

@@ -1,9 +1,9 @@
-"""Local search over the order of a pair: seeded moves, each judged by the part of the order that it touches.
+"""Local search over the order of a pair: seeded moves, of which only the part of the order that they change is simulated.
 
-Orders here hold computation (and communication that waits for nothing). A communication that waits for computation starts as
-soon as it may, wherever it stands, because the executor lets it wait for its data only; so it goes behind the last node it
-waits for. Before every place of the current order the search keeps what is in flight there. A move is run from its first place
-to where the flights are again those of the current order; from there on nothing differs but the time.
+Orders here contain computation, and communication that waits for nothing. A communication that waits for computation starts as
+soon as it can wherever it is listed, because the executor lets it wait for its data only; so it follows the last node that it waits
+for. For every index of the current order the search stores what is in flight there. A move is simulated from the first index that
+it changes to the index where the same communications are in flight as before; from there on only the time differs.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from interlace.scheduler.interleave.live_bytes import PairBytes
 Form = Literal["dx-first", "mixed"]
 Flights = list[tuple[int, float]]
 NEAR = 0.5
-"""Nanoseconds within which flights count as the same, and a time as no better."""
+"""Nanoseconds within which communications in flight count as equal, and a time as no better."""
 STEPS = (-16, -8, -4, -2, -1, 1, 2, 4, 8, 16)
 UNIT_STEPS = (-96, -48, -24, -12, -6, -3, 3, 6, 12, 24, 48, 96)
 UNIT_SHARE = 0.35
-"""Share of moves that take a filler with what follows from it."""
-WARMTH, COOL = 0.09, 0.8
-"""At first orders are kept that are slower by up to this share of a mean communication, less and less over this share of the work.
-A plain descent ends 1 % above it, behind the best known orders of `benchmarks/results/h200`."""
+"""Share of moves that move a filler with the fillers that depend on it."""
+INITIAL_TEMPERATURE, COOLING = 0.09, 0.8
+"""Simulated annealing: at first an order is accepted if it is slower by up to this share of a mean communication; the limit falls to 0
+over this share of the work. A plain descent gives orders that are 1 % slower."""
 EPS = 1e-6
 
 
 class Rules:
-    """What holds for every order: who comes after whom, through communication too, and which forms may mix what."""
+    """What holds for every order: dependencies, also through communication, and what each form may mix."""
 
     def __init__(self, nodes: Sequence[Node], form: Form) -> None:
         self.nodes, self.form = nodes, form
         self.follows = [bool(node.stream) and bool(node.deps) for node in nodes]
-        """Whether a node is a communication that goes behind what it waits for."""
+        """Whether a node is a communication that follows what it waits for."""
         self.triggers: list[list[int]] = [[] for _ in nodes]
         self.waits: list[list[int]] = [[] for _ in nodes]
         self.pred: list[set[int]] = [set() for _ in nodes]
@@ -56,11 +56,11 @@ class Rules:
                     self.succ[dep].add(k)
 
     def listed(self, order: Iterable[int]) -> list[int]:
-        """An order without the communication that follows by itself."""
+        """An order without communication that follows by itself."""
         return [k for k in order if not self.follows[k]]
 
     def full(self, listed: Sequence[int]) -> list[int]:
-        """The order with all communication in its place."""
+        """The order with all communication."""
         made: list[int] = []
         seen: set[int] = set()
 
@@ -76,7 +76,7 @@ class Rules:
         return made
 
     def may_pass(self, node: int, other: int) -> bool:
-        """Whether two neighbours may change places, `node` being the one that moves."""
+        """Whether two neighbours may be swapped; `node` is the one that moves."""
         mine, its = self.nodes[node], self.nodes[other]
         if mine.stream and mine.stream == its.stream:
             return False
@@ -87,7 +87,12 @@ class Search:
     """The current order, and moves of it.
 
     Attributes:
-        order: Without the communication that follows by itself.
+        order: Without communication that follows by itself.
+        before: What is in flight before each index.
+        took: Time of each index.
+        live_bytes: Live bytes before each index.
+        worth: Weight of a nanosecond of each index.
+        position: Index of each node in the order.
         work: Node visits spent.
     """
 
@@ -102,35 +107,35 @@ class Search:
         self.dur = [node.dur for node in self.nodes]
         self.mark = [0] * len(self.nodes)
         self.stamp = 0
-        self.place = [0] * len(self.nodes)
+        self.position = [0] * len(self.nodes)
         self.order: list[int] = []
         self.before: list[Flights] = []
         self.took: list[float] = []
-        self.held: list[int] = []
+        self.live_bytes: list[int] = []
         self.worth: list[float] = []
         self.start(rules.listed(order))
 
     def start(self, order: list[int]) -> None:
-        """Take an order as the current one."""
+        """Make an order the current one."""
         self.order = order
-        self.place = [0] * len(self.nodes)
+        self.position = [0] * len(self.nodes)
         self.before, self.took = [[]] * (len(order) + 1), [0.0] * len(order)
         run = _Run(self, 0, order, [])
         for k, node in enumerate(order):
             self.before[k] = run.flights()
             self.took[k] = run.step(node)
             for other in run.started:
-                self.place[other] = k
+                self.position[other] = k
         self.before[len(order)] = run.flights()
         self.tail = run.finish()
         self.worth = self._worth(order, 1.0)
         self.time = sum(took * worth for took, worth in zip(self.took, self.worth, strict=True)) + self.tail
-        self.held = self._held(0, order, self.table.start)[0]
+        self.live_bytes = self._live(0, order, self.table.start)[0]
 
     def run(self, work: int) -> list[int]:
-        """Try moves until the work is spent; gives the order with its communication."""
-        begin, cools = self.work, COOL * work
-        warmth = self._warmth()
+        """Try moves until the work is spent; returns the best order, with its communication."""
+        begin, cools = self.work, COOLING * work
+        temperature = self._initial_temperature()
         best, best_time = list(self.order), self.time
         while self.work < begin + work:
             self.work += 1
@@ -139,18 +144,18 @@ class Search:
                 continue
             # no logarithm: libraries differ in its last bit, and ranks must agree
             chance = self.rng.random()
-            loss = warmth * max(0.0, 1 - (self.work - begin) / cools) * chance * chance
+            loss = temperature * max(0.0, 1 - (self.work - begin) / cools) * chance * chance
             if self._try(*found, NEAR - loss) and self.time < best_time - NEAR:
                 best, best_time = list(self.order), self.time
         return self.rules.full(best)
 
-    def _warmth(self) -> float:
-        """How much slower an order may be to be kept for a while, in nanoseconds."""
+    def _initial_temperature(self) -> float:
+        """By how many nanoseconds an accepted order may be slower at first."""
         comm = [node.dur for node in self.nodes if node.stream]
-        return WARMTH * sum(comm) / len(comm) if comm else 0.0
+        return INITIAL_TEMPERATURE * sum(comm) / len(comm) if comm else 0.0
 
     def _move(self) -> tuple[int, list[int]] | None:
-        """One node to a place near by: first place that changes, and what stands there from it on."""
+        """Move one node a few places: the first index that changes, and the nodes from there on."""
         order, rules = self.order, self.rules
         start = self.rng.randrange(len(order))
         target = max(0, min(len(order) - 1, start + self.rng.choice(STEPS)))
@@ -164,7 +169,7 @@ class Search:
         return (target, [node, *passed]) if target < start else (start, [*passed, node])
 
     def _unit_move(self) -> tuple[int, list[int]] | None:
-        """A filler and the fillers behind it that need it (a weight gradient with its sum) to a place further off."""
+        """Move a filler and the fillers that depend on it (a weight gradient with its sum) further."""
         order, rules = self.order, self.rules
         start = self.rng.randrange(len(order))
         if not self.nodes[order[start]].filler:
@@ -194,7 +199,7 @@ class Search:
         return first, [*rest, *unit]
 
     def _try(self, first: int, window: list[int], least: float) -> bool:
-        """Keep a changed window if it gains at least so much and stays within the memory."""
+        """Accept a changed window if it gains at least `least` nanoseconds and fits the memory."""
         order, before, took = self.order, self.before, self.took
         run = _Run(self, first, window, before[first])
         gain, at, end = 0.0, first, first + len(window)
@@ -217,47 +222,47 @@ class Search:
         self.work += at - first
         if gain < least:
             return False
-        held, fits = self._held(first, window, self.held[first])
+        live_bytes, fits = self._live(first, window, self.live_bytes[first])
         if not fits:
             return False
         order[first:end] = window
         before[first:at], took[first:at] = flights, times
         self.worth[first:end] = worth
-        self.held[first:end] = held[:-1]
+        self.live_bytes[first:end] = live_bytes[:-1]
         for other, place in places:
-            self.place[other] = place
+            self.position[other] = place
         self.tail = tail
         self.time -= gain
         return True
 
     def _worth(self, window: Sequence[int], behind: float) -> list[float]:
-        """What a nanosecond of each place counts: once for the whole, and `early` for each send that starts from there on."""
+        """Weight of a nanosecond at each index: 1, plus `early` for each send that starts from there on."""
         found = []
         for node in reversed(window):
             behind += self.early * self.nodes[node].leaves
             found.append(behind)
         return found[::-1]
 
-    def _held(self, first: int, window: Sequence[int], live: int) -> tuple[list[int], bool]:
-        """Bytes before each place of a window and behind it, and whether its peak is within the cap."""
-        table, place = self.table, self.place
-        size, stays = table.size, table.stays
-        held, fits = [], True
+    def _live(self, first: int, window: Sequence[int], live: int) -> tuple[list[int], bool]:
+        """Live bytes before each index of a window and after it, and whether its peak is within the cap."""
+        table, place = self.table, self.position
+        size, live_after = table.size, table.live_after
+        live_bytes, fits = [], True
         waiting: dict[int, int] = {}
         born: set[int] = set()
         seen: set[int] = set()
         whole = first == 0 and len(window) == len(self.order)
         deps, follows, triggers = self.nodes, self.rules.follows, self.rules.triggers
         for node in window:
-            held.append(live)
+            live_bytes.append(live)
             stack = [node]
             while stack:
                 k = stack.pop()
                 seen.add(k)
-                for s in table.gives[k]:
-                    if s not in born and not table.there[s]:
+                for s in table.allocs[k]:
+                    if s not in born and not table.live_before[s]:
                         born.add(s)
-                        if whole or all(place[g] >= first for g in table.givers[s]):
+                        if whole or all(place[g] >= first for g in table.allocators[s]):
                             live += size[s]
                 if live > self.cap:
                     fits = False
@@ -266,19 +271,23 @@ class Search:
                     if left is None:
                         left = len(table.readers[s]) if whole else sum(place[r] >= first for r in table.readers[s])
                     waiting[s] = left - 1
-                    if left == 1 and not stays[s]:
+                    if left == 1 and not live_after[s]:
                         live -= size[s]
                 for comm in triggers[k]:
                     if comm not in seen and follows[comm] and all(
                         dep in seen or (not whole and place[dep] < first) for dep in deps[comm].deps
                     ):
                         stack.append(comm)
-        held.append(live)
-        return held, fits
+        live_bytes.append(live)
+        return live_bytes, fits
 
 
 class _Run:
-    """Runs nodes from a place of the current order on; a lean twin of `Clock`."""
+    """Runs nodes from an index of the current order on.
+
+    The overlap clock of `clock.Clock`, whose docstring says how it differs from the specification, in a form for the inner loop of the
+    search: factors in tables, and communication that starts by the rules.
+    """
 
     def __init__(self, search: Search, first: int, window: Sequence[int], flights: Flights) -> None:
         self.search = search
@@ -289,17 +298,17 @@ class _Run:
         self.started: list[int] = []
 
     def flights(self) -> Flights:
-        """What is in flight, in the order of its start."""
+        """What is in flight, in the order of starts."""
         return [(flight.node, flight.left) for flight in self.left]
 
     def same(self, flights: Flights) -> bool:
-        """Whether just these are in flight, with as much left."""
+        """Whether exactly these are in flight, with as much left."""
         return len(flights) == len(self.left) and all(
             mine.node == node and abs(mine.left - left) < NEAR for mine, (node, left) in zip(self.left, flights, strict=True)
         )
 
     def step(self, node: int) -> float:
-        """Run a node, start what may start behind it; gives the time."""
+        """Run a node and start the communication that follows it; returns the time."""
         search = self.search
         nodes, mark, stamp = search.nodes, search.mark, self.stamp
         now = 0.0
@@ -337,7 +346,7 @@ class _Run:
 
     def _trigger(self, node: int) -> None:
         search = self.search
-        place, mark, first, stamp = search.place, search.mark, self.first, self.stamp
+        place, mark, first, stamp = search.position, search.mark, self.first, self.stamp
         for comm in search.rules.triggers[node]:
             if mark[comm] != stamp and all(mark[dep] == stamp or (place[dep] < first) for dep in search.nodes[comm].deps):
                 mark[comm] = stamp
@@ -346,7 +355,7 @@ class _Run:
                 self._trigger(comm)
 
     def _heads(self) -> list[Flight]:
-        """Flights that run now: the first of each stream, unless it waits for another."""
+        """Communications that run now: the first of each stream, if it waits for none in flight."""
         if len(self.left) == 1:
             return self.left
         search = self.search

@@ -1,9 +1,10 @@
-"""The order of operations inside a job that holds parts of several micro-batches: backward (or its input gradients), forward,
-weight gradients that trail.
+"""The order of operations inside a job with parts of several micro-batches: backward (or its input gradients), forward, and
+weight gradients of earlier micro-batches.
 
-Two forms (docs/decisions/002): `dx-first` runs backward's chain of input gradients first, so that the gradient leaves for the
-neighbour early, and keeps weight gradients as fillers for backward's and forward's collectives; `mixed` mixes both op by op.
-A list scheduler gives a first order, a seeded local search improves it on a small clock that knows interference.
+Two forms (docs/decisions/002): `dx-first` runs backward's chain of input gradients first, so that the gradient is sent to the
+neighbour early, and uses weight gradients as fillers during the collectives of backward and forward; `mixed` mixes backward and
+forward op by op. A list scheduler makes a first order, a seeded local search improves it; both measure orders with the overlap
+clock of `clock.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from interlace.cost_model.base import tables_of
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Graph, Op, Program, dependencies, describe
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_random, is_receive, is_send
-from interlace.scheduler.interleave.allocations import PairMemory
+from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 from interlace.scheduler.interleave.allocations import PartOps as PartOps
 from interlace.scheduler.interleave.clock import Node, duration, serial_duration, weighted
 from interlace.scheduler.interleave.list_schedule import TRIES, ListScheduler
@@ -27,30 +28,30 @@ from interlace.scheduler.interleave.local_search import Form as Form
 from interlace.scheduler.interleave.local_search import Rules, Search
 from interlace.units import ms, ms_figure, size
 
-Placed = tuple[str, int]
 SEARCH_WORK = 150_000
 """Node visits the local search may spend; about half a second of host time."""
 EARLY = 0.5
-"""What a nanosecond less until a send is worth, in nanoseconds of the whole job: the neighbouring stage waits for it. Of 0, 0.3, 0.5, 1
-and 2 on GPT-3 6.7B at pp 2 and at pp 4 x mp 2, 0 gives the slowest steps (simulated, 1 to 4 %), and from 0.5 on they differ little."""
+"""Weight of the time until a send against the time of the whole job: the neighbouring stage waits for the send
+(docs/decisions/002)."""
 GRADIENT_SINKS = frozenset({"cast", "add", "scale", "assign", "reshape", "share_data", "concat", "split", "split_with_num",
                             "combine", "slice", "clip", "full_int_array", "full"})  # fmt: skip
-"""Kinds through which a reduced gradient goes into its buffer; a collective with only these behind it reduces gradients."""
+"""Kinds between a reduced gradient and its buffer; a collective that only these follow reduces gradients."""
 
 
 class PairPlan(msgspec.Struct, frozen=True):
-    """The order of a pair's operations and what it should gain, simulated on one rank.
+    """The order of a pair's operations and its gain, simulated on one rank.
 
     Attributes:
         order: `(label, op id)`, the label being that of the operation's part.
-        serial_ns: All parts in turn, communication exposed.
-        planned_ns: In this order.
-        comm_ns: Communication alone.
-        plain_peak_bytes, peak_bytes: Live memory at its highest, beyond what lives through the job, parts in turn and in this order.
-        note: Why the order is plain, where it is.
+        serial_ns: Time of all parts one after another, with communication exposed.
+        planned_ns: Time of this order.
+        comm_ns: Time of communication alone.
+        plain_peak_bytes, peak_bytes: Peak of live memory, without what is live throughout the job: parts one after another, and in
+            this order.
+        note: Why the order is plain, if it is.
     """
 
-    order: tuple[Placed, ...]
+    order: tuple[PairOp, ...]
     serial_ns: int
     planned_ns: int
     comm_ns: int
@@ -73,12 +74,12 @@ def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Fo
     """Order the parts of one job.
 
     Args:
-        program: Where they come from.
-        parts: In the order in which they would run in turn; no part needs another's results.
+        program: The program that they are parts of.
+        parts: In the order in which they would run one after another; no part needs results of another.
         cost: Times and interference.
         form: `dx-first` or `mixed`.
-        extra_bytes: Live memory allowed beyond all in turn.
-        max_ops: Above this many operations they stay in turn.
+        extra_bytes: Live bytes allowed above the peak of the parts one after another.
+        max_ops: With more operations than this the parts stay one after another.
 
     Returns:
         A legal order: every dependency of each part, the order of each group's collectives within a part, writes of lasting
@@ -94,7 +95,7 @@ def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Fo
 
 
 class _Pair:
-    """The parts as nodes; free operations travel with the first operation that needs them."""
+    """The parts as nodes; operations that cost nothing go with the first operation that needs them."""
 
     def __init__(self, program: Program, parts: Sequence[PartOps], cost: Costs) -> None:
         self.graph = Graph(program)
@@ -107,7 +108,7 @@ class _Pair:
         kinds = {part.label: part.kind for part in parts}
         chains = {part.label: chain_ops(self.graph, part.ops) if part.kind == "B" else set() for part in parts}
         self.nodes: list[Node] = []
-        self.index: dict[Placed, int] = {}
+        self.index: dict[PairOp, int] = {}
         for label, op_id in self._spread([]):
             if (label, op_id) not in self.free:
                 filler = kinds[label] == "W" or (kinds[label] == "B" and op_id not in chains[label])
@@ -117,20 +118,20 @@ class _Pair:
         self._stretches: dict[tuple[str, str], tuple[float, float]] = {}
         self.bytes = PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
 
-    def _after(self, parts: Sequence[PartOps]) -> dict[Placed, set[Placed]]:
-        after: dict[Placed, set[Placed]] = {}
+    def _after(self, parts: Sequence[PartOps]) -> dict[PairOp, set[PairOp]]:
+        after: dict[PairOp, set[PairOp]] = {}
         for part in parts:
             for op_id, needs in dependencies(self.graph, part.ops).items():
                 after[part.label, op_id] = {(part.label, other) for other in needs}
         for first, second in combinations(_by_age(parts), 2):
             for later, before in (*self._shared_state(first.ops, second.ops), *_draws_in_turn(first.ops, second.ops)):
                 after[second.label, later].add((first.label, before))
-        for earlier, placed in _p2p_order(parts):
-            after[placed].add(earlier)
+        for earlier, listed in _p2p_order(parts):
+            after[listed].add(earlier)
         return after
 
     def _shared_state(self, first: Sequence[Op], second: Sequence[Op]) -> Iterable[tuple[int, int]]:
-        """Operations of one part that touch persistable state which the other part writes, or the reverse: the second come after."""
+        """Pairs (later, before): operations of both parts that access the same persistable state, where at least one writes it."""
         touched: dict[int, list[tuple[int, bool]]] = {}
         for op in first:
             for storage, writes in self._state(op).items():
@@ -140,14 +141,14 @@ class _Pair:
                 yield from ((op.id, other) for other, wrote in touched.get(storage, ()) if writes or wrote)
 
     def _state(self, op: Op) -> dict[int, bool]:
-        """Persistable storages whose contents an operation touches, and whether it writes them."""
+        """Persistable storages whose contents an operation accesses, and whether it writes them."""
         values = self.graph.values
         written = {values[op.operands[operand]].storage for _, operand in op.inplace}
         touched = {values[v].storage for v in (*self.graph.reads(op), *op.results) if values[v].persistable}
         return {storage: storage in written for storage in touched}
 
     def _node(self, side: str, op: Op, filler: bool, forward: bool) -> None:
-        # a receive that was posted early is over, and one whose sender is late is nothing to plan by
+        # A receive counts as done: when its sender is late is not known here.
         dur = 0.0 if is_receive(op) else float(self.cost.op_time(op, self.values, self.groups).dur_ns)
         stream = f"comm{op.group}" if is_comm(op) else ""
         category = self.cost.category(op, self.values, self.groups)
@@ -157,9 +158,9 @@ class _Pair:
         self.index[side, op.id] = len(self.nodes)
         self.nodes.append(Node(op.id, side, dur, category, stream, deps, filler, forward))
 
-    def _real(self, side: str, op_id: int) -> set[Placed]:
+    def _real(self, side: str, op_id: int) -> set[PairOp]:
         """What an operation comes after, with free operations replaced by what they come after."""
-        found: set[Placed] = set()
+        found: set[PairOp] = set()
         stack = [*self.after[side, op_id]]
         while stack:
             before = stack.pop()
@@ -177,13 +178,13 @@ class _Pair:
             self._stretches[key] = (found.op, found.beside)
         return self._stretches[key]
 
-    def plain(self) -> list[Placed]:
-        """The parts in turn; receives of forward stand before the sends of backward that come after them."""
+    def plain(self) -> list[PairOp]:
+        """The parts one after another; receives of forward come before sends of backward that must follow them."""
         return list(self.plain_order)
 
-    def _with_free(self, node: Node) -> list[Placed]:
-        """A node and the free operations that travel with it."""
-        found: list[Placed] = [(node.side, node.op)]
+    def _with_free(self, node: Node) -> list[PairOp]:
+        """A node and the free operations that go with it."""
+        found: list[PairOp] = [(node.side, node.op)]
         stack = [*self.after[node.side, node.op]]
         while stack:
             item = stack.pop()
@@ -192,17 +193,17 @@ class _Pair:
                 stack += self.after[item]
         return found
 
-    def within(self, cap_bytes: int, form: Form) -> list[Placed]:
-        """The fastest order found whose live memory stays under a cap."""
+    def within(self, cap_bytes: int, form: Form) -> list[PairOp]:
+        """The fastest order found whose live memory is within a cap."""
         best = self.plain()
         best_time = self._time(_indices(best, self.index))
         rules = Rules(self.nodes, form)
         firm = cap_bytes
         for _ in range(3):
-            placed = self._spread(self._found(rules, form, firm))
-            over = self.memory.peak(placed) - cap_bytes
+            listed = self._spread(self._found(rules, form, firm))
+            over = self.memory.peak(listed) - cap_bytes
             if over <= 0:
-                return placed if self._time(_indices(placed, self.index)) < best_time else best
+                return listed if self._time(_indices(listed, self.index)) < best_time else best
             firm -= over
         return best
 
@@ -215,7 +216,7 @@ class _Pair:
         return search.run(SEARCH_WORK)
 
     def _hides(self, node: Node) -> float:
-        """Share of the communication beside a node that it hides, at its best."""
+        """The largest share of a communication beside a node that the node hides."""
         streams = {other.category for other in self.nodes if other.stream}
         factors = [self.stretch(node.category, category) for category in sorted(streams)] if not node.stream else []
         return max((1 / other - (1 - 1 / slow) for slow, other in factors), default=0.0)
@@ -223,17 +224,17 @@ class _Pair:
     def _time(self, order: Sequence[int]) -> float:
         return weighted(self.nodes, order, self.stretch, EARLY)
 
-    def _spread(self, order: Sequence[int]) -> list[Placed]:
-        """Nodes in order with free operations in front of the first that needs them; those nobody needs come last."""
-        placed: list[Placed] = []
-        seen: set[Placed] = set()
+    def _spread(self, order: Sequence[int]) -> list[PairOp]:
+        """Nodes in order, each after the free operations that it needs; those that no node needs come last."""
+        listed: list[PairOp] = []
+        seen: set[PairOp] = set()
         for node in order:
-            self._emit((self.nodes[node].side, self.nodes[node].op), placed, seen)
+            self._emit((self.nodes[node].side, self.nodes[node].op), listed, seen)
         for side, op in self.all_ops:
-            self._emit((side, op.id), placed, seen)
-        return placed
+            self._emit((side, op.id), listed, seen)
+        return listed
 
-    def _emit(self, item: Placed, placed: list[Placed], seen: set[Placed]) -> None:
+    def _emit(self, item: PairOp, listed: list[PairOp], seen: set[PairOp]) -> None:
         stack = [item]
         while stack:
             top = stack[-1]
@@ -244,10 +245,10 @@ class _Pair:
                 stack += waiting
             else:
                 seen.add(top)
-                placed.append(top)
+                listed.append(top)
                 stack.pop()
 
-    def result(self, order: list[Placed], note: str) -> PairPlan:
+    def result(self, order: list[PairOp], note: str) -> PairPlan:
         """The plan of an order; checks that it is legal."""
         place = {item: k for k, item in enumerate(order)}
         for item, before in self.after.items():
@@ -255,7 +256,7 @@ class _Pair:
                 if place[other] > place[item]:
                     op, first = self.graph.ops[item[1]], self.graph.ops[other[1]]
                     raise PlanError(
-                        f"pair order puts {describe(op)} ({item[0]}) in front of {describe(first)} ({other[0]}), which it needs"
+                        f"pair order puts {describe(op)} ({item[0]}) before {describe(first)} ({other[0]}), which it needs"
                     )
         planned = duration(self.nodes, _indices(order, self.index), self.stretch)
         comm = sum(node.dur for node in self.nodes if node.stream)
@@ -264,7 +265,7 @@ class _Pair:
 
 
 def _by_age(parts: Sequence[PartOps]) -> list[PartOps]:
-    """Parts in the order in which Paddle's schedule runs them: weight gradients that trail, backward, forward."""
+    """Parts in the order of Paddle's schedule: weight gradients of earlier micro-batches, backward, forward."""
     rank = {"W": 0, "B": 1, "I": 1, "F": 2}
     return sorted(parts, key=lambda part: rank[part.kind])
 
@@ -295,9 +296,9 @@ def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
 
 
 def _data_before(graph: Graph, op: Op, inside: dict[int, Op], before: dict[int, set[int]]) -> list[int]:
-    """Operations it needs; the order within a communication group is no need."""
-    givers = {graph.producer[v] for v in op.operands if v != ABSENT and v in graph.producer}
-    writes = {other for other in before[op.id] if not is_comm(op) or not is_comm(inside[other]) or other in givers}
+    """Operations that it depends on through data; the order within a communication group is not included."""
+    allocators = {graph.producer[v] for v in op.operands if v != ABSENT and v in graph.producer}
+    writes = {other for other in before[op.id] if not is_comm(op) or not is_comm(inside[other]) or other in allocators}
     return [other for other in writes if other in inside]
 
 
@@ -313,15 +314,15 @@ def _reduces_gradient(graph: Graph, op: Op, inside: dict[int, Op]) -> bool:
     return found
 
 
-def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[Placed, Placed]]:
-    """What the neighbours count on: backward's receives, forward's receives, backward's sends, forward's sends.
+def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[PairOp, PairOp]]:
+    """The order of messages that neighbours rely on: backward's receives, forward's receives, backward's sends, forward's sends.
 
-    Forward's receives stand before backward's sends, since with sends that wait for their receiver the neighbour sends
-    first; and where one group carries both directions of the pipeline (two stages with chunks), its messages keep that order.
+    Forward's receives come before backward's sends because the neighbour sends first if sends wait for their receivers; where one
+    group carries both directions of the pipeline (two stages with chunks), its messages keep that order.
     """
     sides = [[(part.label, op) for op in part.ops] for part in _by_age(parts)]
     plain = [(label, op) for kind in (is_receive, is_send) for ops in sides for label, op in ops if kind(op)]
-    last: dict[int, Placed] = {}
+    last: dict[int, PairOp] = {}
     for label, op in plain:
         if op.group in last:
             yield last[op.group], (label, op.id)
@@ -332,5 +333,5 @@ def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[Placed, Placed]]:
             yield from ((before, (part.label, op.id)) for op in part.ops if is_send(op) for before in received)
 
 
-def _indices(order: Sequence[Placed], index: dict[Placed, int]) -> list[int]:
+def _indices(order: Sequence[PairOp], index: dict[PairOp, int]) -> list[int]:
     return [index[item] for item in order if item in index]

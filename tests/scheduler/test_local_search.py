@@ -93,7 +93,7 @@ def test_tensors_of_a_vector_live_as_long_as_the_vector_is_read() -> None:
     memory = PairMemory(graph, [PartOps("B", "B", backward), PartOps("F", "F", forward)])
     assert memory.start == 96 * 4
     parts = [*graph.storages.numbers(6), *graph.storages.numbers(7)]
-    assert {program.ops[k].name: memory.gives["F", k] for k in (2, 5, 6)} == {"builtin.combine": [], "pd_op.split_with_num": parts,
+    assert {program.ops[k].name: memory.allocs["F", k] for k in (2, 5, 6)} == {"builtin.combine": [], "pd_op.split_with_num": parts,
                                                                              "builtin.split": []}  # fmt: skip
     whole = memory.peak([("F", op.id) for op in forward])
     assert whole == memory.start + 4 * (64 + 64 + 128)

@@ -14,7 +14,7 @@ from interlace.scheduler.interleave.allocations import PairMemory
 from interlace.scheduler.interleave.clock import Node, duration
 from interlace.scheduler.interleave.list_schedule import ListScheduler, Weights
 from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
-from interlace.scheduler.interleave.local_search import NEAR, WARMTH, Form, Rules, Search
+from interlace.scheduler.interleave.local_search import INITIAL_TEMPERATURE, NEAR, Form, Rules, Search
 from interlace.scheduler.interleave.planner import PairPlan, PartOps, chain_ops, plan_parts
 
 
@@ -133,13 +133,14 @@ def test_what_an_operation_that_nobody_needs_reads_is_held_for_it() -> None:
 
 
 class Bytes(SimpleNamespace):
-    """A table of storages made by hand: `gives` and `reads` by node."""
+    """A table of storages made by hand: `allocs` and `reads` by node."""
 
     def __init__(self, size: list[int], gives: list[list[int]], reads: list[list[int]]) -> None:
         readers = [[k for k, each in enumerate(reads) if s in each] for s in range(len(size))]
         givers = [[k for k, each in enumerate(gives) if s in each] for s in range(len(size))]
         none = [False] * len(size)
-        super().__init__(size=size, gives=gives, reads=reads, givers=givers, readers=readers, there=none, stays=list(none), start=0)
+        super().__init__(size=size, allocs=gives, reads=reads, allocators=givers, readers=readers, live_before=none,
+                         live_after=list(none), start=0)  # fmt: skip
 
 
 def no_bytes(nodes: list[Node]) -> Any:
@@ -241,7 +242,7 @@ class Watched(Search):
 
 def test_a_search_gives_the_best_order_it_came_by_within_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every seed: no slower than where it began or any order on the way, though much slower ones are kept; the cap holds at every node."""
-    monkeypatch.setattr("interlace.scheduler.interleave.local_search.WARMTH", 3.0)
+    monkeypatch.setattr("interlace.scheduler.interleave.local_search.INITIAL_TEMPERATURE", 3.0)
     backward = layers(3, "B", 0)
     nodes = backward + layers(3, "F", len(backward))
     gives = [[k] for k in range(len(nodes))]
@@ -272,8 +273,8 @@ def test_orders_that_are_a_little_slower_are_kept_for_a_while(monkeypatch: pytes
     backward = layers(4, "B", 0)
     nodes = backward + layers(4, "F", len(backward))
     sums = []
-    for warmth in (WARMTH, 0.0):
-        monkeypatch.setattr("interlace.scheduler.interleave.local_search.WARMTH", warmth)
+    for temperature in (INITIAL_TEMPERATURE, 0.0):
+        monkeypatch.setattr("interlace.scheduler.interleave.local_search.INITIAL_TEMPERATURE", temperature)
         found = [searched(nodes, "mixed", list(range(len(nodes))), seed, 4_000) for seed in range(6)]
         sums.append(sum(duration(nodes, order, lambda a, b: (1.0, 1.0)) for order in found))
     assert sums[0] < sums[1]
