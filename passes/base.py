@@ -26,8 +26,8 @@ class Context:
     Attributes:
         cost: Times of operations, collectives and copies.
         peers: The other ranks, where they plan at the same time.
-        later: Names of the passes that run behind this one.
-        reserve_bytes: Device bytes that passes with a memory budget leave free for what comes behind them.
+        later: Names of the passes that run after this one.
+        reserve_bytes: Device bytes that passes with a memory budget leave free for what later passes add.
         changed: What was moved or made, one line each.
         declined: What was left as it was, with the reason.
     """
@@ -62,7 +62,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         name: Kebab-case name, the same words as the file and the class.
         needs: Capabilities that passes before it must give.
         gives: Capabilities that hold after it.
-        after: Names of passes that it must come behind, where they run at all.
+        after: Names of passes that it must run after, if they run at all.
         renamed: Former names of options -> the names they have now; the error for a former name says the new one.
     """
 

@@ -17,12 +17,11 @@ A wait that keeps memory from being freed under a reader may leave another one a
 
 
 def events_of(program: Program, known: Iterable[Event] = ()) -> tuple[Event, ...]:
-    """The events that a plan needs beside those that are known: it is walked as the proof does, and each order that the walk misses
-    becomes an event. What the executor or an earlier event orders gets none.
+    """The events that a plan needs besides the known ones: each order that the proof's analysis finds missing becomes an event.
 
-    The last item that uses a block waits for readers on other streams, where these are not over by then: the collector knows the
-    last reader only. No event reaches into the next step: what lasts is waited for by the last item of the stream that touches it
-    first there.
+    What the executor or an earlier event orders gets none. The last op instance that uses a block waits for readers on other streams
+    that may not have completed: Paddle frees a block after its last reader. No event reaches into the next step: accesses to
+    persistable values are waited for by the last op instance of the stream that accesses them first in the next step.
 
     Raises:
         PlanError: The walk still misses orders after `ROUNDS`; the first is named.

@@ -19,17 +19,17 @@ from interlace.units import ms, ms_figure, size
 
 PRODUCTS = frozenset({"matmul", ACCUMULATING, *GEMM_GRADS})
 REACH = 2
-"""A collective borrows weight gradients from behind the second collective in front of it, no earlier: a dW that waits keeps
-its activation and its gradient alive. Under sequence parallelism an all_gather finds none nearer than that."""
+"""A collective borrows weight gradients that come after the second collective before it, none earlier: a postponed dW keeps its
+activation and its gradient alive. With sequence parallelism an all_gather finds none nearer."""
 
 
 @register
 class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
     """Start the collective of a layer's dX before the layer's dW is computed, and let dW fill the time.
 
-    Contract: needs dX and dW apart, and no schedule yet; keeps every operation, every value and the order of communication
-    within each group; moves weight gradients and what only they lead to (casts, sums into merge buffers, clips) behind the
-    collective, names the collective's stream, and nothing else.
+    Contract: needs separate dX and dW, and no schedule yet; keeps every operation, every value and the order of communication
+    within each group; moves weight gradients and what only they lead to (casts, sums into merge buffers, clips) after the
+    collective and names the collective's stream; changes nothing else.
 
     Before / After:
         %5 = pd_op.matmul(%4, %1)                       %5 = pd_op.matmul(%4, %1)
@@ -41,19 +41,19 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
     Steps:
         1. A *site* is a backward collective whose operand leads to an activation's gradient: neither p2p nor of a weight or
            its gradient. Walking back from its operand, through sums, casts, reshapes and transposes, gives its dX (three for
-           q, k, v; two for gate, up; none where it stands in front of a product).
-        2. Its own weight gradients are the ones that read the same dout. They go right behind it with their sinks, and so
-           does all else behind the last dX that the collective does not need.
-        3. While its time is not covered, it borrows weight gradients that stand in front of it, the nearest first.
-        4. The cost model says what is gained, stretch on both sides included. A site that would lose is left as it was.
+           q, k, v; two for gate, up; none where the collective comes before a product).
+        2. Its own weight gradients are those that read the same dout. They are moved immediately after it with their sinks, and
+           so is everything else after the last dX that the collective does not need.
+        3. While its time is not covered, it borrows weight gradients that come before it, the nearest first.
+        4. The cost model computes the gain, with the stretch of both sides. A site that would lose time is not changed.
 
     Source: PaddlePaddle/Paddle#57446; patterns as PaddlePaddle 3.3.1 emits them.
 
     Attributes:
-        min_bytes: Leave collectives of less.
+        min_bytes: Smaller collectives are not moved.
         modules: Names or globs over layer names; without any, all layers.
-        only_gains: Leave sites that would take longer than one after the other.
-        borrow: Fill what a site's own weight gradients do not cover with earlier ones.
+        only_gains: Do not change sites that would take longer than the collective and the products one after another.
+        borrow: Use earlier weight gradients where a site's own do not cover the collective.
     """
 
     name = "overlap-column-backward"
@@ -116,12 +116,12 @@ def beside(costs: Costs, tables: tuple[Values, Groups], comm: Op, fillers: Itera
 
 @dataclass(slots=True)
 class _Work:
-    """The order as it stands, and what may not change in it.
+    """The current order, and its constraints.
 
     Attributes:
         order: Ids of all operations.
-        after: What each one must come behind, whatever the order.
-        taken: Fillers that have their collective already.
+        after: The operations that each one must come after in every order.
+        taken: Fillers that are assigned to a collective.
         done: Collectives that were started early.
     """
 
@@ -184,29 +184,29 @@ class _Work:
         return f"dX and dW of {describe(fused[0])} are one operation, which 'split-backward' left whole" if fused else ""
 
     def _dragged(self, chosen: set[int], comm: Op) -> tuple[set[int], str]:
-        """What must move along behind a collective, or why that cannot be."""
+        """The operations that must move after a collective together with the chosen ones, or why they cannot."""
         moved = set(chosen)
         start = min((self.place[op_id] for op_id in chosen), default=self.place[comm.id])
         for op_id in self.order[start : self.place[comm.id] + 1]:
-            held = self.after[op_id] & moved
-            if held and op_id not in moved:
-                why = self._hindrance(self.graph.ops[op_id], [self.graph.ops[each] for each in sorted(held)], comm)
+            movers = self.after[op_id] & moved
+            if movers and op_id not in moved:
+                why = self._hindrance(self.graph.ops[op_id], [self.graph.ops[each] for each in sorted(movers)], comm)
                 if why:
                     return set(), why
                 moved.add(op_id)
         return moved, ""
 
-    def _hindrance(self, op: Op, held: list[Op], comm: Op) -> str:
-        """Why an operation that must stay behind some that move cannot move with them; empty where it can."""
-        for mover in held:
+    def _hindrance(self, op: Op, movers: list[Op], comm: Op) -> str:
+        """Why an operation that must come after moved ones cannot move with them; empty if it can."""
+        for mover in movers:
             spoiled = self._spoiled(op, mover)
             if spoiled:
                 return f"{describe(op)} comes before it and overwrites %{spoiled[0]}, which {describe(mover)} reads"
         if op.id in self.backward.sinks:
             return ""
         if op.id == comm.id or is_comm(op):
-            return f"{describe(held[0])} must come first: communication keeps its order within group {op.group}"
-        return f"{describe(op)} comes before it and needs {describe(held[0])}"
+            return f"{describe(movers[0])} must come first: communication keeps its order within group {op.group}"
+        return f"{describe(op)} comes before it and needs {describe(movers[0])}"
 
     def _spoiled(self, op: Op, mover: Op) -> list[int]:
         """Values that one operation reads and another overwrites; buffers that live across steps are summed in order."""
@@ -223,7 +223,7 @@ class _Work:
         return self.backward.chain_of([user.id for user in self._readers_of_dout(comm)], self._free_sinks(comm))
 
     def _free_sinks(self, comm: Op) -> set[int]:
-        """Sinks in front of a collective that are nobody's fillers yet."""
+        """Sinks before a collective that are not assigned to another one."""
         return {op_id for op_id in self.backward.sinks - self.taken if self.place[op_id] < self.place[comm.id]}
 
     def _with_bystanders(self, moved: set[int], comm: Op) -> set[int]:
@@ -252,7 +252,7 @@ class _Work:
         return moved
 
     def _lenders(self, comm: Op, within: set[int]) -> list[int]:
-        """Products that give a weight's gradient, in front of a collective, nearest first."""
+        """Products that compute a weight's gradient before a collective, nearest first."""
         found, passed = [], 0
         sites = {op.id for op in self.sites}
         for op_id in reversed(self.order[: self.place[comm.id]]):
@@ -264,7 +264,7 @@ class _Work:
         return found
 
     def _fillers(self, moved: set[int], comm: Op) -> list[int]:
-        """What runs beside a collective: what was moved, and what stands behind it already, up to its first reader."""
+        """What runs beside a collective: what was moved, and what comes after it already, up to its first reader."""
         start = min((self.place[op_id] for op_id in moved), default=self.place[comm.id])
         found = [op_id for op_id in self.order[start : self.place[comm.id]] if op_id in moved]
         for op_id in self.order[self.place[comm.id] + 1 :]:
@@ -279,8 +279,8 @@ class _Work:
     def _finish(self, comm: Op, own: set[int], moved: set[int]) -> None:
         fillers = self._fillers(moved, comm)
         found = self._estimate(moved, comm)
-        behind = self.backward.sinks.intersection(op.id for op in self._readers_of_dout(comm))
-        if not moved and not behind.intersection(fillers):
+        later = self.backward.sinks.intersection(op.id for op in self._readers_of_dout(comm))
+        if not moved and not later.intersection(fillers):
             self.context.decline(comm, self._nothing(comm))
         elif found.gain < 0 and self.options.only_gains:
             self.context.decline(comm, f"would take {ms(found.both)} beside its fillers, one after the other they take "

@@ -45,7 +45,7 @@ class Pipeline:
         """Hold every pass's needs against what comes before it.
 
         Raises:
-            PassError: A need is not met, or a pass stands in front of one it must follow.
+            PassError: A need is not met, or a pass comes before one that it must follow.
         """
         have = {tag for name in program.passes if name in REGISTRY for tag in REGISTRY[name].gives}
         ran = list(program.passes)

@@ -44,10 +44,10 @@ PRODUCTS = {
 
 @register
 class SplitBackward(Pass, frozen=True, kw_only=True):
-    """Give dX and dW of every weight an operation each, so that they can run at different times.
+    """Compute dX and dW of every weight in separate operations, so that they can run at different times.
 
-    Contract: keeps every value, bit for bit, on every place; dX stands where the gradient stood, dW right behind it. A
-    gradient of which one result has no reader becomes the other one alone.
+    Contract: keeps every value, bit for bit, on every device; dX takes the position of the gradient, dW comes immediately after it.
+    A gradient of which one result has no reader is replaced by the other result alone.
 
     Before / After:
         %5, %6 = pd_op.matmul_grad(%2, %1, %4)          %5 = pd_op.matmul(%4, %1) {"transpose_y":true}
@@ -59,7 +59,7 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
         2. Where one `pd_op.matmul` on the same operands is the very GEMM that Paddle's kernel calls, emit that one: ranks
            [2,2] in all four transpose settings; dX of [n,2] without transpose_x; [n,n] with equal batches and no transposes.
         3. All else becomes a *one-sided* `matmul_grad`: the same kernel, with one result left out. It computes what the
-           whole one computed, whatever the place does with folding, batches, broadcasting and transposes; it copies nothing.
+           whole one computed, whatever the device does with folding, batches, broadcasting and transposes; it copies nothing.
 
     Why not reshape: `pd_op.reshape` copies in the static executor, so a dW of [3,2] as reshape, reshape, matmul would read
     and write x and dout once more. `fold=True` asks for it: Paddle's `fused_linear_param_grad_add_pass` matches that form

@@ -1,4 +1,4 @@
-"""Where weight gradients and the collectives of activation gradients stand in a backward program."""
+"""Weight gradients, and collectives of activation gradients, in a backward program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GEMM_GRADS = frozenset({"matmul_grad", "linear_grad", "linear_v2_grad", "fused_g
 """Gradients of a product: x and y are the first two operands, dout is the last; dx and dy are the first two results."""
 UPDATES = frozenset({"cast", "scale", "add", "add_n", "combine", "split", "clip", "multiply", "divide", "assign", "slice",
                      "share_data", "reshape", "concat", "split_with_num", "check_finite_and_unscale"})  # fmt: skip
-"""Kinds that stand between the gradient of a parameter and the place where it is summed."""
+"""Kinds between the gradient of a parameter and its sum."""
 ACCUMULATING = "fused_linear_param_grad_add"
 """dW and its sum in one operation: operands x and dout."""
 
@@ -77,12 +77,12 @@ def in_modules(modules: Sequence[str], layer: str) -> bool:
 
 @dataclass(slots=True)
 class Backward:
-    """The backward part of a program, sorted into what makes dX, what makes dW, and what talks.
+    """The backward part of a program: operations that compute dX, that compute dW, and communication.
 
     Attributes:
         weights: Ids of values that are a parameter in some form.
         sinks: Ids of operations that end in gradients of parameters: dW, and all that only dW leads to. None of them feeds
-            an activation's gradient, so each may run later than where it stands.
+            an activation's gradient, so each may run later.
     """
 
     graph: Graph

@@ -1,1 +1,1 @@
-"""From captured programs to plans: passes run, are judged by the simulated step, and are held to a memory budget, on all ranks together."""
+"""From captured programs to plans: run the passes, judge them by the simulated step, and keep memory budgets, on all ranks together."""

@@ -19,7 +19,7 @@ from interlace.units import size
 def bytes_over(planned: Program, passes: Sequence[Pass], cost: Costs) -> int:
     """By how much the plan exceeds `memory_budget` on a GPU; 0 without a budget, or where that is not known.
 
-    The planner keeps a budget for the order of operations; streams and the host are decided behind it.
+    The offload planner keeps the budget for the order of operations; streams and waits of the host are decided after it.
     """
     budget = memory_budget(passes)
     peak = _peak(planned, cost) if budget and planned.jobs else None
@@ -27,10 +27,10 @@ def bytes_over(planned: Program, passes: Sequence[Pass], cost: Costs) -> int:
 
 
 def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], cost: Costs) -> list[PassReport]:
-    """The reports, that of `offload-activations` with what the whole plan holds on a GPU against `memory_budget`.
+    """The reports, with the peak of the whole plan on a GPU against `memory_budget` in that of `offload-activations`.
 
     Raises:
-        BudgetError: It is more; with the bytes, and what to do.
+        BudgetError: The peak exceeds the budget; the message has the bytes, and what to do.
     """
     budget = memory_budget(passes)
     if not budget or not planned.jobs:

@@ -23,7 +23,7 @@ from interlace.planning.judge import run_judged
 from interlace.units import ranks_text
 
 BUDGET_ROUNDS = 4
-"""Plans made, each with what the one before held beyond the memory budget kept free."""
+"""Plans that are made at most; each keeps free the bytes by which the one before exceeded the memory budget."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,7 +73,7 @@ class Plan:
         return f"rank {self.program.rank} {self._text(limit)}"
 
     def _text(self, limit: int) -> str:
-        """The explanation behind the rank's number: the same for ranks that plan alike."""
+        """The explanation without the rank's number: the same for ranks that plan alike."""
         pipe = self.program.pipeline
         head = (f"of {self.program.world}, stage {pipe.stage} of {pipe.num_stages}, "
                 f"{pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, profile {self.profile}")  # fmt: skip

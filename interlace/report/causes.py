@@ -27,7 +27,7 @@ class Wait(msgspec.Struct, frozen=True, gc=False):
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
-    """What memory at the peak holds: values that operations of a kind gave, in layers of a name; bytes and number."""
+    """Live memory at the peak: values by kind of the operation that produced them and name of layer; bytes and number."""
 
     layer: str
     kind: str
@@ -36,7 +36,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 def waits(result: Result, at: int) -> list[Wait]:
-    """Gaps in the compute of the rank in place `at`, by what the operation behind each waited for last; longest first."""
+    """Gaps in the computation of the rank with index `at`, by what the operation after each waited for last; longest first."""
     sim, times = result.input, result.times
     ops = {op.id: op for op in sim.programs[at].ops}
     mine = np.arange(sim.first[at], sim.first[at + 1])

@@ -1,4 +1,4 @@
-"""The split of a step's time, as text and as rows for machines; what the parts mean stands in `scheduler/simulate/simulator.py`."""
+"""The split of a step's time, as text and as rows for machines; `scheduler/simulate/simulator.py` defines the parts."""
 
 from __future__ import annotations
 
