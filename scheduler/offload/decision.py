@@ -93,7 +93,8 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def reasons(self) -> dict[Reason, tuple[int, int]]:
         """Reason -> number of values (or of micro-batches of eligible values) kept for it, and their known bytes."""
         found: dict[Reason, tuple[int, int]] = {}
-        for reason, size_bytes in ((each.reason, each.size_bytes) for each in (*self.skipped, *self.kept)):
+        every: tuple[Skipped | Kept, ...] = (*self.skipped, *self.kept)
+        for reason, size_bytes in ((each.reason, each.size_bytes) for each in every):
             count, total = found.get(reason, (0, 0))
             found[reason] = count + 1, total + max(0, size_bytes)
         return {reason: found[reason] for reason in REASONS if reason in found}

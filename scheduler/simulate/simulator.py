@@ -474,7 +474,8 @@ def _split_gap(rank: RankColumns, low: int, high: int, busy: int, link: int, cha
     n, at = 0, link
     while at >= 0:
         n, at = n + 1, chain[at]
-    first_sync, last_sync = 0, 0
+    first_sync: Any = 0
+    last_sync: Any = 0
     if busy > low:
         first_sync = max(0, np.searchsorted(synced_at, low) - 1)
         last_sync = max(first_sync, np.searchsorted(synced_at, busy))
