@@ -65,7 +65,7 @@ def splitting() -> str:
 
 @claim
 def grid() -> str:
-    """Points of acceptance R1 with the same bits."""
+    """Points of the grid with the same bits."""
     rows = raw("grid.json")["rows"]
     return f"the same at {sum(row['same'] for row in rows)} of {len(rows)} points"
 

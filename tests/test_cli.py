@@ -74,7 +74,7 @@ def shown(capsys: Any, *words: Any) -> tuple[list[str], dict[str, Any]]:
 
 
 def test_plan_writes_what_check_accepts(dumps: Path, tmp_path: Path, capsys: Any) -> None:
-    """acceptance: U5. A plan, its program as captured, and a record for each rank; the same files again from a single call."""
+    """Offline. A plan, its program as captured, and a record for each rank; the same files again from a single call."""
     out, summary = tmp_path / "deep" / "plan", tmp_path / "new" / "plan.json"
     assert main(["plan", str(dumps), "--config", "overlap", "-o", str(out), "--json", str(summary)]) == 0
     said = capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_plan_writes_what_check_accepts(dumps: Path, tmp_path: Path, capsys: Any
 
 
 def test_plan_refuses_before_it_plans(dumps: Path, tmp_path: Path, capsys: Any) -> None:
-    """acceptance: U3, P4. Outputs, ranks, profiles, configurations; nothing is left."""
+    """Wrong options, interrupts. Outputs, ranks, profiles, configurations; nothing is left."""
     (tmp_path / "file").write_text("")
     for words, told in {
         (dumps, "-o", "/dev/null/x"): "-o '/dev/null/x': /dev/null is a file; expected a folder there",
@@ -121,7 +121,7 @@ def test_plan_refuses_before_it_plans(dumps: Path, tmp_path: Path, capsys: Any) 
 
 
 def test_show_prints_a_program_or_a_job(plans: Path, dumps: Path, capsys: Any) -> None:
-    """acceptance: U5."""
+    """Offline."""
     program = load(plans / "rank0.ilp")
     lines, data = shown(capsys, plans / "rank0.ilp")
     assert lines == show(program).splitlines()
@@ -138,7 +138,7 @@ def test_show_prints_a_program_or_a_job(plans: Path, dumps: Path, capsys: Any) -
 
 
 def test_show_tells_why_and_what_a_pass_changed(plans: Path, dumps: Path, capsys: Any) -> None:
-    """acceptance: U5, S6. The record of the plan, and the program before and after one pass."""
+    """Offline, sites reported. The record of the plan, and the program before and after one pass."""
     lines, data = shown(capsys, plans / "rank1.ilp", "--why")
     heads = [line for line in lines if not line.startswith(" ")]
     assert [head.partition(":")[0] for head in heads] == list(data["record"]["order"])
@@ -154,7 +154,7 @@ def test_show_tells_why_and_what_a_pass_changed(plans: Path, dumps: Path, capsys
 
 
 def test_show_asks_the_profile_of_the_plan(plans: Path, dumps: Path, capsys: Any) -> None:
-    """acceptance: C1. Times of a plan by its own profile, of a dump by h200's, and by any other where asked for."""
+    """Times of ops. Times of a plan by its own profile, of a dump by h200's, and by any other where asked for."""
     lines, data = shown(capsys, plans / "rank0.ilp", "--costs")
     assert (lines[0], data["device"]) == ("device profile cpu", "cpu")
     assert len(data["ops"]) == sum(line.startswith("#") for line in lines) > 0
@@ -165,7 +165,7 @@ def test_show_asks_the_profile_of_the_plan(plans: Path, dumps: Path, capsys: Any
 
 @pytest.mark.parametrize("words", [("--why", "--costs"), ("--job", "x", "--why"), ("--before-after", "x", "--costs")])
 def test_show_does_one_thing(plans: Path, capsys: Any, words: tuple[str, ...]) -> None:
-    """acceptance: U3. None of two options is dropped in silence."""
+    """Wrong options. None of two options is dropped in silence."""
     with pytest.raises(SystemExit) as caught:
         main(["show", str(plans / "rank0.ilp"), *words])
     assert caught.value.code == 2
@@ -177,7 +177,7 @@ def test_show_wants_one_file(plans: Path, capsys: Any) -> None:
 
 
 def test_a_users_own_pass_plans_offline(dumps: Path, own: Path, capsys: Any) -> None:
-    """acceptance: U4, U5. With --import; without it the message says so."""
+    """A user's pass, offline. With --import; without it the message says so."""
     config, out = own.with_name("own.yaml"), own.parent / "plan"
     config.write_text("noisy: {word: hush}\n")
     told = refusal(capsys, "plan", dumps, "--config", config, "-o", out)
@@ -190,7 +190,7 @@ def test_a_users_own_pass_plans_offline(dumps: Path, own: Path, capsys: Any) -> 
 
 
 def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, capsys: Any) -> None:
-    """acceptance: U4. No configuration need name it; a module without passes is said to have none; one of unknown neighbours is refused."""
+    """A user's pass. No configuration need name it; a module without passes is said to have none; one of unknown neighbours is refused."""
     config, out = own.with_name("own.yaml"), own.parent / "plan"
     assert main(["plan", str(dumps), "--import", str(own), "-o", str(out)]) == 0
     assert "said psst" in capsys.readouterr().out
@@ -226,7 +226,7 @@ def test_what_plans_nothing_is_refused(dumps: Path, tmp_path: Path, capsys: Any,
 
 @pytest.mark.parametrize("command", ["check", "timeline"])
 def test_outputs_follow_one_rule(plans: Path, tmp_path: Path, capsys: Any, command: str) -> None:
-    """acceptance: P4. Folders are made; what cannot be is refused before the work."""
+    """Interrupts. Folders are made; what cannot be is refused before the work."""
     (tmp_path / "file").write_text("")
     more = ["-o", str(tmp_path / "a" / "b" / "trace.json")] if command == "timeline" else []
     assert main([command, str(plans), *more, "--json", str(tmp_path / "c" / "d" / "out.json")]) == 0
@@ -240,7 +240,7 @@ def test_outputs_follow_one_rule(plans: Path, tmp_path: Path, capsys: Any, comma
 
 
 def test_passes_are_there_behind_import_interlace_alone() -> None:
-    """acceptance: U4. And Paddle is not imported for them."""
+    """A user's pass. And Paddle is not imported for them."""
     code = "import sys, interlace; interlace.passes.register, interlace.passes.Pass; assert 'paddle' not in sys.modules; interlace.nothing"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "AttributeError: module 'interlace' has no attribute 'nothing'" in done.stderr.splitlines()[-1]

@@ -81,7 +81,7 @@ def refusal(tmp_path: Path, text: str) -> str:
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, error: str) -> None:
-    """acceptance: U3. File, line, column, what was found and what was expected."""
+    """Wrong options. File, line, column, what was found and what was expected."""
     found = refusal(tmp_path, text)
     assert found.startswith(error.removesuffix("; turn it on")), found
 
@@ -96,7 +96,7 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, error
     ],
 )  # fmt: skip
 def test_a_file_of_rows_is_read_before_anything_is_built(tmp_path: Path, rows: bytes, error: str) -> None:
-    """acceptance: U3. File and line of the option, and of the rows."""
+    """Wrong options. File and line of the option, and of the rows."""
     (tmp_path / "rows.txt").write_bytes(rows)
     found = refusal(tmp_path, f"schedule_1f1b:\n  schedule_file: {tmp_path}/rows.txt")
     assert found.startswith("my.yaml:2:18: ")
@@ -104,7 +104,7 @@ def test_a_file_of_rows_is_read_before_anything_is_built(tmp_path: Path, rows: b
 
 
 def test_jobs_are_required_where_a_step_is_to_run() -> None:
-    """acceptance: U3. A rewrite alone is a configuration for offline plans, not for training."""
+    """Wrong options. A rewrite alone is a configuration for offline plans, not for training."""
     config = make_config({"schedule_1f1b": "off", "assign_streams": "off"})
     with pytest.raises(ConfigError, match=r"schedule_1f1b is off and split_backward, overlap_column_backward on: nothing would run"):
         require_jobs(config)
@@ -113,7 +113,7 @@ def test_jobs_are_required_where_a_step_is_to_run() -> None:
 
 
 def test_what_is_no_text_or_no_file_is_refused(tmp_path: Path) -> None:
-    """acceptance: U3. A missing name lists the presets."""
+    """Wrong options. A missing name lists the presets."""
     (tmp_path / "my.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"my\.yaml: cannot be read: not UTF-8 text \(byte 0\)|my\.yaml.*not YAML"):
         load_config(tmp_path / "my.yaml")
@@ -122,7 +122,7 @@ def test_what_is_no_text_or_no_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_words_and_numbers_of_yaml(tmp_path: Path) -> None:
-    """acceptance: U3. `on` and `off` are words, `1e9` is a number, sizes have units, quotes change nothing."""
+    """Wrong options. `on` and `off` are words, `1e9` is a number, sizes have units, quotes change nothing."""
     config = loaded(tmp_path, """
 split_backward: on
 overlap_column_backward: "off"
@@ -141,13 +141,13 @@ offload_activations: {min_bytes: 1.5MiB, keep_bytes: [1KB, 2000], fraction: 1, i
 
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
-    """acceptance: U1."""
+    """One line."""
     assert loaded(tmp_path, "").passes == make_config({}).passes
     assert sorted(make_config({}).passes) == ["assign-streams", "overlap-column-backward", "schedule-1f1b", "split-backward"]
 
 
 def test_everything_off_asks_for_nothing() -> None:
-    """acceptance: U1."""
+    """One line."""
     names = [name.replace("-", "_") for name in make_config({}).passes]
     assert not make_config(dict.fromkeys(names, "off")).active
     assert not make_config({"enable": False}).active
@@ -156,7 +156,7 @@ def test_everything_off_asks_for_nothing() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_valid(name: str) -> None:
-    """acceptance: U3. Each loads by its name, alone or with its suffix, and its passes stand in an order that can run."""
+    """Wrong options. Each loads by its name, alone or with its suffix, and its passes stand in an order that can run."""
     config = load_config(name)
     assert config.passes == load_config(f"{name}.yaml").passes
     config.pipeline().check(programs(World())[0])
@@ -166,19 +166,19 @@ def test_presets_are_valid(name: str) -> None:
     ("text", "size"), [("0", 0), ("12", 12), ("3B", 3), ("2kb", 2000), ("1 GiB", 1 << 30), ("0.5TB", 5 * 10**11), (" 7 MB ", 7 * 10**6)]
 )
 def test_sizes(text: str, size: int) -> None:
-    """acceptance: U3."""
+    """Wrong options."""
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "1 PB", "-3MB", "1,5GB", "1GBs"])
 def test_what_is_no_size(text: str) -> None:
-    """acceptance: U3."""
+    """Wrong options."""
     with pytest.raises(ConfigError, match=r"expected a number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB"):
         parse_bytes(text)
 
 
 def test_keywords_are_named_as_such() -> None:
-    """acceptance: U3."""
+    """Wrong options."""
     with pytest.raises(ConfigError, match=r"keywords: schedule_1f1b\.extra_live_bytes: Expected `int` >= 0"):
         make_config({"schedule_1f1b": {"extra_live_bytes": -1}})
     with pytest.raises(ConfigError, match="keywords: schedule_1f1b: expected Schedule1F1B, found OffloadActivations"):
@@ -210,7 +210,7 @@ def order_of(config: Config) -> list[str]:
 
 
 def test_a_users_pass_runs_where_it_asks_to() -> None:
-    """acceptance: U4. As early as its `after` and `needs` allow; ours keep their order; its options are checked like ours."""
+    """A user's pass. As early as its `after` and `needs` allow; ours keep their order; its options are checked like ours."""
     own("first-of-all")
     own("my-shuffle", needs=frozenset({"scheduled"}), gives=frozenset({"shuffled"}))
     own("behind-split", after=("split-backward",))
@@ -228,7 +228,7 @@ def test_a_users_pass_runs_where_it_asks_to() -> None:
 
 
 def test_passes_that_ask_for_a_circle_are_refused() -> None:
-    """acceptance: U4. The circle is printed."""
+    """A user's pass. The circle is printed."""
     own("hen", after=("egg",))
     own("egg", after=("hen",))
     with pytest.raises(PassError, match=r"passes ask to run after each other in a circle: (hen -> egg|egg -> hen)"):
@@ -236,7 +236,7 @@ def test_passes_that_ask_for_a_circle_are_refused() -> None:
 
 
 def test_a_need_that_nothing_gives_is_refused_before_anything_runs() -> None:
-    """acceptance: U4. With the passes that would give it."""
+    """A user's pass. With the passes that would give it."""
     ran: list[str] = []
     own("watcher", run=lambda self, program, context: ran.append("ran") or program)
     own("starved", needs=frozenset({"food"}))
@@ -267,7 +267,7 @@ def _fails(self: Pass, program: Program, context: Context) -> Program:
     ],
 )
 def test_a_broken_pass_is_named_and_the_program_stays(run: Any, kind: type[Exception], words: str) -> None:
-    """acceptance: U4, P4. What does not verify, an exception, and what is no program."""
+    """A user's pass, interrupts. What does not verify, an exception, and what is no program."""
     own("broken", run=run)
     program = programs(World())[0]
     before = msgspec.json.encode(program)
@@ -277,7 +277,7 @@ def test_a_broken_pass_is_named_and_the_program_stays(run: Any, kind: type[Excep
 
 
 def test_what_cannot_be_registered() -> None:
-    """acceptance: U4."""
+    """A user's pass."""
     with pytest.raises(PassError, match=r"is registered already by interlace\.passes\.split_backward\.SplitBackward; choose another name"):
         own("split-backward")
     with pytest.raises(PassError, match="has no name"):
@@ -298,7 +298,7 @@ def strategy() -> Any:
 
 @pytest.mark.paddle
 def test_flags_are_attributes(strategy: Any) -> None:
-    """acceptance: U3. Read, set, switched; setting an option turns its pass on."""
+    """Wrong options. Read, set, switched; setting an option turns its pass on."""
     interlace.enable(strategy, schedule_1f1b={"interleave": "off"})
     flags = strategy.interlace
     assert flags.schedule_1f1b.interleave == "off"
@@ -316,7 +316,7 @@ def test_flags_are_attributes(strategy: Any) -> None:
 
 @pytest.mark.paddle
 def test_options_of_a_given_pass_stay_when_one_is_changed(strategy: Any) -> None:
-    """acceptance: U3."""
+    """Wrong options."""
     interlace.enable(strategy, offload_activations=OffloadActivations(fraction=0.25, modules=("mlp",)))
     strategy.interlace.offload_activations.min_bytes = 5
     assert strategy.interlace.config().passes["offload-activations"] == OffloadActivations(fraction=0.25, modules=("mlp",), min_bytes=5)
@@ -339,7 +339,7 @@ def test_options_of_a_given_pass_stay_when_one_is_changed(strategy: Any) -> None
     ],
 )
 def test_a_wrong_change_leaves_the_flags_as_they_were(strategy: Any, change: Any, kind: type[Exception], words: str) -> None:
-    """acceptance: U3."""
+    """Wrong options."""
     interlace.enable(strategy, offload_activations={"fraction": 0.5})
     before = strategy.interlace.config()
     with pytest.raises(kind) as caught:
@@ -350,7 +350,7 @@ def test_a_wrong_change_leaves_the_flags_as_they_were(strategy: Any, change: Any
 
 @pytest.mark.paddle
 def test_a_wrong_enable_changes_nothing(strategy: Any) -> None:
-    """acceptance: U3. Nor does a file of another kind."""
+    """Wrong options. Nor does a file of another kind."""
     for wrong in ({"splitbackward": "on"}, 7, "no-such-preset"):
         with pytest.raises(ConfigError):
             interlace.enable(strategy, wrong)  # type: ignore[arg-type]
@@ -360,7 +360,7 @@ def test_a_wrong_enable_changes_nothing(strategy: Any) -> None:
 
 @pytest.mark.paddle
 def test_a_second_enable_goes_on_top_of_the_first(strategy: Any, tmp_path: Path) -> None:
-    """acceptance: U1, U3. And of flags set in between; messages name the file that gave an option."""
+    """One line, wrong options. And of flags set in between; messages name the file that gave an option."""
     (tmp_path / "my.yaml").write_text("schedule_1f1b: {interleave: off}\nassign_streams: {priority: -2}\n")
     interlace.enable(strategy, tmp_path / "my.yaml", dump="plans")
     strategy.interlace.offload_activations.fraction = 0.5
@@ -380,7 +380,7 @@ def test_a_second_enable_goes_on_top_of_the_first(strategy: Any, tmp_path: Path)
     ("given", "found"), [(None, "builtins.NoneType"), ("h200", "builtins.str"), (Config, "the class Config"), ({}, "builtins.dict")]
 )
 def test_only_strategies_of_auto_parallel_are_enabled(given: Any, found: str) -> None:
-    """acceptance: U3."""
+    """Wrong options."""
     pytest.importorskip("paddle")
     with pytest.raises(ConfigError, match=rf"interlace\.enable: expected a paddle\.distributed\.Strategy, found {found}; give"):
         interlace.enable(given)
@@ -388,7 +388,7 @@ def test_only_strategies_of_auto_parallel_are_enabled(given: Any, found: str) ->
 
 @pytest.mark.paddle
 def test_offload_may_be_switched_on_before_it_is_told_what_to_move(strategy: Any) -> None:
-    """acceptance: U3. One flag after the other; what is missing is said when the model is built, or with the next enable()."""
+    """Wrong options. One flag after the other; what is missing is said when the model is built, or with the next enable()."""
     interlace.enable(strategy)
     strategy.interlace.offload_activations.enable = True
     strategy.interlace.offload_activations.min_bytes = "1MB"
@@ -402,7 +402,7 @@ def test_offload_may_be_switched_on_before_it_is_told_what_to_move(strategy: Any
 
 @pytest.mark.paddle
 def test_keywords_go_on_top_of_a_preset(strategy: Any) -> None:
-    """acceptance: U1."""
+    """One line."""
     interlace.enable(strategy, "demo", offload_activations="off")
     assert "offload-activations" not in strategy.interlace.config().passes
     assert strategy.interlace.device == "h200"
@@ -410,7 +410,7 @@ def test_keywords_go_on_top_of_a_preset(strategy: Any) -> None:
 
 @pytest.mark.paddle
 def test_a_copied_strategy_has_flags_of_its_own(strategy: Any) -> None:
-    """acceptance: U3. Paddle copies strategies."""
+    """Wrong options. Paddle copies strategies."""
     import copy
 
     interlace.enable(strategy)
@@ -425,7 +425,7 @@ DEAD = [("FLAGS_1f1b_backward_forward_overlap", "schedule_1f1b"), ("FLAGS_mp_asy
 @pytest.mark.paddle
 @pytest.mark.parametrize(("name", "key"), DEAD)
 def test_dead_environment_flags_work_or_say_who_decides(strategy: Any, monkeypatch: Any, caplog: Any, name: str, key: str) -> None:
-    """acceptance: U2."""
+    """Dead flags."""
     from interlace.bridge.flags import with_dead_flags
 
     monkeypatch.setenv(name, "1")
@@ -440,7 +440,7 @@ def test_dead_environment_flags_work_or_say_who_decides(strategy: Any, monkeypat
 
 @pytest.mark.paddle
 def test_dead_fields_of_the_strategy_work(strategy: Any) -> None:
-    """acceptance: U2."""
+    """Dead flags."""
     from interlace.bridge.flags import with_dead_flags
 
     assert with_dead_flags(strategy, {}) == {}
@@ -451,7 +451,7 @@ def test_dead_fields_of_the_strategy_work(strategy: Any) -> None:
 
 @pytest.mark.paddle
 def test_dead_flags_are_read_when_the_model_is_built(strategy: Any, monkeypatch: Any, caplog: Any) -> None:
-    """acceptance: U2. Also those set after enable(); said once, then; what is not said of an option, a flag may say."""
+    """Dead flags. Also those set after enable(); said once, then; what is not said of an option, a flag may say."""
     from types import SimpleNamespace
 
     from interlace.bridge.hook import _state
@@ -471,7 +471,7 @@ def test_dead_flags_are_read_when_the_model_is_built(strategy: Any, monkeypatch:
 
 @pytest.mark.paddle
 def test_the_engines_own_kind_of_strategy_is_known() -> None:
-    """acceptance: U1, U2. Paddle makes one of the user's; there the field has another name."""
+    """One line, dead flags. Paddle makes one of the user's; there the field has another name."""
     from interlace.bridge.flags import with_dead_flags
 
     strategy = pytest.importorskip("paddle").distributed.fleet.auto.Strategy()
@@ -483,7 +483,7 @@ def test_the_engines_own_kind_of_strategy_is_known() -> None:
 @pytest.mark.paddle
 @pytest.mark.parametrize("form", ["mixed", "zb-h1"])
 def test_forms_of_a_pipeline_without_one_are_refused_before_anything_is_built(strategy: Any, form: str) -> None:
-    """acceptance: U3. Interleaving that needs micro-batches, and there are none."""
+    """Wrong options. Interleaving that needs micro-batches, and there are none."""
     from types import SimpleNamespace
 
     from interlace.bridge.hook import _state

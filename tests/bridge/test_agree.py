@@ -49,7 +49,7 @@ def together(agree: Any, programs: Sequence[Program], options: Sequence[str] = (
 
 
 def test_a_circle_that_no_rank_sees_by_itself_is_refused_on_every_rank_alike(agree: Any) -> None:
-    """acceptance: F5, M1. With the words of `interlace check`."""
+    """No deadlock, equal plans. With the words of `interlace check`."""
     ranks = three_ranks_in_a_circle()
     (finding,) = check(ranks)
     texts = together(agree, ranks)
@@ -60,7 +60,7 @@ def test_a_circle_that_no_rank_sees_by_itself_is_refused_on_every_rank_alike(agr
 
 
 def test_an_order_in_which_partners_differ_is_refused_on_every_rank_alike(agree: Any) -> None:
-    """acceptance: M1. With both calls by name, each told by its own rank."""
+    """Equal plans. With both calls by name, each told by its own rank."""
     ranks = pair(((7, 8), (7, 8)), ((7, 7), (7, 7)))
     jobs = [msgspec.structs.replace(job, items=job.items[::-1]) for job in ranks[1].jobs]
     ranks[1] = msgspec.structs.replace(ranks[1], jobs=tuple(jobs))
@@ -170,7 +170,7 @@ def test_the_store_carries_round_after_round(agree: Any, stores: Callable[..., l
 
 
 def test_a_rank_at_another_topic_is_told_to_all_through_the_store(agree: Any, stores: Callable[..., list[Any]]) -> None:
-    """acceptance: M1."""
+    """Equal plans."""
     texts = on_all(stores(3), lambda each: agree.gather_on(each, "offload" if each.rank == 2 else "stages", b"x"))
     assert texts == ["ranks 0 and 2 planned with different options: one is at 'stages', the other at 'offload'; give every rank the same "
                      "configuration"] * 3  # fmt: skip

@@ -54,7 +54,7 @@ def value(program: Program, number: int) -> Value:
 
 
 def test_a_program_is_captured_verified_printed_and_stored(tmp_path: Any) -> None:
-    """acceptance: P2, P3. Roles, groups with their ranks, inputs; the captured program is not changed."""
+    """Text and dumps, odd programs. Roles, groups with their ranks, inputs; the captured program is not changed."""
     source = small_program()
     before = str(source)
     program = capture(source, Pipeline(num_micro_batches=3, schedule="accumulate")).program
@@ -70,13 +70,13 @@ def test_a_program_is_captured_verified_printed_and_stored(tmp_path: Any) -> Non
 
 
 def test_capture_is_the_same_twice() -> None:
-    """acceptance: P2."""
+    """Text and dumps."""
     source = small_program()
     assert capture(source).program == capture(source).program
 
 
 def test_persistable_buffers_and_in_place_writes() -> None:
-    """acceptance: P3. `g += dW` writes a persistable storage; its result shares it and lasts too where Paddle says so."""
+    """Odd programs. `g += dW` writes a persistable storage; its result shares it and lasts too where Paddle says so."""
     program = captured_small().program
     add = next(op for op in program.ops if op.name == "pd_op.add_")
     buffer, result = value(program, add.operands[0]), value(program, add.results[0])
@@ -86,7 +86,7 @@ def test_persistable_buffers_and_in_place_writes() -> None:
 
 
 def test_operands_without_contents_are_marked() -> None:
-    """acceptance: P3, O2. As Paddle says, operand by operand."""
+    """Odd programs, never moved. As Paddle says, operand by operand."""
     program = captured_small().program
     assert op_named(program, "add_grad").no_buffer == (0, 1)
     assert op_named(program, "mean_grad").no_buffer == (0,)
@@ -169,7 +169,7 @@ def test_a_result_written_into_a_buffer_lasts_in_every_job() -> None:
 
 
 def test_vectors() -> None:
-    """acceptance: P3. Split by a kernel, taken apart, put together; types of the tensors are kept."""
+    """Odd programs. Split by a kernel, taken apart, put together; types of the tensors are kept."""
 
     def write(build: Build) -> None:
         C.concat(C.split_with_num(build.data("x", [2, 4]), 2, 1), 1)
@@ -184,7 +184,7 @@ def test_vectors() -> None:
 
 
 def test_dynamic_dims_have_no_size() -> None:
-    """acceptance: P3."""
+    """Odd programs."""
     program = captured_of(lambda build: C.exp(build.data("x", [-1, 4]))).program
     verify(program)
     result = value(program, op_named(program, "exp").results[0])
@@ -192,7 +192,7 @@ def test_dynamic_dims_have_no_size() -> None:
 
 
 def test_absent_operands_and_null_results() -> None:
-    """acceptance: P3. layer_norm without scale and bias; a gradient that nobody asked for."""
+    """Odd programs. layer_norm without scale and bias; a gradient that nobody asked for."""
 
     def write(build: Build) -> None:
         x = build.data("x", [4, 4])
@@ -210,7 +210,7 @@ def test_absent_operands_and_null_results() -> None:
 
 
 def test_operations_without_a_role_take_their_neighbours() -> None:
-    """acceptance: P3. Of the right one, at the end of the left one."""
+    """Odd programs. Of the right one, at the end of the left one."""
     assert complete_roles([-1, 0, -1, 1, -1, 2, -1]) == ["forward", "forward", "backward", "backward", "optimize", "optimize", "optimize"]
     assert complete_roles([-1, -1]) == ["forward", "forward"]
     assert complete_roles([]) == []
@@ -227,7 +227,7 @@ def test_operations_without_a_role_take_their_neighbours() -> None:
 
 
 def test_forward_that_reads_backward_is_refused() -> None:
-    """acceptance: P3. Both operations named."""
+    """Odd programs. Both operations named."""
 
     def write(build: Build) -> None:
         x = C.exp(build.data("x", [2]))
@@ -240,7 +240,7 @@ def test_forward_that_reads_backward_is_refused() -> None:
 
 
 def test_a_group_that_paddle_does_not_know_is_refused() -> None:
-    """acceptance: P3."""
+    """Odd programs."""
     with pytest.raises(ProgramError, match="communication group 98765 is used by an operation but Paddle knows no ranks"):
         captured_of(lambda build: C.all_reduce(build.data("x", [2]), 98765, 0))
 
@@ -256,7 +256,7 @@ def with_branch(build: Build) -> None:
 
 
 def test_an_operation_with_regions_is_moved_whole_and_reads_what_its_blocks_read() -> None:
-    """acceptance: P3. What a nested block reads from outside is an operand of the operation, for order, liveness and lowering."""
+    """Odd programs. What a nested block reads from outside is an operand of the operation, for order, liveness and lowering."""
     captured = captured_of(with_branch)
     program = captured.program
     verify(program)
@@ -280,7 +280,7 @@ def with_gradient_of_branch(build: Build) -> None:
 
 
 def test_stacks_of_control_flow_cross_jobs() -> None:
-    """acceptance: P3. Differentiable control flow: pushes come before pops, and the stack goes from job to job under a name."""
+    """Odd programs. Differentiable control flow: pushes come before pops, and the stack goes from job to job under a name."""
     captured = captured_of(with_gradient_of_branch)
     program = captured.program
     verify(program)
@@ -300,14 +300,14 @@ def test_stacks_of_control_flow_cross_jobs() -> None:
 
 
 def test_values_of_other_types_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """acceptance: P3. With the operation named, and what to do; here as if stacks were unknown."""
+    """Odd programs. With the operation named, and what to do; here as if stacks were unknown."""
     monkeypatch.setattr("interlace.bridge.capture.STACK_TYPES", frozenset())
     with pytest.raises(ProgramError, match=r"op cf.stack_create gives a value of type cf.stack; expected tensors, .*set enable: false"):
         captured_of(with_gradient_of_branch)
 
 
 def test_an_operation_with_regions_is_lowered_whole_in_one_job() -> None:
-    """acceptance: P3. Its clone reads the job's own values, not the captured program's."""
+    """Odd programs. Its clone reads the job's own values, not the captured program's."""
     captured = captured_of(with_branch)
     inner = [op.id for op in captured.program.ops if op.name not in ("pd_op.data", "builtin.shadow_output")]
     jobs = (Job("all", "forward", 0, tuple((op, 0) for op in inner)),)
@@ -330,7 +330,7 @@ def test_an_operation_with_regions_is_lowered_whole_in_one_job() -> None:
     ],
 )
 def test_what_nobody_would_see_in_a_nested_block_is_refused(inside: Any, words: str) -> None:
-    """acceptance: P3. With both operations named."""
+    """Odd programs. With both operations named."""
 
     def write(build: Build) -> None:
         x = C.exp(build.data("x", [2, 4]))
@@ -342,7 +342,7 @@ def test_what_nobody_would_see_in_a_nested_block_is_refused(inside: Any, words: 
 
 
 def test_attributes_are_plain_data() -> None:
-    """acceptance: P2. Dtypes as words, infinities as text: JSON has neither."""
+    """Text and dumps. Dtypes as words, infinities as text: JSON has neither."""
     assert plain(paddle.base.core.DataType.BFLOAT16) == "bfloat16"
     assert plain([1, (2.5, float("inf"))]) == [1, [2.5, "inf"]]
     assert plain(paddle.CPUPlace()) == "Place(cpu)"

@@ -39,14 +39,14 @@ def test_the_plans_own_batch_is_taken(data: object) -> None:
     [(True, (4, 4)), (True, (16, 4)), (False, (16, 4)), (False, (5, 4)), (False, (0, 4)), (False, (4, 5)), (False, (4,))],
 )
 def test_another_batch_is_refused_before_anything_runs(has_p2p: bool, shape: tuple[int, ...]) -> None:
-    """acceptance: R3. Stages know the sizes of what they send; without stages a smaller batch must still be cut evenly."""
+    """Pinned memory. Stages know the sizes of what they send; without stages a smaller batch must still be cut evenly."""
     words = r"feed 'x': found shape .*, expected \[8, 4\], which the plan runs as 4 micro-batches of 2 rows; feed whole batches"
     with pytest.raises(PlanError, match=words), matching_feed(lowered(has_p2p), batch(*shape)):
         pytest.fail("the step ran")
 
 
 def test_a_smaller_batch_is_paddles_to_judge_without_stages() -> None:
-    """acceptance: R3. What fails then says which batch it was."""
+    """Pinned memory. What fails then says which batch it was."""
     with matching_feed(lowered(False), batch(4, 4)):
         pass
     with pytest.raises(PlanError, match=r"found shape \[4, 4\], expected \[8, 4\]"), matching_feed(lowered(False), batch(4, 4)):

@@ -105,7 +105,7 @@ def kinds(program: Any) -> list[str]:
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
 @pytest.mark.parametrize("names", [("split_backward",), ("overlap_column_backward",), ("split_backward", "overlap_column_backward")])
 def test_a_rewritten_plain_program_trains_to_the_same_bits(optimizer: Any, names: tuple[str, ...]) -> None:
-    """acceptance: the second door. No operation has a role before, none after."""
+    """Plain programs. No operation has a role before, none after."""
     expected = trained(mlp(optimizer))
     made = mlp(optimizer)
     context = apply(made, *names)
@@ -151,7 +151,7 @@ def _giver_of_dw(program: Any) -> Any:
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("roles", [0, 1])
 def test_overlap_moves_the_collective_and_changes_no_bit(roles: int) -> None:
-    """acceptance: S2, S3, S5 through the second door, one pass or two; with roles and without any."""
+    """Sites found, sinks of dW, equal losses through the second door, one pass or two; with roles and without any."""
     ring = new_process_group([0, 1]).id
     stock = column_parallel(roles, ring)
     assert kinds(stock[0]).index("pd_op.all_reduce") > _place(stock[0], _giver_of_dw(stock[0]))
@@ -174,7 +174,7 @@ OFFLOAD = {"interlace": {"offload_activations": {"fraction": 1.0, "min_bytes": 0
 @pytest.mark.parametrize("attrs", [{}, OFFLOAD, {"schedule_mode": "none"}])
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
 def test_a_plan_of_a_plain_program_trains_to_the_same_bits(optimizer: Any, attrs: dict[str, Any]) -> None:
-    """acceptance: the second door. Backward and updates stand in jobs of their own; the program stays as it was."""
+    """Plain programs. Backward and updates stand in jobs of their own; the program stays as it was."""
     expected = trained(mlp(optimizer))
     made = mlp(optimizer)
     before = str(made[0])
@@ -218,7 +218,7 @@ pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=1F1B
 
 
 def test_what_cannot_be_told_is_refused() -> None:
-    """acceptance: P3, P4. Several micro-batches without roles, gradients that nobody sums, updates in a wrong part."""
+    """Odd programs, interrupts. Several micro-batches without roles, gradients that nobody sums, updates in a wrong part."""
     for optimizer in (sgd, adamw):
         with pytest.raises(ProgramError, match=r"num_micro_batches is 2, and no operation of the program has a role.*num_micro_batches 1"):
             apply(mlp(optimizer), "schedule_1f1b", num_micro_batches=2)
@@ -241,7 +241,7 @@ def test_what_cannot_be_told_is_refused() -> None:
 
 
 def test_nothing_to_do_is_said(caplog: Any) -> None:
-    """acceptance: S6. In the log, and in the plan."""
+    """Sites reported. In the log, and in the plan."""
     paddle.enable_static()
     main = paddle.static.Program()
     with paddle.static.program_guard(main):
@@ -274,7 +274,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "attrs", "words"), WRONG)
 def test_wrong_attributes_are_refused(name: str, attrs: dict[str, Any], words: str) -> None:
-    """acceptance: U3. Where, what was found, what was expected; the program and the context stay as they were."""
+    """Wrong options. Where, what was found, what was expected; the program and the context stay as they were."""
     made, context = mlp(), PassContext()
     before = str(made[0])
     with pytest.raises(ConfigError, match=words):
@@ -285,7 +285,7 @@ def test_wrong_attributes_are_refused(name: str, attrs: dict[str, Any], words: s
 @pytest.mark.parametrize("name", ["split_backward", "overlap_column_backward"])
 @pytest.mark.parametrize("where", ["check", "build"])
 def test_a_failure_leaves_the_program_as_it_was(monkeypatch: Any, name: str, where: str) -> None:
-    """acceptance: P4. The checker refuses, or the last new operation cannot be built."""
+    """Interrupts. The checker refuses, or the last new operation cannot be built."""
     from interlace.bridge import newops, paddle_passes
 
     def fail(*args: Any) -> None:
@@ -304,7 +304,7 @@ def test_a_failure_leaves_the_program_as_it_was(monkeypatch: Any, name: str, whe
 
 
 def test_the_plan_is_checked_before_it_is_lowered(monkeypatch: Any) -> None:
-    """acceptance: F5. As in the engine; `check: off` leaves it out."""
+    """No deadlock. As in the engine; `check: off` leaves it out."""
     from interlace.bridge import paddle_passes
 
     seen: list[Any] = []

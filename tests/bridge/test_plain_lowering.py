@@ -34,7 +34,7 @@ def built(rank: int, world: int, how: str, arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_jobs_and_operations_are_paddles_own(name: str) -> None:
-    """acceptance: P1 - the same operations, operands, attributes, streams and order in every job; F1 - the same jobs."""
+    """Plain lowering - the same operations, operands, attributes, streams and order in every job; F1 - the same jobs."""
     rank, world, arguments = PIPELINES[name]
     stock, ours = (built(rank, world, how, arguments) for how in ("stock", "plain"))
     mine = [job for job in ours["jobs"] if not job[0].startswith("interlace_")]
@@ -47,7 +47,7 @@ def test_jobs_and_operations_are_paddles_own(name: str) -> None:
 
 
 def test_with_everything_off_the_plan_is_untouched() -> None:
-    """acceptance: U1 - byte for byte."""
+    """One line - byte for byte."""
     rank, world, arguments = PIPELINES["1F1B"]
     stock, off = (built(rank, world, how, arguments) for how in ("stock", "off"))
     assert off["jobs"] == stock["jobs"]
@@ -55,7 +55,7 @@ def test_with_everything_off_the_plan_is_untouched() -> None:
 
 
 def test_flags_that_are_dead_in_paddle_work() -> None:
-    """acceptance: U2 - set behind enable() or in the environment, they are in the plan, and the log says by which option of ours."""
+    """Dead flags - set behind enable() or in the environment, they are in the plan, and the log says by which option of ours."""
     rank, world, arguments = PIPELINES["1F1B"]
     stock, ours = (built(rank, world, how, arguments) for how in ("stock", "flags"))
     assert ours["changed"]["overlap-column-backward"] > 0
@@ -66,7 +66,7 @@ def test_flags_that_are_dead_in_paddle_work() -> None:
 
 
 def test_passes_are_known_to_paddle() -> None:
-    """acceptance: the second door; names appear as soon as both packages are imported."""
+    """Plain programs: names appear as soon as both packages are imported."""
     rank, world, arguments = PIPELINES["1F1B"]
     assert built(rank, world, "off", arguments)["registered"] == [
         "interlace_overlap_column_backward", "interlace_schedule_1f1b", "interlace_split_backward"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""acceptance: C6. A profile of another device than the one in use is an error unless forced."""
+"""Profiles. A profile of another device than the one in use is an error unless forced."""
 
 from __future__ import annotations
 

@@ -89,12 +89,12 @@ def copies(lowered: Lowered, job_name: str) -> list[tuple[str, int]]:
     ("target", "out"), [("cpu", ("pd_op.memcpy_d2h", 0)), ("custom", ("pd_op.memcpy_d2h", 1)), ("gpu", ("pd_op.memcpy", 2))]
 )
 def test_the_copy_out_is_the_targets_own(target: str, out: tuple[str, int]) -> None:
-    """acceptance: O1. On the GPU only `memcpy` to pinned memory (2) does not block the host."""
+    """What is moved. On the GPU only `memcpy` to pinned memory (2) does not block the host."""
     assert copies(case(target).lowered, "forward_1")[0] == out
 
 
 def test_a_copied_value_crosses_a_job_and_comes_back_from_the_executors_own_place() -> None:
-    """acceptance: O1, R5. No operation of the copying job reads the pinned result; the reader's argument has the executor's own."""
+    """What is moved, no races. No operation of the copying job reads the pinned result; the reader's argument has the executor's own."""
     lowered, device = case("gpu").lowered, case("gpu").device
     (out,) = ops_of(job(lowered, "forward_0"), "pd_op.memcpy")
     assert [user.name() for user in out.result(0).all_used_ops()] == ["builtin.shadow_output"]
@@ -107,7 +107,7 @@ def test_a_copied_value_crosses_a_job_and_comes_back_from_the_executors_own_plac
 
 @pytest.mark.parametrize("target", ["gpu", "testbed"])
 def test_the_host_is_held_back_behind_jobs_that_say_so(target: str) -> None:
-    """acceptance: R2. Memory is taken at issue: what waits for the last computation ends the job."""
+    """Measured peaks. Memory is taken at issue: what waits for the last computation ends the job."""
     made = case(target, hold=True)
     lowered = made.lowered
     blocking = {each.name for each in lowered.jobs if waits(lowered, each.name)}
@@ -123,7 +123,7 @@ def test_the_host_is_held_back_behind_jobs_that_say_so(target: str) -> None:
 
 
 def test_what_the_host_waits_for_is_cut_out_where_it_is_computed() -> None:
-    """acceptance: R2. Nothing issued between a computation and the wait for it keeps the host longer: only the wait stands there."""
+    """Measured peaks. Nothing issued between a computation and the wait for it keeps the host longer: only the wait stands there."""
     captured = captured_small(rows=600)
     program = planned(captured, hold="off")
     first, rest = program.jobs[0], program.jobs[1:]
@@ -137,7 +137,7 @@ def test_what_the_host_waits_for_is_cut_out_where_it_is_computed() -> None:
 
 
 def test_only_jobs_that_say_so_hold_the_host() -> None:
-    """acceptance: R2, P1. Without the plan's word the host is not held; the CPU and other devices wait by themselves."""
+    """Measured peaks, plain lowering. Without the plan's word the host is not held; the CPU and other devices wait by themselves."""
     for target in ("gpu", "testbed"):
         assert not waits(case(target, hold=True).lowered, "optimizer")
         assert not any(waits(case(target, offload=False).lowered, each.name) for each in case(target, offload=False).lowered.jobs)
@@ -149,7 +149,7 @@ def test_only_jobs_that_say_so_hold_the_host() -> None:
 
 
 def test_a_wait_reads_a_float32_element_in_memory_of_its_own() -> None:
-    """acceptance: R2, R5. As the last reader of a value that side streams read too, it would be the one that collection records."""
+    """Measured peaks, no races. As the last reader of a value that side streams read too, it would be the one that collection records."""
     for shape, dtype in (([512, 512], "float32"), ([-1, 4], "bfloat16"), ([1], "int64"), ([], "float32"), ([], "bfloat16")):
         program = paddle.static.Program()
         with paddle.static.program_guard(program):
@@ -164,7 +164,7 @@ def test_a_wait_reads_a_float32_element_in_memory_of_its_own() -> None:
 
 
 def test_where_there_are_streams_lowering_adds_no_reader_of_its_own() -> None:
-    """acceptance: R5. A read of a shared variable that only lowering knows stood behind a copy out, as the last one that was recorded."""
+    """No races. A read of a shared variable that only lowering knows stood behind a copy out, as the last one that was recorded."""
     captured = captured_small(alias=True)
     program = planned(captured, offload=True, hold="off")
     for target, number in (("cpu", 2), ("custom", 1), ("gpu", 1), ("testbed", 1)):
@@ -180,7 +180,7 @@ def test_where_there_are_streams_lowering_adds_no_reader_of_its_own() -> None:
 
 @pytest.mark.parametrize("target", ["custom", "gpu"])
 def test_streams_priorities_and_events_stand_on_the_operations_as_planned(target: str) -> None:
-    """acceptance: P1, R5. Every planned stream, priority, recorder and waiter is found in the lowered jobs, and no other."""
+    """Plain lowering, no races. Every planned stream, priority, recorder and waiter is found in the lowered jobs, and no other."""
     made = case(target)
     program, lowered = made.program, made.lowered
     ops = {op.id: op for op in program.ops}
@@ -199,7 +199,7 @@ def test_streams_priorities_and_events_stand_on_the_operations_as_planned(target
 
 
 def test_the_cpu_has_no_events_and_names_its_communication() -> None:
-    """acceptance: P1. One serial stream; a time-out of the transport can say which operation of which micro-batch it was."""
+    """Plain lowering. One serial stream; a time-out of the transport can say which operation of which micro-batch it was."""
     lowered = case("cpu").lowered
     for each in lowered.jobs:
         for _, attrs in attrs_of(each):
@@ -224,7 +224,7 @@ def really_read(lowered: Lowered, program: Program, captured: Captured) -> dict[
 @pytest.mark.parametrize("target", ["cpu", "custom", "gpu"])
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_name_is_kept_exactly_where_a_later_job_reads_it(target: str, offload: bool) -> None:
-    """acceptance: O2, F3. Operands of which only the shape is read keep nothing; pinned buffers stay where the target says so."""
+    """Never moved, nothing lost. Operands of which only the shape is read keep nothing; pinned buffers stay where the target says so."""
     made = case(target, offload)
     reads = really_read(made.lowered, made.program, made.captured)
     kept = kept_names(made.lowered.jobs, made.device)
@@ -235,7 +235,7 @@ def test_a_name_is_kept_exactly_where_a_later_job_reads_it(target: str, offload:
 
 
 def test_shape_only_operands_keep_nothing() -> None:
-    """acceptance: O2. add_grad's two operands are held by the backward job, and collected by the forward one."""
+    """Never moved. add_grad's two operands are held by the backward job, and collected by the forward one."""
     made = case("gpu", offload=False)
     kept = dict(zip([each.name for each in made.lowered.jobs], kept_names(made.lowered.jobs, made.device), strict=True))
     assert {"v5@0", "v6@0"} <= job(made.lowered, "backward_0").holds
@@ -245,7 +245,7 @@ def test_shape_only_operands_keep_nothing() -> None:
 
 @pytest.mark.parametrize(("target", "stays"), [("cpu", False), ("custom", True), ("gpu", True)])
 def test_pinned_buffers_are_never_collected_where_the_device_has_no_events_on_them(target: str, stays: bool) -> None:
-    """acceptance: R3, R5. In every job that has one, the last reader included."""
+    """Pinned memory, no races. In every job that has one, the last reader included."""
     made = case(target)
     for each, names in zip(made.lowered.jobs, kept_names(made.lowered.jobs, made.device), strict=True):
         pinned = {name for name in each.holds if name.startswith(PINNED_PREFIX)}
@@ -259,7 +259,7 @@ def test_pinned_buffers_are_never_collected_where_the_device_has_no_events_on_th
 
 @pytest.mark.parametrize("target", ["cpu", "custom", "gpu"])
 def test_the_feed_is_cut_and_losses_are_stacked_once(target: str) -> None:
-    """acceptance: P1. One job in front cuts the batch, one at the end stacks a loss of every micro-batch; no job in between fetches."""
+    """Plain lowering. One job in front cuts the batch, one at the end stacks a loss of every micro-batch; no job in between fetches."""
     lowered = case(target).lowered
     first, last = lowered.jobs[0], lowered.jobs[-1]
     assert (first.name, last.name) == (FEED_JOB, COLLECT_JOB)
@@ -280,7 +280,7 @@ def test_the_feed_is_cut_and_losses_are_stacked_once(target: str) -> None:
 
 
 def test_micro_batches_are_the_parts_of_the_batch_in_order() -> None:
-    """acceptance: P1."""
+    """Plain lowering."""
     first = case("cpu").lowered.jobs[0]
     (parts,) = ops_of(first, "builtin.split")
     named = {op.attrs()["output_name"]: op.operand_source(0) for op in ops_of(first, "builtin.shadow_output")}
@@ -296,7 +296,7 @@ def test_only_what_another_job_reads_has_a_name() -> None:
 
 
 def test_a_micro_batch_without_copies_reads_what_was_to_be_copied() -> None:
-    """acceptance: O7. Where no job holds a copy it is the identity."""
+    """No quick return. Where no job holds a copy it is the identity."""
     captured = captured_small()
     program = planned(captured, offload=True)
     out = [op for op in program.ops if is_copy(op) and op.origin < 0]
@@ -319,7 +319,7 @@ def test_what_a_pass_made_has_the_role_of_its_half() -> None:
 
 
 def test_one_micro_batch_is_not_cut_and_an_unknown_batch_stays_unknown() -> None:
-    """acceptance: P3."""
+    """Odd programs."""
     captured = captured_small(Pipeline(schedule="none"))
     lowered = lower(captured, planned(captured), DEVICES["cpu"])
     assert [name for name, _ in attrs_of(lowered.jobs[0])] == ["pd_op.data", "pd_op.share_data", "builtin.shadow_output"]
@@ -342,7 +342,7 @@ def test_one_micro_batch_is_not_cut_and_an_unknown_batch_stays_unknown() -> None
     ],
 )
 def test_prepare_sets_what_the_executor_reads(target: str, flag: str) -> None:
-    """acceptance: P1. The in-place pass would end overlaps on the GPU; fast collection would free too early on custom devices."""
+    """Plain lowering. The in-place pass would end overlaps on the GPU; fast collection would free too early on custom devices."""
     old = paddle.get_flags([flag])
     try:
         paddle.set_flags({flag: True})
@@ -353,7 +353,7 @@ def test_prepare_sets_what_the_executor_reads(target: str, flag: str) -> None:
 
 
 def test_the_cpu_leaves_the_flags_alone() -> None:
-    """acceptance: U1."""
+    """One line."""
     flags = ["FLAGS_pir_apply_inplace_pass", "FLAGS_fast_eager_deletion_mode"]
     old = paddle.get_flags(flags)
     DEVICES["cpu"].prepare()
@@ -364,7 +364,7 @@ def test_the_cpu_leaves_the_flags_alone() -> None:
 
 
 def test_a_vector_read_in_another_job_is_refused_or_built_again() -> None:
-    """acceptance: P3. A vector of named tensors is put together again where it is read; one that a kernel gives is refused."""
+    """Odd programs. A vector of named tensors is put together again where it is read; one that a kernel gives is refused."""
     from interlace.errors import PlanError
     from interlace.ir import Job
     from tests.bridge.small import Build, C
@@ -393,7 +393,7 @@ def test_a_vector_read_in_another_job_is_refused_or_built_again() -> None:
 
 
 def test_a_new_operation_that_nobody_can_build_is_refused() -> None:
-    """acceptance: P3. With the operation and the job named."""
+    """Odd programs. With the operation and the job named."""
     from interlace.errors import PlanError
 
     made = case("cpu", offload=False)
@@ -403,7 +403,7 @@ def test_a_new_operation_that_nobody_can_build_is_refused() -> None:
 
 
 def test_the_plan_has_copies_and_communication() -> None:
-    """acceptance: O1. What the cases above look at is there."""
+    """What is moved. What the cases above look at is there."""
     program = case("gpu").program
     assert sum(is_copy(op) for op in program.ops) == 2
     assert sum(is_comm(op) for op in program.ops) == 2

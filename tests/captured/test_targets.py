@@ -64,7 +64,7 @@ def test_the_archive_is_of_these_cases() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_plans_of_captured_programs_are_safe_everywhere(name: str) -> None:
-    """acceptance: F5 - no correct plan is refused, on programs that Paddle built."""
+    """No deadlock - no correct plan is refused, on programs that Paddle built."""
     programs = [stored()[1][member(name, rank)] for rank in ranks(name)]
     schedule = programs[0].pipeline.schedule
     cost = CostModel(load_profile("h200"))

@@ -1,4 +1,4 @@
-"""Look-ups over a few made-up measurements, each number worked out by hand. acceptance: C1, C3."""
+"""Look-ups over a few made-up measurements, each number worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost models made by hand. acceptance: C5."""
+"""Cost models made by hand."""
 
 from __future__ import annotations
 

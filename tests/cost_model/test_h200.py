@@ -1,4 +1,4 @@
-"""Predicted against measured on H200s. Each configuration is predicted without any of its own files. acceptance: C1, C3."""
+"""Predicted against measured on H200s. Each configuration is predicted without any of its own files."""
 
 from __future__ import annotations
 

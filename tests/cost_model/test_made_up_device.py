@@ -1,4 +1,4 @@
-"""A cost model over a device made up of round figures: a byte a nanosecond, a thousand FLOP a nanosecond. acceptance: C1."""
+"""A cost model over a device made up of round figures: a byte a nanosecond, a thousand FLOP a nanosecond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost model over the H200's profile and over made ones. acceptance: C1."""
+"""The cost model over the H200's profile and over made ones."""
 
 from __future__ import annotations
 

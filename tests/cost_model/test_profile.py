@@ -1,4 +1,4 @@
-"""Profiles as files: whole, versioned, with clear errors, bound to a device. acceptance: C6."""
+"""Profiles as files: whole, versioned, with clear errors, bound to a device."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ TINY = Path(__file__).with_name("tiny_gpt.py")
 
 @pytest.mark.paddle
 def test_one_rank_is_dumped_planned_and_shown(tmp_path: Path, capsys: Any) -> None:
-    """acceptance: U5. The last stage of two, into a file, with its figures for machines; then offline as any dump."""
+    """Offline. The last stage of two, into a file, with its figures for machines; then offline as any dump."""
     dump, figures = tmp_path / "new" / "last.ilp", tmp_path / "figures" / "out.json"
     words = ["--world", "2", "--rank", "1", "-o", str(dump), "--json", str(figures)]
     assert main(["dump", str(TINY), *words, "--", "--pp", "2", "--micro-batches", "4", "--schedule", "1F1B"]) == 0
@@ -47,7 +47,7 @@ def test_one_rank_is_dumped_planned_and_shown(tmp_path: Path, capsys: Any) -> No
     ],
 )  # fmt: skip
 def test_wrong_options_build_nothing(monkeypatch: Any, capsys: Any, words: list[Any], told: str) -> None:
-    """acceptance: U3, P4."""
+    """Wrong options, interrupts."""
     monkeypatch.setattr(processes, "start", lambda *args, **more: pytest.fail("a rank was built"))
     assert main(["dump", *map(str, words)]) == 2
     assert told in capsys.readouterr().err

@@ -64,7 +64,7 @@ def config(tmp_path: Path, text: str) -> str:
 
 @pytest.mark.paddle
 def test_a_scripts_own_pass_may_stand_in_the_configuration(script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """acceptance: U4. The script registers it, the configuration asks for it, in the place of what the script asks for: said in a line."""
+    """A user's pass. The script registers it, the configuration asks for it, in the place of what the script asks for: said in a line."""
     asked, out = config(tmp_path, "noisy: {word: hush}\n"), tmp_path / "new" / "out.json"
     assert main(["run", str(script), "--world", "1", "--config", asked, "--json", str(out), "--", "--steps", "1"]) == 0
     passes = {each["name"]: each["changed"] for each in json.loads(out.read_text())["runs"]["run"]["ranks"][0]["plan"]["passes"]}
@@ -76,7 +76,7 @@ def test_a_scripts_own_pass_may_stand_in_the_configuration(script: Path, tmp_pat
 
 @pytest.mark.paddle
 def test_a_pass_that_nobody_registers_is_found_by_the_rank(script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """acceptance: U3, U4. Where the name resembles none of ours the launcher waits for the script; file, line and column all the same."""
+    """Wrong options. Where the name resembles none of ours the launcher waits for the script; file, line and column all the same."""
     asked = config(tmp_path, "zzz: on\n")
     assert main(["run", str(script), "--world", "1", "--config", asked, "--", "--steps", "1"]) == 2
     assert f"{asked}:1:1: unknown option 'zzz'" in capfd.readouterr().err
@@ -92,14 +92,14 @@ def test_a_pass_that_nobody_registers_is_found_by_the_rank(script: Path, tmp_pat
     ],
 )  # fmt: skip
 def test_wrong_configurations_start_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any, text: str, told: str) -> None:
-    """acceptance: U3. Exit code 2 before any rank."""
+    """Wrong options. Exit code 2 before any rank."""
     monkeypatch.setattr(run_command, "_launch", lambda *args: pytest.fail("a rank was started"))
     assert main(["run", str(TINY), "--world", "1", "--config", config(tmp_path, text)]) == 2
     assert told in capsys.readouterr().err
 
 
 def test_imports_reach_the_ranks(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """acceptance: U4. Files by their whole path; what the modules register is known to the launcher too."""
+    """A user's pass. Files by their whole path; what the modules register is known to the launcher too."""
     (tmp_path / "own_words.py").write_text("import sys; sys.own_words = 1\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
@@ -148,7 +148,7 @@ def test_stock_against_stock_verifies_nothing(tmp_path: Path, monkeypatch: Any, 
 
 @pytest.mark.paddle
 def test_a_run_whose_ranks_would_wait_in_a_circle_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """acceptance: F5, M1. Before the first step, with the circle, on both; each rank alone is safe, and partners agree."""
+    """No deadlock, equal plans. Before the first step, with the circle, on both; each rank alone is safe, and partners agree."""
     own, asked = Path(__file__).with_name("receive_first.py"), config(tmp_path, "device: cpu\nreceive_first: on\n")
     words = ["--world", "2", "--config", asked, "--import", str(own), "--log-dir", str(tmp_path / "logs")]
     assert main(["run", str(TINY), *words, "--", "--pp", "2", "--schedule", "1F1B", "--micro-batches", "2"]) == 1

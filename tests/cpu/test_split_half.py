@@ -1,4 +1,4 @@
-"""split-backward in half precision: the same bits as the whole gradient, also behind the cast of master gradients. acceptance: S1."""
+"""split-backward in half precision: the same bits as the whole gradient, also behind the cast of master gradients."""
 
 from __future__ import annotations
 

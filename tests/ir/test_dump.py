@@ -27,7 +27,7 @@ ONE = World(pp=2, mp=2, micro_batches=3, layers=2, streams=True, pairs=True, off
 @settings(max_examples=25, deadline=None)
 @given(worlds())
 def test_decode_is_the_inverse_of_encode(world: Any) -> None:
-    """acceptance: P2."""
+    """Text and dumps."""
     for program in plan(world):
         assert decode(encode(program)) == program
 
@@ -35,20 +35,20 @@ def test_decode_is_the_inverse_of_encode(world: Any) -> None:
 @settings(max_examples=150, deadline=None)
 @given(odd_programs())
 def test_every_field_survives(program: Program) -> None:
-    """acceptance: P2, P3."""
+    """Text and dumps, odd programs."""
     assert decode(encode(program)) == program
 
 
 @pytest.mark.parametrize("name", ["rank0.ilp", "rank0.ilp.gz", "deep/er/rank0.ilp"])
 def test_load_is_the_inverse_of_save(tmp_path: Path, name: str) -> None:
-    """acceptance: P2."""
+    """Text and dumps."""
     program = plan(ONE)[0]
     assert load(save(program, tmp_path / name)) == program
     assert [path.name for path in (tmp_path / name).parent.iterdir()] == [Path(name).name]
 
 
 def test_dumps_are_byte_identical_from_run_to_run(tmp_path: Path) -> None:
-    """acceptance: P2. Other processes with other hash seeds write the same bytes, compressed ones too."""
+    """Text and dumps. Other processes with other hash seeds write the same bytes, compressed ones too."""
     script = (
         "import hashlib, sys; from tests.strategies import *; from interlace.ir import save\n"
         "one = World(pp=2, mp=2, micro_batches=3, layers=2, streams=True, pairs=True, offload=True, seed=5)\n"
@@ -63,7 +63,7 @@ def test_dumps_are_byte_identical_from_run_to_run(tmp_path: Path) -> None:
 
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:
-    """acceptance: P2."""
+    """Text and dumps."""
     path = tmp_path / "new.ilp"
     path.write_bytes(encode(plan(ONE)[0]).replace(f'"interlace_schema":{SCHEMA}'.encode(), b'"interlace_schema":99'))
     with pytest.raises(ProgramError, match=rf"new\.ilp: dump schema 99 \(Interlace .*\), this version reads schemas 1 and {SCHEMA}; make"):
@@ -73,7 +73,7 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.floats(0, 0.999), zipped=st.booleans())
 def test_a_dump_cut_short_is_refused(tmp_path: Path, cut: float, zipped: bool) -> None:
-    """acceptance: P2."""
+    """Text and dumps."""
     data = encode(plan(World())[0])
     data = gzip.compress(data, mtime=0) if zipped else data
     path = tmp_path / "cut.ilp"
@@ -85,14 +85,14 @@ def test_a_dump_cut_short_is_refused(tmp_path: Path, cut: float, zipped: bool) -
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=80))
 def test_bytes_that_are_no_dump_are_refused(data: bytes) -> None:
-    """acceptance: P2."""
+    """Text and dumps."""
     with pytest.raises(ProgramError, match=r"here\.ilp"):
         decode(data, "here.ilp")
 
 
 @pytest.mark.parametrize("change", [{"rank": "one"}, {"ops": [[0, "pd_op.relu", [], [], "sideways"]]}, {"colour": 3}])
 def test_a_dump_of_other_fields_is_refused(change: dict[str, Any]) -> None:
-    """acceptance: P2."""
+    """Text and dumps."""
     raw = msgspec.json.decode(encode(plan(World())[0]))
     raw["program"].update(change)
     with pytest.raises(ProgramError, match="here: not a whole Interlace dump"):
@@ -100,7 +100,7 @@ def test_a_dump_of_other_fields_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """acceptance: P2."""
+    """Text and dumps."""
     for path in (tmp_path / "none.ilp", tmp_path):
         with pytest.raises(ProgramError, match=f"{path.name}: cannot be read"):
             load(path)
@@ -109,7 +109,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", ["write", "replace"])
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: Any, step: str, error: BaseException) -> None:
-    """acceptance: P4. The old file stays as it was, and no part of the new one is left."""
+    """Interrupts. The old file stays as it was, and no part of the new one is left."""
     path = tmp_path / "rank0.ilp"
     path.write_bytes(b"old")
 
@@ -124,7 +124,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: Any, s
 
 
 def test_a_program_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    """acceptance: P4."""
+    """Interrupts."""
     program = plan(World())[0]
     spoilt = program.with_ops([msgspec.structs.replace(program.ops[0], attrs={"x": object()}), *program.ops[1:]])
     with pytest.raises(TypeError):
@@ -133,7 +133,7 @@ def test_a_program_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_dumps_of_a_folder_come_in_the_order_of_their_ranks(tmp_path: Path) -> None:
-    """acceptance: U5."""
+    """Offline."""
     for rank in (10, 9, 0):
         save(plan(World())[0], tmp_path / f"rank{rank}.ilp")
     assert [path.name for path in find_dumps([tmp_path])] == ["rank0.ilp", "rank9.ilp", "rank10.ilp"]

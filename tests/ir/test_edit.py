@@ -26,7 +26,7 @@ def names(made: Program) -> list[str]:
 
 
 def test_new_operations_come_where_they_are_put_and_ids_are_new() -> None:
-    """acceptance: P4. The given program stays as it was, whatever is done to the copy."""
+    """Interrupts. The given program stays as it was, whatever is done to the copy."""
     given = program()
     edit = Edit(given)
     like = given.ops[1]
@@ -43,7 +43,7 @@ def test_new_operations_come_where_they_are_put_and_ids_are_new() -> None:
 
 
 def test_replace_rename_and_remove() -> None:
-    """acceptance: P4. Readers follow the new value; values that nothing gives any more are gone."""
+    """Interrupts. Readers follow the new value; values that nothing gives any more are gone."""
     edit = Edit(program())
     made_op = edit.op("pd_op.tanh", [5], [ROW], like=edit.program.ops[1])
     edit.replace(4, [made_op])
@@ -59,7 +59,7 @@ def test_replace_rename_and_remove() -> None:
 
 
 def test_what_is_put_beside_a_replaced_operation_stays() -> None:
-    """acceptance: P4."""
+    """Interrupts."""
     edit = Edit(program())
     extra = [edit.op(f"pd_op.{word}", [5], [ROW], like=edit.program.ops[1]) for word in ("sin", "cos")]
     edit.before(4, extra[:1])
@@ -70,7 +70,7 @@ def test_what_is_put_beside_a_replaced_operation_stays() -> None:
 
 
 def test_an_order_is_taken_and_must_be_whole() -> None:
-    """acceptance: P4. No operation is lost by an order that leaves it out."""
+    """Interrupts. No operation is lost by an order that leaves it out."""
     edit = Edit(program())
     extra = edit.op("pd_op.sin", [5], [ROW], like=edit.program.ops[0])
     edit.after(9, [extra])
@@ -84,7 +84,7 @@ def test_an_order_is_taken_and_must_be_whole() -> None:
 
 
 def test_changes_at_an_operation_that_is_not_there_are_refused() -> None:
-    """acceptance: P4. Not dropped in silence."""
+    """Interrupts. Not dropped in silence."""
     for change in ("before", "after", "replace"):
         edit = Edit(program())
         getattr(edit, change)(77, [])

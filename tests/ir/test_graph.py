@@ -82,13 +82,13 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_order(name: str) -> None:
-    """acceptance: P3. Each reason for an order once."""
+    """Odd programs. Each reason for an order once."""
     text, wanted = CASES[name]
     assert {op: before for op, before in order_of(text).items() if before} == wanted
 
 
 def test_only_the_given_operations_count() -> None:
-    """acceptance: P3. Of a sub-sequence, what it reads from outside orders nothing."""
+    """Odd programs. Of a sub-sequence, what it reads from outside orders nothing."""
     program = parse(HEAD + CASES["a write follows reads through a vector"][0])
     assert dependencies(Graph(program), program.ops[2:4]) == {2: set(), 3: {2}}
 
@@ -96,7 +96,7 @@ def test_only_the_given_operations_count() -> None:
 @settings(max_examples=60, deadline=None)
 @given(worlds(max_pp=1, max_mp=1, max_micro_batches=2, dropout=True), st.integers(0, 99))
 def test_any_order_that_keeps_them_gives_the_same_numbers(world: Any, seed: int) -> None:
-    """acceptance: P3. Random orders of whole programs, computed: dependencies leave out nothing that matters."""
+    """Odd programs. Random orders of whole programs, computed: dependencies leave out nothing that matters."""
     (program,) = programs(world)
     after = dependencies(Graph(program), program.ops)
     order = shuffled(program, after, random.Random(seed))
@@ -121,14 +121,14 @@ def shuffled(program: Program, after: dict[int, set[int]], rng: random.Random) -
 
 
 def test_is_topological_sees_a_swap() -> None:
-    """acceptance: P3."""
+    """Odd programs."""
     assert is_topological([0, 1, 2], {2: {0}, 1: {0}})
     assert not is_topological([1, 0], {1: {0}})
     assert is_topological([1], {1: {0}})
 
 
 def test_look_ups() -> None:
-    """acceptance: P3. Users come once each, in program order; absent operands have no producer."""
+    """Odd programs. Users come once each, in program order; absent operands have no producer."""
     graph = Graph(parse(HEAD + """
         #4 %0:float32[2] = pd_op.full() forward
         #3 %1:float32[2] = pd_op.add(%0, %0, _) forward no_buffer=1

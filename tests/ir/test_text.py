@@ -25,7 +25,7 @@ TYPES = st.builds(
 @settings(max_examples=40, deadline=None)
 @given(worlds(dropout=True))
 def test_parse_is_the_inverse_of_show(world: Any) -> None:
-    """acceptance: P2. Programs and plans of whole worlds: copies, events, vectors, views, in-place writes, jobs cut in two."""
+    """Text and dumps. Programs and plans of whole worlds: copies, events, vectors, views, in-place writes, jobs cut in two."""
     for program in (*programs(world), *plan(world)):
         verify(program)
         text = show(program)
@@ -74,12 +74,12 @@ def _value(draw: st.DrawFn, number: int) -> Value:
 @settings(max_examples=300, deadline=None)
 @given(odd_programs())
 def test_every_field_survives_in_every_form(program: Program) -> None:
-    """acceptance: P2, P3. Names and attributes in any script, absent operands, vectors, null results, dynamic dims."""
+    """Text and dumps, odd programs. Names and attributes in any script, absent operands, vectors, null results, dynamic dims."""
     assert parse(show(program)) == program
 
 
 def test_comments_and_blank_lines_are_skipped() -> None:
-    """acceptance: P2."""
+    """Text and dumps."""
     text = HEAD + '#0 %0:float32[2]"x" = pd_op.data() forward\n'
     assert parse("// what it is\n\n" + text.replace("#0", "  #0")) == parse(text)
 
@@ -106,7 +106,7 @@ def test_comments_and_blank_lines_are_skipped() -> None:
     ],
 )  # fmt: skip
 def test_a_line_that_cannot_be_read_is_named(line: str, words: str) -> None:
-    """acceptance: P2. A clear error with file, line and what was expected, whatever is wrong."""
+    """Text and dumps. A clear error with file, line and what was expected, whatever is wrong."""
     with pytest.raises(ProgramError) as caught:
         parse(HEAD + line, "fixture.txt")
     assert str(caught.value).startswith("fixture.txt:3: cannot read ")
@@ -116,7 +116,7 @@ def test_a_line_that_cannot_be_read_is_named(line: str, words: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_spoilt_text_gives_a_program_error_or_a_program(data: st.DataObject) -> None:
-    """acceptance: P2. No other exception, wherever a character is lost, doubled or changed; what is read is what is shown again."""
+    """Text and dumps. No other exception, wherever a character is lost, doubled or changed; what is read is what is shown again."""
     program = plan(data.draw(worlds(max_pp=2, max_layers=1, max_micro_batches=2)))[0]
     text = show(msgspec.structs.replace(program, notes=("one",)))
     place = data.draw(st.integers(0, len(text) - 1))

@@ -102,7 +102,7 @@ PLANTED: dict[str, tuple[Callable[[], Program], str]] = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found_and_named(name: str) -> None:
-    """acceptance: P3, F3. One fault a rule; the message names rank and operation."""
+    """Odd programs, nothing lost. One fault a rule; the message names rank and operation."""
     make, words = PLANTED[name]
     with pytest.raises(ProgramError) as caught:
         verify(make())
@@ -111,20 +111,20 @@ def test_a_planted_fault_is_found_and_named(name: str) -> None:
 
 
 def test_the_good_program_is_good() -> None:
-    """acceptance: P3. Fails where a rule refuses what all planted faults start from: they would be found for nothing."""
+    """Odd programs. Fails where a rule refuses what all planted faults start from: they would be found for nothing."""
     verify(GOOD)
 
 
 @settings(max_examples=25, deadline=None)
 @given(worlds(dropout=True))
 def test_random_programs_and_plans_are_good(world: Any) -> None:
-    """acceptance: P3. Fails where a rule refuses (`ProgramError`) a program that the generator, or the planner, makes."""
+    """Odd programs. Fails where a rule refuses (`ProgramError`) a program that the generator, or the planner, makes."""
     for program in (*programs(world), *plan(world)):
         verify(program)
 
 
 def test_a_copy_may_be_left_out_for_a_micro_batch() -> None:
-    """acceptance: O7. A copy that no job runs is the identity; every other operation must run."""
+    """No quick return. A copy that no job runs is the identity; every other operation must run."""
     copy = Op(9, "pd_op.memcpy_d2h", (2,), (9,), "forward")
     values = [*GOOD.values, Value(9, (2,), "float32", 9, memory="pinned")]
     verify(GOOD.with_ops([*GOOD.ops, copy], values))
@@ -133,7 +133,7 @@ def test_a_copy_may_be_left_out_for_a_micro_batch() -> None:
 
 
 def test_many_faults_are_counted_and_the_first_are_shown() -> None:
-    """acceptance: P3."""
+    """Odd programs."""
     ops = [Op(k, "pd_op.nop", (99,), (), "forward") for k in range(30)]
     with pytest.raises(ProgramError) as caught:
         verify(Program(tuple(ops), ()))
@@ -142,7 +142,7 @@ def test_many_faults_are_counted_and_the_first_are_shown() -> None:
 
 
 def test_sizes() -> None:
-    """acceptance: P3. Unknown dims and dtypes have no size, vectors that of their tensors."""
+    """Odd programs. Unknown dims and dtypes have no size, vectors that of their tensors."""
     assert TensorType((2, 3), "bfloat16").size_bytes == 12
     assert TensorType((), "float64").size_bytes == 8
     assert TensorType((-1, 3), "float32").size_bytes == TensorType((2,), "string").size_bytes == -1
@@ -153,5 +153,5 @@ def test_sizes() -> None:
 
 
 def test_describe() -> None:
-    """acceptance: P3."""
+    """Odd programs."""
     assert [describe(op) for op in GOOD.ops[2:4]] == ["#2 pd_op.add (fc1)", "#3 pd_op.all_reduce_"]

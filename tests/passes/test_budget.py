@@ -1,4 +1,4 @@
-"""A memory budget is held against what the place holds, and the plan says so (acceptance: O5)."""
+"""A memory budget is held against what the place holds, and the plan says so."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_without_a_budget_nothing_is_said() -> None:
 
 
 def test_a_plan_keeps_its_budget_on_the_place_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """acceptance: O5. What side streams hold is kept free by moving more, on all ranks together."""
+    """Memory budget. What side streams hold is kept free by moving more, on all ranks together."""
     kept: list[bool] = []
     refusals: list[bool] = []
 

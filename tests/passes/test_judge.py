@@ -52,7 +52,7 @@ def step_ns(made: Sequence[Program], costs: GivenCosts) -> int:
 @settings(max_examples=15, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"))
 def test_no_plan_is_simulated_slower_than_the_plain_order(world: World) -> None:
-    """acceptance: F4. Of any world, with and without host time; one rank a stage judges as the whole world would."""
+    """Warm-up depth. Of any world, with and without host time; one rank a stage judges as the whole world would."""
     plain = programs(world)
     for costs in (LOADED, CALM):
         off = step_ns(judged(plain, "off", costs)[0], costs)
@@ -63,7 +63,7 @@ def test_no_plan_is_simulated_slower_than_the_plain_order(world: World) -> None:
 
 
 def test_what_was_given_up_is_reported_and_can_be_kept() -> None:
-    """acceptance: F4. Both figures stand in the report; `only_gains: off` keeps the form that was asked for."""
+    """Warm-up depth. Both figures stand in the report; `only_gains: off` keeps the form that was asked for."""
     plain = programs(SHAPE)
     lag = (2, 0, 0)  # the first stage would end later for what it puts off
     made, forms, lines = judged(plain, "dx-first", CALM, lag=lag)
@@ -75,7 +75,7 @@ def test_what_was_given_up_is_reported_and_can_be_kept() -> None:
 
 
 def test_depth_is_reported() -> None:
-    """acceptance: F4."""
+    """Warm-up depth."""
     lines = judged(programs(World(pp=3, mp=2, micro_batches=6, layers=2)), "mixed", LOADED)[2]
     assert any("mixed holds 5 micro-batches in flight on stage 0, 2 more than 1F1B" in line for line in lines)
 
@@ -88,7 +88,7 @@ def test_a_stage_alone_does_not_judge() -> None:
 
 
 def test_names_of_all_ranks_are_asked() -> None:
-    """acceptance: O4. A module of another stage is known; one that no rank has is an error on every rank."""
+    """What is chosen. A module of another stage is known; one that no rank has is an error on every rank."""
     plain = []
     for program in programs(SHAPE):
         layer = f"stage{program.pipeline.stage}.mlp"
@@ -100,7 +100,7 @@ def test_names_of_all_ranks_are_asked() -> None:
 
 
 def test_ranks_at_different_topics_are_told() -> None:
-    """acceptance: M1."""
+    """Equal plans."""
     start = Barrier(2)
 
     def say(topic: str, peers: Peers) -> list[bytes]:

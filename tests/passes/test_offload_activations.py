@@ -1,4 +1,4 @@
-"""`offload-activations`: data flow, frees, memory, job boundaries of what it writes (acceptance: O1, O2, O3, O5, O7)."""
+"""`offload-activations`: data flow, frees, memory, job boundaries of what it writes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ cost_models = st.builds(costs, st.sampled_from([0, 1, 3, 7, 20]), st.sampled_fro
 @settings(max_examples=60, deadline=None)
 @given(worlds(offload=False), choices, cost_models)
 def test_data_flow_is_kept_and_nothing_is_freed_early(world: World, options: dict[str, Any], cost: GivenCosts) -> None:
-    """acceptance: O1, R1. The interpreter frees each storage at its last reader, and poisons what is gone."""
+    """What is moved, equal results. The interpreter frees each storage at its last reader, and poisons what is gone."""
     programs = plan(world)
     assert_same(programs, [offload(program, cost, **options) for program in programs])
 
@@ -65,7 +65,7 @@ def test_data_flow_is_kept_and_nothing_is_freed_early(world: World, options: dic
 @settings(max_examples=60, deadline=None)
 @given(worlds(offload=False), choices, cost_models)
 def test_memory_is_as_predicted_and_never_above_before(world: World, options: dict[str, Any], cost: GivenCosts) -> None:
-    """acceptance: O5, R2. Device bytes by host order, counted on the result, are those of the plan."""
+    """Memory budget, measured peaks. Device bytes by host order, counted on the result, are those of the plan."""
     for program in plan(world):
         decided = plan_offload(program, measure(program, cost), Choice(**options))
         result = apply(program, decided)
@@ -80,7 +80,7 @@ def test_memory_is_as_predicted_and_never_above_before(world: World, options: di
 def test_copies_stand_in_different_jobs_and_all_else_keeps_its_order(
     world: World, options: dict[str, Any], cost: GivenCosts
 ) -> None:
-    """acceptance: O1. A pinned result crosses a job boundary; other items and operations stay in order."""
+    """What is moved. A pinned result crosses a job boundary; other items and operations stay in order."""
     for program in plan(world):
         result = offload(program, cost, **options)
         known = {op.id for op in program.ops}
@@ -118,7 +118,7 @@ def test_same_inputs_same_plan(world: World, options: dict[str, Any], cost: Give
 def test_any_budget_holds_or_is_refused_with_one_that_does(
     world: World, less: int, cost: GivenCosts, cap: int | None
 ) -> None:
-    """acceptance: O5. On the result, by host order and with copies out in flight; a refusal's figure is feasible."""
+    """Memory budget. On the result, by host order and with copies out in flight; a refusal's figure is feasible."""
     for program in plan(world):
         budget = max(1, peak_bytes(program) - less)
         choice = Choice(memory_budget=budget, min_bytes=1, max_in_flight=cap)
@@ -136,7 +136,7 @@ def test_any_budget_holds_or_is_refused_with_one_that_does(
 @settings(max_examples=30, deadline=None)
 @given(worlds(offload=False, max_mp=1, max_pp=2, cut=False, hoist=False))
 def test_no_move_of_the_least_is_idle(world: World) -> None:
-    """acceptance: O5. Leaving out any one transfer of a budget's plan breaks the budget (no bandwidth in the way)."""
+    """Memory budget. Leaving out any one transfer of a budget's plan breaks the budget (no bandwidth in the way)."""
     for program in plan(world):
         budget = peak_bytes(program) - 32
         try:
@@ -181,7 +181,7 @@ job backward_1 backward 1: 6-9@1
 
 
 def test_one_storage_is_copied_once() -> None:
-    """acceptance: O3. Two saved views and their base, read by four operations: one copy out, one back, views remade."""
+    """Shared storage. Two saved views and their base, read by four operations: one copy out, one back, views remade."""
     program = parse(VIEWS)
     result = offload(program, **ALL)
     assert len(copies(result, COPY_OUT)) == len(copies(result, COPY_BACK)) == 2
@@ -191,7 +191,7 @@ def test_one_storage_is_copied_once() -> None:
 
 
 def test_copy_starts_behind_the_last_forward_reader() -> None:
-    """acceptance: O1. Through views and the residual add, of the micro-batch's own items."""
+    """What is moved. Through views and the residual add, of the micro-batch's own items."""
     result = offload(parse(VIEWS), **ALL)
     out = next(op.id for op in result.ops if op.name == COPY_OUT and op.operands == (1,))
     order = items(result)
@@ -199,7 +199,7 @@ def test_copy_starts_behind_the_last_forward_reader() -> None:
 
 
 def test_view_without_its_base_is_copied_as_the_view() -> None:
-    """acceptance: O3."""
+    """Shared storage."""
     text = VIEWS.replace("pd_op.relu_grad(%2, %6)", "pd_op.relu(%6)").replace("exp_grad(%1, %7)", "exp(%7)")
     program = parse(text.replace("tanh_grad(%1, %8)", "tanh(%8)"))
     result = offload(program, **ALL)
@@ -210,7 +210,7 @@ def test_view_without_its_base_is_copied_as_the_view() -> None:
 
 
 def test_views_that_cannot_be_remade_stay() -> None:
-    """acceptance: O3. A view made from a value computed in forward is not repeated."""
+    """Shared storage. A view made from a value computed in forward is not repeated."""
     text = VIEWS.replace("pd_op.reshape(%1) forward", "pd_op.reshape(%1, %0) forward")
     program = parse(text.replace("layer=\"a\" views=0:0", "layer=\"a\" views=0:0 no_buffer=1"))
     context = Context(costs())
@@ -221,7 +221,7 @@ def test_views_that_cannot_be_remade_stay() -> None:
 
 
 def test_backward_that_overwrites_what_came_back() -> None:
-    """acceptance: O3. In-place results and later readers follow the returned storage; kept micro-batches their own."""
+    """Shared storage. In-place results and later readers follow the returned storage; kept micro-batches their own."""
     text = VIEWS.replace("%9:float32[2,4] = pd_op.tanh_grad(%1, %8) backward layer=\"a\"",
                          "%9:float32[2,4]~1 = pd_op.tanh_grad_(%1, %8) backward layer=\"a\" inplace=0:0")  # fmt: skip
     text = text.replace("#10 builtin", "#12 %12:float32[2,4] = pd_op.sin(%9) backward\n#10 builtin").replace(
@@ -236,7 +236,7 @@ def test_backward_that_overwrites_what_came_back() -> None:
 
 
 def test_micro_batch_left_out_keeps_its_value() -> None:
-    """acceptance: O7. Micro-batch 1's backward follows at once: its jobs hold no copy and it computes the same."""
+    """No quick return. Micro-batch 1's backward follows at once: its jobs hold no copy and it computes the same."""
     text = VIEWS.replace("job backward_0 backward 0: 6-9@0\njob backward_1 backward 1: 6-9@1",
                          "job backward_1 backward 1: 6-9@1\njob backward_0 backward 0: 6-9@0")  # fmt: skip
     program = parse(text)
@@ -250,7 +250,7 @@ def test_micro_batch_left_out_keeps_its_value() -> None:
 
 
 def test_one_job_is_never_crossed() -> None:
-    """acceptance: O7. Forward and backward of a micro-batch in one job: no boundary for a pinned result."""
+    """No quick return. Forward and backward of a micro-batch in one job: no boundary for a pinned result."""
     text = VIEWS.split("job forward_0")[0] + "job all step 0: 1-5@0 1-5@1 6-9@0 6-9@1\n"
     context = Context(costs(0))
     program = parse(text)
@@ -259,7 +259,7 @@ def test_one_job_is_never_crossed() -> None:
 
 
 def test_nested_blocks_keep_everything() -> None:
-    """acceptance: O2, P3. A nested block may read what is not among its operands."""
+    """Never moved, odd programs. A nested block may read what is not among its operands."""
     program = parse(VIEWS.replace('pd_op.exp_grad(%1, %7) backward layer="a"', 'pd_op.if(%1, %7) backward num_blocks=1'))
     context = Context(costs())
     assert OffloadActivations(**ALL).run(program, context) == program
@@ -267,14 +267,14 @@ def test_nested_blocks_keep_everything() -> None:
 
 
 def test_integers_only_when_asked() -> None:
-    """acceptance: O2, O4."""
+    """Never moved, what is chosen."""
     program = parse(VIEWS.replace("%4:float32[8]", "%4:int64[8]"))
     moved = {flag: len(copies(offload(program, include_integers=flag, **ALL), COPY_OUT)) for flag in (False, True)}
     assert moved == {False: 1, True: 2}
 
 
 def test_nothing_asked_nothing_done() -> None:
-    """acceptance: O5, U1. The program is untouched, byte for byte, and the reason is said."""
+    """Memory budget, one line. The program is untouched, byte for byte, and the reason is said."""
     program = parse(VIEWS)
     for options in ({}, {"fraction": 0.0}, {"memory_budget": 0}, {"modules": ()}, {"max_in_flight": 0, "fraction": 1.0}):
         context = Context(costs())
@@ -284,7 +284,7 @@ def test_nothing_asked_nothing_done() -> None:
 
 
 def test_contract() -> None:
-    """acceptance: U3. Needs a schedule; unknown and wrong options are errors before anything is built."""
+    """Wrong options. Needs a schedule; unknown and wrong options are errors before anything is built."""
     with pytest.raises(PassError, match="no jobs"):
         offload(parse(VIEWS.split("job forward_0")[0]), **ALL)
     with pytest.raises(ConfigError, match="contradict"):
@@ -304,7 +304,7 @@ TWO_READERS = VIEWS.replace("pd_op.gelu_grad(%3, %4)", "pd_op.gelu_grad(%4, %4)"
 
 
 def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers() -> None:
-    """acceptance: O1. Copies of a direction follow one another, so what was read last in forward must not hold up the rest."""
+    """What is moved. Copies of a direction follow one another, so what was read last in forward must not hold up the rest."""
     program = parse(TWO_READERS)
     decided = plan_offload(program, measure(program, costs()), Choice(**ALL))
     moves = [msgspec.structs.replace(move, transfers=tuple(
@@ -321,7 +321,7 @@ def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers() ->
 
 
 def test_what_is_read_for_its_shape_alone_stays_the_forward_value() -> None:
-    """acceptance: O1. An operation in front of the copy back, and the shape-only operand of one that reads the contents too."""
+    """What is moved. An operation in front of the copy back, and the shape-only operand of one that reads the contents too."""
     text = VIEWS.replace("pd_op.gelu_grad(%3, %4) backward layer=\"b\"", "pd_op.gelu_grad(%4, %1) backward layer=\"b\" no_buffer=1")
     text = text.replace("pd_op.relu_grad(%2, %6)", "pd_op.relu(%6)")
     program = parse(text.replace("pd_op.exp_grad(%1, %7) backward layer=\"a\"",
@@ -335,7 +335,7 @@ def test_what_is_read_for_its_shape_alone_stays_the_forward_value() -> None:
 
 
 def test_ranks_of_a_stage_decide_alike_whatever_each_measured() -> None:
-    """acceptance: O5. On one rank copies take twice as long; both move what the slower one can, which is less."""
+    """Memory budget. On one rank copies take twice as long; both move what the slower one can, which is less."""
     def plan_one(speed: int, peers: Peers) -> Program:
         return OffloadActivations(**ALL).run(parse(VIEWS), Context(costs(speed), peers=peers))
 
@@ -345,7 +345,7 @@ def test_ranks_of_a_stage_decide_alike_whatever_each_measured() -> None:
 
 
 def test_a_budget_leaves_free_what_side_streams_hold() -> None:
-    """acceptance: O5."""
+    """Memory budget."""
     program = parse(VIEWS)
     budget = peak_bytes(program)
     offloading = Pipeline((OffloadActivations(memory_budget=budget, min_bytes=1),))

@@ -1,4 +1,4 @@
-"""overlap-column-backward: legal, complete, and it says what it did. acceptance: S2-S6, C5."""
+"""Overlap-column-backward: legal, complete, and it says what it did."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.interpreter import assert_same
 from tests.passes.programs import Recipe, backward_programs, recipes
 
 COSTS = {"comm": 100, "gemm": 5, "default": 1}
-"""acceptance: C5."""
+"""By hand."""
 tables = st.fixed_dictionaries({"comm": st.integers(0, 200), "gemm": st.integers(0, 100), "default": st.integers(0, 3)})
 stretches = st.tuples(st.floats(1, 5), st.floats(1, 2)).map(lambda pair: {("comm", "gemm"): pair})
 
@@ -168,14 +168,14 @@ SLOWED = GivenCosts({"comm": 100, "gemm": 100, "default": 1}, {("comm", "gemm"):
 
 @pytest.mark.parametrize("only_gains", [True, False])
 def test_a_site_that_loses_is_moved_only_where_that_is_asked_for(only_gains: bool) -> None:
-    """acceptance: S6. Beside the product the collective takes five times as long."""
+    """Sites reported. Beside the product the collective takes five times as long."""
     split, result, context = overlapped(parse(LAYER), SLOWED, only_gains=only_gains)
     assert (result.ops == split.ops) == only_gains
     assert (len(context.changed), len(context.declined)) == ((0, 1) if only_gains else (1, 0))
 
 
 def test_a_collective_of_another_group_is_not_put_off() -> None:
-    """acceptance: S5. Nothing in it needs it to stay in front, but other ranks wait for it there."""
+    """Equal losses. Nothing in it needs it to stay in front, but other ranks wait for it there."""
     other = "#9 %9:float32[4,8] = pd_op.all_reduce(%2) backward group=18 {\"ring_id\":18}\n"
     text = LAYER.replace("#6 ", f"{other}#6 ").replace("grad(%2, %7)", "grad(%9, %7)")
     _, result, context = overlapped(parse(text))
@@ -184,7 +184,7 @@ def test_a_collective_of_another_group_is_not_put_off() -> None:
 
 
 def test_a_draw_in_a_weight_gradient_stays_where_it_stands() -> None:
-    """acceptance: S3. The generator's draws keep their place, though only the sum reads this one."""
+    """Sinks of dW. The generator's draws keep their place, though only the sum reads this one."""
     draw = "#9 %9:float32[8,16] = pd_op.dropout(%5) backward\n"
     split, result, context = overlapped(parse(LAYER.replace("#5 ", f"{draw}#5 ").replace("add_(%1, %5)", "add_(%1, %9)")))
     assert 9 not in Backward(Graph(split)).sinks
@@ -194,7 +194,7 @@ def test_a_draw_in_a_weight_gradient_stays_where_it_stands() -> None:
 
 
 def test_a_product_of_two_weights_is_no_dx() -> None:
-    """acceptance: S2. Both its results are gradients of weights, so it stays whole and no collective is taken for its."""
+    """Sites found. Both its results are gradients of weights, so it stays whole and no collective is taken for its."""
     text = LAYER.replace('%2:float32[4,8]"x" = pd_op.data()', '%2:float32[4,8]!"v" = builtin.parameter()')
     split, result, context = overlapped(parse(text))
     assert [op.name for op in split.ops if op.kind == "matmul_grad"] == ["pd_op.matmul_grad"]

@@ -1,4 +1,4 @@
-"""split-backward: dX and dW are what the whole gradient gave, in Paddle and in the interpreter. acceptance: S1."""
+"""split-backward: dX and dW are what the whole gradient gave, in Paddle and in the interpreter."""
 
 from __future__ import annotations
 

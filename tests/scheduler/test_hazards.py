@@ -508,7 +508,7 @@ def command(*words: str) -> int:
 
 
 def test_the_command_checks_a_world_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """acceptance: U5."""
+    """Offline."""
     for one in plan(World(pp=2, mp=2, micro_batches=3, layers=2, streams=True, offload=True)):
         save(one, tmp_path / f"rank{one.rank}.ilp.gz")
     assert command(str(tmp_path), "--json", str(tmp_path / "out.json")) == 0

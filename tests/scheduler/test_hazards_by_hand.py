@@ -1,4 +1,4 @@
-"""Plans in which one order is missing, and the same plans with it: the checker must tell them apart (acceptance: F5)."""
+"""Plans in which one order is missing, and the same plans with it: the checker must tell them apart."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def pairs_of(program: Program) -> list[Job]:
 @settings(max_examples=40, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B", dropout=True), FORMS, ALLOWANCES)
 def test_every_output_and_buffer_equals_the_plain_schedule(world: World, form: Form, allowance: int) -> None:
-    """acceptance: F2, F3. All ranks computed; verify finds every operation once for each micro-batch; the text holds the plan."""
+    """Pairs of parts, nothing lost. All ranks computed; verify finds every operation once for each micro-batch; the text holds the plan."""
     plain = programs(world)
     for made in (planned(plain, "off"), planned(plain, form, extra_live_bytes=allowance)):
         for program in made:
@@ -112,14 +112,14 @@ def step_of(made: Sequence[Program], costs: GivenCosts) -> int:
 @settings(max_examples=25, deadline=None)
 @given(worlds(max_pp=4, max_micro_batches=7, max_layers=2, schedule="1F1B"), st.just("off") | FORMS, ALLOWANCES)
 def test_the_checker_finds_nothing(world: World, form: Form, allowance: int) -> None:
-    """acceptance: F5. With sends that wait for their receiver, on a GPU: no race, no circle, partners agree."""
+    """No deadlock. With sends that wait for their receiver, on a GPU: no race, no circle, partners agree."""
     assert [str(finding.message) for finding in check(planned(programs(world), form, extra_live_bytes=allowance))] == []
 
 
 @settings(max_examples=25, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"), st.sampled_from([0, 32, 64, 10_000]))
 def test_live_memory_stays_under_the_plain_order_and_the_allowance(world: World, allowance: int) -> None:
-    """acceptance: F3. At no place of the whole step's order; measured by another module than the planner's own."""
+    """Nothing lost. At no place of the whole step's order; measured by another module than the planner's own."""
     for program in programs(world):
         plain = _peak(planned([program], "off")[0])
         assert _peak(planned([program], "dx-first", extra_live_bytes=allowance)[0]) <= plain + allowance
@@ -132,7 +132,7 @@ def _peak(program: Program) -> int:
 @settings(max_examples=25, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"), FORMS, st.integers(1, 60))
 def test_no_job_is_larger_than_allowed(world: World, form: Form, limit: int) -> None:
-    """acceptance: F3. A pair that would be larger stays two jobs; what other passes add to keep values alive is not counted."""
+    """Nothing lost. A pair that would be larger stays two jobs; what other passes add to keep values alive is not counted."""
     plain = programs(world)
     made = planned(plain, form, max_ops_per_job=limit)
     assert_same(plain, made)
@@ -144,7 +144,7 @@ def test_no_job_is_larger_than_allowed(world: World, form: Form, limit: int) -> 
 @settings(max_examples=15, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=4, schedule="1F1B"), FORMS)
 def test_the_same_input_gives_the_same_plan(world: World, form: Form) -> None:
-    """acceptance: M1. Twice, and on both ranks of a tensor-parallel group."""
+    """Equal plans. Twice, and on both ranks of a tensor-parallel group."""
     plain = programs(msgspec.structs.replace(world, mp=2))
     first, second = planned(plain, form), planned(plain, form)
     assert first == second
@@ -155,14 +155,14 @@ def test_the_same_input_gives_the_same_plan(world: World, form: Form) -> None:
 @pytest.mark.parametrize("form", ["dx-first", "mixed"])
 @pytest.mark.parametrize(("pp", "stage"), [(2, 0), (2, 1), (4, 0), (4, 3)])
 def test_depth(form: Form, pp: int, stage: int) -> None:
-    """acceptance: F4. Mixed pairs hold 2 (stages - 1 - stage) + 1 micro-batches, dx-first as many as Paddle."""
+    """Warm-up depth. Mixed pairs hold 2 (stages - 1 - stage) + 1 micro-batches, dx-first as many as Paddle."""
     program = planned(programs(World(pp=pp, micro_batches=12)), form)[stage]
     warm = [job.kind for job in program.jobs].index("pair")
     assert warm == (2 * (pp - 1 - stage) + 1 if form == "mixed" else pp - stage)
 
 
 def test_evaluation_has_forwards_only() -> None:
-    """acceptance: R4. A program without backward is no pipeline of pairs."""
+    """Evaluation. A program without backward is no pipeline of pairs."""
     program = programs(World(pp=2, micro_batches=3))[0]
     ops = [op for op in program.ops if op.role == "forward"]
     used = {value for op in ops for value in op.results}
@@ -252,7 +252,7 @@ COUNTS = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
      ((0,), (0,))],
 )  # fmt: skip
 def test_unequal_numbers_of_layers_and_collectives(forward: tuple[int, ...], backward: tuple[int, ...], form: Form) -> None:
-    """acceptance: F2. More collectives in backward than in forward and the reverse, none in forward, none at all."""
+    """Pairs of parts. More collectives in backward than in forward and the reverse, none in forward, none at all."""
     plain = side_program(Sides(forward, backward))
     made = planned([plain], form)
     verify(made[0])
@@ -263,7 +263,7 @@ def test_unequal_numbers_of_layers_and_collectives(forward: tuple[int, ...], bac
 @settings(max_examples=60, deadline=None)
 @given(st.builds(Sides, COUNTS, COUNTS, st.just(0), st.just(1), st.integers(1, 4), *[st.booleans()] * 3), FORMS, ALLOWANCES)
 def test_random_draws_and_state_keep_their_order(sides: Sides, form: Form, allowance: int) -> None:
-    """acceptance: F2. Dropout on both sides (recompute) draws in Paddle's order; state that forward writes is read as in Paddle's order."""
+    """Pairs of parts. Dropout on both sides (recompute) draws in Paddle's order; state that forward writes is read as in Paddle's order."""
     plain = side_program(sides)
     stock, made = planned([plain], "off")[0], planned([plain], form, extra_live_bytes=allowance)[0]
     verify(made)
@@ -272,7 +272,7 @@ def test_random_draws_and_state_keep_their_order(sides: Sides, form: Form, allow
 
 @pytest.mark.parametrize("form", ["dx-first", "mixed"])
 def test_draws_in_backward_keep_the_order_of_the_whole_step(form: Form) -> None:
-    """acceptance: F2, F4. A pipeline whose backward draws random numbers keeps Paddle's depth: another would change the draws."""
+    """Pairs of parts. A pipeline whose backward draws random numbers keeps Paddle's depth: another would change the draws."""
     plain = [side_program(Sides(stage=stage, stages=3, micro_batches=6, recompute=True, draws=True), stage) for stage in range(3)]
     made = planned(plain, form, extra_live_bytes=10_000)
     assert_same(planned(plain, "off"), made)
@@ -297,7 +297,7 @@ def pair_order(sides: Sides, costs: GivenCosts, form: Any, **options: Any) -> tu
 
 
 def test_costs_decide_what_fills_a_collective() -> None:
-    """acceptance: C5. dX's collective is filled by dW; where communication costs nothing, the plain order stays."""
+    """By hand. dX's collective is filled by dW; where communication costs nothing, the plain order stays."""
     order, plan = pair_order(Sides(), GivenCosts({"comm": 100, "gemm": 5, "default": 1}), "dx-first", extra_bytes=10_000)
     start = order.index("B.all_reduce")
     assert "B.matmul" in order[start : order.index("B.tanh")]
@@ -307,7 +307,7 @@ def test_costs_decide_what_fills_a_collective() -> None:
 
 
 def test_mixed_fills_backwards_collective_with_forward_and_forwards_with_backward() -> None:
-    """acceptance: C5, F2. Two collectives a side: what is hidden grows from plain over dx-first to mixed."""
+    """By hand, pairs of parts. Two collectives a side: what is hidden grows from plain over dx-first to mixed."""
     costs = GivenCosts({"comm": 30, "gemm": 20, "default": 5})
     sides = Sides((1, 1), (1, 1))
     times = [pair_order(sides, costs, form, extra_bytes=10_000)[1].planned_ns for form in ("dx-first", "mixed")]
@@ -316,14 +316,14 @@ def test_mixed_fills_backwards_collective_with_forward_and_forwards_with_backwar
 
 
 def test_interference_decides_too() -> None:
-    """acceptance: C3, C5. Where a product beside a collective costs more than it hides, nothing is gained by it."""
+    """Interference, by hand. Where a product beside a collective costs more than it hides, nothing is gained by it."""
     calm = pair_order(Sides(), GivenCosts({"comm": 40, "gemm": 20, "default": 1}), "dx-first", extra_bytes=10_000)[1]
     rough = GivenCosts({"comm": 40, "gemm": 20, "default": 1}, {("gemm", "comm"): (3.0, 3.0)})
     assert pair_order(Sides(), rough, "dx-first", extra_bytes=10_000)[1].planned_ns > calm.planned_ns
 
 
 def test_receives_of_the_forward_come_before_sends_of_the_backward() -> None:
-    """acceptance: F5. The neighbour sends first; both forms."""
+    """No deadlock. The neighbour sends first; both forms."""
     for form in ("dx-first", "mixed"):
         for program in planned([side_program(Sides(stage=1, stages=3, micro_batches=6), 1)], form):
             ops = {op.id: op for op in program.ops}
@@ -335,7 +335,7 @@ def test_receives_of_the_forward_come_before_sends_of_the_backward() -> None:
 
 
 def test_the_report_says_what_a_pair_gains() -> None:
-    """acceptance: F4."""
+    """Warm-up depth."""
     context = Context(COSTS)
     Schedule1F1B(interleave="dx-first").run(side_program(Sides()), context)
     assert any("ms of communication; live memory" in line for line in context.changed)
@@ -345,7 +345,7 @@ def test_the_report_says_what_a_pair_gains() -> None:
 
 
 def test_a_pair_uses_the_memory_it_is_allowed() -> None:
-    """acceptance: F3. 64 bytes more let mixed hide more."""
+    """Nothing lost. 64 bytes more let mixed hide more."""
     plain = side_program(Sides())
     tight, ample = (planned([plain], "mixed", only_gains=False, extra_live_bytes=extra)[0] for extra in (0, 64))
     assert _peak(tight) <= _peak(planned([plain], "off")[0])
@@ -354,7 +354,7 @@ def test_a_pair_uses_the_memory_it_is_allowed() -> None:
 
 @pytest.mark.parametrize("form", ["dx-first", "mixed"])
 def test_a_stage_receives_all_that_its_neighbour_sends_before_it_takes_a_gradient(form: Form) -> None:
-    """acceptance: F5. With sends that wait for their receiver."""
+    """No deadlock. With sends that wait for their receiver."""
     first, second = planned(programs(World(pp=2, micro_batches=5)), form)
     ops = [{op.id: op for op in program.ops} for program in (first, second)]
     before: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Memory of a plan: by storage, at every moment (acceptance: C4, R2)."""
+"""Memory of a plan: by storage, at every moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of every class planted into correct plans (acceptance: F5, R5). An oracle that shares no line with the checker, an
+"""Faults of every class planted into correct plans. An oracle that shares no line with the checker, an
 explicit closure over all pairs, says whether a change is a fault at all; the checker must then find it, and must stay silent
 otherwise."""
 

@@ -1,4 +1,4 @@
-"""The offload planner: what moves, when it goes, when it comes back (acceptance: O2, O4, O5, O6, O7, O8, O9, C5)."""
+"""The offload planner: what moves, when it goes, when it comes back."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def place_of(program: Program) -> dict[tuple[int, int], int]:
 
 
 def test_32_mb_at_10_gb_per_s_start_3_2_ms_ahead() -> None:
-    """acceptance: O6. Exactly, where the operations allow it: 32 operations of 0.1 ms before the reader, across jobs."""
+    """Prefetch. Exactly, where the operations allow it: 32 operations of 0.1 ms before the reader, across jobs."""
     program = chain([32 * MB], micro_batches=2, extra=60, lead=20)
     decided = decide(program, fraction=1.0)
     transfer = transfers(decided)[1, 1]
@@ -109,7 +109,7 @@ def test_32_mb_at_10_gb_per_s_start_3_2_ms_ahead() -> None:
 
 
 def test_a_reserve_issues_the_copy_earlier_where_there_is_time() -> None:
-    """acceptance: O6. A quarter of 3.2 ms earlier; no earlier than the copy out is over."""
+    """Prefetch. A quarter of 3.2 ms earlier; no earlier than the copy out is over."""
     program = chain([32 * MB], micro_batches=2, extra=60, lead=20)
     ahead = [transfers(decide(program, fraction=1.0, prefetch_slack=slack))[1, 1].ahead_ns for slack in (0.25, 0.5, 5.0)]
     assert ahead == [4_000_000, 4_300_000, 4_300_000]
@@ -123,7 +123,7 @@ def test_a_reserve_issues_the_copy_earlier_where_there_is_time() -> None:
 def test_a_reserve_loses_no_trip_and_delays_no_reader(
     sizes: list[int], micro_batches: int, warm: int, extra: int, lead: int, slack: float, budget: float | None
 ) -> None:
-    """acceptance: O5, O6. The same transfers; no copy later; a budget holds; three quarters of what is saved stay saved."""
+    """Memory budget, prefetch. The same transfers; no copy later; a budget holds; three quarters of what is saved stay saved."""
     program = chain([size * MB for size in sizes], micro_batches=micro_batches, warm=warm, extra=extra, lead=lead)
     plain = decide(program, fraction=1.0)
     if budget is None:
@@ -150,7 +150,7 @@ def test_a_reserve_is_left_out_where_there_is_no_time_for_it() -> None:
 
 
 def test_unmeasured_bandwidth_is_just_in_time_and_marked() -> None:
-    """acceptance: O6. Right before the reader, whatever the operations take; the text says so."""
+    """Prefetch. Right before the reader, whatever the operations take; the text says so."""
     program = chain([32 * MB], extra=60)
     decided = plan_offload(program, Measured({op.id: 100_000 for op in program.ops}), Choice(fraction=1.0))
     reader = next(op.id for op in program.ops if op.name == "pd_op.gelu_grad")
@@ -162,7 +162,7 @@ def test_unmeasured_bandwidth_is_just_in_time_and_marked() -> None:
 
 
 def test_tight_memory_makes_the_return_later() -> None:
-    """acceptance: O6, O5. With room the copy starts 3.2 ms ahead; where a peak stands before its reader, behind the peak."""
+    """Prefetch, memory budget. With room the copy starts 3.2 ms ahead; where a peak stands before its reader, behind the peak."""
     ample = chain([32 * MB], micro_batches=2, extra=60)
     spike = Value(200, (8 * MB,), "float32", 200)
     ops = [*ample.ops[:-1], Op(200, "pd_op.exp", (), (200,), "backward"), *ample.ops[-1:]]
@@ -177,7 +177,7 @@ def test_tight_memory_makes_the_return_later() -> None:
 
 
 def test_copies_of_one_direction_follow_one_another() -> None:
-    """acceptance: O6, O8. Readers 0.1 ms apart: the first's copy ends where the second's starts, 3.2 ms ahead of its own."""
+    """Prefetch, recompute, VPP. Readers 0.1 ms apart: the first's copy ends where the second's starts, 3.2 ms ahead of its own."""
     decided = decide(chain([32 * MB, 32 * MB], micro_batches=2, extra=100, lead=80), fraction=1.0)
     ahead = {key: transfer.ahead_ns for key, transfer in transfers(decided).items() if key[1] == 0}
     assert ahead == {(1, 0): 3_200_000, (2, 0): 6_300_000}
@@ -185,7 +185,7 @@ def test_copies_of_one_direction_follow_one_another() -> None:
 
 
 def test_bandwidth_that_is_used_up_moves_no_more() -> None:
-    """acceptance: O6, F4. What could not be out and back in time stays, counted; no reader waits."""
+    """Prefetch, warm-up depth. What could not be out and back in time stays, counted; no reader waits."""
     program = chain([32 * MB] * 12, micro_batches=3, extra=40)
     decided = decide(program, bytes_per_s=6_000 * MB, fraction=1.0)
     assert decided.moves
@@ -200,7 +200,7 @@ def test_bandwidth_that_is_used_up_moves_no_more() -> None:
     ("micro_batches", "warm", "moved"), [(3, 1, set()), (1, 4, set()), (2, 2, {0, 1}), (3, 3, {0, 1, 2})]
 )
 def test_nothing_moves_whose_return_follows_at_once(micro_batches: int, warm: int, moved: set[int]) -> None:
-    """acceptance: O7. Last stage and pp = 1 (depth 1), fewer micro-batches than stages; deeper stages do move."""
+    """No quick return. Last stage and pp = 1 (depth 1), fewer micro-batches than stages; deeper stages do move."""
     program = chain([32 * MB], micro_batches, warm, extra=40, lead=20)
     decided = decide(program, op_ns=99_000, fraction=1.0)
     assert set(decided.micro_batch_bytes()) == moved
@@ -209,7 +209,7 @@ def test_nothing_moves_whose_return_follows_at_once(micro_batches: int, warm: in
 
 
 def test_unmeasured_needs_work_of_another_micro_batch_between() -> None:
-    """acceptance: O7, O6."""
+    """No quick return, prefetch."""
     program = chain([32 * MB], micro_batches=3, warm=1, extra=64)
     decided = plan_offload(program, Measured({}), Choice(fraction=1.0))
     assert not decided.moves
@@ -217,7 +217,7 @@ def test_unmeasured_needs_work_of_another_micro_batch_between() -> None:
 
 
 def test_a_trip_that_frees_nothing_is_not_made() -> None:
-    """acceptance: O7. Out and back with no item in between would only cost."""
+    """No quick return. Out and back with no item in between would only cost."""
     exact, longer = (chain([32 * MB], micro_batches=1, warm=1, extra=extra, lead=32) for extra in (31, 33))
     assert decide(exact, fraction=1.0).reasons()["at-once"][0] == 1
     assert decide(longer, fraction=1.0).moves
@@ -231,7 +231,7 @@ def moved_values(decided: OffloadPlan) -> set[int]:
 
 
 def test_fraction() -> None:
-    """acceptance: O4. 0, a half and all of the eligible bytes; most bytes x idle time first."""
+    """What is chosen. 0, a half and all of the eligible bytes; most bytes x idle time first."""
     program = chain([4 * MB, 4 * MB, 4 * MB, 4 * MB], extra=80)
     assert moved_values(decide(program, fraction=0.0)) == set()
     assert moved_values(decide(program, fraction=0.5)) == {1, 2}
@@ -239,7 +239,7 @@ def test_fraction() -> None:
 
 
 def test_module_opt_out_floor_and_keep_together() -> None:
-    """acceptance: O4. Each does what it says, alone and together."""
+    """What is chosen. Each does what it says, alone and together."""
     program = chain([4 * MB, 8 * MB, 2 * MB, 4 * MB], extra=80)
     assert moved_values(decide(program, modules=("layers.0", "layers.[12].mlp"))) == {1, 2, 3}
     assert moved_values(decide(program, modules=("mlp",))) == {1, 2, 3, 4}
@@ -257,7 +257,7 @@ def test_module_opt_out_floor_and_keep_together() -> None:
 
 @pytest.mark.parametrize("cap", [1, 2, None])
 def test_cap_on_copies_in_flight(cap: int | None) -> None:
-    """acceptance: O4. No more than the cap are issued and not over, in each direction, in estimated time."""
+    """What is chosen. No more than the cap are issued and not over, in each direction, in estimated time."""
     program = chain([8 * MB] * 6, micro_batches=4, warm=3, extra=30)
     decided = decide(program, fraction=1.0, max_in_flight=cap)
     place = place_of(program)
@@ -281,14 +281,14 @@ def in_flight(issued: list[int], each_ns: int) -> int:
 
 
 def test_cap_of_none_moves_nothing() -> None:
-    """acceptance: O4."""
+    """What is chosen."""
     decided = decide(chain([4 * MB], extra=80), fraction=1.0, max_in_flight=0)
     assert not decided.moves
     assert "max_in_flight=0" in decided.notes[0]
 
 
 def test_names_that_fit_nothing_list_those_there_are() -> None:
-    """acceptance: O4, U3. One program without a pipeline, or all ranks' programs, decide what exists."""
+    """What is chosen, wrong options. One program without a pipeline, or all ranks' programs, decide what exists."""
     alone = msgspec.structs.replace(chain([4 * MB]), pipeline=Pipeline(0, 1, 3, 1, "accumulate"))
     with pytest.raises(ConfigError, match=r"modules: 'attn' fits no layer; there are layers\.\*\.mlp"):
         decide(alone, modules=("attn",))
@@ -304,7 +304,7 @@ def test_names_that_fit_nothing_list_those_there_are() -> None:
 
 
 def test_call_by_call_opt_out() -> None:
-    """acceptance: O4. What an operation marked `keep_on_device` gives stays."""
+    """What is chosen. What an operation marked `keep_on_device` gives stays."""
     program = chain([4 * MB, 4 * MB], extra=80)
     ops = [msgspec.structs.replace(op, attrs={"keep_on_device": True}) if op.id == 1 else op for op in program.ops]
     decided = decide(program.with_ops(ops), fraction=1.0)
@@ -316,7 +316,7 @@ def test_call_by_call_opt_out() -> None:
 
 
 def test_budget_moves_the_least() -> None:
-    """acceptance: O5. One MB too much: of 8, 4 and 2 MB the smallest that does it goes, of both micro-batches in flight."""
+    """Memory budget. One MB too much: of 8, 4 and 2 MB the smallest that does it goes, of both micro-batches in flight."""
     program = chain([8 * MB, 4 * MB, 2 * MB], micro_batches=2, extra=80)
     decided = decide(program, memory_budget=decide(program).before_peak_bytes - MB)
     assert set(transfers(decided)) == {(3, 0), (3, 1)}
@@ -325,21 +325,21 @@ def test_budget_moves_the_least() -> None:
 
 
 def test_budget_that_holds_moves_nothing_and_says_so() -> None:
-    """acceptance: O5."""
+    """Memory budget."""
     decided = decide(chain([8 * MB], extra=80), memory_budget=1000 * MB)
     assert not decided.moves
     assert "under the budget" in decided.notes[0]
 
 
 def test_refused_budget_names_the_least_and_what_stays() -> None:
-    """acceptance: O5."""
+    """Memory budget."""
     program = chain([8 * MB, 512], extra=80)
     with pytest.raises(PlanError, match=r"least feasible one is \d+ bytes .*below-floor 1"):
         decide(program, memory_budget=1024)
 
 
 def test_smallest_budget_of_the_group_counts() -> None:
-    """acceptance: O5, O9."""
+    """Memory budget, ranks agree."""
     program = chain([8 * MB, 8 * MB], micro_batches=2, extra=80)
     peak = decide(program).before_peak_bytes
     measured = msgspec.structs.replace(at_rate(program, 100_000, 10_000 * MB), memory_budget=peak - 9 * MB)
@@ -350,7 +350,7 @@ def test_smallest_budget_of_the_group_counts() -> None:
 @given(worlds(max_pp=1, max_mp=1, max_micro_batches=4, schedule="FThenB", offload=False, pairs=False, cut=False,
               hoist=False), st.integers(1, 200), st.sampled_from([1, 4]))  # fmt: skip
 def test_budget_holds_in_the_simulator(world: World, less: int, copy_ns: int) -> None:
-    """acceptance: O5, C5. At every moment of the simulated step, copies on streams of their own."""
+    """Memory budget, by hand. At every moment of the simulated step, copies on streams of their own."""
     cost = CostModel.from_table({"copy": copy_ns, "default": 2})
     (before,) = plan(world)
     peak = simulate([before], cost).ranks[0].peak_bytes
@@ -381,7 +381,7 @@ def held_back(program: Program) -> Program:
 
 
 def test_ranks_agree_from_unequal_measurements() -> None:
-    """acceptance: O9, M1. Slowest time, smallest budget: one decision; what one rank did not measure is unmeasured."""
+    """Ranks agree, equal plans. Slowest time, smallest budget: one decision; what one rank did not measure is unmeasured."""
     program = chain([8 * MB, 8 * MB], extra=80)
     fast, slow = at_rate(program, 90_000, 11_000 * MB), at_rate(program, 100_000, 9_000 * MB)
     merged = agree([fast, msgspec.structs.replace(slow, memory_budget=5)])
@@ -397,13 +397,13 @@ def test_ranks_agree_from_unequal_measurements() -> None:
 
 
 def test_plan_is_stored_and_read_back() -> None:
-    """acceptance: P2."""
+    """Text and dumps."""
     decided = decide(chain([8 * MB, 8 * MB], extra=80), fraction=1.0)
     assert msgspec.json.decode(msgspec.json.encode(decided), type=OffloadPlan) == decided
 
 
 def test_explanation_counts_everything() -> None:
-    """acceptance: O2. Every saved value is moved or counted under one reason; every reason has its words."""
+    """Never moved. Every saved value is moved or counted under one reason; every reason has its words."""
     program = chain([8 * MB, 512, 8 * MB], micro_batches=3, extra=80)
     decided = decide(program, modules=("layers.0", "layers.1"), min_bytes=1024)
     text = "\n".join(decided.explain(program))
@@ -416,7 +416,7 @@ def test_explanation_counts_everything() -> None:
 
 
 def test_measure_from_a_profile() -> None:
-    """acceptance: C1, O6. Copies from measured samples; a profile without copies leaves them unmeasured."""
+    """Times of ops, prefetch. Copies from measured samples; a profile without copies leaves them unmeasured."""
     profile = load_profile("h200")
     program = chain([32 * MB], extra=60)
     known = measure(program, CostModel(profile))
@@ -429,7 +429,7 @@ def test_measure_from_a_profile() -> None:
 
 
 def test_work_beside_the_compute_stream_gives_copies_no_time() -> None:
-    """acceptance: O6. A collective on its own stream may be hidden: the copy starts earlier by what it would have given."""
+    """Prefetch. A collective on its own stream may be hidden: the copy starts earlier by what it would have given."""
     program = chain([32 * MB], micro_batches=2, extra=60)
     ops = [msgspec.structs.replace(op, stream="auto_parallel_mp") if op.id in (10, 11) else op for op in program.ops]
     beside = program.with_ops(ops)
@@ -564,7 +564,7 @@ def refused(program: Program, budget: int, **options: Any) -> int:
 
 
 def test_a_budget_that_nothing_placed_can_hold_is_refused_however_near() -> None:
-    """acceptance: O5. Everything out and back just in time would fit, if copies took no time: they hold 6 % more than this."""
+    """Memory budget. Everything out and back just in time would fit, if copies took no time: they hold 6 % more than this."""
     program = chain([size * MB for size in (8, 16, 24, 32)], micro_batches=4, warm=3, extra=10, lead=40)
     least = refused(program, 202_368_010, prefetch_slack=0.25)
     assert least == 216_000_012
@@ -572,7 +572,7 @@ def test_a_budget_that_nothing_placed_can_hold_is_refused_however_near() -> None
 
 
 def test_what_wastes_least_and_is_needed_goes() -> None:
-    """acceptance: O5. Of 32, 8 and 16 MB the 8 of both micro-batches do; of 32, 8 and 16 the 16 alone, without the 8 tried first."""
+    """Memory budget. Of 32, 8 and 16 MB the 8 of both micro-batches do; of 32, 8 and 16 the 16 alone, without the 8 tried first."""
     small = chain([size * MB for size in (32, 8, 16)], micro_batches=2, warm=2, extra=10, lead=40)
     assert set(transfers(decide(small, memory_budget=110_880_007, max_in_flight=1))) == {(2, 0), (2, 1)}
     first = chain([size * MB for size in (16, 32)], micro_batches=2, warm=3, extra=60, lead=20)
@@ -582,12 +582,12 @@ def test_what_wastes_least_and_is_needed_goes() -> None:
 
 
 def test_the_least_budget_is_searched_for() -> None:
-    """acceptance: O5. Everything out and back just in time holds 112 MB; a choice of transfers holds 104."""
+    """Memory budget. Everything out and back just in time holds 112 MB; a choice of transfers holds 104."""
     program = chain([size * MB for size in (32, 8, 16)], micro_batches=2, warm=3, extra=10, lead=40)
     assert refused(program, 100_800_007, prefetch_slack=0.25) == 104_000_008
 
 
 def test_a_reserve_does_not_break_a_budget() -> None:
-    """acceptance: O5, O6. One transfer issued 0.1 ms earlier would hold 2 % more than allowed."""
+    """Memory budget, prefetch. One transfer issued 0.1 ms earlier would hold 2 % more than allowed."""
     program = chain([size * MB for size in (8, 16, 24, 32)], micro_batches=2, warm=2, extra=60, lead=20)
     assert decide(program, memory_budget=133_680_007, prefetch_slack=0.25).peak_bytes <= 133_680_007

@@ -59,7 +59,7 @@ def paddles(name: str, stage: int, pp: int, micro_batches: int, chunks: int = 1)
 @pytest.mark.parametrize("name", ["FThenB", "1F1B"])
 @pytest.mark.parametrize(("pp", "micro_batches"), [(4, 8), (4, 4), (4, 5), (2, 2), (2, 8), (2, 3), (8, 16), (1, 4), (1, 1)])
 def test_job_lists_are_paddles(name: str, pp: int, micro_batches: int) -> None:
-    """acceptance: F1. FThenB and 1F1B, every stage."""
+    """Job lists. FThenB and 1F1B, every stage."""
     for stage in range(pp):
         assert ours(name, stage, pp, micro_batches) == paddles(name, stage, pp, micro_batches)
 
@@ -68,7 +68,7 @@ def test_job_lists_are_paddles(name: str, pp: int, micro_batches: int) -> None:
 @pytest.mark.parametrize("chunks", [2, 3, 4])
 @pytest.mark.parametrize(("pp", "micro_batches"), [(2, 2), (2, 3), (2, 7), (2, 8), (3, 8), (4, 4), (4, 5), (4, 6), (4, 7), (4, 8), (4, 11)])
 def test_vpp_job_lists_are_paddles(pp: int, micro_batches: int, chunks: int) -> None:
-    """acceptance: F1. VPP, ragged last rounds too, every stage."""
+    """Job lists. VPP, ragged last rounds too, every stage."""
     for stage in range(pp):
         try:
             wanted = paddles("VPP", stage, pp, micro_batches, chunks)
@@ -80,7 +80,7 @@ def test_vpp_job_lists_are_paddles(pp: int, micro_batches: int, chunks: int) -> 
 @pytest.mark.paddle
 @pytest.mark.parametrize(("name", "pp", "micro_batches", "chunks"), [("1F1B", 4, 2, 1), ("1F1B", 2, 1, 1), ("VPP", 4, 2, 2)])
 def test_paddle_refuses_fewer_micro_batches_than_stages_and_we_do_not(name: str, pp: int, micro_batches: int, chunks: int) -> None:
-    """acceptance: F1. There our list has every slot once and no stage waits for ever."""
+    """Job lists. There our list has every slot once and no stage waits for ever."""
     with pytest.raises(Exception):  # noqa: B017
         paddles(name, 0, pp, micro_batches, chunks)
     assert_sane([SCHEDULES[name](stage, pp, micro_batches, chunks) for stage in range(pp)], micro_batches, chunks)
@@ -103,7 +103,7 @@ def assert_sane(rows: list[list[Slot]], micro_batches: int, chunks: int) -> None
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 12))
 def test_every_schedule_is_sane(pp: int, micro_batches: int) -> None:
-    """acceptance: F1, F5. Any number of stages and micro-batches, fewer than stages and one alone too; joined ones as well."""
+    """Job lists, no deadlock. Any number of stages and micro-batches, fewer than stages and one alone too; joined ones as well."""
     for make in (f_then_b, one_f_one_b, partial(lagged, lag=0)):
         assert_sane([make(stage, pp, micro_batches) for stage in range(pp)], micro_batches, 1)
     assert_sane([pair_up(one_f_one_b(stage, pp, micro_batches)) for stage in range(pp)], micro_batches, 1)
@@ -115,7 +115,7 @@ def test_every_schedule_is_sane(pp: int, micro_batches: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 12))
 def test_zero_bubble_is_sane(pp: int, micro_batches: int) -> None:
-    """acceptance: F1, F5. Each backward in two parts, once each, the weights' part behind; a stage holds no more than the first."""
+    """Job lists, no deadlock. Each backward in two parts, once each, the weights' part behind; a stage holds no more than the first."""
     rows = {stage: zero_bubble(stage, pp, micro_batches) for stage in range(pp)}
     check_rows(rows, pp, micro_batches, 1, "here")
     for row in rows.values():
@@ -170,7 +170,7 @@ def test_a_slot_holds_parts_that_need_nothing_of_each_other(text: str, words: st
     ],
 )  # fmt: skip
 def test_a_schedule_of_ones_own_is_held_against_the_step(text: str, words: str) -> None:
-    """acceptance: U3, F5. What is missing, doubled or unknown, and the grid where stages would wait for each other."""
+    """Wrong options, no deadlock. What is missing, doubled or unknown, and the grid where stages would wait for each other."""
     with pytest.raises(PlanError) as caught:
         check_rows(parse_rows(text), 2, 1, 1, "my.txt")
     assert str(caught.value).startswith("my.txt: ")
@@ -180,7 +180,7 @@ def test_a_schedule_of_ones_own_is_held_against_the_step(text: str, words: str) 
 @pytest.mark.parametrize("joined", [False, True], ids=["plain", "joined"])
 @pytest.mark.parametrize("pp", [2, 3, 4])
 def test_vpp_is_sane(pp: int, joined: bool) -> None:
-    """acceptance: F1, F5. Every shape that Paddle's order holds for; its ragged ones too where they do not stall in Paddle."""
+    """Job lists, no deadlock. Every shape that Paddle's order holds for; its ragged ones too where they do not stall in Paddle."""
     for chunks in (2, 3):
         for micro_batches in range(pp, 4 * pp + 1, pp):
             rows = [interleaved(stage, pp, micro_batches, chunks) for stage in range(pp)]
@@ -188,7 +188,7 @@ def test_vpp_is_sane(pp: int, joined: bool) -> None:
 
 
 def test_pairing_is_the_same_from_either_side() -> None:
-    """acceptance: F2. Without lag, `lagged` is `pair_up` of Paddle's 1F1B."""
+    """Pairs of parts. Without lag, `lagged` is `pair_up` of Paddle's 1F1B."""
     for pp in range(1, 5):
         for stage in range(pp):
             for micro_batches in range(1, 9):
@@ -196,7 +196,7 @@ def test_pairing_is_the_same_from_either_side() -> None:
 
 
 def test_a_stall_shows_who_waits_where() -> None:
-    """acceptance: F4, F5. Mixed pairs without the depth they need: both stages wait for each other."""
+    """Warm-up depth, no deadlock. Mixed pairs without the depth they need: both stages wait for each other."""
     assert stall([lagged(stage, 2, 3, lag=0, warmup=1) for stage in range(2)]).splitlines() == [
         "0 | 0F 0B+1F <-- here 1B+2F 2B O",
         "1 | 0F 0B+1F <-- here 1B+2F 2B O",
@@ -205,7 +205,7 @@ def test_a_stall_shows_who_waits_where() -> None:
 
 
 def test_a_stage_without_a_slot_stalls_its_neighbour() -> None:
-    """acceptance: F5."""
+    """No deadlock."""
     rows = [one_f_one_b(stage, 2, 2) for stage in range(2)]
     rows[0] = [each for each in rows[0] if each != slot("F", 1)]
     assert "1F <-- here" in stall(rows)
@@ -218,7 +218,7 @@ ROWS = st.lists(st.just(OPTIMIZER) | st.lists(PARTS, min_size=1, max_size=4).map
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ROWS, max_size=4))
 def test_rows_are_read_back_as_they_were_written(rows: list[list[Slot]]) -> None:
-    """acceptance: F1."""
+    """Job lists."""
     assert parse_rows("\n".join(show_row(k, row) for k, row in enumerate(rows))) == dict(enumerate(rows))
 
 
@@ -234,32 +234,32 @@ def test_rows_are_read_back_as_they_were_written(rows: list[list[Slot]]) -> None
     ],
 )
 def test_a_schedule_that_cannot_be_read_is_named(text: str, error: str) -> None:
-    """acceptance: U3."""
+    """Wrong options."""
     with pytest.raises(PlanError) as caught:
         parse_rows(text, "my.txt")
     assert str(caught.value) == error
 
 
 def test_an_unknown_schedule_lists_those_there_are() -> None:
-    """acceptance: U3."""
+    """Wrong options."""
     program = parse("program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=ZeroBubble")
     with pytest.raises(ConfigError, match=r"schedule 'ZeroBubble' is not known; there are \['1F1B', 'FThenB', 'VPP'"):
         Schedule1F1B().run(program, Context(GivenCosts({"default": 1})))
 
 
 def test_the_last_stages_backward_waits_for_its_own_forward() -> None:
-    """acceptance: F5. Nobody sends it a gradient, so only its own forward can hold it back."""
+    """No deadlock. Nobody sends it a gradient, so only its own forward can hold it back."""
     assert stall([list(row) for row in parse_rows("0 | 0F 0B O\n1 | 0B 0F O").values()]).count("<-- here") == 2
     assert stall([list(row) for row in parse_rows("0 | 0B 0F O").values()]) == "0 | 0B <-- here 0F O"
 
 
 def test_forwards_inside_pairs_are_sent_too() -> None:
-    """acceptance: F5. Before the second micro-batch's gradient the first stage has sent 0, 1 and, in a pair, 2."""
+    """No deadlock. Before the second micro-batch's gradient the first stage has sent 0, 1 and, in a pair, 2."""
     assert [sent_before(lagged(0, 2, 4, lag=0), m) for m in range(4)] == [2, 3, 4, 4]
     assert [sent_before(one_f_one_b(0, 2, 4), m) for m in range(4)] == [2, 3, 4, 4]
 
 
 def test_zero_bubble_holds_no_more_than_the_first_stage_of_1f1b() -> None:
-    """acceptance: F1."""
+    """Job lists."""
     assert show_row(1, zero_bubble(1, 2, 4)) == "1 | 0F 0I 1F 1I 0W 2F 2I 1W 3F 3I 2W 3W O"
     assert show_row(2, zero_bubble(2, 3, 4)) == "2 | 0F 0I 1F 1I 2F 2I 0W 3F 3I 1W 2W 3W O"

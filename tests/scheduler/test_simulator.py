@@ -1,4 +1,4 @@
-"""The simulator: twins agree, laws hold, every part of the step is what its definition says (acceptance: C4, C5, F3, F5)."""
+"""The simulator: twins agree, laws hold, every part of the step is what its definition says."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def longest_path(sim: SimInput, found: Result) -> np.ndarray:
 @settings(max_examples=40, deadline=None)
 @given(shapes(), cost_models())
 def test_every_read_follows_its_write(shape: Shape, cost: GivenCosts) -> None:
-    """Order by data holds on the device, for each micro-batch, and nothing is lost or run twice (acceptance: F3)."""
+    """Order by data holds on the device, for each micro-batch, and nothing is lost or run twice (nothing lost)."""
     programs = world(shape)
     found = simulate(programs, cost, with_memory=False)
     for at, program in enumerate(programs):

@@ -1,4 +1,4 @@
-"""Small plans through the plain simulator, every number worked out by hand (acceptance: C4, C5, F5)."""
+"""Small plans through the plain simulator, every number worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the host waits for the device, and what that does to memory, times and safety (acceptance: O5, R2, C4, F5)."""
+"""Where the host waits for the device, and what that does to memory, times and safety."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def peak(program: Program, target: Target = GPU) -> int:
 
 
 def test_run_ahead_doubles_the_peak_and_auto_brings_it_down() -> None:
-    """acceptance: R2, O5. Free, the sums and products of all micro-batches are there at once; held, those of two at most."""
+    """Measured peaks, memory budget. Free, the sums and products of all micro-batches are there at once; held, those of two at most."""
     program = run_ahead_program()
     serial, free = memory.in_order(program).peak(), peak(program)
     assert free - serial >= 2 * (MICRO_BATCHES - 2) * BLOCK
@@ -119,7 +119,7 @@ def looking_back(program: Program, back: int) -> dict[str, tuple[HostSync, ...]]
 @settings(max_examples=40, deadline=None)
 @given(worlds(streams=True), st.integers(0, 4))
 def test_waits_leave_plans_safe(drawn: World, back: int) -> None:
-    """acceptance: F5. What the checker finds in a plan it finds with waits and without; steps that end still end."""
+    """No deadlock. What the checker finds in a plan it finds with waits and without; steps that end still end."""
     free = plan(drawn)
     for waits in ([sync_at_job_ends(p, jobs_with_side_work(p)) for p in free], [looking_back(p, back) for p in free]):
         bound = [with_host_syncs(p, each) for p, each in zip(free, waits, strict=True)]
@@ -145,7 +145,7 @@ event cut 0@0 -> 3@0
 
 @pytest.mark.parametrize("wait", ["", " | 2@0<2@0"])
 def test_a_wait_that_stops_all_ranks_is_found(wait: str) -> None:
-    """acceptance: F5. Each rank waits for what the other would only send behind its own wait."""
+    """No deadlock. Each rank waits for what the other would only send behind its own wait."""
     pair = [parse(CROSSED.format(rank=rank, send=3 + rank, receive=4 - rank, wait=wait)) for rank in (0, 1)]
     kinds = [finding.kind for finding in check(pair, GPU)]
     assert kinds == (["deadlock"] if wait else [])
@@ -182,7 +182,7 @@ QUICK = CostModel.from_table({"comm": 400, "gemm": 1000, "copy": 1, "default": 5
     ],
 )  # fmt: skip
 def test_the_host_waits_as_seldom_as_keeps_memory(blocks: int, waits: dict[str, tuple[HostSync, ...]], peak_blocks: int) -> None:
-    """acceptance: O5, R2. Free run-ahead holds 23 blocks more than a serial step; what lies 250 ns back is the first product."""
+    """Memory budget, measured peaks. Free run-ahead holds 23 blocks more than a serial step; what lies 250 ns back is the first product."""
     found = plan_host_syncs(run_ahead_program(), QUICK, blocks * BLOCK)
     assert {name: each for name, each in found.waits.items() if each} == waits
     assert found.throttled_bytes // BLOCK == peak_blocks

@@ -64,7 +64,7 @@ def heard(voice: Voice) -> Voice:
 
 
 def test_what_ranks_say_is_all_that_the_proof_needs() -> None:
-    """acceptance: M1, F5. Of any world the skeletons alone lead to the verdict that whole programs lead to."""
+    """Equal plans, no deadlock. Of any world the skeletons alone lead to the verdict that whole programs lead to."""
     for seed in range(12):
         ranks = plan(random_world(seed, streams=True))
         for target in (GPU, CPU):

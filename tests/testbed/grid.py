@@ -1,4 +1,4 @@
-"""The grid of acceptance R1, too long for every run of the tests: `python -m tests.testbed.grid [-o FILE]` (ten minutes on two cores).
+"""The grid of equal results, too long for every run of the tests: `python -m tests.testbed.grid [-o FILE]` (ten minutes on two cores).
 
 A small GPT trains four steps on the testbed at every point of stages x chunks x micro-batches x offload, under random delays, with
 `dx-first` and one optimizer job; losses and parameters are compared with Paddle's own plan on the testbed, bit for bit. Points that

@@ -42,7 +42,7 @@ def covered(ranked: RankTrace) -> int:
 
 
 def test_products_run_under_collectives_in_one_order_on_every_rank(plugin: Path, tmp_path: Path) -> None:
-    """acceptance: S4."""
+    """First reader."""
     ours, stock = traces(tmp_path / "ours", "off"), traces(tmp_path / "stock", "")
     assert collectives(ours[0]) == collectives(ours[1])
     assert all(label for _, _, label in collectives(ours[0]))

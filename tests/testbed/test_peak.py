@@ -38,7 +38,7 @@ def peaks(folder: Path, offload: str) -> list[tuple[int, int, dict[str, Any]]]:
 
 
 def test_the_peak_falls_by_what_was_planned(plugin: Path, tmp_path: Path) -> None:
-    """acceptance: R2."""
+    """Measured peaks."""
     plain, offloaded = peaks(tmp_path / "plain", "off"), peaks(tmp_path / "offload", "{fraction: 1.0, min_bytes: 1KB}")
     for (planned, measured, _), (planned_less, measured_less, memory) in zip(plain, offloaded, strict=True):
         assert measured == pytest.approx(planned, rel=0.01)

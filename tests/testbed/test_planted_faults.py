@@ -157,7 +157,7 @@ def _is_rank_same(found: Done, stock: Done) -> bool:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_missing_order_is_refused_and_gives_wrong_numbers(request: pytest.FixtureRequest, name: str) -> None:
-    """acceptance: R5, F5."""
+    """No races, no deadlock."""
     ran: Ran = request.getfixturevalue(FAULTS[name].base)
     planted, safe, broken = ran.planted[name], ran.done[f"{name}, safe"], ran.done[f"{name}, broken"]
     assert planted.safe_findings == []
@@ -173,7 +173,7 @@ def test_a_missing_order_is_refused_and_gives_wrong_numbers(request: pytest.Fixt
 @pytest.mark.parametrize("kind", TURNS)
 @pytest.mark.parametrize("base", BASES)
 def test_every_piece_of_work_delayed_in_turn(request: pytest.FixtureRequest, base: str, kind: str) -> None:
-    """acceptance: R5."""
+    """No races."""
     ran: Ran = request.getfixturevalue(base)
     runs = [ran.done[f"{kind} {k}"] for k in range(TURNS[kind][0])]
     assert all(len(found.taken) > 3 for done in runs for found in done)
@@ -181,7 +181,7 @@ def test_every_piece_of_work_delayed_in_turn(request: pytest.FixtureRequest, bas
 
 
 def test_delays_shrink_to_the_one_that_shows_the_fault(pp2: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """acceptance: R5: over all ranks, through the command.
+    """No races: over all ranks, through the command.
 
     Delayed are, by far more than a busy machine takes to come to its reader, the receive that nobody waits for, and, less, others.
     """

@@ -93,7 +93,7 @@ def test_refused_pinned_memory_is_a_clear_error(scenes: Scenes) -> None:
 
 
 def test_pinned_buffers_are_cut_from_slabs(scenes: Scenes) -> None:
-    """acceptance: R3, R6. Buffers in new memory, allocations, KiB in use, KiB reserved. Freed neighbours are one range again."""
+    """Pinned memory, faults of ranks. Buffers in new memory, allocations, KiB in use, KiB reserved. Freed neighbours are joined."""
     slab, each = (scenes["pinned_slabs"][name] for name in ("one slab", "one allocation each"))
     refused = "655360 bytes of pinned host memory were refused"
     assert slab.pop("refused").startswith(f"testbed: {refused}")
@@ -117,7 +117,7 @@ def test_pinned_buffers_are_cut_from_slabs(scenes: Scenes) -> None:
 
 
 def test_streams_have_the_priority_that_is_asked_for(scenes: Scenes) -> None:
-    """acceptance: P1. On host threads the priority is kept and changes nothing."""
+    """Plain lowering. On host threads the priority is kept and changes nothing."""
     found = scenes["stream_priorities"]
     assert found.pop("two under one name").startswith(
         "TestbedError: job forward: pd_op.scale asks for priority 0 on stream 'twice', whose first operation asked for -1; "

@@ -70,7 +70,7 @@ def test_pipeline_with_offload_under_delays(stock_pp2: LaunchResult, tmp_path: P
 
 @pytest.mark.parametrize("obeyed", [True, False])
 def test_tensor_parallel_with_column_overlap_under_delays(plugin: Path, tmp_path: Path, obeyed: bool) -> None:
-    """acceptance: R1, P1. Collectives have the priority that the plan gives them; copies have none."""
+    """Equal results, plain lowering. Collectives have the priority that the plan gives them; copies have none."""
     args = ("--mp", "2", "--schedule", "1F1B")
     report = {"TESTBED_REPORT": os.fspath(tmp_path)}
     stock = train(tmp_path, "gpt", 2, args, **report)
@@ -92,7 +92,7 @@ def _streams(folder: Path) -> dict[str, int]:
 
 
 def test_bfloat16_with_offload_of_the_smallest_and_a_held_host(plugin: Path, tmp_path: Path) -> None:
-    """acceptance: R1, R2. The host waits for a stream of its own; blocks that side streams hold do not pile up meanwhile."""
+    """Equal results, measured peaks. The host waits for a stream of its own; blocks that side streams hold do not pile up meanwhile."""
     args = ("--pp", "2", "--amp", "O2", "--master-grad", "--micro-batches", "8")
     options = {"schedule_1f1b": {"interleave": "dx-first"}, "offload_activations": {"fraction": 1.0, "min_bytes": 64}}
     slow = {"TESTBED_DELAYS": "seed=1,permille=500,max_us=1000,kinds=compute", "TESTBED_REPORT": os.fspath(tmp_path)}
@@ -141,7 +141,7 @@ def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **var
 
 @pytest.mark.parametrize("name", ON_THE_TESTBED)
 def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, name: str) -> None:
-    """acceptance: R1, R5, S4, M2."""
+    """Equal results, no races, first reader, many ranks."""
     stock = of_the_road(tmp_path, name, None)
     delays = DELAYED.get(name, f"seed={len(name)},permille=25,max_us=1500")
     planned = of_the_road(tmp_path, name, CASES[name][3], TESTBED_DELAYS=delays)
@@ -155,7 +155,7 @@ ZOO = [name for name, (_, _, options) in test_zoo.CASES.items() if "assign_strea
 
 @pytest.mark.parametrize("name", ZOO)
 def test_models_unlike_a_transformer_under_delays(plugin: Path, tmp_path: Path, name: str) -> None:
-    """acceptance: R1, P3. Stock Paddle runs with every reader recorded: with the last one only it reads poison in one case."""
+    """Equal results, odd programs. Stock Paddle runs with every reader recorded: with the last one only it reads poison in one case."""
     world, words, options = test_zoo.CASES[name]
     need_ranks(world)
     (tmp_path / "case.yaml").write_text(configured(options))
@@ -171,7 +171,7 @@ def test_models_unlike_a_transformer_under_delays(plugin: Path, tmp_path: Path, 
 
 
 def test_no_new_pinned_memory_after_the_first_step(plugin: Path, tmp_path: Path) -> None:
-    """acceptance: R3."""
+    """Pinned memory."""
     args = ("--pp", "2", "--steps", "4")
     train(tmp_path, "gpt", 2, args, "dx-first", TESTBED_MEASURE=os.fspath(tmp_path), TESTBED_STEPS="4")
     for rank in range(2):
@@ -182,13 +182,13 @@ def test_no_new_pinned_memory_after_the_first_step(plugin: Path, tmp_path: Path)
 
 
 def test_refused_pinned_memory_ends_all_ranks(plugin: Path, tmp_path: Path) -> None:
-    """acceptance: R6."""
+    """Faults of ranks."""
     with pytest.raises(LaunchError, match="bytes of pinned host memory were refused"):
         train(tmp_path, "gpt", 2, ("--pp", "2"), "dx-first", TESTBED_SWITCHES=switches("refuse_pinned_after=0"))
 
 
 def test_a_rank_that_dies_ends_the_others(plugin: Path, tmp_path: Path) -> None:
-    """acceptance: R6: it is named, soon, and `launch` leaves no process."""
+    """Faults of ranks: it is named, soon, and `launch` leaves no process."""
     need_ranks(2)
     script = tmp_path / "dies.py"
     script.write_text(

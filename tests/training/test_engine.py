@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_name("engine_script.py")
     [(1, "--gradient-accumulation 2"), (2, "--pp 2 --micro-batches 4"), (2, "--mp 2"), (2, "--pp 2 --vpp 2 --micro-batches 4")],
 )
 def test_everything_the_engine_offers_keeps_working(world: int, arguments: str, tmp_path: Path) -> None:
-    """acceptance: R4 - evaluation neither uses nor spoils the training plan. Stock Paddle fails at three of these four."""
+    """Evaluation - evaluation neither uses nor spoils the training plan. Stock Paddle fails at three of these four."""
     command = ["run", str(SCRIPT), "--world", str(world), "--log-dir", str(tmp_path), "--", "--steps", "8", *arguments.split()]
     assert main(command) == 0
     logs = [path.read_text() for path in sorted(tmp_path.rglob("*.log"))]
@@ -25,7 +25,7 @@ def test_everything_the_engine_offers_keeps_working(world: int, arguments: str, 
 
 
 def test_ranks_that_plan_differently_are_stopped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """acceptance: M1 - a mismatch stops every rank with the first difference, before the first step."""
+    """Equal plans - a mismatch stops every rank with the first difference, before the first step."""
     script = tmp_path / "uneven.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(SCRIPT.parents[2] / 'examples')!r})\n"

@@ -38,7 +38,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
-    """acceptance: P1 (its second half), P3, F2, M2."""
+    """Plain lowering (its second half), P3, F2, M2."""
     world, arguments, options = CASES[name]
     config, result = tmp_path / "config.yaml", tmp_path / "result.json"
     config.write_text(yaml.safe_dump({"device": "h200", **options}))
