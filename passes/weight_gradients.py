@@ -150,7 +150,7 @@ class Backward:
             if self.is_weight_product(maker):
                 found.update({} if self._is_weight_gradient(maker, value) else {maker.id: maker})
             else:
-                rest += [v for k, v in enumerate(maker.operands) if v != ABSENT and k not in maker.no_buffer]
+                rest += self.graph.reads(maker)
         return sorted(found.values(), key=lambda each: self.graph.position[each.id])
 
     def is_weight_product(self, op: Op) -> bool:

@@ -301,8 +301,8 @@ class _JobBuilder:
         """Put one operation at the end."""
         paddle.pir.set_insertion_point_to_block_end(self.block)
         whole = op.name != COMBINE or op.results[0] in self.read
-        operands = [None if v == ABSENT else self._operand(v, micro_batch, whole and k not in op.no_buffer)
-                    for k, v in enumerate(op.operands)]  # fmt: skip
+        operands = [None if v == ABSENT else self._operand(v, micro_batch, whole and v in op.reads)
+                    for v in op.operands]  # fmt: skip
         paddle.pir.set_insertion_point_to_block_end(self.block)
         results, built = self._clone(op, operands) if op.origin >= 0 else self._new(op, operands)
         self._mark(op, built, micro_batch)

@@ -65,7 +65,7 @@ class Graph:
         """
         if op.name == COMBINE and not self.readers(op.results[0]):
             return []
-        return [v for k, v in enumerate(op.operands) if v != ABSENT and k not in op.no_buffer]
+        return op.reads
 
     def readers(self, value_id: int) -> list[Op]:
         """The operations that read a value's contents, in program order: of a tensor in a vector, those that read the vector."""

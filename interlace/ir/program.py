@@ -128,6 +128,11 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
     num_blocks: Position = 0
 
     @property
+    def reads(self) -> list[int]:
+        """Ids of the operands whose contents it reads, each once: all but absent ones and those of which it needs only the shape."""
+        return list(dict.fromkeys(v for k, v in enumerate(self.operands) if v != ABSENT and k not in self.no_buffer))
+
+    @property
     def kind(self) -> str:
         """Name without dialect and in-place mark: `pd_op.add_` is `add`."""
         return self.name.rpartition(".")[2].rstrip("_")

@@ -168,7 +168,7 @@ class Storages:
         """Values whose contents an operation reads, each once; none where it launches nothing."""
         if op.name in NO_KERNEL or is_boundary(op):
             return []
-        return list(dict.fromkeys(v for k, v in enumerate(op.operands) if v != ABSENT and k not in op.no_buffer))
+        return op.reads
 
     def writes(self, op: Op) -> list[int]:
         """Results that the operation computes: all but views and results that are left out."""

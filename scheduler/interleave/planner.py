@@ -18,6 +18,7 @@ from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Graph, Op, Program, dependencies, describe
+from interlace.ir.graph import written_operands
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_random, is_receive, is_send
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 from interlace.scheduler.interleave.allocations import PartOps as PartOps
@@ -142,10 +143,10 @@ class _Pair:
 
     def _state(self, op: Op) -> dict[int, bool]:
         """Persistable storages whose contents an operation accesses, and whether it writes them."""
-        values = self.graph.values
-        written = {values[op.operands[operand]].storage for _, operand in op.inplace}
-        touched = {values[v].storage for v in (*self.graph.reads(op), *op.results) if values[v].persistable}
-        return {storage: storage in written for storage in touched}
+        table = self.graph.storages
+        written = {n for value in written_operands(op) for n in table.numbers(value)}
+        used = {n for value in (*self.graph.reads(op), *op.results) for n in table.numbers(value)}
+        return {n: n in written for n in used if table.storages[n].persistable}
 
     def _node(self, side: str, op: Op, filler: bool, forward: bool) -> None:
         # A receive counts as done: when its sender is late is not known here.

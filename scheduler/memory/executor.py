@@ -125,9 +125,9 @@ class _Run:
         self.content_job: dict[int, int] = {}
         self.last: dict[int, int] = {}
         for op in self.ops:
-            for k, value in enumerate(op.operands):
+            for value in dict.fromkeys(op.operands):
                 if value != ABSENT:
-                    self._note(op, value, k in op.no_buffer)
+                    self._note(op, value, value not in op.reads)
 
     def lasting(self) -> frozenset[int]:
         """Storages of another job whose last job reads them for a vector's shape only."""

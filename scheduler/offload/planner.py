@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from interlace.errors import BudgetError, ConfigError, PlanError
-from interlace.ir import Op, Program
+from interlace.ir import Graph, Program
 from interlace.ir.program import FLOAT_DTYPES
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.offload.copy_times import OpenTransfer, Placement, Span, Timeline, earlier, place_transfers
@@ -51,13 +51,8 @@ class Planner:
         self.program, self.choice = program, choice
         self.times = measured
         self.measured = measured.out_ns is not None and measured.back_ns is not None
-        self.ops = {op.id: op for op in program.ops}
-        self.values = {value.id: value for value in program.values}
         self.line = Timeline.of(program, measured.op_ns)
-        self.makers: dict[int, list[Op]] = {}
-        for op in program.ops:
-            for value in op.results:
-                self.makers.setdefault(self.values[value].storage, []).append(op)
+        self.graph = Graph(program)
         self.change, self.base_bytes = order_memory(program, len(self.line.items))
         self.budget = min((b for b in (choice.memory_budget, measured.memory_budget) if b), default=None)
         self.notes: list[str] = []
@@ -91,9 +86,9 @@ class Planner:
         return reason is None
 
     def _not_chosen(self, saved: Saved) -> Reason | None:
-        layer = self.ops[saved.producer].layer
-        makers = self.makers[saved.storage]
-        if not self.choice.include_integers and self.values[saved.value].dtype not in FLOAT_DTYPES:
+        layer = self.graph.ops[saved.producer].layer
+        makers = [self.graph.ops[self.graph.producer[v]] for part in self.graph.storages.of(saved.value) for v in part.values]
+        if not self.choice.include_integers and self.graph.values[saved.value].dtype not in FLOAT_DTYPES:
             return "integer"
         if saved.size_bytes < max(1, self.choice.min_bytes):
             return "below-floor"
