@@ -24,6 +24,7 @@ from interlace.local import processes
 from interlace.local.own_target import asked_target
 from interlace.local.processes import PARENT_PIPE_VARIABLE, SAY_VARIABLE
 from interlace.notice import heard
+from interlace.scheduler.interleave import planner
 from testbed import device
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +35,8 @@ PRELOADED = (
 MODULES = ("interlace.local.rank", "interlace.local.build_rank")
 LOADED = (device.ROOT_VARIABLE,)
 """What Paddle's import, or the testbed's plugin, leaves in the environment."""
+SEARCH_WORK = 5_000
+"""A twentieth of what the search for a pair's order may spend: what it finds is as legal, and takes less than the training."""
 START_S = 120.0
 START = processes.start
 
@@ -136,6 +139,7 @@ def serve(target: str, address: str, ready: int) -> None:
         importlib.import_module("testbed.world")
     for name in PRELOADED:
         importlib.import_module(name)
+    planner.SEARCH_WORK = SEARCH_WORK
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)

@@ -268,6 +268,7 @@ def losses(result: LaunchResult) -> list[str]:
     return [loss.raw_hex for loss in result.reports[-1].losses]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("words", [["--pp", "2", "--amp-dtype", "bfloat16"], ["--mp", "2", "--amp-dtype", "float16"]])
 def test_stock_and_interlace_train_alike_in_half_precision(tmp_path: Path, words: list[str]) -> None:
     half.load()  # compiled before the ranks start
