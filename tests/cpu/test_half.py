@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from interlace.cpu import half, ops
 from interlace.cpu.kernels import build
 from interlace.cpu.reduction import bfloat16_to_float32, float32_to_bfloat16
 from interlace.errors import ConfigError, ProgramError
@@ -27,6 +26,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 HALVES = ("bfloat16", "float16")
 SEED = 7
 Floats = npt.NDArray[np.float32]
+
+pytest.importorskip("paddle")
+from interlace.cpu import half, ops  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 

@@ -52,6 +52,7 @@ def test_without_a_budget_nothing_is_said() -> None:
     assert say_budget(run_ahead_program(), (OffloadActivations(fraction=0.5),), [EMPTY], COST) == [EMPTY]
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_its_budget_on_the_place_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory budget. What side streams hold is kept free by moving more, on all ranks together."""
     kept: list[bool] = []

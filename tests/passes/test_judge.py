@@ -49,6 +49,7 @@ def step_ns(made: Sequence[Program], costs: GivenCosts) -> int:
     return max(rank.step_ns for rank in simulate(made, costs).ranks)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"))
 def test_no_plan_is_simulated_slower_than_the_plain_order(world: World) -> None:

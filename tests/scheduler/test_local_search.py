@@ -54,6 +54,7 @@ def test_a_list_schedule_holds_every_dependency_and_node(seed: int, layers: int,
         assert all(order.index(dep) < order.index(k) for k in order for dep in pair.nodes[k].deps)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 999), st.integers(1, 4), FORMS)
 def test_plans_are_the_same_each_time_and_no_slower_than_in_turn(seed: int, layers: int, form: Form) -> None:

@@ -119,6 +119,7 @@ def test_makespan_is_at_least_every_load(shape: Shape, cost: GivenCosts) -> None
     assert all(rank.peak_bytes >= 0 for rank in found.ranks)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(shapes(), cost_models())
 def test_alone_it_is_the_longest_path(shape: Shape, cost: GivenCosts) -> None:
