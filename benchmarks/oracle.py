@@ -27,7 +27,7 @@ from interlace.cost_model.accuracy import Case, inversions, order_share, show, s
 from interlace.ir import Event, Group, Job, Op, Pipeline, Program, Value, verify
 from interlace.ir.program import Role
 from interlace.scheduler.interleave.clock import Clock
-from interlace.scheduler.interleave.planner import PartOps, _Pair, plan_parts
+from interlace.scheduler.interleave.planner import Pair, PartOps, plan_parts
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 
@@ -443,7 +443,7 @@ def with_streams(setting: Setting, mode: Mode) -> Program:
 
 def clocked_ms(setting: Setting, order: Order, mode: Mode, cost: Costs) -> float:
     """Milliseconds by the planner's clock."""
-    pair = _Pair(setting.program, setting.parts(), cost)
+    pair = Pair(setting.program, setting.parts(), cost)
     clock = Clock(pair.nodes, pair.stretch)
     total = 0.0
     for item in order:

@@ -53,6 +53,7 @@ class AssignStreams(Pass, frozen=True, kw_only=True):
     gives = frozenset({"streams"})
     after = ("split-backward", "overlap-column-backward", "schedule-1f1b", "offload-activations")
     renamed: ClassVar[Mapping[str, str]] = {"hold_host": "throttle_host"}
+    asks_ranks = False
 
     rename: bool = True
     priority: int = -1

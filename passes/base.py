@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from interlace.passes.peers import Peers
 
 Told = TypeVar("Told")
+_DECODING = threading.Lock()
+"""msgspec 0.22 crashed (null read) where threads decoded a type for the first time at once."""
 
 
 @dataclass(slots=True)
@@ -27,6 +30,7 @@ class Context:
         cost: Times of operations, collectives and copies.
         peers: The other ranks, where they plan at the same time.
         later: Names of the passes that run after this one.
+        memo: Results for the same programs, where several forms of a plan are compared.
         reserve_bytes: Device bytes that passes with a memory budget leave free for what later passes add.
         changed: What was moved or made, one line each.
         declined: What was left as it was, with the reason.
@@ -38,13 +42,15 @@ class Context:
     peers: Peers | None = None
     reserve_bytes: int = 0
     later: tuple[str, ...] = ()
+    memo: dict[Any, Any] = field(default_factory=dict)
 
     def gather(self, topic: str, mine: Told) -> list[Told]:
         """What every rank says on a topic, by rank; only this one's own where nobody else plans at the same time."""
         if self.peers is None:
             return [mine]
         said = self.peers.gather(topic, msgspec.msgpack.encode(mine))
-        return [msgspec.msgpack.decode(each, type=type(mine)) for each in said]
+        with _DECODING:
+            return [msgspec.msgpack.decode(each, type=type(mine)) for each in said]
 
     def change(self, op: Op, what: str) -> None:
         """Report something done at an operation."""
@@ -64,6 +70,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         gives: Capabilities that hold after it.
         after: Names of passes that it must run after, if they run at all.
         renamed: Former names of options -> the names they have now; the error for a former name says the new one.
+        asks_ranks: Whether it gathers from other ranks while it runs, so that all must run it.
     """
 
     name: ClassVar[str] = ""
@@ -71,10 +78,15 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gives: ClassVar[frozenset[str]] = frozenset()
     after: ClassVar[tuple[str, ...]] = ()
     renamed: ClassVar[Mapping[str, str]] = {}
+    asks_ranks: ClassVar[bool] = True
 
     def run(self, program: Program, context: Context) -> Program:
         """A new program; the given one is untouched."""
         raise NotImplementedError(f"pass {self.name!r} has no run()")
+
+    def is_open(self) -> bool:
+        """Whether its form is still to be decided, by the whole step (interlace/planning/whole_step.py)."""
+        return False
 
     def fallbacks(self) -> tuple[Pass, ...]:
         """Milder forms of this pass, the plainest last, to take where the step would be slower than with the plainest."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import BrokenBarrierError
+from typing import Any
 
 import msgspec
 import networkx as nx
@@ -65,9 +66,9 @@ class Pipeline:
             ran.append(each.name)
 
     def run(
-        self, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0
+        self, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0, memo: dict[Any, Any] | None = None
     ) -> tuple[Program, list[PassReport]]:
-        """Run all passes; the given program is untouched whatever happens. For `peers` and `reserve_bytes` see `Context`.
+        """Run all passes; the given program is untouched whatever happens. For the other arguments see `Context`.
 
         Raises:
             PassError: A contract is broken, or a pass fails or gives a program that does not verify; it names the pass.
@@ -76,7 +77,7 @@ class Pipeline:
         reports = []
         for k, each in enumerate(self.passes):
             later = tuple(other.name for other in self.passes[k + 1 :])
-            context = Context(cost, peers=peers, reserve_bytes=reserve_bytes, later=later)
+            context = Context(cost, peers=peers, reserve_bytes=reserve_bytes, later=later, memo={} if memo is None else memo)
             program, report = self._run_one(each, program, context)
             reports.append(report)
         return program, reports

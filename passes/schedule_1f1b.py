@@ -14,8 +14,9 @@ from interlace.ir.kinds import is_boundary, is_random, is_receive, is_send
 from interlace.passes.assign_streams import AssignStreams
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.events import events_of
+from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.allocations import PairMemory
-from interlace.scheduler.interleave.planner import Form, PairPlan, PartOps, chain_ops, plan_parts
+from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, chain_ops, plan_pair
 from interlace.scheduler.schedule import (
     SCHEDULES,
     Part,
@@ -30,6 +31,7 @@ from interlace.scheduler.schedule import (
     stall,
     zero_bubble,
 )
+from interlace.scheduler.whole_step.slot_times import SlotTimes, slot_times
 from interlace.units import size
 
 KIND_NAMES = {"F": "forward", "B": "backward", "R": "recv_forward", "S": "send_backward", "I": "backward_b", "W": "backward_w",
@@ -50,15 +52,23 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     them.
 
     Options:
-        interleave: `off` gives Paddle's own job list; `dx-first` runs backward's chain of input gradients first and keeps weight
-            gradients for backward's and forward's collectives, at Paddle's warm-up depth; `mixed` mixes both op by op and
-            holds `2 (stages - 1 - stage) + 1` micro-batches, which it needs; `zb-h1` puts weight gradients off to fill bubbles.
+        interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a lag and depth for each stage: the
+            whole step is simulated, and no stage may hold more than Paddle's own plan does on its worst stage (plus
+            `extra_live_bytes`; or `memory_budget` of offload-activations). `off` gives Paddle's own job list; `dx-first` runs
+            backward's chain of input gradients first and keeps weight gradients for backward's and forward's collectives, at
+            Paddle's warm-up depth; `mixed` mixes both op by op and holds `2 (stages - 1 - stage) + 1` micro-batches, which it
+            needs; `zb-h1` puts weight gradients off to fill bubbles.
         lag: By how many micro-batches weight gradients trail their input gradients, with `dx-first` and `mixed`: one number for all
             stages, or one for each. From 1 on they need nothing that their job computes, so they hide its first collectives, and
             those left at the end fill what would be waiting; each micro-batch of lag keeps its operands of weight gradients.
+        depth: Micro-batches in flight on each stage, with `dx-first`; none given: as in 1F1B. From so many on a stage sends activations
+            before it needs the next gradient, so that a late message stops nobody.
+        early_sends: What a nanosecond less until a gradient or an activation leaves is worth, in nanoseconds of the job's length; one
+            number for all stages, or one for each.
+        search: Whether a local search improves the order inside each kind of job; False keeps the list scheduler's.
         schedule_file: Path of a file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md); replaces
             `interleave` and `lag`.
-        extra_live_bytes: Bytes by which a pair's live memory may exceed that of the plain order.
+        extra_live_bytes: Bytes by which a job's live memory may exceed that of the plain order, and a stage's that of Paddle's plan.
         max_ops_per_job: A pair larger than this is left as two jobs (the executor's build is quadratic in it).
         only_gains: Take a milder form (`dx-first`, then `off`) where the whole step would be simulated slower than with `off`.
 
@@ -69,9 +79,13 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     gives = frozenset({"scheduled"})
     after = ("split-backward", "overlap-column-backward")
     renamed: ClassVar[Mapping[str, str]] = {"rows": "schedule_file", "allowance_bytes": "extra_live_bytes"}
+    asks_ranks = False
 
-    interleave: Literal["off", "dx-first", "mixed", "zb-h1"] = "dx-first"
+    interleave: Literal["auto", "off", "dx-first", "mixed", "zb-h1"] = "auto"
     lag: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = 0
+    depth: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
+    early_sends: Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] = EARLY
+    search: bool = True
     schedule_file: str = ""
     extra_live_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_ops_per_job: Annotated[int, msgspec.Meta(ge=1)] = 4000
@@ -82,13 +96,23 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         forms: dict[str, tuple[Literal["dx-first", "off"], ...]] = {"mixed": ("dx-first", "off"), "dx-first": ("off",)}
         if not self.only_gains or self.schedule_file:
             return ()
-        plain = msgspec.structs.replace(self, lag=0)
+        plain = msgspec.structs.replace(self, lag=0, depth=())
         milder = tuple(msgspec.structs.replace(plain, interleave=name) for name in forms.get(self.interleave, ()))
-        return (plain, *milder) if milder and self.lag else milder
+        return (plain, *milder) if milder and (self.lag or self.depth) else milder
+
+    def is_open(self) -> bool:
+        """Whether the whole step decides on the form."""
+        return self.interleave == "auto" and not self.schedule_file
+
+    def draft(self) -> Pass:
+        """Without the local search."""
+        return msgspec.structs.replace(self, search=False)
 
     def label(self) -> str:
         """The form of interleaving."""
-        return f"interleave: {self.interleave}" + (f", lag {_lag_text(self.lag)}" if self.lag else "")
+        more = [f"lag {_numbers(self.lag)}"] * bool(self.lag) + [f"depth {_numbers(self.depth)}"] * bool(self.depth)
+        more += [f"early_sends {_numbers(self.early_sends)}"] * (self.early_sends != EARLY)
+        return ", ".join([f"interleave: {self.interleave}", *more])
 
     def run(self, program: Program, context: Context) -> Program:
         rows, form = self._rows(program, context)
@@ -108,7 +132,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _rows(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
         """Slots of every stage, and the form of pairs."""
         pipe = program.pipeline
-        self._check_lag(program)
+        self._check_shape(program)
         if pipe.schedule not in SCHEDULES:
             raise ConfigError(f"schedule {pipe.schedule!r} is not known; there are {sorted(SCHEDULES)}")
         plain = self._every_stage(program, SCHEDULES[pipe.schedule])
@@ -118,6 +142,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             return self._given_rows(program), "dx-first"
         if self.interleave == "off":
             return plain, "dx-first"
+        if self.interleave == "auto":
+            context.declined.append("auto: the whole step was not judged, the other stages' plans are not known here; dx-first instead")
         if pipe.schedule in ("FThenB", "none"):
             context.declined.append(f"interleaving: schedule {pipe.schedule} has no backward beside a forward; its own order stays")
             return plain, "dx-first"
@@ -125,15 +151,23 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             return self._zero_bubble(program, context)
         return self._paired(program, context)
 
-    def _check_lag(self, program: Program) -> None:
-        pipe, found = program.pipeline, f"schedule_1f1b.lag: found {_lag_text(self.lag)}"
-        if self.lag and (self.interleave not in ("dx-first", "mixed") or self.schedule_file):
-            beside = f"schedule_file: {self.schedule_file}" if self.schedule_file else f"interleave: {self.interleave}"
-            raise ConfigError(f"{found} beside {beside}; weight gradients trail with interleave dx-first or mixed; leave one of them out")
-        if self.lag and pipe.num_chunks > 1:
-            raise ConfigError(f"{found} with {pipe.num_chunks} chunks a stage; expected a pipeline without chunks; leave lag out")
-        if isinstance(self.lag, tuple) and len(self.lag) != pipe.num_stages:
-            raise ConfigError(f"{found}, {len(self.lag)} numbers; expected one number, or one for each of {pipe.num_stages} stages")
+    def _check_shape(self, program: Program) -> None:
+        """Hold lag and depth against the program and the other options. Raises ConfigError."""
+        pipe = program.pipeline
+        if isinstance(self.early_sends, tuple) and len(self.early_sends) != pipe.num_stages:
+            raise ConfigError(f"schedule_1f1b.early_sends: found {_numbers(self.early_sends)}, {len(self.early_sends)} numbers; "
+                              f"expected one number, or one for each of {pipe.num_stages} stages")  # fmt: skip
+        for name, given, forms in (("lag", self.lag, ("dx-first", "mixed")), ("depth", self.depth, ("dx-first",))):
+            if not given:
+                continue
+            found = f"schedule_1f1b.{name}: found {_numbers(given)}"
+            if self.interleave not in forms or self.schedule_file:
+                beside = f"schedule_file: {self.schedule_file}" if self.schedule_file else f"interleave: {self.interleave}"
+                raise ConfigError(f"{found} beside {beside}; it goes with interleave {' or '.join(forms)}; leave one of them out")
+            if pipe.num_chunks > 1:
+                raise ConfigError(f"{found} with {pipe.num_chunks} chunks a stage; expected a pipeline without chunks; leave {name} out")
+            if isinstance(given, tuple) and len(given) != pipe.num_stages:
+                raise ConfigError(f"{found}, {len(given)} numbers; expected one for each of {pipe.num_stages} stages")
 
     def _every_stage(self, program: Program, schedule: Schedule) -> dict[int, list[Slot]]:
         pipe = program.pipeline
@@ -156,8 +190,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     def _paired(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
         """Backward and forward joined, mixed where that was asked for and no stage would wait for another for ever."""
-        stages = range(program.pipeline.num_stages)
-        if self.interleave == "mixed" and program.pipeline.num_stages > 1 and _draws(program, "forward") and _draws(program, "backward"):
+        pipe = program.pipeline
+        stages = range(pipe.num_stages)
+        if self.interleave == "mixed" and program.pipeline.num_stages > 1 and draws_twice(program):
             context.declined.append("mixed: forward and backward both draw random numbers, and another depth would change the order of "
                                     "draws; dx-first instead")  # fmt: skip
         elif self.interleave == "mixed":
@@ -167,7 +202,15 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
                 context.changed += self._depth_report(program)
                 return rows, "mixed"
             context.declined.append(f"mixed: stages would wait for each other at this depth, dx-first instead:\n{stuck}")
-        return {stage: self._row(program, stage, mixed=False) for stage in stages}, "dx-first"
+        rows = {stage: self._row(program, stage, mixed=False) for stage in stages}
+        if self.depth and (stuck := stall(list(rows.values()))):
+            raise ConfigError(f"schedule_1f1b.depth: found {_numbers(self.depth)}; stages would wait for each other:\n{stuck}")
+        if self.depth and draws_twice(program) and any(
+            depth != min(pipe.num_stages - s, pipe.num_micro_batches) for s, depth in enumerate(self.depth)
+        ):
+            raise ConfigError(f"schedule_1f1b.depth: found {_numbers(self.depth)}; forward and backward both draw random numbers, and "
+                              "another depth than 1F1B's would change the order of draws; leave depth out")  # fmt: skip
+        return rows, "dx-first"
 
     def _row(self, program: Program, stage: int, mixed: bool) -> list[Slot]:
         """A stage's slots with backward and forward joined."""
@@ -175,7 +218,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if pipe.schedule == "VPP":
             return pair_up(interleaved(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks))
         lag = self.lag[stage] if isinstance(self.lag, tuple) else self.lag
-        return lagged(stage, pipe.num_stages, pipe.num_micro_batches, lag=lag, warmup=self._depth(program, stage) if mixed else None)
+        depth = self.depth[stage] if self.depth else self._depth(program, stage) if mixed else None
+        return lagged(stage, pipe.num_stages, pipe.num_micro_batches, lag=lag, warmup=depth)
 
     @staticmethod
     def _depth(program: Program, stage: int) -> int:
@@ -199,10 +243,21 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         whole = {_kinds(slot) for slot in slots if slot.parts[0].kind == "B"} if mixed else set()
         plans = {}
         for kinds in sorted(mixed | whole):
-            ops = [PartOps(label, kind, parts.ops[kind, chunk]) for label, kind, chunk in kinds]
-            plans[kinds] = plan_parts(program, ops, context.cost, form, self.extra_live_bytes, self.max_ops_per_job)
+            plans[kinds] = self.order(program, parts, kinds, form, context)[0]
             context.changed.append(f"jobs of {_kinds_text(kinds, parts.chunked)}: {plans[kinds].text()}")
         return plans
+
+    def order(self, program: Program, parts: Parts, kinds: Kinds, form: Form, context: Context) -> tuple[PairPlan, SlotTimes]:
+        """The order of one kind of job, and what it costs; of the same program worked out once."""
+        early = self.early_sends[program.pipeline.stage] if isinstance(self.early_sends, tuple) else self.early_sends
+        key = (id(program), kinds, form, self.extra_live_bytes, self.max_ops_per_job, early, self.search)
+        if key not in context.memo:
+            ops = [PartOps(label, kind, parts.ops[kind, chunk]) for label, kind, chunk in kinds]
+            pair = Pair(program, ops, context.cost, early, planner.SEARCH_WORK if self.search else 0)
+            plan = plan_pair(pair, form, self.extra_live_bytes, self.max_ops_per_job)
+            context.memo[key] = (plan, slot_times(pair, list(plan.order)), program)
+        plan, times, _ = context.memo[key]
+        return plan, times
 
     def _jobs(self, slot: Slot, parts: Parts, plans: dict[Kinds, PairPlan]) -> list[Job]:
         """A slot's job; of one that is too large a job for each part, cut after the part's last operation."""
@@ -222,8 +277,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
                 for part, start, end in zip(slot.parts, cuts, cuts[1:], strict=False)]  # fmt: skip
 
 
-def _lag_text(lag: int | tuple[int, ...]) -> str:
-    return str(lag) if isinstance(lag, int) else ", ".join(map(str, lag))
+def _numbers(each: float | tuple[float, ...]) -> str:
+    return f"[{', '.join(f'{number:g}' for number in each)}]" if isinstance(each, tuple) else f"{each:g}"
 
 
 Kinds = tuple[tuple[str, str, int], ...]
@@ -267,6 +322,11 @@ def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]
                 done.add((op_id, m))
         items.append(line)
     return tuple(msgspec.structs.replace(job, items=tuple(line)) for job, line in zip(jobs, items, strict=True))
+
+
+def draws_twice(program: Program) -> bool:
+    """Whether forward and backward both draw random numbers: another depth would change the order of draws."""
+    return _draws(program, "forward") and _draws(program, "backward")
 
 
 def _draws(program: Program, role: str) -> bool:

@@ -45,7 +45,8 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("schedule_1f1b:\n  interleaf: mixed", "my.yaml:2:3: unknown option 'interleaf' of schedule-1f1b; did you mean 'interleave'?"),
         ("schedule_1f1b:\n  max_ops_per_job: many", "my.yaml:2:20: Expected `int`, got `str` (at $.schedule_1f1b.max_ops_per_job)"),
         ("schedule_1f1b:\n  max_ops_per_job: 0", "my.yaml:2:20: Expected `int` >= 1 (at $.schedule_1f1b.max_ops_per_job)"),
-        ("schedule_1f1b: {interleave: both}", "my.yaml:1:29: Invalid enum value 'both'; there are ['dx-first', 'mixed', 'off', 'zb-h1']"),
+        ("schedule_1f1b: {interleave: both}",
+         "my.yaml:1:29: Invalid enum value 'both'; there are ['auto', 'dx-first', 'mixed', 'off', 'zb-h1']"),
         ("schedule_1f1b: {interleave: Mixed}", "my.yaml:1:29: Invalid enum value 'Mixed'; did you mean 'mixed'? there are ["),
         ("schedule_1f1b:\n  interleave: mixed\n  schedule_file: here", "my.yaml:2:15: schedule_file gives every job, so interleave=mixed "),
         ("schedule_1f1b: {schedule_file: nowhere.txt}", "my.yaml:1:32: schedule file 'nowhere.txt' in "),
@@ -329,10 +330,10 @@ def test_options_of_a_given_pass_stay_when_one_is_changed(strategy: Any) -> None
         (lambda f: setattr(f, "nonsense", 3), ConfigError, "unknown option 'nonsense'"),
         (lambda f: setattr(f, "check", 3), ConfigError, "expected bool, found 3"),
         (lambda f: setattr(f.schedule_1f1b, "interleave", "both"), ConfigError, "Invalid enum value 'both'"),
-        (lambda f: setattr(f.schedule_1f1b, "depth", 3), ConfigError, "unknown option 'depth'"),
+        (lambda f: setattr(f.schedule_1f1b, "colour", 3), ConfigError, "unknown option 'colour'"),
         (lambda f: setattr(f.split_backward, "enable", False), ConfigError, "overlap_column_backward needs split_backward"),
         (lambda f: setattr(f.split_backward, "enable", "no"), ConfigError, "expected bool, found 'no'"),
-        (lambda f: f.schedule_1f1b.depth, AttributeError, "unknown option 'depth' of schedule-1f1b; there are ["),
+        (lambda f: f.schedule_1f1b.colour, AttributeError, "unknown option 'colour' of schedule-1f1b; there are ["),
         (lambda f: f.schedule_1f1b.rows, AttributeError, "option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
         (lambda f: setattr(f.schedule_1f1b, "rows", "x"), ConfigError, "option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
         (lambda f: f.nonsense, AttributeError, "has no option 'nonsense'"),
@@ -416,7 +417,7 @@ def test_a_copied_strategy_has_flags_of_its_own(strategy: Any) -> None:
     interlace.enable(strategy)
     other = copy.deepcopy(strategy)
     other.interlace.schedule_1f1b.interleave = "off"
-    assert strategy.interlace.schedule_1f1b.interleave == "dx-first"
+    assert strategy.interlace.schedule_1f1b.interleave == "auto"
 
 
 DEAD = [("FLAGS_1f1b_backward_forward_overlap", "schedule_1f1b"), ("FLAGS_mp_async_allreduce_in_backward", "overlap_column_backward")]

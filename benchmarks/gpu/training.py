@@ -71,6 +71,9 @@ COLUMN, DX, MIXED, ZB = (Plan(name, _pairs(form)) for name, form in (("column", 
                                                                      ("zb-h1", "zb-h1")))  # fmt: skip
 LAGS = tuple(Plan(name, _pairs(f"dx-first, lag: {lag}")) for name, lag in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]")))
 """Weight gradients trail by one micro-batch; on the second of two stages by more."""
+AUTO = tuple(Plan(name, f"device: h200\nschedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n")
+             for name, extra in (("auto", "0"), ("auto-8gb", "8GB")))  # fmt: skip
+"""Within the memory of Paddle's own plan, and with more."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
 ALL = (STOCK, COLUMN, DX, MIXED, *OFFLOADS)
 SOME = (STOCK, DX, MIXED, OFFLOADS[1])
@@ -106,14 +109,15 @@ def _layers(
 def cases(gpus: int) -> list[Case]:
     """What is run on so many GPUs, what matters most first."""
     models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
-    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, LAGS[0], *FREE, AGAIN, *LEVEL[:2], *PINNED))
+    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, LAGS[0], *AUTO, *FREE, AGAIN, *LEVEL[:2], *PINNED))
              for mp in widths for model in models]  # fmt: skip
     found += [_layers("llama", 2048, mp, batch=4, plans=SOME, more=("--fused",)) for mp in widths]
     found += [_layers(model, 4096, mp, batch=2, plans=(*ALL, *LEVEL[:2], *PINNED)) for mp in widths for model in models]
     found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
-        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS, *LEVEL, COLUMN, *OFFLOADS, AGAIN)) for model in models]
-        found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS), micro_batches=count)
+        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS, *AUTO, *LEVEL, COLUMN, *OFFLOADS,
+                                                         AGAIN)) for model in models]
+        found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS, *AUTO), micro_batches=count)
                   for seq, count in ((4096, 8), (2048, 4), (4096, 4)) for model in models]  # fmt: skip
         found.append(_layers("gpt", 2048, 1, 2, 2, plans=SOME))
         found += _peaks()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import msgspec
 
@@ -44,35 +45,35 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
 
     judged = pipeline.passes[at]
     if peers is None and program.pipeline.num_stages > 1:
-        return _noted(run(judged), judged, [], ["the whole step was not judged: the other stages' plans are not known here"])
+        return noted(run(judged), judged.name, [], ["the whole step was not judged: the other stages' plans are not known here"])
     *milder, plainest = judged.fallbacks()
     asked, plain = run(judged), run(plainest, draft=True)
     if not any(Context(cost, peers=peers).gather("forms that differ", _orders(plain) != _orders(asked))):
         return asked
-    limit_ns = _step_ns(plain[1], cost, peers)
+    limit_ns = step_ns(plain[1], cost, peers)
     declined: list[str] = []
     for form in (judged, *milder):
         found = asked if form is judged else run(form)
-        step_ns = _step_ns(found[1], cost, peers)
-        if step_ns is None or limit_ns is None:
+        took_ns = step_ns(found[1], cost, peers)
+        if took_ns is None or limit_ns is None:
             why = "the whole step was not judged: the simulated ranks wait for each other in a circle; `interlace check` shows it"
-            return _noted(asked, judged, [], [why])
-        against = f"{form.label()}: whole step simulated {ms(step_ns)}, with {plainest.label()} {ms(limit_ns)}"
-        if step_ns <= limit_ns:
-            return _noted(found, judged, [against], declined)
+            return noted(asked, judged.name, [], [why])
+        against = f"{form.label()}: whole step simulated {ms(took_ns)}, with {plainest.label()} {ms(limit_ns)}"
+        if took_ns <= limit_ns:
+            return noted(found, judged.name, [against], declined)
         declined.append(f"{against}; it would be slower (only_gains: false keeps it)")
-    return _noted(run(plainest), judged, [], declined)
+    return noted(run(plainest), judged.name, [], declined)
 
 
 def _orders(run: Run) -> list[tuple[tuple[int, int], ...]]:
     return [job.items for job in run[1].jobs]
 
 
-def _noted(run: Run, judged: Pass, changed: list[str], declined: list[str]) -> Run:
-    """The same with lines for the judged pass's report."""
+def noted(run: Run, name: str, changed: list[str], declined: list[str]) -> Run:
+    """The same with lines for a pass's report."""
     pipeline, program, reports = run
     noted = [msgspec.structs.replace(each, changed=(*each.changed, *changed), declined=(*each.declined, *declined))
-             if each.name == judged.name else each for each in reports]  # fmt: skip
+             if each.name == name else each for each in reports]  # fmt: skip
     return pipeline, program, noted
 
 
@@ -88,17 +89,34 @@ class Shown(msgspec.Struct, frozen=True):
         return msgspec.msgpack.decode(zlib.decompress(self.plan), type=Program)
 
 
-def _step_ns(program: Program, cost: Costs, peers: Peers | None) -> int | None:
-    """The simulated step of the whole pipeline, one rank standing for each stage; None where it would never end."""
+def step_ns(program: Program, cost: Costs, peers: Peers | None) -> int | None:
+    """The simulated step of the whole pipeline, one rank standing for each stage; None where it would never end.
+
+    Rank 0 simulates and tells the others: of a rank that stands for no stage only its place in the world is looked at.
+    """
     context, stage = Context(cost, peers=peers), program.pipeline.stage
-    there = context.gather("stages", Shown(program.rank, stage))
-    first = {each.stage: each.rank for each in reversed(there)}
-    plan = zlib.compress(msgspec.msgpack.encode(program), 1) if first[stage] == program.rank else b""
-    shown = context.gather("plans of stages", Shown(program.rank, stage, plan))
     if peers is None:
         return _simulated([program], cost, {})
-    programs = [each.program() for each in shown if each.plan]
-    return _simulated(programs, cost, {each.rank: first[each.stage] for each in there})
+    there = context.gather("stages", Shown(program.rank, stage))
+    first = first_ranks(there)
+    plan = zlib.compress(msgspec.msgpack.encode(program), 1) if first[stage] == program.rank else b""
+    shown = context.gather("plans of stages", Shown(program.rank, stage, plan))
+    found = Step()
+    if program.rank == 0:
+        programs = [each.program() for each in shown if each.plan]
+        found = Step(_simulated(programs, cost, {each.rank: first[each.stage] for each in there}))
+    return context.gather("the simulated step", found)[0].step_ns
+
+
+def first_ranks(there: Sequence[Shown]) -> dict[int, int]:
+    """Stage -> the rank that stands for it."""
+    return {each.stage: each.rank for each in reversed(there)}
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What rank 0 tells."""
+
+    step_ns: int | None = None
 
 
 def _simulated(programs: list[Program], cost: Costs, stands_for: dict[int, int]) -> int | None:

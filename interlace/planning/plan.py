@@ -19,7 +19,8 @@ from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import Context
 from interlace.passes.peers import Peers, plan_together
 from interlace.planning.budget import bytes_over, memory_budget, say_budget
-from interlace.planning.judge import run_judged
+from interlace.planning.judge import Run, run_judged
+from interlace.planning.whole_step import run_best
 from interlace.units import ranks_text
 
 BUDGET_ROUNDS = 4
@@ -119,7 +120,7 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
     """
     asked, reserve_bytes = config.pipeline(), 0
     for _ in range(BUDGET_ROUNDS):
-        pipeline, planned, reports = run_judged(asked, program, cost, peers, reserve_bytes)
+        pipeline, planned, reports = _run(asked, program, cost, peers, reserve_bytes)
         if not memory_budget(asked.passes):
             break
         over = bytes_over(planned, pipeline.passes, cost)
@@ -128,6 +129,15 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
         reserve_bytes += over
     reports = say_budget(planned, pipeline.passes, reports, cost)
     return Plan(program, planned, tuple(reports), profile, pipeline.passes)
+
+
+def _run(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None, reserve_bytes: int) -> Run:
+    """Run the passes; where the form of one is open, or has milder ones, the whole step decides."""
+    at = next((k for k, each in enumerate(pipeline.passes) if each.is_open()), None)
+    if at is None or (peers is None and program.pipeline.num_stages > 1):
+        return run_judged(pipeline, program, cost, peers, reserve_bytes)
+    pipeline.check(program)
+    return run_best(pipeline, at, program, cost, peers, reserve_bytes)
 
 
 def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile: str) -> list[Plan]:

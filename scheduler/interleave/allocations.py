@@ -32,7 +32,7 @@ class PairMemory:
     Attributes:
         size: Bytes by number of storage.
         allocs, reads: Storages that an operation allocates, and that it allocates or reads.
-        start: Live bytes before the first operation.
+        start, end: Live bytes before the first operation, and after the last.
         live_before, live_after: Storages `(label, storage)` that are live before the job, and after it.
     """
 
@@ -51,6 +51,8 @@ class PairMemory:
             self.live_after |= self._live_later(part)
             self.live_before |= self._live_earlier(part) if part.kind != "F" else set()
         self.start = sum(self.size[storage] for _, storage in self.live_before)
+        there = self.live_before | {(label, storage) for (label, _), made in self.allocs.items() for storage in made}
+        self.end = sum(self.size[storage] for label, storage in there if (label, storage) in self.live_after)
 
     def peak(self, order: Sequence[PairOp]) -> int:
         """Highest number of live bytes over the order, of what the pair allocates or frees. O(operands)."""

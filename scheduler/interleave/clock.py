@@ -28,6 +28,8 @@ class Node:
         filler: Whether only weight gradients and their sums wait for it.
         forward: Whether its part is a forward.
         leaves: Number of sends to other stages that start when it has ended.
+        send_ns: Duration of the longest of these sends.
+        receive: Whether it is a receive from another stage.
     """
 
     op: int
@@ -39,6 +41,8 @@ class Node:
     filler: bool = False
     forward: bool = False
     leaves: int = 0
+    send_ns: float = 0.0
+    receive: bool = False
 
 
 @dataclass(slots=True)

@@ -26,14 +26,16 @@ class Weights:
         lead: Added for a node that later communication waits for.
         save: Subtracted for a node that hides communication well, while none is in flight.
         backward: Added for a node of backward.
+        keep: Whether fillers wait until the last input gradient is computed: the gradient then leaves as early as it can.
     """
 
     lead: float = 0.1
     save: float = 0.0
     backward: float = 0.0
+    keep: bool = False
 
 
-TRIES = (Weights(), Weights(0.3), Weights(0.0, 0.2), Weights(0.1, 0.2, 0.1), Weights(0.6, 0.0, 0.2))
+TRIES = (Weights(), Weights(0.3), Weights(0.0, 0.2), Weights(0.1, 0.2, 0.1), Weights(0.6, 0.0, 0.2), Weights(keep=True))
 """Weights that are tried; the local search starts from the fastest order."""
 
 
@@ -76,6 +78,8 @@ class ListScheduler:
         if comm is not None:
             return comm
         open_heads = [k for k in ready if not self.nodes[k].stream and not self.clock.blocked(k)]
+        if self.weights.keep and ready and any(self._head(side) is not None for side in self.backward):
+            return next((k for k in (*open_heads, *ready) if self._fits(k)), ready[0])
         free_fillers = [k for k in self.fillers[:CANDIDATES] if not self.clock.blocked(k)]
         flying = bool(self.clock.heads())
         if self.form == "dx-first" and open_heads:

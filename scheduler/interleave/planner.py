@@ -9,7 +9,10 @@ clock of `clock.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from itertools import combinations
 
 import msgspec
@@ -34,6 +37,8 @@ SEARCH_WORK = 150_000
 EARLY = 0.5
 """Weight of the time until a send against the time of the whole job: the neighbouring stage waits for the send
 (docs/decisions/002)."""
+SMALL_SHARE = 1000
+"""An order may exceed its memory by one part in so many: it does not matter when a scalar is freed."""
 GRADIENT_SINKS = frozenset({"cast", "add", "scale", "assign", "reshape", "share_data", "concat", "split", "split_with_num",
                             "combine", "slice", "clip", "full_int_array", "full"})  # fmt: skip
 """Kinds between a reduced gradient and its buffer; a collective that only these follow reduces gradients."""
@@ -71,7 +76,8 @@ class PairPlan(msgspec.Struct, frozen=True):
                 f"live memory {size(self.plain_peak_bytes)} -> {size(self.peak_bytes)}")  # fmt: skip
 
 
-def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Form, extra_bytes: int = 0, max_ops: int = 4000) -> PairPlan:
+def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Form, extra_bytes: int = 0, max_ops: int = 4000,
+               early: float = EARLY, search: bool = True) -> PairPlan:  # fmt: skip
     """Order the parts of one job.
 
     Args:
@@ -81,25 +87,63 @@ def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Fo
         form: `dx-first` or `mixed`.
         extra_bytes: Live bytes allowed above the peak of the parts one after another.
         max_ops: With more operations than this the parts stay one after another.
+        early: Weight of the time until a send against the time of the whole job.
+        search: Whether a local search improves the first order.
 
     Returns:
         A legal order: every dependency of each part, the order of each group's collectives within a part, writes of lasting
         state by micro-batch, receives of forward before sends of backward (the neighbour sends in that order too).
     """
-    pair = _Pair(program, parts, cost)
+    return plan_pair(Pair(program, parts, cost, early, SEARCH_WORK if search else 0), form, extra_bytes, max_ops)
+
+
+def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000) -> PairPlan:
+    """`plan_parts` for parts that are nodes already."""
     plain = pair.plain()
     if len(plain) > max_ops:
         return pair.result(plain, f"{len(plain)} ops are more than max_ops_per_job {max_ops}: they stay in jobs of their own")
-    cap = pair.memory.peak(plain) + extra_bytes
-    order = pair.within(cap, form)
+    plain_peak = pair.memory.peak(plain)
+    cap = plain_peak + plain_peak // SMALL_SHARE + extra_bytes
+    order = list(_orders.get(pair.key(form, cap), lambda: pair.within(cap, form)))
     return pair.result(order, "" if order != plain else "operations stay in their plain order: no other is faster within the memory")
 
 
-class _Pair:
+class _Orders:
+    """Orders found in this process, so that ranks of a stage that plan in it, which are alike, find each of theirs once."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.lock = threading.Lock()
+        self.known: dict[bytes, Future[list[PairOp]]] = {}
+
+    def get(self, key: bytes, make: Callable[[], list[PairOp]]) -> list[PairOp]:
+        """What `make` gives for a key, made by the first who asks; the others wait for it."""
+        with self.lock:
+            future, mine = self.known.get(key), key not in self.known
+            if future is None:
+                future = self.known[key] = Future()
+                if len(self.known) > self.most:
+                    del self.known[next(iter(self.known))]
+        if mine:
+            try:
+                future.set_result(make())
+            except BaseException as error:
+                with self.lock:
+                    self.known.pop(key, None)
+                future.set_exception(error)
+                raise
+        return future.result()
+
+
+_orders = _Orders(256)
+
+
+class Pair:
     """The parts as nodes; operations that cost nothing go with the first operation that needs them."""
 
-    def __init__(self, program: Program, parts: Sequence[PartOps], cost: Costs) -> None:
+    def __init__(self, program: Program, parts: Sequence[PartOps], cost: Costs, early: float = EARLY, work: int = 0) -> None:
         self.graph = Graph(program)
+        self.parts, self.early, self.work = parts, early, work
         self.cost = cost
         self.values, self.groups = tables_of(program)
         self.all_ops: list[tuple[str, Op]] = [(part.label, op) for part in parts for op in part.ops]
@@ -154,10 +198,12 @@ class _Pair:
         stream = f"comm{op.group}" if is_comm(op) else ""
         category = self.cost.category(op, self.values, self.groups)
         deps = sorted({self.index[dep] for dep in self._real(side, op.id) if dep in self.index})
-        if is_send(op) and deps:
-            self.nodes[deps[-1]].leaves += 1
+        own = [dep for dep in deps if self.nodes[dep].side == side]
+        if is_send(op) and own:  # the other part's receive, which it comes after too, is no reason to wait
+            self.nodes[own[-1]].leaves += 1
+            self.nodes[own[-1]].send_ns = max(self.nodes[own[-1]].send_ns, dur)
         self.index[side, op.id] = len(self.nodes)
-        self.nodes.append(Node(op.id, side, dur, category, stream, deps, filler, forward))
+        self.nodes.append(Node(op.id, side, dur, category, stream, deps, filler, forward, receive=is_receive(op)))
 
     def _real(self, side: str, op_id: int) -> set[PairOp]:
         """What an operation comes after, with free operations replaced by what they come after."""
@@ -194,6 +240,18 @@ class _Pair:
                 stack += self.after[item]
         return found
 
+    def key(self, form: Form, cap_bytes: int) -> bytes:
+        """Equal for pairs that get the same order: all that the order is made from. O(operations)."""
+        streams = {stream: k for k, stream in enumerate(dict.fromkeys(node.stream for node in self.nodes))}
+        nodes = [(n.op, n.side, n.dur, n.category, streams[n.stream], n.deps, n.filler, n.forward, n.leaves) for n in self.nodes]
+        categories = list(dict.fromkeys(node.category for node in self.nodes))
+        stretches = [self.stretch(a, b) for a in categories for b in categories]
+        after = [(label, op.id, sorted(self.after[label, op.id])) for label, op in self.all_ops]
+        table = self.bytes
+        what = [form, cap_bytes, self.early, self.work, nodes, stretches, after, table.size, table.allocs, table.reads, table.live_before,
+                table.live_after]  # fmt: skip
+        return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
+
     def within(self, cap_bytes: int, form: Form) -> list[PairOp]:
         """The fastest order found whose live memory is within a cap."""
         best = self.plain()
@@ -213,8 +271,8 @@ class _Pair:
         hides = [self._hides(node) for node in self.nodes]
         tries = [ListScheduler(self.nodes, self.stretch, form, self.bytes, cap_bytes, weights, hides).run() for weights in TRIES]
         orders = [rules.full(rules.listed(order)) for order in tries]
-        search = Search(rules, self.stretch, self.bytes, cap_bytes, min(orders, key=self._time), early=EARLY)
-        return search.run(SEARCH_WORK)
+        search = Search(rules, self.stretch, self.bytes, cap_bytes, min(orders, key=self._time), early=self.early)
+        return search.run(self.work)
 
     def _hides(self, node: Node) -> float:
         """The largest share of a communication beside a node that the node hides."""
@@ -223,7 +281,7 @@ class _Pair:
         return max((1 / other - (1 - 1 / slow) for slow, other in factors), default=0.0)
 
     def _time(self, order: Sequence[int]) -> float:
-        return weighted(self.nodes, order, self.stretch, EARLY)
+        return weighted(self.nodes, order, self.stretch, self.early)
 
     def _spread(self, order: Sequence[int]) -> list[PairOp]:
         """Nodes in order, each after the free operations that it needs; those that no node needs come last."""
@@ -267,7 +325,7 @@ class _Pair:
 
 def _by_age(parts: Sequence[PartOps]) -> list[PartOps]:
     """Parts in the order of Paddle's schedule: weight gradients of earlier micro-batches, backward, forward."""
-    rank = {"W": 0, "B": 1, "I": 1, "F": 2}
+    rank = {"W": 0, "B": 1, "I": 1, "F": 2, "O": 3}
     return sorted(parts, key=lambda part: rank[part.kind])
 
 

@@ -29,7 +29,10 @@ from tests.captured.test_targets import stored
 FILE = Path(__file__).with_name("goldens.json")
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
 CONFIGS: dict[str, Config] = {
-    **{name: load_config(name) for name in ("stock", "overlap", "offload-half", "demo")},
+    **{name: load_config(name) for name in ("stock", "demo")},
+    "dx-first": make_config({"schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"}}),
+    "dx-first, half offloaded": make_config({"schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"},
+                                             "offload_activations": {"fraction": 0.5, "min_bytes": "1MiB"}}),
     "mixed": make_config({"schedule_1f1b": {"interleave": "mixed"}}),
     "mixed, offload, held": make_config({"schedule_1f1b": {"interleave": "mixed", "only_gains": False}, "offload_activations": OFFLOAD,
                                          "assign_streams": {"throttle_host": "on"}}),

@@ -70,7 +70,7 @@ def test_what_was_given_up_is_reported_and_can_be_kept() -> None:
     made, forms, lines = judged(plain, "dx-first", CALM, lag=lag)
     assert set(forms) == {"dx-first"}
     line = next(line for line in lines if "it would be slower" in line)
-    assert line.startswith("interleave: dx-first, lag 2, 0, 0: whole step simulated")
+    assert line.startswith("interleave: dx-first, lag [2, 0, 0]: whole step simulated")
     kept = judged(plain, "dx-first", CALM, lag=lag, only_gains=False)
     assert step_ns(kept[0], CALM) > step_ns(made, CALM)
 

@@ -82,9 +82,13 @@ def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowan
     ("options", "words"),
     [
         ({"interleave": "zb-h1", "lag": 1}, "found 1 beside interleave: zb-h1"),
-        ({"interleave": "off", "lag": (1, 1)}, "found 1, 1 beside interleave: off"),
+        ({"interleave": "off", "lag": (1, 1)}, r"found \[1, 1\] beside interleave: off"),
         ({"schedule_file": "my.txt", "lag": 1}, "found 1 beside schedule_file: my.txt"),
-        ({"lag": (1, 2, 3)}, "found 1, 2, 3, 3 numbers; expected one number, or one for each of 2 stages"),
+        ({"lag": 1}, "found 1 beside interleave: auto"),
+        ({"interleave": "mixed", "depth": (2, 1)}, r"depth: found \[2, 1\] beside interleave: mixed; it goes with interleave dx-first"),
+        ({"interleave": "dx-first", "depth": (1, 1)}, r"depth: found \[1, 1\]; stages would wait for each other:"),
+        ({"interleave": "dx-first", "early_sends": (0.5,)}, r"early_sends: found \[0.5\], 1 numbers; expected one number, or one for each"),
+        ({"interleave": "dx-first", "lag": (1, 2, 3)}, r"found \[1, 2, 3\], 3 numbers; expected one for each of 2 stages"),
     ],
 )
 def test_a_lag_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
@@ -101,7 +105,7 @@ def test_trailing_weight_gradients_fill_the_end_of_a_pipeline() -> None:
 
 
 def planned_with(given_: Sequence[Program], costs: GivenCosts, lag: Any) -> list[Program]:
-    passes = Passes((Schedule1F1B(lag=lag, extra_live_bytes=10_000), AssignStreams()))
+    passes = Passes((Schedule1F1B(interleave="dx-first", lag=lag, extra_live_bytes=10_000), AssignStreams()))
     return [passes.run(program, costs)[0] for program in given_]
 
 

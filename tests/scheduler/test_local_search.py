@@ -13,18 +13,18 @@ from interlace.scheduler.interleave.clock import duration
 from interlace.scheduler.interleave.list_schedule import TRIES, ListScheduler
 from interlace.scheduler.interleave.live_bytes import Walk
 from interlace.scheduler.interleave.local_search import Form, Rules, Search
-from interlace.scheduler.interleave.planner import PartOps, _Pair, plan_parts
+from interlace.scheduler.interleave.planner import Pair, PartOps, plan_parts
 from tests.strategies import World, programs
 
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.3, 2.0), ("memory", "comm"): (1.1, 1.4)})
 FORMS: st.SearchStrategy[Form] = st.sampled_from(["dx-first", "mixed"])
 
 
-def pair_of(seed: int, layers: int, pp: int = 2) -> _Pair:
+def pair_of(seed: int, layers: int, pp: int = 2) -> Pair:
     program = programs(World(pp=pp, mp=2, micro_batches=2, layers=layers, seed=seed))[0]
     sides = [[op for op in program.ops if op.role == role and not op.name.startswith("builtin.") and op.name != "pd_op.data"]
              for role in ("backward", "forward")]  # fmt: skip
-    return _Pair(program, [PartOps(*side) for side in zip("BF", "BF", sides, strict=True)], COSTS)
+    return Pair(program, [PartOps(*side) for side in zip("BF", "BF", sides, strict=True)], COSTS)
 
 
 @settings(max_examples=40, deadline=None)
@@ -67,7 +67,7 @@ def test_plans_are_the_same_each_time_and_no_slower_than_in_turn(seed: int, laye
     assert made[0].peak_bytes <= made[0].plain_peak_bytes
 
 
-def peak(pair: _Pair, order: list[int]) -> int:
+def peak(pair: Pair, order: list[int]) -> int:
     walk = Walk(pair.bytes, [node.forward for node in pair.nodes])
     for node in order:
         walk.run(node)

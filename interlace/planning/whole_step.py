@@ -1,0 +1,184 @@
+"""`interleave: auto`: Paddle's own plan, the named forms and schedules with a lag for each stage are simulated as whole steps; the
+fastest that holds no more memory than it may is kept.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from interlace.cost_model import Costs
+from interlace.ir import Program
+from interlace.passes.assign_streams import AssignStreams
+from interlace.passes.base import Context, Pass
+from interlace.passes.peers import Peers
+from interlace.passes.pipeline import Pipeline
+from interlace.passes.schedule_1f1b import Parts, Schedule1F1B, draws_twice
+from interlace.planning.budget import memory_budget
+from interlace.planning.judge import Run, Shown, first_ranks, noted, step_ns
+from interlace.scheduler.interleave.planner import EARLY
+from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.whole_step.search import Ranked, find_schedules, kinds_of
+from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
+from interlace.units import ms, size
+
+NAMED = ("dx-first", "mixed", "zb-h1")
+LAG_SCHEDULES = 3
+"""Schedules of the coarse model that are planned in full, as drafts."""
+
+SLACK = 1.01
+"""A peak counts as Paddle's own up to this factor: allocators round by more."""
+
+
+class Peak(msgspec.Struct, frozen=True):
+    """Device bytes of a plan at its peak, by a rank of a stage."""
+
+    stage: int
+    size_bytes: int
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What rank 0's search gave."""
+
+    schedules: tuple[Ranked, ...]
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """A form as a draft: its simulated step (None: it never ends) and its peak on the worst stage."""
+
+    form: Schedule1F1B
+    step_ns: int | None
+    peak_bytes: int
+
+
+def run_best(pipeline: Pipeline, at: int, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0) -> Run:
+    """Run the passes with the form of `pipeline.passes[at]` that is simulated fastest within the memory.
+
+    Every form is planned without its local search and compared; the fastest is then planned with it. Where Paddle's own plan is the
+    fastest it is kept as it is. Ranks decide alike: each simulates the plans that one rank of every stage shows.
+
+    Raises:
+        PassError: As `Pipeline.run`.
+    """
+    return _Choice(pipeline, at, program, cost, peers, reserve_bytes).run()
+
+
+class _Choice:
+    def __init__(self, pipeline: Pipeline, at: int, program: Program, cost: Costs, peers: Peers | None, reserve_bytes: int) -> None:
+        self.pipeline, self.at, self.program, self.cost, self.peers = pipeline, at, program, cost, peers
+        self.reserve_bytes = reserve_bytes
+        self.context = Context(cost, peers=peers)
+        asked = pipeline.passes[at]
+        assert isinstance(asked, Schedule1F1B)
+        self.asked = asked
+        self.early = asked.early_sends if isinstance(asked.early_sends, float) else EARLY
+        self.before, self.first = Pipeline(pipeline.passes[:at]).run(program, cost, peers)
+        stage = program.pipeline.stage
+        first = first_ranks(self.context.gather("stages", Shown(program.rank, stage)))
+        self.drafts = first[stage] == program.rank or any(each.asks_ranks for each in pipeline.passes[at + 1 :])
+        """Whether this rank makes drafts: one of each stage does, and all where a pass asks them."""
+
+    def run(self) -> Run:
+        stock = self._stock()
+        own = Judged(msgspec.structs.replace(self.asked, interleave="off"), step_ns(stock[1], self.cost, self.peers), self._peak(stock[1]))
+        limit = memory_budget(self.pipeline.passes) or int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
+        forms = [self._named(name) for name in NAMED if self._may(name)]
+        if self._may("dx-first") and self.program.pipeline.num_chunks == 1:
+            forms += [self._lagged(each) for each in self._schedules(stock[1], limit)]
+        judged = [self._judge(form) for form in dict.fromkeys(forms)]
+        fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
+        best = min(fitting, key=lambda each: each.step_ns or 0, default=None)
+        if best is None and own.step_ns is None and forms:
+            unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
+            return noted(self._whole(forms[0]), Schedule1F1B.name, [], [unknown, *self._lost(judged, None, limit)])
+        if best is None or (own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
+            lines = [f"auto: Paddle's own plan, whole step simulated {_text(own)}"]
+            return noted(stock, Schedule1F1B.name, lines, self._lost(judged, None, limit))
+        run, final = self._searched(best)
+        lines = [f"auto: {best.form.label()}: whole step simulated {ms(final)}, Paddle's own plan {_text(own)}; "
+                 f"no stage may hold more than {size(limit)}"]  # fmt: skip
+        return noted(run, Schedule1F1B.name, lines, self._lost(judged, best, limit))
+
+    def _stock(self) -> Run:
+        """Paddle's own jobs and streams; a user's other passes run all the same."""
+        ours: dict[str, Pass] = {Schedule1F1B.name: msgspec.structs.replace(self.asked, interleave="off"),
+                                 AssignStreams.name: AssignStreams(rename=False, throttle_host="off")}  # fmt: skip
+        passes = tuple(ours.get(each.name, each) for each in self.pipeline.passes if each.name not in ONLY_FOR_OVERLAP)
+        made, reports = Pipeline(passes).run(self.program, self.cost, self.peers, self.reserve_bytes)
+        return Pipeline(passes), made, reports
+
+    def _may(self, name: str) -> bool:
+        """Whether a form is possible for this program; the same on every rank."""
+        pipe = self.program.pipeline
+        return pipe.schedule not in ("FThenB", "none") and (name != "zb-h1" or (pipe.num_chunks == 1 and pipe.num_stages > 1))
+
+    def _named(self, name: str) -> Schedule1F1B:
+        return msgspec.structs.replace(self.asked, interleave=name)
+
+    def _lagged(self, found: Ranked) -> Schedule1F1B:
+        pipe, each = self.program.pipeline, found.schedule
+        plain = tuple(min(pipe.num_stages - s, pipe.num_micro_batches) for s in range(pipe.num_stages))
+        early = self.early if all(each.early) else tuple(self.early * one for one in each.early)
+        return msgspec.structs.replace(self.asked, interleave="dx-first", lag=each.lag if any(each.lag) else 0,
+                                       depth=() if each.depth == plain else each.depth, early_sends=early)  # fmt: skip
+
+    def _schedules(self, stock: Program, limit: int) -> tuple[Ranked, ...]:
+        """What the coarse model finds best, by rank 0, from what the first rank of each stage says of its jobs."""
+        mine = StageTimes(self.program.pipeline.stage, {}, {}, 0)
+        if self.drafts:
+            mine = StageTimes(mine.stage, self._times(self.early), self._times(0.0), in_order(stock).peak())
+        stages = {each.stage: each for each in reversed(self.context.gather("times of jobs", mine))}
+        fixed = any(self.context.gather("draws", draws_twice(self.program)))
+        found = Found(())
+        if self.peers is None or self.program.rank == 0:
+            count = self.program.pipeline.num_micro_batches
+            found = Found(tuple(find_schedules([stages[s] for s in sorted(stages)], count, limit, LAG_SCHEDULES, fixed)))
+        return self.context.gather("schedules", found)[0].schedules
+
+    def _times(self, early: float) -> dict[str, SlotTimes]:
+        form = msgspec.structs.replace(self.asked, interleave="dx-first", early_sends=early, search=False)
+        found = {}
+        whole, halves = Parts(self.before, {"B"}), Parts(self.before, {"I", "W"})
+        for kind in kinds_of():
+            each = kind.split("+")
+            parts = halves if {"I", "W"} & set(each) else whole
+            found[kind] = form.order(self.before, parts, tuple((part, part, 0) for part in each), "dx-first", self.context)[1]
+        return found
+
+    def _judge(self, form: Schedule1F1B) -> Judged:
+        made = self.before
+        if self.drafts:
+            behind: tuple[Pass, ...] = (form.draft(), *self.pipeline.passes[self.at + 1 :])
+            made, _ = Pipeline(behind).run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
+        return Judged(form, step_ns(made, self.cost, self.peers), self._peak(made))
+
+    def _peak(self, made: Program) -> int:
+        """Of the stages; a rank without jobs holds nothing."""
+        mine = Peak(made.pipeline.stage, in_order(made).peak() if made.jobs else 0)
+        return max(each.size_bytes for each in self.context.gather("peaks", mine))
+
+    def _searched(self, best: Judged) -> tuple[Run, int]:
+        """The plan of the best form: with the local search inside its jobs, or as the draft was where that is faster for the step."""
+        run = self._whole(best.form)
+        took, draft = step_ns(run[1], self.cost, self.peers), best.step_ns or 0
+        if took is not None and took <= draft:
+            return run, took
+        return self._whole(msgspec.structs.replace(best.form, search=False)), draft
+
+    def _whole(self, form: Schedule1F1B) -> Run:
+        behind = (form, *self.pipeline.passes[self.at + 1 :])
+        made, reports = Pipeline(behind).run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
+        return Pipeline((*self.pipeline.passes[: self.at], *behind)), made, [*self.first, *reports]
+
+    def _lost(self, judged: list[Judged], best: Judged | None, limit: int) -> list[str]:
+        """A line for each form that was not taken, with the reason."""
+        return [f"{each.form.label()}: {_text(each)}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
+                for each in judged if each is not best]  # fmt: skip
+
+
+ONLY_FOR_OVERLAP = frozenset({"split-backward", "overlap-column-backward"})
+"""Passes that Paddle's own plan does without."""
+
+
+def _text(judged: Judged) -> str:
+    took = "stages wait for each other" if judged.step_ns is None else ms(judged.step_ns)
+    return f"{took}, {size(judged.peak_bytes)} on the worst stage"

@@ -1,0 +1,70 @@
+"""What one kind of job costs on a stage: time, when it needs and sends messages, and memory."""
+
+from __future__ import annotations
+
+import msgspec
+
+from interlace.scheduler.interleave.allocations import PairOp
+from interlace.scheduler.interleave.clock import Clock
+from interlace.scheduler.interleave.planner import Pair
+
+NEVER = -1.0
+
+
+class PartTimes(msgspec.Struct, frozen=True):
+    """When a part needs its neighbour's message and when its own is with the neighbour, in ns from the job's start; `NEVER` without one."""
+
+    kind: str
+    need_ns: float = NEVER
+    sent_ns: float = NEVER
+
+
+class SlotTimes(msgspec.Struct, frozen=True):
+    """One kind of job in the order that was planned for it.
+
+    Attributes:
+        duration_ns: From its first operation to its last, if no message is late.
+        parts: In the order of the slot.
+        rise_bytes: Live memory at its peak, beyond what is live before it.
+        net_bytes: Live memory after it, less what is live before it.
+    """
+
+    duration_ns: float
+    parts: tuple[PartTimes, ...]
+    rise_bytes: int
+    net_bytes: int
+
+
+class StageTimes(msgspec.Struct, frozen=True):
+    """What all ranks have to know of one stage.
+
+    Attributes:
+        stage: Its number.
+        slots: Kind of job (`I+F+W`) -> its times, with sends that leave early; `late` the same with the shortest jobs.
+        peak_bytes: Device memory of Paddle's own plan at its peak.
+    """
+
+    stage: int
+    slots: dict[str, SlotTimes]
+    late: dict[str, SlotTimes]
+    peak_bytes: int
+
+
+def slot_times(pair: Pair, order: list[PairOp]) -> SlotTimes:
+    """Times of a job whose operations run in this order, by the planner's clock. O(operations)."""
+    clock = Clock(pair.nodes, pair.stretch)
+    need: dict[str, float] = {}
+    sent: dict[str, float] = {}
+    for item in order:
+        if item not in pair.index:
+            continue
+        k = pair.index[item]
+        node = pair.nodes[k]
+        if node.side not in need and any(pair.nodes[dep].receive and pair.nodes[dep].side == node.side for dep in node.deps):
+            need[node.side] = clock.now
+        clock.run(k)
+        if node.leaves:
+            sent[node.side] = max(sent.get(node.side, 0.0), clock.now + node.send_ns)
+    memory = pair.memory
+    parts = tuple(PartTimes(part.kind, need.get(part.label, NEVER), sent.get(part.label, NEVER)) for part in pair.parts)
+    return SlotTimes(clock.finish(), parts, memory.peak(order) - memory.start, memory.end - memory.start)

@@ -1,0 +1,114 @@
+"""`interleave: auto`: never slower than Paddle's own plan or a named form that holds no more, and the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from interlace.config import make_config
+from interlace.cost_model import GivenCosts
+from interlace.cost_model.base import Estimate, Groups, Values
+from interlace.ir import Op, Program
+from interlace.planning.plan import Plan, make_plans
+from interlace.scheduler.hazards import check
+from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.simulate.simulator import simulate
+from interlace.scheduler.target import CPU, CUSTOM, GPU
+from tests.strategies import World, programs, worlds
+
+
+class FairCosts(GivenCosts):
+    """Both halves of a product's gradient take as long as the whole."""
+
+    def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
+        took = super().op_time(op, values, groups)
+        whole = op.kind == "matmul_grad" and all(values[result].dtype != "null" for result in op.results)
+        return msgspec.structs.replace(took, dur_ns=2 * took.dur_ns) if whole else took
+
+
+LOADED = FairCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
+CALM = FairCosts({"comm": 5, "gemm": 50, "default": 5}, host_ns=1, job_ns=20)
+STOCK = {"split_backward": False, "overlap_column_backward": False, "assign_streams": {"rename": False, "throttle_host": "off"}}
+
+
+def planned(given_: Sequence[Program], costs: GivenCosts, form: str, **options: Any) -> list[Plan]:
+    more = STOCK if form == "off" else {}
+    return make_plans(given_, make_config({"schedule_1f1b": {"interleave": form, "only_gains": False, **options}, **more}), costs, "given")
+
+
+def step_ns(plans: Sequence[Plan], costs: GivenCosts) -> int:
+    return max(rank.step_ns for rank in simulate([plan.program for plan in plans], costs).ranks)
+
+
+def peak(plans: Sequence[Plan]) -> int:
+    return max(in_order(plan.program).peak() for plan in plans)
+
+
+def told(plans: Sequence[Plan], rank: int = 0) -> list[str]:
+    report = next(each for each in plans[rank].reports if each.name == "schedule-1f1b")
+    return [*report.changed, *report.declined]
+
+
+@settings(max_examples=12, deadline=None)
+@given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"))
+def test_auto_is_never_slower_than_what_holds_no_more(world: World) -> None:
+    plain = programs(world)
+    for costs in (LOADED, CALM):
+        stock, auto = planned(plain, costs, "off"), planned(plain, costs, "auto")
+        limit = int(peak(stock) * 1.01)
+        assert peak(auto) <= limit
+        others = [stock, *(planned(plain, costs, form, search=False) for form in ("dx-first", "mixed", "zb-h1") if world.pp > 1)]
+        assert step_ns(auto, costs) <= min(step_ns(each, costs) for each in others if peak(each) <= limit)
+        assert len({told(auto, rank)[-1] for rank in range(len(auto))}) == 1
+        for place in (GPU, CPU, CUSTOM):
+            assert [str(finding) for finding in check([plan.program for plan in auto], place) if finding.kind != "shared-stream"] == []
+
+
+def test_weight_gradients_trail_where_that_hides_more() -> None:
+    """The last stage has room that Paddle's plan leaves: a lag there is faster than every named form that holds as little."""
+    plain, costs = programs(World(pp=2, mp=2, micro_batches=8, layers=8)), FairCosts({"comm": 30, "gemm": 100, "default": 10})
+    auto = planned(plain, costs, "auto")
+    assert next(line for line in told(auto) if line.startswith("auto: ")).startswith("auto: interleave: dx-first, lag [")
+    for form in ("dx-first", "zb-h1"):
+        assert step_ns(auto, costs) < step_ns(planned(plain, costs, form), costs)
+
+
+def test_more_memory_makes_it_no_slower() -> None:
+    plain = programs(World(pp=3, mp=2, micro_batches=6, layers=3))
+    tight, roomy = (planned(plain, LOADED, "auto", extra_live_bytes=extra) for extra in (0, 1 << 20))
+    assert step_ns(roomy, LOADED) <= step_ns(tight, LOADED)
+
+
+def test_what_was_considered_is_told() -> None:
+    lines = told(planned(programs(World(pp=2, mp=2, micro_batches=6, layers=2)), LOADED, "auto"))
+    assert any(line.startswith("auto: ") and "Paddle's own plan " in line and "no stage may hold more than" in line for line in lines)
+    for form in ("dx-first", "mixed", "zb-h1"):
+        assert any(f"interleave: {form}" in line for line in lines), form
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(pp=2, micro_batches=4, layers=2, schedule="VPP"),
+        World(pp=1, mp=2, micro_batches=3, schedule="accumulate"),
+        World(pp=2, micro_batches=3, schedule="FThenB"),
+        World(pp=2, micro_batches=5, dropout=True),
+    ],
+)
+def test_other_schedules(world: World) -> None:
+    """VPP and accumulation have forms to choose from, FThenB has none; draws keep their order."""
+    plain = programs(world)
+    auto, stock = planned(plain, LOADED, "auto"), planned(plain, LOADED, "off")
+    if world.schedule != "VPP":  # of two stages Paddle's own VPP waits in a circle where sends wait for their receivers
+        assert step_ns(auto, LOADED) <= step_ns(stock, LOADED)
+    assert check([plan.program for plan in auto], CPU) == []
+    assert any(line.startswith("auto: ") for line in told(auto))
+
+
+def test_a_rank_alone_takes_dx_first_and_says_so() -> None:
+    (plan,) = planned(programs(World(pp=2, micro_batches=4))[:1], CALM, "auto")
+    assert "auto: the whole step was not judged, the other stages' plans are not known here; dx-first instead" in told([plan])

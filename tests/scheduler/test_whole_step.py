@@ -1,0 +1,94 @@
+"""The coarse model of a step, and the search for schedules that it ranks."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from interlace.scheduler.schedule import lagged, parse_rows, stall
+from interlace.scheduler.whole_step.coarse import peak_bytes, step_ns
+from interlace.scheduler.whole_step.search import LagSchedule, find_schedules
+from interlace.scheduler.whole_step.slot_times import NEVER, PartTimes, SlotTimes, StageTimes
+
+FORWARD, INPUT, WEIGHT = 10.0, 8.0, 12.0
+HELD, OPERANDS = 100, 40
+"""Bytes that a forward leaves, and those of them that weight gradients still need."""
+
+
+def times(stage: int, last: int) -> dict[str, SlotTimes]:
+    """Jobs whose parts run in turn; messages are needed at a part's start and sent at its end."""
+    took = {"F": FORWARD, "B": INPUT + WEIGHT, "I": INPUT, "W": WEIGHT, "O": 5.0}
+    net = {"F": HELD, "B": -HELD, "I": OPERANDS - HELD, "W": -OPERANDS, "O": 0}
+    found = {}
+    for kind in ("F", "B", "I", "W", "O", "B+F", "I+F", "I+W", "I+F+W"):
+        now, parts, live, rise = 0.0, [], 0, 0
+        for part in kind.split("+"):
+            live += net[part]
+            rise = max(rise, live)
+            needs = (part in "BI" and stage < last) or (part == "F" and stage > 0)
+            sends = (part in "BI" and stage > 0) or (part == "F" and stage < last)
+            gone = now + (INPUT if part == "B" else took[part])
+            parts.append(PartTimes(part, now if needs else NEVER, gone if sends else NEVER))
+            now += took[part]
+        found[kind] = SlotTimes(now, tuple(parts), rise, live)
+    return found
+
+
+def stages(count: int, micro_batches: int) -> list[StageTimes]:
+    return [StageTimes(s, times(s, count - 1), times(s, count - 1), 1000 + HELD * min(count - s, micro_batches)) for s in range(count)]
+
+
+def test_two_stages_by_hand() -> None:
+    """F 0-10 | F 10-20, then backward: its gradient leaves at 28 and is used at once on the first stage."""
+    rows = list(parse_rows("0 | 0F 0B O\n1 | 0F 0B O").values())
+    assert step_ns(rows, [times(0, 1), times(1, 1)]) == 28 + INPUT + WEIGHT + 5
+    halves = list(parse_rows("0 | 0F 0I 0W O\n1 | 0F 0I 0W O").values())
+    assert step_ns(halves, [times(0, 1), times(1, 1)]) == 28 + INPUT + WEIGHT + 5
+
+
+def test_what_is_late_moves_the_rest_of_its_job() -> None:
+    """The second part of a job needs a message: the first runs before it is there."""
+    rows = list(parse_rows("0 | 0F 1F 0B 1B O\n1 | 0F 0B+1F 1B O").values())
+    slow = times(0, 1) | {"F": SlotTimes(50.0, (PartTimes("F", NEVER, 50.0),), HELD, HELD)}
+    # stage 1: F0 50-60, B0 60-80, F1 waits for 100, B1 110-130, its gradient leaves at 118; stage 0: B0 100-120, B1 120-140
+    assert step_ns(rows, [slow, times(1, 1)]) == 140 + 5
+
+
+def test_stages_that_wait_for_each_other_never_end() -> None:
+    rows = list(parse_rows("0 | 0F 0B 1F 1B O\n1 | 1F 0F 0B 1B O").values())
+    assert step_ns(rows, [times(0, 1), times(1, 1)]) is None
+
+
+def test_memory_by_hand() -> None:
+    """A lag of two keeps the operands of three micro-batches' weight gradients while the next forward runs."""
+    plain, trailing = (lagged(1, 2, 6, lag=lag) for lag in (0, 2))
+    assert peak_bytes(plain, times(1, 1)) == HELD
+    assert peak_bytes(trailing, times(1, 1)) == HELD + 3 * OPERANDS
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("micro_batches", [1, 5, 20])
+def test_the_best_schedules_fit_and_are_as_good_as_any_near(count: int, micro_batches: int) -> None:
+    """With more memory never slower; of small pipelines no schedule of all that there are is faster."""
+    given = stages(count, micro_batches)
+    took = []
+    worst = max(each.peak_bytes for each in given)
+    for limit in (worst, worst + 300, worst + 2000):
+        found = find_schedules(given, micro_batches, limit, 3, fixed_depth=False)
+        assert found == find_schedules(given, micro_batches, limit, 3, fixed_depth=False)
+        for ranked in found:
+            for s, row in enumerate(ranked.schedule.rows(min(micro_batches, 16))):
+                assert 1000 + peak_bytes(row, given[s].slots) <= limit
+        took.append(found[0].step_ns)
+    assert took == sorted(took, reverse=True)
+    if count == 2 and micro_batches == 5:
+        every = itertools.product(itertools.product(range(4), repeat=2), [(2, 1), (3, 1), (3, 2), (4, 2)])
+        rows = [row for lag, depth in every if not stall(row := LagSchedule(lag, depth, (True, True)).rows(5))]
+        steps = [step_ns(row, [each.slots for each in given]) for row in rows]
+        assert took[-1] <= min(step for step in steps if step is not None)
+
+
+def test_depth_stays_where_it_must() -> None:
+    for ranked in find_schedules(stages(3, 8), 8, 5000, 3, fixed_depth=True):
+        assert ranked.schedule.depth == (3, 2, 1)
