@@ -4,6 +4,8 @@ fastest that holds no more memory than it may is kept.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from interlace.cost_model import Costs
@@ -42,12 +44,19 @@ class Found(msgspec.Struct, frozen=True):
     schedules: tuple[Ranked, ...]
 
 
-class Judged(msgspec.Struct, frozen=True):
-    """A form as a draft: its simulated step (None: it never ends) and its peak on the worst stage."""
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A form as a draft, and the passes after it: its simulated step (None: it never ends) and its peak on the worst stage."""
 
     form: Schedule1F1B
+    later: tuple[Pass, ...]
     step_ns: int | None
     peak_bytes: int
+
+    def label(self) -> str:
+        """The form in a few words."""
+        waits = any(isinstance(each, AssignStreams) and each.throttle_host == "on" for each in self.later)
+        return self.form.label() + (", throttle_host: on" if waits else "")
 
 
 def run_best(pipeline: Pipeline, at: int, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0) -> Run:
@@ -70,31 +79,33 @@ class _Choice:
         asked = pipeline.passes[at]
         assert isinstance(asked, Schedule1F1B)
         self.asked = asked
+        self.later = pipeline.passes[at + 1 :]
         self.early = asked.early_sends if isinstance(asked.early_sends, float) else EARLY
         self.before, self.first = Pipeline(pipeline.passes[:at]).run(program, cost, peers)
         stage = program.pipeline.stage
         first = first_ranks(self.context.gather("stages", Shown(program.rank, stage)))
-        self.drafts = first[stage] == program.rank or any(each.asks_ranks for each in pipeline.passes[at + 1 :])
+        self.drafts = first[stage] == program.rank or any(each.asks_ranks for each in self.later)
         """Whether this rank makes drafts: one of each stage does, and all where a pass asks them."""
 
     def run(self) -> Run:
         stock = self._stock()
-        own = Judged(msgspec.structs.replace(self.asked, interleave="off"), step_ns(stock[1], self.cost, self.peers), self._peak(stock[1]))
+        own = Judged(msgspec.structs.replace(self.asked, interleave="off"), (), step_ns(stock[1], self.cost, self.peers),
+                     self._peak(stock[1]))  # fmt: skip
         limit = memory_budget(self.pipeline.passes) or int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
         forms = [self._named(name) for name in NAMED if self._may(name)]
         if self._may("dx-first") and self.program.pipeline.num_chunks == 1:
             forms += [self._lagged(each) for each in self._schedules(stock[1], limit)]
-        judged = [self._judge(form) for form in dict.fromkeys(forms)]
+        judged = [each for form in dict.fromkeys(forms) for each in self._judge(form, limit)]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
         best = min(fitting, key=lambda each: each.step_ns or 0, default=None)
         if best is None and own.step_ns is None and forms:
             unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
-            return noted(self._whole(forms[0]), Schedule1F1B.name, [], [unknown, *self._lost(judged, None, limit)])
+            return noted(self._whole(forms[0], self.later), Schedule1F1B.name, [], [unknown, *self._lost(judged, None, limit)])
         if best is None or (own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
             lines = [f"auto: Paddle's own plan, whole step simulated {_text(own)}"]
             return noted(stock, Schedule1F1B.name, lines, self._lost(judged, None, limit))
         run, final = self._searched(best)
-        lines = [f"auto: {best.form.label()}: whole step simulated {ms(final)}, Paddle's own plan {_text(own)}; "
+        lines = [f"auto: {best.label()}: whole step simulated {ms(final)}, Paddle's own plan {_text(own)}; "
                  f"no stage may hold more than {size(limit)}"]  # fmt: skip
         return noted(run, Schedule1F1B.name, lines, self._lost(judged, best, limit))
 
@@ -144,12 +155,21 @@ class _Choice:
             found[kind] = form.order(self.before, parts, tuple((part, part, 0) for part in each), "dx-first", self.context)[1]
         return found
 
-    def _judge(self, form: Schedule1F1B) -> Judged:
+    def _judge(self, form: Schedule1F1B, limit: int) -> list[Judged]:
+        """A form with the passes after it as they were asked for; where it fits, also with a host that waits after each job with work
+        on side streams: receives are then posted when they are due, and one that waits slows products."""
+        found = [self._draft(form, self.later)]
+        eager = tuple(msgspec.structs.replace(each, throttle_host="on") if isinstance(each, AssignStreams) and each.throttle_host == "auto"
+                      else each for each in self.later)  # fmt: skip
+        if eager != self.later and found[0].peak_bytes <= limit:
+            found.append(self._draft(form, eager))
+        return found
+
+    def _draft(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Judged:
         made = self.before
         if self.drafts:
-            behind: tuple[Pass, ...] = (form.draft(), *self.pipeline.passes[self.at + 1 :])
-            made, _ = Pipeline(behind).run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
-        return Judged(form, step_ns(made, self.cost, self.peers), self._peak(made))
+            made, _ = Pipeline((form.draft(), *later)).run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
+        return Judged(form, later, step_ns(made, self.cost, self.peers), self._peak(made))
 
     def _peak(self, made: Program) -> int:
         """Of the stages; a rank without jobs holds nothing."""
@@ -158,20 +178,20 @@ class _Choice:
 
     def _searched(self, best: Judged) -> tuple[Run, int]:
         """The plan of the best form: with the local search inside its jobs, or as the draft was where that is faster for the step."""
-        run = self._whole(best.form)
+        run = self._whole(best.form, best.later)
         took, draft = step_ns(run[1], self.cost, self.peers), best.step_ns or 0
         if took is not None and took <= draft:
             return run, took
-        return self._whole(msgspec.structs.replace(best.form, search=False)), draft
+        return self._whole(msgspec.structs.replace(best.form, search=False), best.later), draft
 
-    def _whole(self, form: Schedule1F1B) -> Run:
-        behind = (form, *self.pipeline.passes[self.at + 1 :])
-        made, reports = Pipeline(behind).run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
-        return Pipeline((*self.pipeline.passes[: self.at], *behind)), made, [*self.first, *reports]
+    def _whole(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Run:
+        passes = (form, *later)
+        made, reports = Pipeline(passes).run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
+        return Pipeline((*self.pipeline.passes[: self.at], *passes)), made, [*self.first, *reports]
 
     def _lost(self, judged: list[Judged], best: Judged | None, limit: int) -> list[str]:
         """A line for each form that was not taken, with the reason."""
-        return [f"{each.form.label()}: {_text(each)}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
+        return [f"{each.label()}: {_text(each)}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
                 for each in judged if each is not best]  # fmt: skip
 
 
