@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import results
 
-FORMS = ("column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "offload-0.5", "offload-1")
+FORMS = ("column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "auto", "auto-8gb", "offload-0.5", "offload-1")
 PEAKS = (("hidden 4096, seq 4096", "peak-gpt-h4096-s4096-pp2"), ("hidden 2048, seq 8192", "peak-gpt-h2048-s8192-pp2"))
 LATE = 1.2
 """Times the median from which on a step counts as one of the rare late ones."""
@@ -94,7 +94,7 @@ def gains() -> str:
 def gains_in_short() -> str:
     """The gains of the main forms in one sentence."""
     said = []
-    for form in ("mixed", "dx-first", "zb-h1", "lag-1"):
+    for form in ("auto", "auto-8gb", "mixed", "dx-first", "zb-h1", "lag-1"):
         found = [(place, here) for place, here in by_place(pairs([form])).items() if place != "one GPU"]
         ranges = "; ".join(f"{span(pair.gain for pair in here)} at {place}" for place, here in found)
         said.append(f"`{form}` {ranges}")
@@ -107,7 +107,7 @@ def gains_in_short() -> str:
 def memory() -> str:
     """What the first rank holds more than under stock."""
     rows = []
-    for form in ("dx-first", "mixed", "zb-h1", "lag-1", "lag-1-2", "offload-1"):
+    for form in ("auto", "auto-8gb", "dx-first", "mixed", "zb-h1", "lag-1", "lag-1-2", "offload-1"):
         found = pairs([form])
         if not found:
             continue

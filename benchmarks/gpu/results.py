@@ -29,7 +29,7 @@ from testbed.gpus import ROOT, python_path
 Row = dict[str, Any]
 NOT_STARTED = "not started"
 """How a run that its sitting had no time for says so."""
-PLANS = ("stock", "column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "offload-0.5", "offload-1")
+PLANS = ("stock", "column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "auto", "auto-8gb", "offload-0.5", "offload-1")
 SWITCHED = ("no-priorities", "no-slab", "one-slab")
 """`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
 PINNED = ("pinned_reserved", "pinned_allocations")
