@@ -67,10 +67,11 @@ demo: setup
 	$(BIN)/interlace timeline $(OUT)/big/interlace --beside $(OUT)/big/stock --device h200 -o $(OUT)/big/trace.json
 
 test: setup
-	$(PYTEST)
+	$(PYTEST) -m "not main_thread"
+	$(BIN)/python -m pytest -m main_thread
 
 test-fast: $(FAST)
-	$(PYTEST) -m "not paddle and not slow"
+	$(PYTEST) -m "not paddle and not slow and not main_thread"
 
 mutants: setup
 	$(BIN)/python -m tests.mutants.run $(ONLY)

@@ -69,7 +69,7 @@ def test_a_scripts_own_pass_may_stand_in_the_configuration(script: Path, tmp_pat
     assert main(["run", str(script), "--world", "1", "--config", asked, "--json", str(out), "--", "--steps", "1"]) == 0
     passes = {each["name"]: each["changed"] for each in json.loads(out.read_text())["runs"]["run"]["ranks"][0]["plan"]["passes"]}
     assert passes["noisy"] == ["said hush"]
-    assert "split-backward" in passes
+    assert "schedule-1f1b" in passes
     told = f"interlace: --config {asked} decides; what the script asked for with interlace.enable() is left aside"
     assert capfd.readouterr().err.count(told) == 1
 

@@ -25,13 +25,14 @@ ROOMY = {"interleave": "dx-first", "extra_live_bytes": "1GB"}
 
 CASES = {
     "one rank, no accumulation, offload": (1, "gpt", "--steps 2", {"offload_activations": OFFLOAD}),
-    "one rank, accumulation, offload": (1, "gpt", "--gradient-accumulation 3 --batch-size 6", {"offload_activations": OFFLOAD}),
+    "one rank, accumulation, offload": (1, "gpt", "--gradient-accumulation 3 --batch-size 6",
+                                        {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
     "mp2, clip, accumulation: column overlap": (2, "gpt", "--mp 2 --clip-grad 1 --gradient-accumulation 2", {"schedule_1f1b": ROOMY}),
     "mp2 without accumulation": (2, "gpt", "--mp 2 --split-qkv", {}),
     "pp2, half offload, pp micro-batches": (2, "gpt", "--pp 2 --micro-batches 2", {"offload_activations": HALF}),
     "pp2, all offload, 2 pp + 1 micro-batches": (2, "gpt", "--pp 2 --micro-batches 5 --batch-size 10", {"offload_activations": OFFLOAD}),
     "pp2 mixed, offload": (2, "gpt", "--pp 2 --micro-batches 6 --batch-size 6", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
-    "pp2 FThenB, offload": (2, "gpt", "--pp 2 --schedule FThenB", {"offload_activations": OFFLOAD}),
+    "pp2 FThenB, offload": (2, "gpt", "--pp 2 --schedule FThenB", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
     "pp4 zero bubble": (4, "gpt", "--pp 4 --micro-batches 8", {"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
     "pp2 recompute": (2, "gpt", "--pp 2 --recompute full", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
     "pp2 vpp2, offload": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
@@ -42,7 +43,7 @@ CASES = {
     ),
     "dp2 mp2 sharding 1, clip": (4, "llama", "--dp 2 --mp 2 --sharding-stage 1 --gradient-accumulation 2", {"schedule_1f1b": ROOMY}),
     "dp2 pp2 sharding 2": (4, "gpt", "--dp 2 --pp 2 --sharding-stage 2", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
-    "dp2 sharding 1 over fused buffers": (2, "gpt", "--dp 2 --layers 2 --sharding-stage 1 --sharding-fusion", {}),
+    "dp2 sharding 1 over fused buffers": (2, "gpt", "--dp 2 --layers 2 --sharding-stage 1 --sharding-fusion", {"schedule_1f1b": ROOMY}),
     "dp2 pp2 sharding 1 over fused buffers, overlapped, bfloat16 O2": (
         4, "llama", "--dp 2 --pp 2 --layers 2 --hidden 128 --sharding-stage 1 --sharding-fusion --sharding-overlap --amp O2 --master-grad",
         {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD},
