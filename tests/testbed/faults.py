@@ -371,20 +371,24 @@ def _cut(program: Program, k: int, place: int) -> Program:
 
 @fault("event-order", "pp2")
 def an_event_recorded_behind_its_wait(world: World, check: Check) -> tuple[World, World]:
-    """The event of a receive is recorded by a later micro-batch's receive, which comes after the wait."""
+    """The event of a receive is recorded by the next micro-batch's receive, which is issued right after the wait."""
 
     def candidates() -> Iterator[tuple[World, World]]:
         for rank, program in enumerate(world):
             ops = _ops(program)
-            order = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
-            for event, later in itertools.product(program.events, (1, 2, 3)):
-                late = (event.record[0], event.record[1] + later)
-                if ops[event.record[0]].kind == "recv_v2" and order.get(late, -1) > min(order[wait] for wait in event.waits):
-                    events = tuple(msgspec.structs.replace(e, record=late) if e is event else e for e in program.events if e.record != late)
-                    yield world, _at(world, rank, msgspec.structs.replace(program, events=events))
+            for event in program.events:
+                late = (event.record[0], event.record[1] + 1)
+                job = next((job for job in program.jobs if late in job.items and event.waits[0] in job.items), None)
+                if ops[event.record[0]].kind == "recv_v2" and job is not None:
+                    after = job.items[job.items.index(event.waits[0]) + 1]
+                    safe = _with_events(_moved(program, late, after) if after != late else program)
+                    known = next((each for each in safe.events if each.record == event.record), None)
+                    if known is not None:
+                        events = (msgspec.structs.replace(e, record=late) if e is known else e for e in safe.events if e.record != late)
+                        yield _at(world, rank, safe), _at(world, rank, msgspec.structs.replace(safe, events=tuple(events)))
 
     for safe, broken in candidates():
-        if "event-order" in {finding.kind for finding in check(broken)}:
+        if "event-order" in {finding.kind for finding in check(broken)} and not check(safe):
             return safe, broken
     raise LookupError("no event could be recorded later")
 
