@@ -84,10 +84,6 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """A new program; the given one is untouched."""
         raise NotImplementedError(f"pass {self.name!r} has no run()")
 
-    def is_open(self) -> bool:
-        """Whether its form is still to be decided, by the whole step (interlace/planning/whole_step.py)."""
-        return False
-
     def fallbacks(self) -> tuple[Pass, ...]:
         """Milder forms of this pass, the plainest last, to take where the step would be slower than with the plainest."""
         return ()

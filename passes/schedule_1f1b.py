@@ -23,6 +23,7 @@ from interlace.scheduler.schedule import (
     Schedule,
     Slot,
     check_rows,
+    in_flight,
     interleaved,
     lagged,
     pair_up,
@@ -101,7 +102,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return (plain, *milder) if milder and (self.lag or self.depth) else milder
 
     def is_open(self) -> bool:
-        """Whether the whole step decides on the form."""
+        """Whether the whole step decides on the form (interlace/planning/whole_step.py)."""
         return self.interleave == "auto" and not self.schedule_file
 
     def draft(self) -> Pass:
@@ -206,7 +207,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if self.depth and (stuck := stall(list(rows.values()))):
             raise ConfigError(f"schedule_1f1b.depth: found {_numbers(self.depth)}; stages would wait for each other:\n{stuck}")
         if self.depth and draws_twice(program) and any(
-            depth != min(pipe.num_stages - s, pipe.num_micro_batches) for s, depth in enumerate(self.depth)
+            depth != in_flight(s, pipe.num_stages, pipe.num_micro_batches) for s, depth in enumerate(self.depth)
         ):
             raise ConfigError(f"schedule_1f1b.depth: found {_numbers(self.depth)}; forward and backward both draw random numbers, and "
                               "another depth than 1F1B's would change the order of draws; leave depth out")  # fmt: skip
@@ -229,7 +230,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _depth_report(self, program: Program) -> list[str]:
         """What the depth costs, where it is more than Paddle's."""
         pipe = program.pipeline
-        depth, plain = self._depth(program, pipe.stage), min(pipe.num_stages - pipe.stage, pipe.num_micro_batches)
+        depth, plain = self._depth(program, pipe.stage), in_flight(pipe.stage, pipe.num_stages, pipe.num_micro_batches)
         if pipe.schedule == "VPP" or depth <= plain:
             return []
         backward = PartOps("B", "B", [op for op in program.ops if op.role == "backward" and not is_boundary(op)])

@@ -55,6 +55,15 @@ Schedule = Callable[[int, int, int, int], list[Slot]]
 """`(stage, num_stages, num_micro_batches, num_chunks)` -> slots in order."""
 
 
+def in_flight(stage: int, num_stages: int, num_micro_batches: int) -> int:
+    """Micro-batches that a stage holds at once in 1F1B.
+
+    >>> [in_flight(stage, 4, 3) for stage in range(4)]
+    [3, 3, 2, 1]
+    """
+    return min(num_stages - stage, num_micro_batches)
+
+
 def f_then_b(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
     """All forwards, then all backwards.
 
@@ -79,7 +88,7 @@ def one_f_one_b(stage: int, num_stages: int, num_micro_batches: int, num_chunks:
     >>> show_row(1, one_f_one_b(1, 2, 2))
     '1 | 0R 0F 0B 1R 0S 1F 1B 1S O'
     """
-    warmup = min(num_stages - stage, num_micro_batches)
+    warmup = in_flight(stage, num_stages, num_micro_batches)
     slots = [slot(kind, m) for m in range(warmup) for kind in "RF"]
     for b in range(num_micro_batches):
         f = b + warmup
@@ -99,7 +108,7 @@ def lagged(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int 
     >>> show_row(1, lagged(1, 2, 3, lag=0))
     '1 | 0F 0B+1F 1B+2F 2B O'
     """
-    depth = min(num_stages - stage if warmup is None else warmup, num_micro_batches)
+    depth = in_flight(stage, num_stages, num_micro_batches) if warmup is None else min(warmup, num_micro_batches)
     slots = [slot("F", m) for m in range(depth)]
     for b in range(num_micro_batches):
         forward = [Part("F", b + depth)] if b + depth < num_micro_batches else []
@@ -116,7 +125,7 @@ def zero_bubble(stage: int, num_stages: int, num_micro_batches: int, num_chunks:
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023, section 2.2.
     """
-    warmup = min(num_stages - stage, num_micro_batches)
+    warmup = in_flight(stage, num_stages, num_micro_batches)
     slots = [slot("F", m) for m in range(warmup)]
     forward, weights = warmup, 0
     for b in range(num_micro_batches):

@@ -7,6 +7,7 @@ cuBLAS and NCCL are looked up when it runs. Only what changed is compiled again.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -53,19 +54,21 @@ def build_root() -> Path:
 
 
 def build(variant: str = "threads", jobs: int = 1) -> Path:
-    """Compile what is out of date and link; returns the plugin's path.
+    """Compile what is out of date and link; returns the plugin's path. Processes that build at the same time wait for each other.
 
     Raises:
         BuildError: No compiler or no Paddle, or a compilation failed.
     """
     target = library(variant)
     target.parent.mkdir(parents=True, exist_ok=True)
-    units = _units(variant, target.parent)
-    stale = [unit for unit in units if _is_stale(unit)]
-    with ThreadPoolExecutor(max(jobs, 1)) as pool:
-        list(pool.map(_compile, stale))
-    if stale or not target.exists():
-        _run(_link(variant, units, target))
+    with open(target.parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        units = _units(variant, target.parent)
+        stale = [unit for unit in units if _is_stale(unit)]
+        with ThreadPoolExecutor(max(jobs, 1)) as pool:
+            list(pool.map(_compile, stale))
+        if stale or not target.exists():
+            _run(_link(variant, units, target))
     return target
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from interlace.cpu.install import rank_environment
+from interlace.cpu.install import prepare_mode, rank_environment
 from interlace.cpu.transport import Transport
 from testbed import delays, device, measure
 
@@ -28,7 +28,6 @@ TRACE_RUN_VARIABLE = "TESTBED_TRACE_RUN"  # 0 or 1: the executor issues all from
 ID_BYTES = 128
 KEPT_FEEDS = 8  # steps that the host may be ahead of the device
 _ID_TIMEOUT_S = 60.0
-_PREPARED = "interlace_prepared"
 
 
 def install(rank: int, world: int, run_dir: str, timeout_s: float) -> Transport:
@@ -182,6 +181,8 @@ def _patch_engine() -> None:
     from paddle.distributed.auto_parallel.static import engine as engine_module
     from paddle.distributed.auto_parallel.static import process_group
 
+    from testbed.programs import prepare_program
+
     engine_class = engine_module.Engine
     make, initialize, clean_up = engine_class.__init__, engine_class._initialize, engine_module.remove_unuseful_comm_op_pass
     starting = False
@@ -197,7 +198,7 @@ def _patch_engine() -> None:
         if self._nranks == 1:  # where Paddle makes no group; a collective of one rank inside a branch stays, and wants its ring
             for group in process_group.get_all_process_groups():
                 group.instantiate()
-        _prepare_mode(self, mode)
+        prepare_mode(self, mode, prepare_program)
         starting = True
         try:
             return initialize(self, mode, *args, **kwargs)
@@ -206,8 +207,6 @@ def _patch_engine() -> None:
             _move_parameters(self, mode)
 
     def clean_up_and_prepare(program: Any) -> None:
-        from testbed.programs import prepare_program
-
         clean_up(program)
         if starting:
             prepare_program(program, "startup")
@@ -256,21 +255,6 @@ def _on_device(value: Any) -> Any:
     made = paddle.base.core.DenseTensor()
     made.set(np.array(value), paddle.CustomPlace(device.NAME, 0))
     return made
-
-
-def _prepare_mode(engine: Any, mode: str) -> None:
-    """Rewrite what the engine is about to run in `mode`: the jobs of its plan, or its dense program."""
-    from testbed.programs import prepare_program
-
-    plan = engine._job_plan
-    if plan is None or plan is getattr(engine, "_testbed_plan", None):
-        prepare_program(engine._pir_dense_main_progs[mode], mode)
-        return
-    engine._testbed_plan = plan
-    if getattr(plan, _PREPARED, False):
-        return
-    for job in plan.job_types():
-        prepare_program(plan.ir_program(job), job)
 
 
 def _move_parameters(engine: Any, mode: str) -> None:

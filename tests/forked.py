@@ -119,9 +119,7 @@ class Servers:
     def _address(self, target: str, is_other: bool) -> str:
         key = (target, is_other)
         if key not in self._servers:
-            folder = Path(self._folder.name) / f"{target}{is_other:d}"
-            folder.mkdir()
-            self._servers[key] = Server(target, folder)
+            self._servers[key] = Server(target, Path(tempfile.mkdtemp(dir=self._folder.name)))
         return self._servers[key].address
 
     def end(self) -> None:

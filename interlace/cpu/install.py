@@ -8,6 +8,7 @@ rewritten as the very last step, whatever else changed the programs before.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from interlace.cpu.transport import DEFAULT_TIMEOUT_S, Transport
@@ -68,7 +69,7 @@ def _patch_engine() -> None:
 
     def initialize_prepared(self: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
         nonlocal starting
-        _prepare_mode(self, mode)
+        prepare_mode(self, mode, prepare_program)
         starting = True
         try:
             return initialize(self, mode, *args, **kwargs)
@@ -85,17 +86,17 @@ def _patch_engine() -> None:
     engine_module.remove_unuseful_comm_op_pass = clean_up_and_prepare
 
 
-def _prepare_mode(engine: Any, mode: str) -> None:
-    """Rewrite what the engine is about to run in `mode`.
+def prepare_mode(engine: Any, mode: str, prepare: Callable[[Any, str], Any]) -> None:
+    """Rewrite what the engine is about to run in `mode`: `prepare` takes each program and its name.
 
     The engine keeps one plan for all modes; a mode that made no plan of its own has a dense program instead.
     """
     plan = engine._job_plan
     if plan is None or plan is getattr(engine, "_interlace_last_plan", None):
-        prepare_program(engine._pir_dense_main_progs[mode], mode)
+        prepare(engine._pir_dense_main_progs[mode], mode)
         return
     engine._interlace_last_plan = plan
     if getattr(plan, _PREPARED, False):
         return
     for job in plan.job_types():
-        prepare_program(plan.ir_program(job), job)
+        prepare(plan.ir_program(job), job)

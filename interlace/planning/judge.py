@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 
 import msgspec
 
@@ -23,7 +22,7 @@ Run = tuple[Pipeline, Program, list[PassReport]]
 def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0) -> Run:
     """Run the passes; where one has fallbacks, the first form whose step is no slower than the plainest form's is kept.
 
-    One rank of each stage shows its plan to the others and all simulate the whole step with these, so that they decide alike.
+    One rank of each stage shows its plan; rank 0 simulates the whole step with these and tells the others, so that all decide alike.
     Alone, a rank of a pipeline cannot judge a step, and what was asked for stays.
 
     Returns:
@@ -50,11 +49,12 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
     asked, plain = run(judged), run(plainest, draft=True)
     if not any(Context(cost, peers=peers).gather("forms that differ", _orders(plain) != _orders(asked))):
         return asked
-    limit_ns = step_ns(plain[1], cost, peers)
+    stands_for = stand_ins(program, cost, peers)
+    limit_ns = step_ns(plain[1], cost, peers, stands_for)
     declined: list[str] = []
     for form in (judged, *milder):
         found = asked if form is judged else run(form)
-        took_ns = step_ns(found[1], cost, peers)
+        took_ns = step_ns(found[1], cost, peers, stands_for)
         if took_ns is None or limit_ns is None:
             why = "the whole step was not judged: the simulated ranks wait for each other in a circle; `interlace check` shows it"
             return noted(asked, judged.name, [], [why])
@@ -72,45 +72,35 @@ def _orders(run: Run) -> list[tuple[tuple[int, int], ...]]:
 def noted(run: Run, name: str, changed: list[str], declined: list[str]) -> Run:
     """The same with lines for a pass's report."""
     pipeline, program, reports = run
-    noted = [msgspec.structs.replace(each, changed=(*each.changed, *changed), declined=(*each.declined, *declined))
+    told = [msgspec.structs.replace(each, changed=(*each.changed, *changed), declined=(*each.declined, *declined))
              if each.name == name else each for each in reports]  # fmt: skip
-    return pipeline, program, noted
+    return pipeline, program, told
 
 
-class Shown(msgspec.Struct, frozen=True):
-    """What a rank shows of its plan: the first rank of each stage all of it (packed), the others where they stand."""
-
-    rank: int
-    stage: int
-    plan: bytes = b""
-
-    def program(self) -> Program:
-        """The planned program."""
-        return msgspec.msgpack.decode(zlib.decompress(self.plan), type=Program)
+def stand_ins(program: Program, cost: Costs, peers: Peers | None) -> dict[int, int]:
+    """Rank -> the rank that stands for all of its stage, the first there; nothing where nobody else plans at the same time."""
+    if peers is None:
+        return {}
+    stages = Context(cost, peers=peers).gather("stages", program.pipeline.stage)
+    return {rank: stages.index(stage) for rank, stage in enumerate(stages)}
 
 
-def step_ns(program: Program, cost: Costs, peers: Peers | None) -> int | None:
-    """The simulated step of the whole pipeline, one rank standing for each stage; None where it would never end.
+def step_ns(program: Program, cost: Costs, peers: Peers | None, stands_for: dict[int, int]) -> int | None:
+    """The simulated step of the whole pipeline; None where it would never end.
 
-    Rank 0 simulates and tells the others: of a rank that stands for no stage only its place in the world is looked at.
+    Rank 0 simulates the plans of the ranks that stand for a stage (`stand_ins`) and tells the others; what another rank gives is not
+    looked at.
     """
-    context, stage = Context(cost, peers=peers), program.pipeline.stage
     if peers is None:
         return _simulated([program], cost, {})
-    there = context.gather("stages", Shown(program.rank, stage))
-    first = first_ranks(there)
-    plan = zlib.compress(msgspec.msgpack.encode(program), 1) if first[stage] == program.rank else b""
-    shown = context.gather("plans of stages", Shown(program.rank, stage, plan))
+    context = Context(cost, peers=peers)
+    mine = zlib.compress(msgspec.msgpack.encode(program), 1) if stands_for[program.rank] == program.rank else b""
+    shown = context.gather("plans of stages", mine)
     found = Step()
     if program.rank == 0:
-        programs = [each.program() for each in shown if each.plan]
-        found = Step(_simulated(programs, cost, {each.rank: first[each.stage] for each in there}))
+        programs = [msgspec.msgpack.decode(zlib.decompress(plan), type=Program) for plan in shown if plan]
+        found = Step(_simulated(programs, cost, stands_for))
     return context.gather("the simulated step", found)[0].step_ns
-
-
-def first_ranks(there: Sequence[Shown]) -> dict[int, int]:
-    """Stage -> the rank that stands for it."""
-    return {each.stage: each.rank for each in reversed(there)}
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from interlace.ir.dump import MOST_BYTES, SUFFIX, write_whole
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import Context
 from interlace.passes.peers import Peers, plan_together
+from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.planning.budget import bytes_over, memory_budget, say_budget
 from interlace.planning.judge import Run, run_judged
 from interlace.planning.whole_step import run_best
@@ -133,11 +134,10 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
 
 def _run(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None, reserve_bytes: int) -> Run:
     """Run the passes; where the form of one is open, or has milder ones, the whole step decides."""
-    at = next((k for k, each in enumerate(pipeline.passes) if each.is_open()), None)
-    if at is None or (peers is None and program.pipeline.num_stages > 1):
+    asked = next((each for each in pipeline.passes if isinstance(each, Schedule1F1B) and each.is_open()), None)
+    if asked is None or (peers is None and program.pipeline.num_stages > 1):
         return run_judged(pipeline, program, cost, peers, reserve_bytes)
-    pipeline.check(program)
-    return run_best(pipeline, at, program, cost, peers, reserve_bytes)
+    return run_best(pipeline, asked, program, cost, peers, reserve_bytes)
 
 
 def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile: str) -> list[Plan]:

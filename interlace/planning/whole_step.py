@@ -13,12 +13,13 @@ from interlace.ir import Program
 from interlace.passes.assign_streams import AssignStreams
 from interlace.passes.base import Context, Pass
 from interlace.passes.peers import Peers
-from interlace.passes.pipeline import Pipeline
+from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.passes.schedule_1f1b import Parts, Schedule1F1B, draws_twice
 from interlace.planning.budget import memory_budget
-from interlace.planning.judge import Run, Shown, first_ranks, noted, step_ns
+from interlace.planning.judge import Run, noted, stand_ins, step_ns
 from interlace.scheduler.interleave.planner import EARLY
 from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.schedule import in_flight
 from interlace.scheduler.whole_step.search import Ranked, find_schedules, kinds_of
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 from interlace.units import ms, size
@@ -26,16 +27,10 @@ from interlace.units import ms, size
 NAMED = ("dx-first", "mixed", "zb-h1")
 LAG_SCHEDULES = 3
 """Schedules of the coarse model that are planned in full, as drafts."""
-
 SLACK = 1.01
 """A peak counts as Paddle's own up to this factor: allocators round by more."""
-
-
-class Peak(msgspec.Struct, frozen=True):
-    """Device bytes of a plan at its peak, by a rank of a stage."""
-
-    stage: int
-    size_bytes: int
+ONLY_FOR_OVERLAP = frozenset({"split-backward", "overlap-column-backward"})
+"""Passes that Paddle's own plan does without."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -59,42 +54,44 @@ class Judged:
         return self.form.label() + (", throttle_host: on" if waits else "")
 
 
-def run_best(pipeline: Pipeline, at: int, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0) -> Run:
-    """Run the passes with the form of `pipeline.passes[at]` that is simulated fastest within the memory.
+def run_best(
+    pipeline: Pipeline, asked: Schedule1F1B, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0
+) -> Run:
+    """Run the passes with the form of `asked`, one of them, that is simulated fastest within the memory.
 
     Every form is planned without its local search and compared; the fastest is then planned with it. Where Paddle's own plan is the
-    fastest it is kept as it is. Ranks decide alike: each simulates the plans that one rank of every stage shows.
+    fastest it is kept as it is. Rank 0 simulates and tells the others, so that all decide alike.
 
     Raises:
         PassError: As `Pipeline.run`.
     """
-    return _Choice(pipeline, at, program, cost, peers, reserve_bytes).run()
+    pipeline.check(program)
+    return _Choice(pipeline, asked, program, cost, peers, reserve_bytes).run()
 
 
 class _Choice:
-    def __init__(self, pipeline: Pipeline, at: int, program: Program, cost: Costs, peers: Peers | None, reserve_bytes: int) -> None:
-        self.pipeline, self.at, self.program, self.cost, self.peers = pipeline, at, program, cost, peers
+    def __init__(
+        self, pipeline: Pipeline, asked: Schedule1F1B, program: Program, cost: Costs, peers: Peers | None, reserve_bytes: int
+    ) -> None:
+        self.pipeline, self.asked, self.program, self.cost, self.peers = pipeline, asked, program, cost, peers
         self.reserve_bytes = reserve_bytes
         self.context = Context(cost, peers=peers)
-        asked = pipeline.passes[at]
-        assert isinstance(asked, Schedule1F1B)
-        self.asked = asked
-        self.later = pipeline.passes[at + 1 :]
+        at = pipeline.passes.index(asked)
+        self.earlier, self.later = pipeline.passes[:at], pipeline.passes[at + 1 :]
         self.early = asked.early_sends if isinstance(asked.early_sends, float) else EARLY
-        self.before, self.first = Pipeline(pipeline.passes[:at]).run(program, cost, peers)
-        stage = program.pipeline.stage
-        first = first_ranks(self.context.gather("stages", Shown(program.rank, stage)))
-        self.drafts = first[stage] == program.rank or any(each.asks_ranks for each in self.later)
+        self.before, self.first = Pipeline(self.earlier).run(program, cost, peers)
+        self.stands_for = stand_ins(program, cost, peers)
+        self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks for each in self.later)
         """Whether this rank makes drafts: one of each stage does, and all where a pass asks them."""
 
     def run(self) -> Run:
         stock = self._stock()
-        own = Judged(msgspec.structs.replace(self.asked, interleave="off"), (), step_ns(stock[1], self.cost, self.peers),
-                     self._peak(stock[1]))  # fmt: skip
+        peaks = self._peaks(stock[1])
+        own = Judged(msgspec.structs.replace(self.asked, interleave="off"), (), self._step_ns(stock[1]), max(peaks))
         limit = memory_budget(self.pipeline.passes) or int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
         forms = [self._named(name) for name in NAMED if self._may(name)]
         if self._may("dx-first") and self.program.pipeline.num_chunks == 1:
-            forms += [self._lagged(each) for each in self._schedules(stock[1], limit)]
+            forms += [self._lagged(each) for each in self._schedules(peaks[self.program.rank if self.peers else 0], limit)]
         judged = [each for form in dict.fromkeys(forms) for each in self._judge(form, limit)]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
         best = min(fitting, key=lambda each: each.step_ns or 0, default=None)
@@ -104,7 +101,7 @@ class _Choice:
         if best is None or (own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
             lines = [f"auto: Paddle's own plan, whole step simulated {_text(own)}"]
             return noted(stock, Schedule1F1B.name, lines, self._lost(judged, None, limit))
-        run, final = self._searched(best)
+        run, final = self._searched(best, limit)
         lines = [f"auto: {best.label()}: whole step simulated {ms(final)}, Paddle's own plan {_text(own)}; "
                  f"no stage may hold more than {size(limit)}"]  # fmt: skip
         return noted(run, Schedule1F1B.name, lines, self._lost(judged, best, limit))
@@ -127,16 +124,17 @@ class _Choice:
 
     def _lagged(self, found: Ranked) -> Schedule1F1B:
         pipe, each = self.program.pipeline, found.schedule
-        plain = tuple(min(pipe.num_stages - s, pipe.num_micro_batches) for s in range(pipe.num_stages))
+        plain = tuple(in_flight(s, pipe.num_stages, pipe.num_micro_batches) for s in range(pipe.num_stages))
         early = self.early if all(each.early) else tuple(self.early * one for one in each.early)
         return msgspec.structs.replace(self.asked, interleave="dx-first", lag=each.lag if any(each.lag) else 0,
                                        depth=() if each.depth == plain else each.depth, early_sends=early)  # fmt: skip
 
-    def _schedules(self, stock: Program, limit: int) -> tuple[Ranked, ...]:
+    def _schedules(self, stock_peak_bytes: int, limit: int) -> tuple[Ranked, ...]:
         """What the coarse model finds best, by rank 0, from what the first rank of each stage says of its jobs."""
         mine = StageTimes(self.program.pipeline.stage, {}, {}, 0)
         if self.drafts:
-            mine = StageTimes(mine.stage, self._times(self.early), self._times(0.0), in_order(stock).peak())
+            parts = Parts(self.before, {"B"}), Parts(self.before, {"I", "W"})
+            mine = StageTimes(mine.stage, self._times(self.early, *parts), self._times(0.0, *parts), stock_peak_bytes)
         stages = {each.stage: each for each in reversed(self.context.gather("times of jobs", mine))}
         fixed = any(self.context.gather("draws", draws_twice(self.program)))
         found = Found(())
@@ -145,10 +143,10 @@ class _Choice:
             found = Found(tuple(find_schedules([stages[s] for s in sorted(stages)], count, limit, LAG_SCHEDULES, fixed)))
         return self.context.gather("schedules", found)[0].schedules
 
-    def _times(self, early: float) -> dict[str, SlotTimes]:
+    def _times(self, early: float, whole: Parts, halves: Parts) -> dict[str, SlotTimes]:
+        """Of each kind of job, with backward as a whole or in halves."""
         form = msgspec.structs.replace(self.asked, interleave="dx-first", early_sends=early, search=False)
         found = {}
-        whole, halves = Parts(self.before, {"B"}), Parts(self.before, {"I", "W"})
         for kind in kinds_of():
             each = kind.split("+")
             parts = halves if {"I", "W"} & set(each) else whole
@@ -166,37 +164,38 @@ class _Choice:
         return found
 
     def _draft(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Judged:
-        made = self.before
-        if self.drafts:
-            made, _ = Pipeline((form.draft(), *later)).run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
-        return Judged(form, later, step_ns(made, self.cost, self.peers), self._peak(made))
+        made = self._run((form.draft(), *later))[0] if self.drafts else self.before
+        return Judged(form, later, self._step_ns(made), max(self._peaks(made)))
 
-    def _peak(self, made: Program) -> int:
-        """Of the stages; a rank without jobs holds nothing."""
-        mine = Peak(made.pipeline.stage, in_order(made).peak() if made.jobs else 0)
-        return max(each.size_bytes for each in self.context.gather("peaks", mine))
+    def _run(self, passes: tuple[Pass, ...]) -> tuple[Program, list[PassReport]]:
+        """The passes from the schedule on."""
+        return Pipeline(passes).run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
 
-    def _searched(self, best: Judged) -> tuple[Run, int]:
-        """The plan of the best form: with the local search inside its jobs, or as the draft was where that is faster for the step."""
+    def _step_ns(self, made: Program) -> int | None:
+        return step_ns(made, self.cost, self.peers, self.stands_for)
+
+    def _peaks(self, made: Program) -> list[int]:
+        """Device bytes of the plan at its peak, by rank; a rank without jobs holds nothing."""
+        return self.context.gather("peaks", in_order(made).peak() if made.jobs else 0)
+
+    def _searched(self, best: Judged, limit: int) -> tuple[Run, int]:
+        """The plan of the best form: with the local search inside its jobs, or as the draft was where that makes the step no faster, or
+        holds more than it may."""
         run = self._whole(best.form, best.later)
-        took, draft = step_ns(run[1], self.cost, self.peers), best.step_ns or 0
-        if took is not None and took <= draft:
+        took, draft = self._step_ns(run[1]), best.step_ns or 0
+        if took is not None and took <= draft and max(self._peaks(run[1])) <= limit:
             return run, took
         return self._whole(msgspec.structs.replace(best.form, search=False), best.later), draft
 
     def _whole(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Run:
         passes = (form, *later)
-        made, reports = Pipeline(passes).run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
-        return Pipeline((*self.pipeline.passes[: self.at], *passes)), made, [*self.first, *reports]
+        made, reports = self._run(passes)
+        return Pipeline((*self.earlier, *passes)), made, [*self.first, *reports]
 
     def _lost(self, judged: list[Judged], best: Judged | None, limit: int) -> list[str]:
         """A line for each form that was not taken, with the reason."""
         return [f"{each.label()}: {_text(each)}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
                 for each in judged if each is not best]  # fmt: skip
-
-
-ONLY_FOR_OVERLAP = frozenset({"split-backward", "overlap-column-backward"})
-"""Passes that Paddle's own plan does without."""
 
 
 def _text(judged: Judged) -> str:

@@ -76,8 +76,7 @@ class PairPlan(msgspec.Struct, frozen=True):
                 f"live memory {size(self.plain_peak_bytes)} -> {size(self.peak_bytes)}")  # fmt: skip
 
 
-def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Form, extra_bytes: int = 0, max_ops: int = 4000,
-               early: float = EARLY, search: bool = True) -> PairPlan:  # fmt: skip
+def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Form, extra_bytes: int = 0, max_ops: int = 4000) -> PairPlan:
     """Order the parts of one job.
 
     Args:
@@ -87,14 +86,12 @@ def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Fo
         form: `dx-first` or `mixed`.
         extra_bytes: Live bytes allowed above the peak of the parts one after another.
         max_ops: With more operations than this the parts stay one after another.
-        early: Weight of the time until a send against the time of the whole job.
-        search: Whether a local search improves the first order.
 
     Returns:
         A legal order: every dependency of each part, the order of each group's collectives within a part, writes of lasting
         state by micro-batch, receives of forward before sends of backward (the neighbour sends in that order too).
     """
-    return plan_pair(Pair(program, parts, cost, early, SEARCH_WORK if search else 0), form, extra_bytes, max_ops)
+    return plan_pair(Pair(program, parts, cost, work=SEARCH_WORK), form, extra_bytes, max_ops)
 
 
 def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000) -> PairPlan:
@@ -139,7 +136,12 @@ _orders = _Orders(256)
 
 
 class Pair:
-    """The parts as nodes; operations that cost nothing go with the first operation that needs them."""
+    """The parts as nodes; operations that cost nothing go with the first operation that needs them.
+
+    Attributes:
+        early: Weight of the time until a send against the time of the whole job.
+        work: Node visits that the local search may spend; 0 keeps the first order.
+    """
 
     def __init__(self, program: Program, parts: Sequence[PartOps], cost: Costs, early: float = EARLY, work: int = 0) -> None:
         self.graph = Graph(program)

@@ -49,13 +49,13 @@ def step_ns(rows: Sequence[Sequence[Slot]], times: Sequence[Mapping[str, SlotTim
     while moved:
         moved = False
         for number, stage in enumerate(stages):
-            moved |= _run(stage, number, len(stages), there)
+            moved |= _run(stage, number, there)
     if any(stage.at < len(stage.slots) for stage in stages):
         return None
     return max(stage.now for stage in stages)
 
 
-def _run(stage: _Stage, number: int, count: int, there: dict[Message, float]) -> bool:
+def _run(stage: _Stage, number: int, there: dict[Message, float]) -> bool:
     """Run a stage until a message that it needs has not been sent yet; says whether it got on."""
     moved = False
     while stage.at < len(stage.slots):

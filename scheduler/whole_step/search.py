@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from interlace.scheduler.schedule import Slot, lagged, one_f_one_b, stall
+from interlace.scheduler.schedule import Slot, in_flight, lagged, one_f_one_b, stall
 from interlace.scheduler.whole_step.coarse import kind_of, peak_bytes, step_ns
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 
@@ -55,7 +55,7 @@ def find_schedules(stages: Sequence[StageTimes], num_micro_batches: int, limit_b
 class _Search:
     def __init__(self, stages: Sequence[StageTimes], num_micro_batches: int, limit_bytes: int, fixed_depth: bool) -> None:
         self.stages, self.num, self.limit, self.fixed = stages, num_micro_batches, limit_bytes, fixed_depth
-        self.plain = tuple(min(len(stages) - s, num_micro_batches) for s in range(len(stages)))
+        self.plain = tuple(in_flight(s, len(stages), num_micro_batches) for s in range(len(stages)))
         self.always = [stage.peak_bytes - peak_bytes(_plain_row(s, len(stages), num_micro_batches), stage.slots)
                        for s, stage in enumerate(stages)]  # fmt: skip
         self.seen: dict[LagSchedule, float | None] = {}
