@@ -42,7 +42,7 @@ def enable(strategy: Any, config: str | PathLike[str] | Mapping[str, Any] | None
         strategy: `paddle.distributed.Strategy`; afterwards `strategy.interlace` holds the flags, which may be changed until the
             model is built.
         config: A YAML file, the name of a preset, or a dict; keywords go on top of it.
-        **options: As in `interlace.config`: `device`, `dump`, `check`, or a pass in snake case with `"on"`, `"off"` or a dict.
+        **options: As in `interlace.config`: `device`, `dump`, `check`, `plan`, or a pass in snake case with `"on"`, `"off"` or a dict.
 
     Raises:
         ConfigError: `strategy` is none of Paddle's auto-parallel, an option is unknown, of the wrong type, or contradicts another,

@@ -60,6 +60,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         own: A user's registered passes, to run where their `after` and `needs` ask for.
         check: Prove every plan before it is lowered.
         dump: Folder for the dumps of every rank; empty for none.
+        plan: Folder of plans that `interlace plan` or `dump` wrote: each rank loads its own in the place of planning. It holds the
+            passes' options and the profile, so none of them can be given beside it; empty for none.
         source: Where the options came from, for messages.
     """
 
@@ -71,19 +73,21 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     own: tuple[Pass, ...] = ()
     check: bool = True
     dump: str = ""
+    plan: str = ""
     source: str = "defaults"
 
     @property
     def active(self) -> bool:
         """Whether anything is asked for at all."""
-        return self.enable and bool(self.passes or self.own)
+        return self.enable and bool(self.plan or self.passes or self.own)
 
     def pipeline(self) -> Pipeline:
         """The passes in order."""
         return default_passes(self.passes, self.own)
 
 
-PLAIN_KINDS: dict[str, type] = {"enable": bool, "device": str, "force_device": bool, "force_paddle": bool, "check": bool, "dump": str}
+PLAIN_KINDS: dict[str, type] = {"enable": bool, "device": str, "force_device": bool, "force_paddle": bool, "check": bool, "dump": str,
+                                "plan": str}  # fmt: skip
 PLAIN_FIELDS = tuple(PLAIN_KINDS)
 
 
@@ -112,6 +116,9 @@ def make_config(
     plain = {key: _switch(value, PLAIN_KINDS[key]) for key, value in options.items() if key in PLAIN_FIELDS}
     _check_plain(plain, where)
     _check_device(plain.get("device", ""), where)
+    if plain.get("plan"):
+        _check_plan(plain["plan"], options, where)
+        return Config(**plain, source=source)
     names = {name.replace("-", "_"): name for name in REGISTRY}
     chosen: dict[str, Pass] = {name: REGISTRY[name]() for name in DEFAULT_ON if name in REGISTRY}
     chosen |= {name: _imported(name, where) for name in imported if name in REGISTRY and name.replace("-", "_") not in options}
@@ -143,7 +150,7 @@ def require_jobs(config: Config) -> None:
         ConfigError: Passes are on, but none that gives a schedule.
     """
     every = (*config.passes.values(), *config.own)
-    if config.active and not any("scheduled" in each.gives for each in every):
+    if config.active and not config.plan and not any("scheduled" in each.gives for each in every):
         names = ", ".join(each.name.replace("-", "_") for each in every)
         raise ConfigError(f"{config.source}: schedule_1f1b is off and {names} on: nothing would run the step; turn schedule_1f1b "
                           "on, with {interleave: off} for Paddle's own order, or write enable: off")  # fmt: skip
@@ -253,6 +260,17 @@ def _check_device(device: str, where: _Where) -> None:
         load_profile(device)
     except ConfigError as error:
         raise ConfigError(f"{where.at('device')}: {error}") from error
+
+
+def _check_plan(folder: str, options: Mapping[str, Any], where: _Where) -> None:
+    """That the folder is there, and that nothing is asked for that its plans say already."""
+    beside = [key for key in options if key == "device" or key not in PLAIN_FIELDS]
+    if beside:
+        raise ConfigError(f"{where.key(beside[0])}: beside plan: {folder}, {beside[0]} would do nothing: the plans there have their "
+                          "profile and the options of their passes; leave one of the two out")  # fmt: skip
+    if not Path(folder).is_dir():
+        raise ConfigError(f"{where.at('plan')}: no folder {folder!r} in {os.getcwd()}; expected one with a plan of each rank, as "
+                          "`interlace plan` writes it")  # fmt: skip
 
 
 def _switch(value: Any, kind: Any) -> Any:

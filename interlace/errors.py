@@ -21,6 +21,10 @@ class BudgetError(PlanError):
     """No plan holds the memory budget that is asked for."""
 
 
+class LoadError(PlanError):
+    """A plan that was made before is not one for this run."""
+
+
 class PassError(InterlaceError):
     """A pass lacks what it needs, or gave something that does not verify."""
 

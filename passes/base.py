@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -12,14 +11,13 @@ import msgspec
 from interlace.errors import PassError
 from interlace.ir import Op, Program
 from interlace.ir.verify import describe
+from interlace.passes.peers import gather
 
 if TYPE_CHECKING:
     from interlace.cost_model import Costs
     from interlace.passes.peers import Peers
 
 Told = TypeVar("Told")
-_DECODING = threading.Lock()
-"""msgspec 0.22 crashed (null read) where threads decoded a type for the first time at once."""
 
 
 @dataclass(slots=True)
@@ -46,11 +44,7 @@ class Context:
 
     def gather(self, topic: str, mine: Told) -> list[Told]:
         """What every rank says on a topic, by rank; only this one's own where nobody else plans at the same time."""
-        if self.peers is None:
-            return [mine]
-        said = self.peers.gather(topic, msgspec.msgpack.encode(mine))
-        with _DECODING:
-            return [msgspec.msgpack.decode(each, type=type(mine)) for each in said]
+        return gather(self.peers, topic, mine)
 
     def change(self, op: Op, what: str) -> None:
         """Report something done at an operation."""

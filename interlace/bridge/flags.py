@@ -153,6 +153,7 @@ def with_dead_flags(strategy: Any, options: dict[str, Any], say: bool = True) ->
     if getattr(strategy.pipeline, "enable_send_recv_overlap", False):
         asked.append(("pipeline.enable_send_recv_overlap", "assign_streams", "on"))
     for name, key, value in asked:
+        key = "plan" if options.get("plan") else key
         given = options.get(key)
         free = isinstance(value, dict) and isinstance(given, Mapping) and not set(value) & set(given)
         if given is not None and not free:

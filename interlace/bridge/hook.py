@@ -19,17 +19,22 @@ from interlace.bridge.feeds import matching_feed
 from interlace.bridge.flags import Flags, final_config
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
-from interlace.bridge.profiles import costs_for
-from interlace.bridge.targets import choose_device
-from interlace.config import Config, find_config, load_config, read_yaml
+from interlace.bridge.profiles import costs_for, require_own_gpu
+from interlace.bridge.targets import Device, choose_device
+from interlace.config import Config, make_config
+from interlace.cost_model import load_profile
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
 from interlace.notice import say
+from interlace.outside import Outside, asked_outside
 from interlace.passes.events import fetching
+from interlace.passes.peers import gather
+from interlace.planning.loaded import load_plan
 from interlace.planning.plan import Plan, make_plan
 from interlace.scheduler.hazards import Voice, require_safe, require_straight
 
-DISABLE_VARIABLE, CONFIG_VARIABLE = "INTERLACE_DISABLE", "INTERLACE_CONFIG"
+DISABLE_VARIABLE = "INTERLACE_DISABLE"
+PADDLES_OWN = {"split_backward": "off", "overlap_column_backward": "off", "schedule_1f1b": {"interleave": "off"}}
 SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
 """Paddle's own stream names of sends and receives by schedule; others use `send_stream_<ring>` and `recv_stream`."""
 
@@ -100,14 +105,14 @@ def _why_off(model: Any, engine: Any) -> str:
     if strategy is None:
         raise PlanError(f"interlace.plan_of: expected a model that paddle.distributed.to_static gave, found {type(model).__name__}")
     flags = getattr(strategy.pipeline, "interlace", None)
-    override = os.environ.get(CONFIG_VARIABLE)
-    if flags is None and not override:
+    outside = asked_outside()
+    if flags is None and outside is None:
         raise PlanError("this model never asked for Interlace; call interlace.enable(strategy) before dist.to_static")
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return f"{DISABLE_VARIABLE}=1"
-    config = load_config(override) if override else flags.config() if flags is not None else None
+    config = make_config(*outside[:3]) if outside else flags.config() if flags is not None else None
     if config is None or not config.active:
-        return f"{override}: nothing is on" if override else "enable: false, or every pass is off"
+        return f"{outside.source}: nothing is on" if outside else "enable: false, or every pass is off"
     raise PlanError("the model is not built yet: call model.train() first")
 
 
@@ -155,8 +160,8 @@ def _state(engine: Any) -> State | None:
         engine._interlace = known = State(Config())
     if known is None:
         flags = getattr(engine._strategy.pipeline, "interlace", None)
-        override = os.environ.get(CONFIG_VARIABLE)
-        config = _override(override, engine._strategy, flags) if override else flags and flags.final(engine._strategy)
+        outside = asked_outside()
+        config = _override(outside, engine._strategy, flags) if outside else flags and flags.final(engine._strategy)
         if config is None or not config.active:
             return None
         _require_pipeline(config, engine._strategy)
@@ -164,12 +169,11 @@ def _state(engine: Any) -> State | None:
     return known
 
 
-def _override(path: str, strategy: Any, flags: Any) -> Config:
-    """The configuration that `interlace run --config` gave, in the place of what the script asked for."""
-    options, marks = read_yaml(find_config(path))
+def _override(outside: Outside, strategy: Any, flags: Any) -> Config:
+    """The configuration that `interlace run` gave, in the place of what the script asked for."""
     if flags is not None and paddle.distributed.ParallelEnv().rank == 0:
-        say(f"--config {path} decides; what the script asked for with interlace.enable() is left aside")
-    return final_config(options, path, marks, strategy)
+        say(f"{outside.words} decides; what the script asked for with interlace.enable() is left aside")
+    return final_config(outside.options, outside.source, outside.marks, strategy)
 
 
 def _require_pipeline(config: Config, strategy: Any) -> None:
@@ -201,7 +205,8 @@ def _plan_pipeline(dense: Any, strategy: Any) -> Lowered:
         num_chunks=strategy.vpp_degree if strategy.schedule_mode == "VPP" else 1,
         schedule=strategy.schedule_mode,
     )
-    if state.config.check and not getattr(state.config.passes.get("schedule-1f1b"), "schedule_file", ""):
+    given = state.config.plan or getattr(state.config.passes.get("schedule-1f1b"), "schedule_file", "")
+    if state.config.check and not given:
         require_straight(pipeline)
     return _plan_mode(engine, mode, state, dense, pipeline)
 
@@ -235,7 +240,7 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
     captured = capture(private, pipeline, mode=mode, layers=LayerNames.of(engine._model))
     for take in _capture_only if mode == "train" else ():
         take(captured.program)
-    plan = make_plan(captured.program, state.config, *costs_for(state.config, device), peers_of(captured.program))
+    plan = _plan(captured.program, state.config, device)
     if state.config.dump:
         plan.dump(Path(state.config.dump) if mode == "train" else Path(state.config.dump) / mode)
     voice = require_safe([plan.program], device.target)[0] if state.config.check else None
@@ -245,6 +250,22 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
         _last_plan[:] = [plan]
     state.modes[mode] = Mode(plan, captured, lowered, mapping, unheard=voice)
     return lowered
+
+
+def _plan(program: Program, config: Config, device: Device) -> Plan:
+    """The plan of a captured program: loaded where plans are given, else made here and now.
+
+    Evaluation, of which the folder holds no plans unless a run dumped them there, keeps Paddle's own order then.
+    """
+    peers = peers_of(program)
+    if config.plan:
+        folder = Path(config.plan) if program.mode == "train" else Path(config.plan) / program.mode
+        if program.mode == "train" or all(gather(peers, "plans to load", folder.is_dir())):
+            plan = load_plan(folder, program, peers)
+            require_own_gpu(load_profile(plan.profile), config, device, f"{folder} was planned with {plan.profile!r}")
+            return plan
+        config = make_config(PADDLES_OWN)
+    return make_plan(program, config, *costs_for(config, device), peers)
 
 
 def _name_p2p_streams(program: Any, schedule: str) -> None:

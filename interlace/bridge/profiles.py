@@ -6,7 +6,7 @@ import paddle
 
 from interlace.bridge.targets import Device
 from interlace.config import Config
-from interlace.cost_model import CostModel, load_profile, require_device
+from interlace.cost_model import CostModel, DeviceProfile, load_profile, require_device
 from interlace.errors import ConfigError
 from interlace.scheduler.target import CPU, GPU
 
@@ -26,13 +26,21 @@ def costs_for(config: Config, device: Device, profile: str = "") -> tuple[CostMo
     """
     name = profile or config.device or ("cpu" if device.target is CPU else DEFAULT)
     loaded = load_profile(name)
+    require_own_gpu(loaded, config, device, f"{'device' if profile or config.device else 'no device is chosen, so'} {name!r}")
+    return CostModel(loaded), name
+
+
+def require_own_gpu(profile: DeviceProfile, config: Config, device: Device, what: str) -> None:
+    """Refuse a profile of another GPU than the one in use, where `force_device` is off.
+
+    Raises:
+        ConfigError: With what names the profile, such as "device 'h200'".
+    """
     if device.target is GPU and not config.force_device:
         try:
-            require_device(loaded, _gpu_name(device))
+            require_device(profile, _gpu_name(device))
         except ConfigError as error:
-            chosen = "device" if profile or config.device else "no device is chosen, so"
-            raise ConfigError(f"{config.source}: {chosen} {name!r}: {error} (force_device: on)") from error
-    return CostModel(loaded), name
+            raise ConfigError(f"{config.source}: {what}: {error} (force_device: on)") from error
 
 
 def _gpu_name(device: Device) -> str:

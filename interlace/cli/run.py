@@ -40,6 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("script", metavar="SCRIPT", help="a training script; runs as if started directly")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; takes the place of the script's own")
+    parser.add_argument("--plan", metavar="DIR", help="run the plans in this folder (`interlace plan -o DIR`) in the place of planning")
     add_import(parser)
     parser.add_argument("--target", metavar="T", help="where it runs: cpu, gpu, or a module with a device of your own "
                                                       "(default: GPUs where they are, else CPU processes)")  # fmt: skip
@@ -84,15 +85,26 @@ def _check(args: argparse.Namespace) -> None:
     if target:
         require_target(target)
     import_own(args.imports)
-    if args.config is not None:
-        from interlace.config import load_config, require_jobs
-
-        strange: list[str] = []  # the script may register passes of these names; each rank checks again when it has
-        config = load_config(args.config, strange=strange)
-        if not strange:
-            require_jobs(config)
+    _check_options(args)
     check_file("--json", args.json)
     check_folder("--log-dir", args.log_dir or ".")
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """What `--config` and `--plan` ask of the ranks."""
+    from interlace.config import make_config, require_jobs
+    from interlace.outside import asked_outside
+    from interlace.planning.loaded import require_ranks
+
+    outside = asked_outside(_told(args))
+    if outside is None:
+        return
+    strange: list[str] = []  # the script may register passes of these names; each rank checks again when it has
+    config = make_config(outside.options, outside.source, outside.marks, strange=strange)
+    if not strange:
+        require_jobs(config)
+    if config.plan:
+        require_ranks(config.plan, args.world)
 
 
 def _run_once(args: argparse.Namespace) -> int:
@@ -152,7 +164,8 @@ def _why_idle(args: argparse.Namespace, planned: LaunchResult, compared: int) ->
     """Why equal runs show nothing; empty where Interlace made a plan and losses were compared."""
     if any(report.plan is not None for report in planned.reports):
         return "" if compared else "no rank fetched a loss: there is nothing to compare; train at least one step"
-    asked = (f"{args.config} turns everything off, or the script trains nothing through dist.to_static" if args.config is not None else
+    given = args.plan or args.config
+    asked = (f"{given} turns everything off, or the script trains nothing through dist.to_static" if given is not None else
              "the script never called interlace.enable(strategy), or turned everything off; call it, or give a --config")  # fmt: skip
     return f"Interlace made no plan on any rank, so stock Paddle ran twice; {asked}"
 
@@ -162,13 +175,19 @@ def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
     told = {"INTERLACE_TARGET": args.target} if args.target else {}
     if stock:
         told["INTERLACE_DISABLE"] = "1"
-    if args.config is not None:
-        from interlace.config import find_config
-
-        told["INTERLACE_CONFIG"] = os.path.abspath(find_config(args.config))
+    told |= _told(args)
     if args.imports:
         told[IMPORT_VARIABLE] = os.pathsep.join(os.path.abspath(name) if name.endswith(".py") else name for name in args.imports)
     return told
+
+
+def _told(args: argparse.Namespace) -> dict[str, str]:
+    """The variables of `--config` and `--plan`."""
+    from interlace.config import find_config
+    from interlace.outside import CONFIG_VARIABLE, PLAN_VARIABLE
+
+    given = {CONFIG_VARIABLE: args.config and find_config(args.config), PLAN_VARIABLE: args.plan}
+    return {name: os.path.abspath(path) for name, path in given.items() if path is not None}
 
 
 def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:
@@ -333,4 +352,4 @@ def _as_dict(result: LaunchResult) -> dict[str, Any]:
 def _write_json(args: argparse.Namespace, content: dict[str, Any]) -> None:
     from interlace.cli.outputs import write_json
 
-    write_json(args.json, {"script": args.script, "world": args.world, "config": args.config, **content})
+    write_json(args.json, {"script": args.script, "world": args.world, "config": args.config, "plan": args.plan, **content})

@@ -23,7 +23,7 @@ import numpy as np
 
 from interlace.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, install
 from interlace.cpu.transport import DEFAULT_TIMEOUT_S, PeerLostError, Transport
-from interlace.errors import BudgetError, ConfigError, InterlaceError
+from interlace.errors import BudgetError, ConfigError, InterlaceError, LoadError
 from interlace.installed import stands_back
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
 from interlace.local.own_target import VARIABLE, asked_target, find_own
@@ -145,14 +145,15 @@ def _start(rank: int, world: int, run_dir: str) -> Transport | None:
 def _use_configuration() -> None:
     """With a configuration from outside, Interlace stands in the engine even if the script does not ask for it."""
     import_from_environment()
-    if os.environ.get("INTERLACE_CONFIG") and os.environ.get("INTERLACE_DISABLE") != "1":
-        from interlace.config import find_config, read_yaml
+    if os.environ.get("INTERLACE_DISABLE") == "1":
+        return
+    from interlace.outside import asked_outside
 
-        options, _ = read_yaml(find_config(os.environ["INTERLACE_CONFIG"]))
-        if not stands_back(options.get("force_paddle") in ("on", True)):
-            from interlace.bridge import hook
+    outside = asked_outside()
+    if outside and not stands_back(outside.options.get("force_paddle") in ("on", True)):
+        from interlace.bridge import hook
 
-            hook.install()
+        hook.install()
 
 
 def _recorder(rank: int, run_dir: str) -> Recorder:
@@ -213,7 +214,7 @@ def failure_of(error: BaseException, script: str) -> Failure:
         return _exit_of(error)
     cause = _hidden_cause() or error
     lines = "".join(traceback.format_exception(error))
-    if isinstance(cause, (ConfigError, BudgetError)):
+    if isinstance(cause, (ConfigError, BudgetError, LoadError)):
         return Failure(str(cause), lines, users=True)
     users = isinstance(cause, SyntaxError) and cause.filename == os.fspath(Path(script).resolve())
     text = "".join(traceback.format_exception_only(cause)).strip()

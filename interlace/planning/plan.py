@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +12,13 @@ import msgspec
 
 from interlace.config import Config
 from interlace.cost_model import CostModel, Costs, load_profile
-from interlace.errors import PlanError
+from interlace.errors import PassError, PlanError
 from interlace.files import read_file
 from interlace.ir import Job, Program, load, save
 from interlace.ir.dump import MOST_BYTES, SUFFIX, write_whole
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import Context
-from interlace.passes.peers import Peers, plan_together
+from interlace.passes.peers import Peers, gather, plan_together
 from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.planning.budget import bytes_over, memory_budget, say_budget
 from interlace.planning.judge import Run, run_judged
@@ -29,12 +30,30 @@ BUDGET_ROUNDS = 4
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a plan was made, so that it can be made again: profile, options of each pass, order, and what each did."""
+    """How a plan was made, so that it can be made again: profile, options of each pass, order, and what each did.
+
+    `digest` is of the planned program, `set_digest` of the digests of all ranks that planned at the same time; empty in a record of
+    an older version.
+    """
 
     profile: str
     options: dict[str, dict[str, Any]]
     order: tuple[str, ...]
     reports: tuple[PassReport, ...]
+    digest: str = ""
+    set_digest: str = ""
+
+    def passes(self, names: Sequence[str]) -> tuple[Pass, ...]:
+        """Some of the passes with their options.
+
+        Raises:
+            PlanError: A pass is not registered here, or has no such options.
+        """
+        try:
+            return tuple(msgspec.convert(self.options[name], find_pass(name)) for name in names)
+        except (KeyError, PassError, msgspec.ValidationError) as error:
+            raise PlanError(f"its record holds no such options of a pass ({error}); plan again with this version, and register passes of "
+                            "your own first (--import MODULE)") from error  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +67,8 @@ class Plan:
         profile: Name of the device profile that was asked.
         passes: The passes that ran, with their options.
         why_off: Why Interlace left Paddle's plan as it is; empty where it planned.
+        set_digest: Equal on all ranks that planned at the same time, and on no others.
+        loaded_from: The folder that it was read from; empty where it was made in this run.
     """
 
     captured: Program
@@ -56,6 +77,8 @@ class Plan:
     profile: str = ""
     passes: tuple[Pass, ...] = ()
     why_off: str = ""
+    set_digest: str = ""
+    loaded_from: str = ""
 
     @classmethod
     def off(cls, why: str) -> Plan:
@@ -78,7 +101,8 @@ class Plan:
         """The explanation without the rank's number: the same for ranks that plan alike."""
         pipe = self.program.pipeline
         head = (f"of {self.program.world}, stage {pipe.stage} of {pipe.num_stages}, "
-                f"{pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, profile {self.profile}")  # fmt: skip
+                f"{pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, profile {self.profile}"
+                + (f", loaded from {self.loaded_from}" if self.loaded_from else ""))  # fmt: skip
         return "\n".join([head, *(report.text(limit) for report in self.reports)])
 
     def dump(self, path: str | Path) -> list[Path]:
@@ -102,7 +126,18 @@ class Plan:
 
     def _record(self) -> Record:
         options = {each.name: msgspec.to_builtins(each) for each in self.passes}
-        return Record(self.profile, options, tuple(each.name for each in self.passes), self.reports)
+        order = tuple(each.name for each in self.passes)
+        return Record(self.profile, options, order, self.reports, digest_of(self.program), self.set_digest)
+
+
+def digest_of(program: Program) -> str:
+    """Equal for equal programs, in memory and in files."""
+    return hashlib.sha256(msgspec.json.encode(program, order="deterministic")).hexdigest()[:32]
+
+
+def digest_of_set(digests: Sequence[str]) -> str:
+    """Of the plans of several ranks, from the digest of each in the order of ranks."""
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:32]
 
 
 def explain_all(plans: Sequence[Plan], limit: int = 8, notes: Sequence[str] = ()) -> str:
@@ -129,7 +164,8 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
             break
         reserve_bytes += over
     reports = say_budget(planned, pipeline.passes, reports, cost)
-    return Plan(program, planned, tuple(reports), profile, pipeline.passes)
+    digests = gather(peers, "finished plans", digest_of(planned))
+    return Plan(program, planned, tuple(reports), profile, pipeline.passes, set_digest=digest_of_set(digests))
 
 
 def _run(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None, reserve_bytes: int) -> Run:
@@ -167,13 +203,13 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
     if name not in record.order:
         raise PlanError(f"{path}: pass {name!r} did not run; those that did: {', '.join(record.order)}")
     try:
-        passes = [msgspec.convert(record.options[each], find_pass(each)) for each in record.order[: record.order.index(name) + 1]]
-    except (KeyError, msgspec.ValidationError) as error:
-        raise PlanError(f"{path}: its record holds no such options of a pass ({error}); plan again with this version") from error
+        passes = record.passes(record.order[: record.order.index(name) + 1])
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
     cost = CostModel(load_profile(record.profile))
 
     def both(program: Program, peers: Peers | None) -> tuple[Program, Program]:
-        before, _ = Pipeline(tuple(passes[:-1])).run(program, cost, peers)
+        before, _ = Pipeline(passes[:-1]).run(program, cost, peers)
         return before, Pipeline((passes[-1],)).run(before, cost, peers)[0]
 
     mine = load(path.parent / "captured" / f"{_stem(path)}{SUFFIX}")

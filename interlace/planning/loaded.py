@@ -1,0 +1,115 @@
+"""Plans that were made before: each rank reads its own from a folder, and runs it only where it was made for this very program, together
+with the other ranks' plans.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from interlace.errors import InterlaceError, LoadError, PlanError
+from interlace.ir import Program, load
+from interlace.ir.difference import first_difference
+from interlace.ir.dump import SUFFIX
+from interlace.passes.peers import Peers, gather
+from interlace.planning.plan import Plan, digest_of, digest_of_set, read_record
+from interlace.units import ranks_text
+
+_NAME = re.compile(rf"rank(\d+){re.escape(SUFFIX)}")
+
+
+class Said(msgspec.Struct, frozen=True):
+    """What a rank tells the others of the plan that it read: digests of it and of its set, or why there is none."""
+
+    digest: str = ""
+    set_digest: str = ""
+    fault: str = ""
+
+
+def load_plan(folder: str | Path, captured: Program, peers: Peers | None = None) -> Plan:
+    """This rank's plan of a folder that `interlace plan`, or `dump` of a run, wrote.
+
+    Args:
+        folder: With `rank<N>.ilp`, and how it was made below `captured`.
+        captured: What Paddle built here and now.
+        peers: The ranks that load theirs at the same time.
+
+    Raises:
+        LoadError: On every rank alike: the plan of a rank is not there or cannot be read, was made for another program, or the ranks'
+            plans were not made together.
+    """
+    plan, said = Plan.off("no plan was read"), Said()
+    try:
+        plan = read_plan(Path(folder), captured.rank)
+        said = Said(digest_of(plan.program), plan.set_digest, _why_not(plan, captured, folder))
+    except InterlaceError as error:
+        said = Said(fault=str(error))
+    _require_one_set(gather(peers, "loaded plans", said), folder)
+    return plan
+
+
+def read_plan(folder: Path, rank: int) -> Plan:
+    """A rank's plan as `Plan.dump` wrote it.
+
+    Raises:
+        InterlaceError: The folder has none of this rank, its record is missing, or it was changed after it was made.
+    """
+    path = folder / f"rank{rank}{SUFFIX}"
+    if not path.is_file():
+        raise LoadError(f"{folder}: no plan of rank {rank}{_those_there(folder)}")
+    record, program = read_record(path), load(path)
+    if record.digest != digest_of(program):
+        raise LoadError(f"{path}: not the plan that its record in {folder / 'captured'} tells of: one of the two was changed or replaced, "
+                        "or comes from an older version; plan again")  # fmt: skip
+    captured = load(folder / "captured" / path.name)
+    try:
+        passes = record.passes(record.order)
+    except PlanError as error:
+        raise LoadError(f"{path}: {error}") from error
+    return Plan(captured, program, record.reports, record.profile, passes, set_digest=record.set_digest, loaded_from=os.fspath(folder))
+
+
+def require_ranks(folder: str | Path, world: int) -> None:
+    """Find out before anything starts whether a folder has a plan for each rank.
+
+    Raises:
+        LoadError: It lacks some.
+    """
+    missing = sorted(set(range(world)) - _ranks_in(Path(folder)))
+    if missing:
+        raise LoadError(f"{folder}: no plan of {ranks_text(missing)}{_those_there(Path(folder))}")
+
+
+def _ranks_in(folder: Path) -> set[int]:
+    return {int(found[1]) for path in folder.glob(f"rank*{SUFFIX}") if (found := _NAME.fullmatch(path.name))}
+
+
+def _those_there(folder: Path) -> str:
+    there = sorted(_ranks_in(folder))
+    return (f" (there: {ranks_text(there) if there else 'none'}); expected a plan of every rank of the run: plan the dumps of all ranks "
+            "at once")  # fmt: skip
+
+
+def _why_not(plan: Plan, captured: Program, folder: str | Path) -> str:
+    """Why a plan is not for this program; empty where it is."""
+    difference = first_difference(captured, plan.captured)
+    return difference and (f"the plan in {folder} was made for another program: {difference}; dump and plan the script again with the same "
+                           "arguments")  # fmt: skip
+
+
+def _require_one_set(said: Sequence[Said], folder: str | Path) -> None:
+    """Raise LoadError where a rank has no plan, or the plans are of different sets."""
+    faults = {each.fault: rank for rank, each in reversed(list(enumerate(said))) if each.fault}
+    if faults:
+        text, rank = min(faults.items(), key=lambda item: item[1])
+        raise LoadError(f"rank {rank}: {text}" if len(said) > 1 else text)
+    other = next((rank for rank, each in enumerate(said) if each.set_digest != said[0].set_digest), None)
+    if other is not None:
+        raise LoadError(f"{folder}: the plans of ranks 0 and {other} were not made together; expected those of one `interlace plan`")
+    if said[0].set_digest != digest_of_set([each.digest for each in said]):
+        raise LoadError(f"{folder}: these plans were made together with plans of other ranks than {ranks_text(range(len(said)))}; expected "
+                        "those of one `interlace plan` over the dumps of all ranks")  # fmt: skip
