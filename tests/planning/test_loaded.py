@@ -23,7 +23,7 @@ COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): 
 
 
 def written(folder: Path, given: Sequence[Program], form: str = "dx-first") -> list[Plan]:
-    config = make_config({"schedule_1f1b": {"interleave": form, "only_gains": False}})
+    config = make_config({"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}})
     plans = make_plans(given, config, COSTS, "h200")
     for plan in plans:
         plan.dump(folder)
