@@ -91,6 +91,17 @@ def gains() -> str:
 
 
 @claim
+def gains_in_readme() -> str:
+    """Smallest and largest gain of the default and of its main forms, by the axes of their cases."""
+    forms = ("auto", "dx-first", "mixed")
+    found = {form: by_place(pairs([form])) for form in forms}
+    rows = [place for place in by_place(pairs(forms)) if place != "one GPU"]
+    cells = {(form, place): f"{span(pair.gain for pair in here)} ({len(here)})" for form in forms for place, here in found[form].items()}
+    return table(["gain over Paddle's plan (cases)", *(f"`{form}`" for form in forms)],
+                 ([place, *(cells.get((form, place), "not measured") for form in forms)] for place in rows))  # fmt: skip
+
+
+@claim
 def gains_in_short() -> str:
     """The gains of the main forms in one sentence."""
     said = []

@@ -161,7 +161,7 @@ def measure(world: int, model: str, arguments: str, options: dict[str, Any], fol
             "free_bytes": [min(free), max(free)], "error_percent": round(100 * (predicted / min(settled) - 1), 3),
             "error_free_percent": [round(100 * (predicted / peak - 1), 2) for peak in (min(free), max(free))],
             "before_ours_percent": round(100 * (_plain(folder, number) / min(settled) - 1), 3),
-            "always_bytes": profile.held_always("all"),
+            "always_bytes": profile.persistable_bytes("all"),
             "pinned_bytes": profile.peak("pinned"), "device_bytes": profile.peak(),
         })  # fmt: skip
     return rows

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from interlace.errors import PlanError
-from interlace.ir import Event, Program, describe
-from interlace.ir.storage import Item, with_fetches
+from interlace.ir import Event, OpInstance, Program, describe
+from interlace.ir.storage import with_fetches
 from interlace.scheduler.hazards.missing_orders import Needs, needs_of
 
 ROUNDS = 5
@@ -43,28 +43,28 @@ def events_of(program: Program, known: Iterable[Event] = ()) -> tuple[Event, ...
     )
 
 
-def _missed(needs: Needs) -> list[tuple[Item, Item]]:
-    """Orders that a walk missed, as pairs (recorded after, waited for by)."""
+def _missed(needs: Needs) -> list[tuple[OpInstance, OpInstance]]:
+    """Missing orders as pairs: the op instance to record an event after, and the one that must wait for it."""
     pairs = [*needs.orders, *needs.carried, *((needs.item(fault.first), needs.item(fault.second)) for fault in needs.frees)]
     return [(record, wait) for record, wait in pairs if record != wait]
 
 
 def _in_host_order(events: Iterable[Event], needs: Needs) -> tuple[Event, ...]:
-    place = needs.trace.plan.index
-    sorted_waits = [msgspec.structs.replace(event, waits=tuple(sorted(event.waits, key=place.__getitem__))) for event in events]
-    return tuple(sorted(sorted_waits, key=lambda event: place[event.record]))
+    index = needs.trace.plan.index
+    sorted_waits = [msgspec.structs.replace(event, waits=tuple(sorted(event.waits, key=index.__getitem__))) for event in events]
+    return tuple(sorted(sorted_waits, key=lambda event: index[event.record]))
 
 
 def fetching(program: Program, values: Sequence[int]) -> Program:
-    """A plan that also hands out these values, with the events that this needs."""
+    """A plan that also fetches these values, with the events that this needs."""
     if not values:
         return program
     wider = with_fetches(program, tuple(values))
     return msgspec.structs.replace(wider, events=events_of(wider, program.events))
 
 
-def merged(events: Iterable[Event], pairs: Iterable[tuple[Item, Item]]) -> tuple[Event, ...]:
-    """Events with more pairs (recorded after, waited for by); an item records one event."""
+def merged(events: Iterable[Event], pairs: Iterable[tuple[OpInstance, OpInstance]]) -> tuple[Event, ...]:
+    """Events with more pairs (recorded after, waited for by); an op instance records at most one event."""
     found = {event.record: event for event in events}
     for record, wait in pairs:
         event = found.get(record, Event(f"interlace_{record[0]}_{record[1]}", record, ()))

@@ -173,7 +173,7 @@ def test_show_does_one_thing(plans: Path, capsys: Any, words: tuple[str, ...]) -
 
 
 def test_show_wants_one_file(plans: Path, capsys: Any) -> None:
-    assert "holds 2 dumps, expected one" in refusal(capsys, "show", plans)
+    assert "has 2 dumps, expected one" in refusal(capsys, "show", plans)
 
 
 def test_a_users_own_pass_plans_offline(dumps: Path, own: Path, capsys: Any) -> None:

@@ -72,7 +72,7 @@ BOMB = gzip.compress(bytes(1 << 20), 9) * 300
 """300 MiB of nothing in as many members of a kilobyte."""
 DUMPS: dict[str, tuple[Callable[[], bytes], str]] = {
     "micro-batches": (lambda: changed("pipeline.num_micro_batches", 2_000_000_000), "`int` <= 131072 - at `$.program.pipeline.num_micro"),
-    "items": (lambda: changed("pipeline.num_micro_batches", 130_000, LARGER), "expected 4194304 items to schedule, or fewer"),
+    "items": (lambda: changed("pipeline.num_micro_batches", 130_000, LARGER), "expected 4194304 op instances to schedule, or fewer"),
     "no micro-batch": (lambda: changed("pipeline.num_micro_batches", 0), "`int` >= 1 - at `$.program.pipeline.num_micro_batches`"),
     "chunks": (lambda: changed("pipeline.num_chunks", 10**9), "at `$.program.pipeline.num_chunks`"),
     "world": (lambda: changed("world", 10**9), "`int` <= 131072 - at `$.program.world`"),
@@ -81,7 +81,7 @@ DUMPS: dict[str, tuple[Callable[[], bytes], str]] = {
     "huge id": (lambda: changed("values.3.0", HUGE), "`int` <= 16777215"),
     "dimension": (lambda: changed("values.3.1", [10**18]), "at `$.program.values[3][1][0]`"),
     "bytes": (lambda: changed("values.3.1", [1 << 30] * 9), "bytes; expected 1152921504606846976 or fewer"),
-    "attribute": (lambda: changed("ops.3.6", {"x": [HUGE]}), "attribute x holds a whole number of more than 64 bits"),
+    "attribute": (lambda: changed("ops.3.6", {"x": [HUGE]}), "attribute x has a whole number of more than 64 bits"),
     "kind of attribute": (lambda: changed("ops.3.6", {"peer": "next"}), "attribute peer is 'next'; expected int"),
     "nesting": (lambda: b'{"interlace_schema":2,"program":' + b"[" * 100_000, "not a whole Interlace dump"),
     "gzip bomb": (lambda: BOMB, "more than 256 MiB when unpacked; expected a dump that `interlace dump` wrote"),

@@ -166,10 +166,10 @@ class _Capture:
         return complete_chunks(self.source_ops, [op.chunk_id for op in self.source_ops], roles)
 
     def _check_roles(self, ops: list[Op]) -> None:
-        giver = {value: op for op in ops for value in op.results}
+        producer = {value: op for op in ops for value in op.results}
         for op in ops:
             for value in op.operands:
-                made = giver.get(value)
+                made = producer.get(value)
                 if made is not None and ORDER[made.role] > ORDER[op.role]:
                     raise ProgramError(
                         f"op #{op.id} {op.name} of {op.role} reads what op #{made.id} {made.name} of {made.role} gives; "
@@ -275,9 +275,9 @@ def _neighbours(op: Any, place: dict[int, int]) -> Iterable[int]:
         if not paddle.pir.is_fake_value(result):
             yield from (place[user.id()] for user in result.all_used_ops() if user.id() in place)
     for source in op.operands_source():
-        giver = None if paddle.pir.is_fake_value(source) else source.get_defining_op()
-        if giver is not None and giver.id() in place:
-            yield place[giver.id()]
+        producer = None if paddle.pir.is_fake_value(source) else source.get_defining_op()
+        if producer is not None and producer.id() in place:
+            yield place[producer.id()]
 
 
 def _aliases(source: Any, operands: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -325,10 +325,10 @@ def _type(source: Any) -> tuple[tuple[int, ...], str, tuple[TensorType, ...]]:
     try:
         return tuple(int(dim) for dim in source.shape), dtype_name(source.dtype), ()
     except ValueError as error:
-        giver = source.get_defining_op()
-        layer = attributes(giver).get("struct_name", "")
+        producer = source.get_defining_op()
+        layer = attributes(producer).get("struct_name", "")
         raise ProgramError(
-            f"op {giver.name()}{f' of layer {layer}' if layer else ''} gives a value of type {source.type()}; expected tensors, vectors "
+            f"op {producer.name()}{f' of layer {layer}' if layer else ''} gives a value of type {source.type()}; expected tensors, vectors "
             "of tensors, or stacks of control flow; do without that operation, or set enable: false to train with Paddle's own plan"
         ) from error
 

@@ -28,7 +28,7 @@ from interlace.errors import PlanError
 from interlace.ir import ABSENT, Event, Graph, Job, Op, Program, describe
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p
-from interlace.ir.storage import FETCH, Item, collect_items, feed_items
+from interlace.ir.storage import FETCH, OpInstance, collect_items, feed_items
 from interlace.ir.waits import is_computed
 
 FEED_JOB, COLLECT_JOB = "interlace_feed", "interlace_collect"
@@ -172,11 +172,11 @@ class _Lowering:
 
     def _names_from_elsewhere(self, value: int, micro_batch: int, job: str) -> Iterable[str]:
         value = self.resolve(value, micro_batch)
-        giver = self.graph.producer_op(value)
-        if giver is None or self.job_of.get((giver.id, micro_batch), "") == job:
+        producer = self.graph.producer_op(value)
+        if producer is None or self.job_of.get((producer.id, micro_batch), "") == job:
             return
-        if giver.name == COMBINE:
-            for element in giver.operands:
+        if producer.name == COMBINE:
+            for element in producer.operands:
                 yield from self._names_from_elsewhere(element, micro_batch, job)
         else:
             yield self.names.of(value, micro_batch)
@@ -229,7 +229,7 @@ class _Lowering:
         block = made.program.global_block()
         outputs: dict[str, Any] = {}
         fetched: dict[int, Any] = {}
-        items: dict[int, list[Item]] = {}
+        items: dict[int, list[OpInstance]] = {}
         for item in collect_items(self.program, self.graph.storages):
             items.setdefault(item[0], []).append(item)
         with paddle.static.program_guard(made.program):
@@ -247,7 +247,7 @@ class _Lowering:
             return None, {}, {}
         return made, outputs, fetched
 
-    def _stack(self, value: int, items: Sequence[Item], made: JobProgram, block: Any) -> Any:
+    def _stack(self, value: int, items: Sequence[OpInstance], made: JobProgram, block: Any) -> Any:
         kind = self.type_of(value)
         parts = []
         for _, micro_batch in items:
@@ -269,16 +269,16 @@ class _Lowering:
     def type_of(self, value: int) -> Any:
         """Paddle's type of a value: of the captured one, or as a job that made it remembered."""
         if value not in self.kinds:
-            giver = self.graph.producer_op(value)
-            if giver is None or giver.origin < 0:
+            producer = self.graph.producer_op(value)
+            if producer is None or producer.origin < 0:
                 raise PlanError(f"value %{value} is read before any job gives it; expected its producer in an earlier job")
-            self.kinds[value] = self._source_value(giver, value).type()
+            self.kinds[value] = self._source_value(producer, value).type()
         return self.kinds[value]
 
-    def _source_value(self, giver: Op, value: int) -> Any:
-        if giver.name == KEYWORD:
+    def _source_value(self, producer: Op, value: int) -> Any:
+        if producer.name == KEYWORD:
             return self.captured.source.global_block().kwargs()[self.graph.values[value].name]
-        return self.captured.source_ops[giver.origin].result(giver.results.index(value))
+        return self.captured.source_ops[producer.origin].result(producer.results.index(value))
 
 
 class _JobBuilder:
@@ -288,14 +288,14 @@ class _JobBuilder:
         self.low, self.job = lowering, job
         self.made = JobProgram(job.name, paddle.static.Program())
         self.block = self.made.program.global_block()
-        self.values: dict[Item, Any] = {}
+        self.values: dict[OpInstance, Any] = {}
         self.given: dict[str, Any] = {}
         self.shared: list[Any] = []
         self.read = {value for op_id, _ in job.items for value in lowering.graph.reads(lowering.graph.ops[op_id])}
-        self.last_giver = self._last_givers()
+        self.last_producer = self._last_producers()
         self.awaited = {item for _, item in job.host_waits}
         self.waits = dict(job.host_waits)
-        self.watched: dict[Item, Any] = {}
+        self.watched: dict[OpInstance, Any] = {}
 
     def add(self, op: Op, micro_batch: int) -> None:
         """Put one operation at the end."""
@@ -319,12 +319,12 @@ class _JobBuilder:
         found = self.values.get((value, micro_batch))
         if found is not None:
             return found
-        giver = self.low.graph.ops[self.low.graph.producer[value]]
-        if giver.name == COMBINE:
-            self.add(giver, micro_batch)
+        producer = self.low.graph.ops[self.low.graph.producer[value]]
+        if producer.name == COMBINE:
+            self.add(producer, micro_batch)
             return self.values[value, micro_batch]
         if self.low.graph.values[value].dtype == "vector":
-            raise PlanError(f"job {self.job.name} reads the vector that {describe(giver)} gives in another job; "
+            raise PlanError(f"job {self.job.name} reads the vector that {describe(producer)} gives in another job; "
                             "a vector and its readers must share a job")  # fmt: skip
         return self._outside(value, micro_batch, contents)
 
@@ -385,7 +385,7 @@ class _JobBuilder:
         name = self.low.names.of(value, micro_batch)
         if name not in self.low.crossing or name in self.given:
             return
-        if self.last_giver[name] != (value, micro_batch):
+        if self.last_producer[name] != (value, micro_batch):
             self.shared.append(result)
             return
         self.low.kinds.setdefault(value, result.type())
@@ -400,7 +400,7 @@ class _JobBuilder:
             paddle._C_ops.share_data(result)
         return self.made
 
-    def _hold_back(self, op: Op, awaited: Item, result: Any = None) -> None:
+    def _hold_back(self, op: Op, awaited: OpInstance, result: Any = None) -> None:
         """Watch a result that the host waits for later on, or wait for what was watched."""
         paddle.pir.set_insertion_point_to_block_end(self.block)
         first = len(self.block.ops)
@@ -411,7 +411,7 @@ class _JobBuilder:
         for built in self.block.ops[first:]:
             built.op_role = ROLE_NUMBER[op.role]
 
-    def _last_givers(self) -> dict[str, Item]:
+    def _last_producers(self) -> dict[str, OpInstance]:
         low = self.low
         given = ((value, m) for op_id, m in self.job.items for value in low.graph.ops[op_id].results)
         return {low.names.of(value, m): (value, m) for value, m in given}
@@ -443,22 +443,22 @@ class Names:
 class _EventTable:
     """Which events each item records and waits for. Inputs are cut in one job, the first, which records one event for all of them."""
 
-    def __init__(self, events: Sequence[Event], fed: Sequence[Item]) -> None:
-        self.records: dict[Item, str] = {}
-        self.waits: dict[Item, list[str]] = {}
+    def __init__(self, events: Sequence[Event], fed: Sequence[OpInstance]) -> None:
+        self.records: dict[OpInstance, str] = {}
+        self.waits: dict[OpInstance, list[str]] = {}
         for event in events:
             name = self.records.setdefault(fed[-1] if event.record in fed else event.record, event.name)
             for item in event.waits:
                 self.waits.setdefault(item, []).append(name)
 
-    def mark(self, item: Item, built: Any) -> None:
+    def mark(self, item: OpInstance, built: Any) -> None:
         """Write an item's events onto its Paddle operation."""
         if item in self.records:
             built.set_bool_attr("force_record_event", True)
             built.set_str_attr("event_to_record", self.records[item])
         self.mark_waits([item], built)
 
-    def mark_waits(self, items: Sequence[Item], built: Any) -> None:
+    def mark_waits(self, items: Sequence[OpInstance], built: Any) -> None:
         """Let an operation wait for what any of these items waits for."""
         names = list(dict.fromkeys(name for item in items for name in self.waits.get(item, ())))
         if names:

@@ -72,13 +72,13 @@ def _moved(transport: Transport, tensor: Any, mesh: Any) -> Any:
     pairs = {rank: source[k % len(source)] for k, rank in enumerate(gains)}
     if transport.rank in source:
         whole = _gathered(transport, tensor, source, dtype)
-        for rank, giver in pairs.items():
-            if giver == transport.rank:
-                transport.send(whole, rank, _P2P_CHANNEL, sorted((giver, rank)), _WHERE, dtype)
+        for rank, sender in pairs.items():
+            if sender == transport.rank:
+                transport.send(whole, rank, _P2P_CHANNEL, sorted((sender, rank)), _WHERE, dtype)
         return to_tensor(whole, dtype)
     if transport.rank in pairs:
-        giver = pairs[transport.rank]
-        return to_tensor(transport.recv(shape, dtype, giver, _P2P_CHANNEL, sorted((giver, transport.rank)), _WHERE), dtype)
+        sender = pairs[transport.rank]
+        return to_tensor(transport.recv(shape, dtype, sender, _P2P_CHANNEL, sorted((sender, transport.rank)), _WHERE), dtype)
     return paddle.empty(shape, tensor.dtype)
 
 

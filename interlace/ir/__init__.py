@@ -1,4 +1,4 @@
-"""The program: what the passes read and rewrite."""
+"""The IR: the program of one rank, which passes read and rewrite."""
 
 from interlace.ir.dump import load, save
 from interlace.ir.edit import Edit

@@ -1,4 +1,4 @@
-"""The program as each micro-batch runs it: a copy that no job holds for a micro-batch gives its operand there."""
+"""The program as each micro-batch runs it: a copy that no job contains for a micro-batch is the identity there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from interlace.ir import Op, Program, Value
+from interlace.ir import Op, OpInstance, Program, Value
 from interlace.ir.kinds import is_copy
 
 
@@ -26,10 +26,10 @@ class Variant:
     micro_batches: list[int]
 
 
-def omitted_copies(program: Program) -> set[tuple[int, int]]:
-    """Copies that passes added and that no job runs for a micro-batch, as `(op, micro-batch)`: there the result is the operand.
+def omitted_copies(program: Program) -> set[OpInstance]:
+    """Op instances of copies that passes added and that no job runs: for that micro-batch the result is the operand.
 
-    Without jobs there are none. Cost O(items).
+    A program without jobs has none. Cost O(op instances).
     """
     copies = {op.id for op in program.ops if is_copy(op) and op.role != "optimize" and op.origin < 0}
     if not copies or not program.jobs:
@@ -39,7 +39,7 @@ def omitted_copies(program: Program) -> set[tuple[int, int]]:
 
 
 def variants(program: Program) -> list[Variant]:
-    """The forms in which micro-batches run, the one of micro-batch 0 first; cost O(items + ops x forms)."""
+    """The forms in which micro-batches run, the one of micro-batch 0 first; cost O(op instances + ops x forms)."""
     absent: dict[int, list[int]] = {m: [] for m in range(program.pipeline.num_micro_batches)}
     for op_id, micro_batch in omitted_copies(program):
         absent[micro_batch].append(op_id)
@@ -50,7 +50,7 @@ def variants(program: Program) -> list[Variant]:
 
 
 def without(program: Program, absent: frozenset[int]) -> Program:
-    """The program with some copies taken as identities: their results, and what shares their memory, are their operand."""
+    """The program without some copies: their results, and all values that share the results' memory, become their operands."""
     if not absent:
         return program
     storage = {value.id: value.storage for value in program.values}
@@ -75,15 +75,19 @@ def _moved(value: Value, moved: dict[int, int]) -> Value:
     return msgspec.structs.replace(value, storage=moved[value.storage])
 
 
-def places(items: npt.NDArray[np.int64], num_ids: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Each micro-batch with op id -> place of its item in `items` (`[n, 2]` of op id, micro-batch), -1 where there is none.
+def indices_by_op(items: npt.NDArray[np.int64], num_ids: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """For each micro-batch a table `[num_ids]`: op id -> index of its op instance in `items`, -1 if there is none.
 
-    One array `[num_ids]` is used again and again. Cost O(items log items) in all.
+    The same array is yielded each time, with other contents. Cost O(n log n) in all.
+
+    Args:
+        items: Op instances. `[n, 2]` of op id, micro-batch
+        num_ids: Above all op ids.
     """
     order = np.argsort(items[:, 1], kind="stable")
     found, begin = np.unique(items[order, 1], return_index=True)
-    place = np.full(num_ids, -1, np.int64)
+    index = np.full(num_ids, -1, np.int64)
     for micro_batch, mine in zip(found.tolist(), np.split(order, begin[1:]), strict=False):
-        place[items[mine, 0]] = mine
-        yield micro_batch, place
-        place[items[mine, 0]] = -1
+        index[items[mine, 0]] = mine
+        yield micro_batch, index
+        index[items[mine, 0]] = -1

@@ -17,16 +17,16 @@ from interlace.ir.program import Program
 from interlace.ir.verify import require_bounds, verify
 
 SCHEMA = 2
-"""Number of the layout of `Program`; raised with every change of it. 2: `Job.host_waits`."""
+"""Version of the layout of `Program`; raised with every change of it. 2 added `Job.host_waits`."""
 READABLE = (1, SCHEMA)
-"""Layouts that this version reads: fields that a layout lacks have their defaults."""
+"""Layouts that this version reads: fields that a layout lacks get their defaults."""
 SUFFIX = ".ilp"
 MOST_BYTES = 256 << 20
-"""Of a dump, unpacked: a hundred times what a rank of a large model takes."""
+"""Limit of an uncompressed dump: a hundred times the size for a rank of a large model."""
 
 
 class Header(msgspec.Struct, frozen=True):
-    """First fields of a dump, read alone to give a clear error for another layout."""
+    """First fields of a dump, decoded alone to give a clear error for another layout."""
 
     interlace_schema: int
     interlace: str = ""
@@ -51,7 +51,7 @@ def decode(data: bytes, where: str = "dump") -> Program:
     """The program of a dump.
 
     Raises:
-        ProgramError: The data is cut short, no dump, or of another schema; the message names `where`.
+        ProgramError: The data is truncated, no dump, or of another schema; the message names `where`.
     """
     try:
         header = msgspec.json.decode(data, type=Header)
@@ -66,7 +66,7 @@ def decode(data: bytes, where: str = "dump") -> Program:
 
 
 def save(program: Program, path: str | Path) -> Path:
-    """Write a dump; the file appears whole or not at all."""
+    """Write a dump; the file is written completely or not at all."""
     path = Path(path)
     data = encode(program)
     write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
@@ -90,10 +90,10 @@ def load(path: str | Path) -> Program:
 
 
 def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:
-    """Dump files behind names of files and folders, in the order of their names' numbers.
+    """The dump files that names of files and folders refer to, in the order of the numbers in their names.
 
     Raises:
-        ProgramError: A name leads to no dump, or to more than one where one is asked for.
+        ProgramError: A name refers to no dump, or with `one` to more than one.
     """
     found: list[Path] = []
     for path in map(Path, paths):
@@ -102,7 +102,7 @@ def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:
             raise ProgramError(f"{path}: no dump file and no folder with *{SUFFIX} files; make one with `interlace dump`")
         found += inside
     if one and len(found) != 1:
-        raise ProgramError(f"{paths[0]}: holds {len(found)} dumps, expected one; choose of {', '.join(p.name for p in found)}")
+        raise ProgramError(f"{paths[0]}: has {len(found)} dumps, expected one; choose one of {', '.join(p.name for p in found)}")
     return found
 
 

@@ -51,22 +51,22 @@ class Edit:
         role: Role | None = None,
         **fields: Any,
     ) -> Op:
-        """A new operation with the role, chunk and layer of `like`; results are made where only their types are given."""
-        given = tuple((r if isinstance(r, Value) else self.value(r)).id for r in results)
-        made = Op(self._next_op, name, tuple(operands), given, role or like.role, like.chunk, attrs or {}, like.layer)
+        """A new operation with the role, chunk and layer of `like`; a result that is given as a type becomes a new value."""
+        result_ids = tuple((r if isinstance(r, Value) else self.value(r)).id for r in results)
+        made = Op(self._next_op, name, tuple(operands), result_ids, role or like.role, like.chunk, attrs or {}, like.layer)
         self._next_op += 1
         return msgspec.structs.replace(made, **fields) if fields else made
 
     def before(self, op_id: int, ops: Sequence[Op]) -> None:
-        """Put operations in front of one."""
+        """Insert operations before one."""
         self._before.setdefault(op_id, []).extend(ops)
 
     def after(self, op_id: int, ops: Sequence[Op]) -> None:
-        """Put operations behind one."""
+        """Insert operations after one."""
         self._after.setdefault(op_id, []).extend(ops)
 
     def replace(self, op_id: int, ops: Sequence[Op]) -> None:
-        """Put operations in the place of one; none at all removes it."""
+        """Replace an operation by others; an empty list removes it."""
         self._replaced[op_id] = list(ops)
 
     def rename(self, old: int, new: int) -> None:
@@ -77,11 +77,11 @@ class Edit:
         """The new program; `order` gives op ids in their new order, the old one where not given.
 
         Raises:
-            ProgramError: A change stands at an operation that is not there, or the order is not one of all operations.
+            ProgramError: A change is at an operation that the program does not have, or `order` does not list each operation once.
         """
         lost = sorted({*self._before, *self._after, *self._replaced} - {op.id for op in self.program.ops})
         if lost:
-            raise ProgramError(f"edit: changes at {lost}, which the program does not hold; name operations of the given program")
+            raise ProgramError(f"edit: changes at {lost}, which the program does not have; name operations of the given program")
         ops: list[Op] = []
         for op in self.program.ops:
             ops += self._before.get(op.id, ())

@@ -1,4 +1,4 @@
-"""Who makes a value, who reads it, and in which order operations must stay."""
+"""Look-ups over a program: which operation produces a value, which ones read it, and which order must hold between operations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Graph:
     Attributes:
         ops: Operation by id.
         values: Value by id.
-        position: Operation id -> place in program order.
-        producer: Value id -> id of the operation that gives it.
+        position: Operation id -> index in program order.
+        producer: Value id -> id of the operation that computes it.
         users: Value id -> ids of the operations that read it, in program order, each once.
     """
 
@@ -32,7 +32,7 @@ class Graph:
 
     @property
     def storages(self) -> Storages:
-        """Where every value lies, worked out when somebody asks."""
+        """The storage of every value; computed at the first use."""
         if self._storages is None:
             self._storages = Storages(self.program)
         return self._storages
@@ -40,9 +40,9 @@ class Graph:
     def __post_init__(self) -> None:
         for value in self.program.values:
             self.values[value.id] = value
-        for place, op in enumerate(self.program.ops):
+        for position, op in enumerate(self.program.ops):
             self.ops[op.id] = op
-            self.position[op.id] = place
+            self.position[op.id] = position
             for value_id in dict.fromkeys(op.operands):
                 if value_id != ABSENT:
                     self.users.setdefault(value_id, []).append(op.id)
@@ -54,21 +54,21 @@ class Graph:
         return [self.ops[op_id] for op_id in self.users.get(value_id, ())]
 
     def producer_op(self, value_id: int) -> Op | None:
-        """The operation that gives a value; None for an absent operand."""
+        """The operation that computes a value; None for an absent operand."""
         op_id = self.producer.get(value_id)
         return None if op_id is None else self.ops[op_id]
 
     def reads(self, op: Op) -> list[int]:
         """Value ids whose contents the operation reads; operands of which it needs only the shape are left out.
 
-        Putting tensors together reads them where somebody reads the vector's contents.
+        An operation that combines tensors into a vector reads them if an operation reads the vector's contents.
         """
         if op.name == COMBINE and not self.readers(op.results[0]):
             return []
         return op.reads
 
     def readers(self, value_id: int) -> list[Op]:
-        """The operations that read a value's contents, in program order: of a tensor in a vector, those that read the vector."""
+        """The operations that read a value's contents, in program order; for a tensor in a vector also those that read the vector."""
         found: dict[int, Op] = {}
         for op in self.user_ops(value_id):
             if op.name == COMBINE:
@@ -84,12 +84,12 @@ def written_operands(op: Op) -> set[int]:
 
 
 def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
-    """Order that must hold among `ops`, a sub-sequence of the program in program order: op id -> ids it comes after.
+    """The order that must hold between `ops`, a sub-sequence of the program in program order: op id -> ids it comes after.
 
-    Holds read after write, write after read and write after write, by storage (so through views, in-place writes and
+    Includes read after write, write after read and write after write, by storage (so through views, in-place writes and
     vectors, which refer to their tensors), the order of pushes and pops of each stack, the order of communication within each
-    group, and the order of random draws. An operand of which only the shape is read counts as a read of the value's definition,
-    not of its contents.
+    group, and the order of random draws. An operand of which only the shape is read depends on the operation that defines the
+    value, not on writes to its contents.
     Cost: O(ops + operands + write conflicts).
 
     >>> dependencies(Graph(Program((), ())), [])
@@ -129,6 +129,6 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
 
 
 def is_topological(order: Iterable[int], after: dict[int, set[int]]) -> bool:
-    """Whether every id in `order` comes behind all ids it must come after (ids not in `order` are ignored)."""
-    place = {op_id: k for k, op_id in enumerate(order)}
-    return all(place.get(before, -1) < k for op_id, k in place.items() for before in after.get(op_id, ()))
+    """Whether every id in `order` comes after all ids that it must come after (ids not in `order` are ignored)."""
+    index = {op_id: k for k, op_id in enumerate(order)}
+    return all(index.get(before, -1) < k for op_id, k in index.items() for before in after.get(op_id, ()))

@@ -1,4 +1,4 @@
-"""What Paddle's operations are, as far as passes, planning and lowering need to know.
+"""Kinds of Paddle's operations, as far as passes, planning and lowering need to tell them apart.
 
 Source: names and attributes as PaddlePaddle 3.3.1 emits them.
 """
@@ -14,7 +14,7 @@ SET_PARAMETER = "builtin.set_parameter"
 COMBINE = "builtin.combine"
 SPLIT = "builtin.split"
 STACK_CREATE = "cf.stack_create"
-"""Gives a stack and its two ends, by which control flow hands what its blocks computed to the blocks of its gradient."""
+"""Creates a stack and its two ends, through which control flow passes what its blocks computed to the blocks of its gradient."""
 KEYWORD = "builtin.kwarg"
 """A block argument of the captured program; Paddle passes gradient-merge buffers this way."""
 BOUNDARY = frozenset({DATA, PARAMETER, KEYWORD, SHADOW_OUTPUT, SET_PARAMETER, "pd_op.fetch", "pd_op.feed"})
@@ -31,32 +31,32 @@ COLLECTIVES = ALL_REDUCES | {
     "global_gather", "global_gather_grad", "global_scatter", "global_scatter_grad",
     "fused_attention", "fused_attention_grad", "fused_feedforward", "fused_feedforward_grad",
 }  # fmt: skip
-"""Kinds that, with a ring, wait for all ranks of it."""
+"""Kinds that communicate with all ranks of their ring."""
 SILENT = frozenset({"c_identity", "c_split", "c_concat_grad", "mp_allreduce_sum_grad", "c_softmax_with_cross_entropy_grad",
                     "c_softmax_with_multi_label_cross_entropy_grad", "sync_comm_stream", "sync_calc_stream"})  # fmt: skip
-"""Kinds that name a ring and whose kernels send nothing."""
+"""Kinds that have a ring attribute, but whose kernels do not communicate."""
 ALONE_WITHOUT_RANKS = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample"})
-"""Kinds whose ring counts only with `nranks` above 1; Paddle sets ring 0 and one rank where the user names no group."""
+"""Kinds that communicate only with `nranks` above 1; Paddle sets ring 0 and one rank if the user names no group."""
 FLASH = frozenset({"flash_attn", "flash_attn_unpadded", "flash_attn_qkvpacked", "flashmask_attention",
                    "scaled_dot_product_attention", "memory_efficient_attention"})  # fmt: skip
 COPIES = frozenset({"memcpy", "memcpy_d2h", "memcpy_h2d"})
 RANDOM = frozenset({"dropout", "uniform", "gaussian", "randint", "randperm", "bernoulli", "multinomial", "exponential",
                     "truncated_gaussian_random", "fused_dropout_add", "poisson", "standard_gamma", "dirichlet",
                     "binomial", "rrelu", "class_center_sample", "top_p_sampling"})  # fmt: skip
-"""Kinds that draw from the device's one generator: their order decides the numbers."""
+"""Kinds that draw from the device's only generator: their order decides the numbers."""
 NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, "pd_op.full_int_array", "pd_op.share_var"}
 """Names of operations that launch nothing on the device."""
 COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
-"""Names under which an operation runs on the compute stream: none, and the executor's own word for it."""
+"""Stream names of operations on the compute stream: none, and the executor's own name."""
 
 
 def stream_of(op: Op) -> str:
-    """An operation's stream; the compute stream, under whatever name, is the empty one."""
+    """An operation's stream; empty for the compute stream, whatever its name."""
     return "" if op.stream in COMPUTE_STREAMS else op.stream
 
 
 def views_of(op: Op) -> tuple[tuple[int, int], ...]:
-    """`(result, operand)` positions where the result is the operand's memory and nothing is written: views, `share_data_`."""
+    """`(result, operand)` positions where the result shares the operand's memory and nothing is written: views, `share_data_`."""
     return (*op.views, *op.inplace) if op.kind == "share_data" else op.views
 
 
@@ -81,17 +81,17 @@ def is_p2p(op: Op) -> bool:
 
 
 def is_collective(op: Op) -> bool:
-    """Whether all ranks of a group take part: whatever has a group and is no send or receive."""
+    """Whether all ranks of a group take part: the operation has a group and is no send or receive."""
     return op.group >= 0 and not is_p2p(op)
 
 
 def is_comm(op: Op) -> bool:
-    """Whether the operation talks to other ranks: what has a group does, of whatever kind it is."""
+    """Whether the operation communicates with other ranks: every operation with a group does."""
     return op.group >= 0
 
 
 def ring_of(op: Op) -> int:
-    """The ring that an operation's attributes name and over which it communicates; -1 for none.
+    """The ring over which an operation communicates, from its attributes; -1 for none.
 
     >>> ring_of(Op(1, "pd_op.all_reduce_", (), (), "forward", attrs={"ring_id": 5}))
     5
@@ -104,7 +104,7 @@ def ring_of(op: Op) -> int:
 
 
 def is_known_comm(op: Op) -> bool:
-    """Whether it is known how an operation with a ring communicates."""
+    """Whether Interlace knows how this kind of operation communicates."""
     return is_p2p(op) or op.kind in COLLECTIVES
 
 

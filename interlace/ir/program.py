@@ -1,8 +1,8 @@
-"""The neutral snapshot of one rank's program: immutable, printable, parseable, storable.
+"""The program of one rank, independent of Paddle: immutable, printable, parseable, storable.
 
-Operations and values refer to each other by id, never by reference. An operation remembers which captured operation it
-is (`origin`), or that it is new (`origin == -1`), so that lowering can rebuild Paddle programs from the captured one.
-A program without jobs is what Paddle built; a program with jobs is a schedule of it.
+Operations and values refer to each other by id. An operation has the id of the captured operation that it stands for (`origin`),
+or -1 if it is new, so that lowering can rebuild Paddle programs from the captured one. A program without jobs is what Paddle built;
+a program with jobs is a schedule of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 Role = Literal["forward", "backward", "optimize"]
 Memory = Literal["device", "host", "pinned"]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
-"""Of an operation, a value or a storage. This and the bounds below hold for what files say: tables are as long as the largest number."""
+"""Number of an operation, a value or a storage. This and the bounds below limit files: tables are as long as the largest number."""
 IdOrNone = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 24)]
 Ring = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 Dim = Annotated[int, msgspec.Meta(ge=-1, le=1 << 48)]
@@ -56,7 +56,7 @@ class TensorType(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What an operation gives.
+    """A result of an operation.
 
     Attributes:
         id: Unique in the program.
@@ -65,7 +65,7 @@ class Value(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
         storage: Values with one storage share memory (views, in-place results); by default the value's own id.
         name: Name in Paddle's scope: of a parameter, an input, or a named output; empty for all else.
         persistable: Lives across steps (parameters, optimizer state, gradient-merge buffers).
-        memory: Where it lives.
+        memory: The kind of memory that it is in.
         elements: Types of a vector's tensors.
     """
 
@@ -96,9 +96,9 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
         id: Unique in the program; keeps its meaning through all passes.
         name: Paddle's name, such as `"pd_op.matmul_grad"`.
         operands, results: Value ids; an absent optional operand is `ABSENT`.
-        role: Which part of the step it belongs to.
-        chunk: Model chunk under virtual pipeline stages, else 0.
-        attrs: Attributes as plain data (dtypes and places as text).
+        role: Part of the step that it belongs to.
+        chunk: Model chunk under virtual pipeline stages, otherwise 0.
+        attrs: Attributes as plain data (dtypes and Paddle's places as text).
         layer: Dotted module path, such as `"layers.3.mlp.fc1"`; empty where unknown.
         group: Id of the communication group (Paddle's ring) for collectives and p2p, else -1.
         stream: Name of the stream it runs on; empty is the compute stream.
@@ -129,7 +129,7 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
 
     @property
     def reads(self) -> list[int]:
-        """Ids of the operands whose contents it reads, each once: all but absent ones and those of which it needs only the shape."""
+        """Ids of the operands whose contents it reads, each once: all except absent ones and those of which it needs only the shape."""
         return list(dict.fromkeys(v for k, v in enumerate(self.operands) if v != ABSENT and k not in self.no_buffer))
 
     @property
@@ -146,15 +146,16 @@ class Group(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
 
 
 class Job(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A list of `(op id, micro-batch)` that the executor runs as one program.
+    """A list of op instances that the executor runs as one program.
 
     Attributes:
         name: Unique in the plan; letters, digits and `_` only (Paddle's profiler reads no others).
-        kind: `forward`, `backward`, `pair`, `optimizer`, ..., with the chunk behind it under VPP (`forward1`).
-        micro_batch: The micro-batch that names it (a pair: the one of its backward).
-        items: In issue order.
-        host_waits: Pairs of items (behind, awaited): behind the first the host waits for the second, an earlier computation or
-            the same, on places where it would run ahead of the device and take memory too early (docs/gpu-place.md, rule 4).
+        kind: `forward`, `backward`, `pair`, `optimizer`, ..., under VPP followed by the chunk (`forward1`).
+        micro_batch: The micro-batch that it is named after (of a pair: that of its backward).
+        items: The op instances in issue order.
+        host_waits: Pairs of op instances: after issuing the first the host waits for the second, a computation that was issued
+            before it, or the first itself. They keep the host from running ahead of the device, which would allocate memory too
+            early (docs/gpu-place.md, rule 4).
     """
 
     name: str
@@ -165,7 +166,7 @@ class Job(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An order between two jobs' streams: recorded after one item, waited for before others."""
+    """An order between streams of several jobs: recorded after one op instance, waited for before others."""
 
     name: str
     record: OpInstance
@@ -173,9 +174,9 @@ class Event(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
 
 
 class Pipeline(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """The shape of the step this program is a part of.
+    """Pipeline stage and number of micro-batches of the step that a program belongs to.
 
-    `schedule` is Paddle's word (`1F1B`, `FThenB`, `VPP`), `accumulate` for gradient accumulation without a pipeline, or
+    `schedule` is Paddle's name (`1F1B`, `FThenB`, `VPP`), `accumulate` for gradient accumulation without a pipeline, or
     `none` for a program that runs once a step.
     """
 
@@ -190,11 +191,11 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's program.
 
     Attributes:
-        rank, world: Of the process it was built for.
+        rank, world: Rank of the process that it was built for, and the number of processes.
         mode: `train`, `eval` or `predict`.
         passes: Names of the passes applied, in order.
         jobs, events: The schedule; empty before a schedule pass.
-        notes: What capture saw and could not express, one line each.
+        notes: What capture found and could not express, one line each.
         paddle: Version of Paddle that built it.
     """
 

@@ -1,8 +1,8 @@
-"""Where every tensor lies: its storage, the variable through which the executor knows it, and whose contents it holds.
+"""Where every tensor lies: its storage, the executor's variable that names it, and the value whose contents it has.
 
 The executor orders operations, and frees memory, by variable: an in-place result lives in its operand's variable, a view has a
-variable of its own over the same memory. Races are about memory. Whoever asks "do these two touch the same thing" has to say
-which of the two is meant; both are here.
+variable of its own over the same memory. Races are about memory. An analysis has to choose whether it compares variables or
+storages; this table has both.
 
 >>> from interlace.ir import parse
 >>> text = '''program rank=0 world=1 mode=train
@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from interlace.ir.kinds import COMBINE, DATA, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_boundary, views_of
-from interlace.ir.program import ABSENT, Op, Program, Value
+from interlace.ir.program import ABSENT, Op, OpInstance, Program, Value
 
-Item = tuple[int, int]
 FETCH = "interlace_fetch"
 """Attribute of an output that the user fetches by its value, beside the program's named ones."""
 
@@ -49,18 +48,18 @@ class Storage:
     """One piece of memory, of each micro-batch or (persistable) of all.
 
     Attributes:
-        giver: Id of the operation that gives it.
-        value: The value that says how large it is and where: the one it is named after, else the first that it holds.
+        producer: Id of the operation that allocates it.
+        value: The value whose type gives its size and memory: the one it is named after, otherwise its first one.
         size_bytes: -1 where unknown.
         persistable: One for all micro-batches, there before and after the step.
         memory: `device`, `pinned` or `host`.
-        kept: Never freed within the step, because the program's surroundings hold it.
-        variables: All that name it.
-        values: Tensors that it holds, in program order; an element that no operation takes out of its vector is none.
+        kept: Never freed within the step: an input, a parameter or an output of the program lies in it.
+        variables: All variables that name it.
+        values: Tensors that lie in it, in program order; an element that no operation takes out of its vector does not count.
         vectors: Vectors of which it is an element.
     """
 
-    giver: int
+    producer: int
     value: int
     size_bytes: int
     persistable: bool
@@ -106,7 +105,7 @@ class Storages:
                         storage.kept = True
 
     def of(self, value: int) -> list[Storage]:
-        """Storages in which a value lies: one, or those of a vector's tensors; none for an absent operand."""
+        """The storages of a value: one, or those of a vector's tensors; none for an absent operand."""
         return [self.storages[part.storage] for part in self.parts.get(value, ())]
 
     def numbers(self, value: int) -> tuple[int, ...]:
@@ -178,11 +177,11 @@ class Storages:
         return [value for k, value in enumerate(op.results) if k not in viewed and self.values[value].dtype != "null"]
 
     def views(self, op: Op) -> list[int]:
-        """Results that are their operand's memory: nothing is written, but the executor has the variable from this operation."""
+        """Results that share their operand's memory: nothing is written, but from this operation on the executor knows the variable."""
         return [op.results[result] for result, _ in views_of(op)] if op.name not in NO_KERNEL else []
 
     def users(self) -> list[dict[int, list[int]]]:
-        """Of each storage, ids of the operations that give or read it, by variable: the first one allocates, the last one frees."""
+        """For each storage the ids of the operations that write or read it, by variable: the first one allocates, the last one frees."""
         found: list[dict[int, list[int]]] = [{} for _ in self.storages]
         for op in self.program.ops:
             given = () if op.name in (COMBINE, SPLIT) else op.results
@@ -193,7 +192,7 @@ class Storages:
         return found
 
     def is_once(self, value: int) -> bool:
-        """Whether a value exists once a step: what is persistable and has a name, and what the optimizer part gives.
+        """Whether a value exists once a step: a persistable value with a name, or a result of the optimizer part.
 
         Paddle also marks results without a name as persistable, to keep them from collection: each micro-batch has its own.
         """
@@ -201,7 +200,7 @@ class Storages:
         return value in self._once or any(each.persistable and each.name for each in variables)
 
     def is_collected(self, op: Op) -> bool:
-        """Whether the job at the end of the step reads what this operation names, to hand it out."""
+        """Whether this operation names an output that the job at the end of the step collects."""
         return op.name == SHADOW_OUTPUT and (FETCH in op.attrs or not self.is_once(op.operands[0]))
 
 
@@ -222,16 +221,16 @@ def is_fed(op: Op, values: dict[int, Value]) -> bool:
     return op.name == DATA and not values[op.results[0]].persistable
 
 
-def feed_items(program: Program) -> list[Item]:
-    """What the job at the start of the step gives, in its order: each input of the batch for each micro-batch."""
+def feed_items(program: Program) -> list[OpInstance]:
+    """Op instances of the job at the start of the step, which cuts the batch: each input for each micro-batch, in its order."""
     values = {value.id: value for value in program.values}
     read = {value for op in program.ops for value in op.operands}
     fed = [op.id for op in program.ops if is_fed(op, values) and op.results[0] in read]
     return [(op_id, m) for op_id in fed for m in range(program.pipeline.num_micro_batches)]
 
 
-def collect_items(program: Program, storages: Storages | None = None) -> list[Item]:
-    """What the job at the end of the step reads, in its order: each output for each micro-batch, or once."""
+def collect_items(program: Program, storages: Storages | None = None) -> list[OpInstance]:
+    """Op instances of the job at the end of the step, which collects the outputs: each output for each micro-batch, or once."""
     if not any(op.name == SHADOW_OUTPUT for op in program.ops):
         return []
     table = storages or Storages(program)

@@ -10,9 +10,9 @@
     job forward_0 forward 0: 2-3@0
     job forward_1 forward 1: 2-3@1 | 3@1<2@1
 
-A value is `%id:dtype[shape]`, then `~storage` where it shares another's memory, `!` where it is persistable, `^memory` where
-it is not on the device, and its name. `_` is an absent operand. An operation's line ends with its attributes as JSON. Behind
-a job's items stand the waits of the host: behind item `3@1` for item `2@1`.
+A value is `%id:dtype[shape]`, then `~storage` if it shares another value's memory, `!` if it is persistable, `^memory` if
+it is not on the device, and its name. `_` is an absent operand. An operation's line ends with its attributes as JSON. A job lists
+its op instances; after `|` follow the waits of the host: `3@1<2@1` waits for operation 2 of micro-batch 1 after operation 3.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, get_args
 import msgspec
 
 from interlace.errors import ProgramError
-from interlace.ir.program import ABSENT, Event, Group, Job, Memory, Op, Pipeline, Program, Role, TensorType, Value
+from interlace.ir.program import ABSENT, Event, Group, Job, Memory, Op, OpInstance, Pipeline, Program, Role, TensorType, Value
 
 _VALUE = re.compile(
     r"%(?P<id>\d+):(?P<dtype>[a-z0-9_]+)(?P<shape>\[[-\d,]*\])?(?P<elements><[^>]*>)?"
@@ -63,9 +63,9 @@ def show(program: Program) -> str:
 
 def show_op(op: Op, values: dict[int, Value]) -> str:
     """One operation's line."""
-    given = ", ".join(show_value(values[value]) for value in op.results)
-    taken = ", ".join("_" if value == ABSENT else f"%{value}" for value in op.operands)
-    text = f"#{op.id} " + (f"{given} = " if given else "") + f"{op.name}({taken}) {op.role}"
+    results = ", ".join(show_value(values[value]) for value in op.results)
+    operands = ", ".join("_" if value == ABSENT else f"%{value}" for value in op.operands)
+    text = f"#{op.id} " + (f"{results} = " if results else "") + f"{op.name}({operands}) {op.role}"
     for key, default in (("chunk", 0), ("layer", ""), ("group", -1), ("stream", ""), ("priority", 0), ("origin", -1),
                          ("num_blocks", 0)):  # fmt: skip
         field = getattr(op, key)
@@ -79,7 +79,7 @@ def show_op(op: Op, values: dict[int, Value]) -> str:
 
 
 def show_value(value: Value) -> str:
-    """A value where it is given: type, storage, name."""
+    """A value where it is defined: type, storage, name."""
     text = f"%{value.id}:{value.dtype}"
     if value.dtype == "vector":
         text += "<" + ";".join(f"{e.dtype}{_shape(e.shape)}" for e in value.elements) + ">"
@@ -102,7 +102,7 @@ def show_job(job: Job) -> str:
         parts += [_run(run)] if run else []
         run = [op_id, op_id, micro_batch]
     parts += [_run(run)] if run else []
-    parts += ["|", *(f"{_item(behind)}<{_item(awaited)}" for behind, awaited in job.host_waits)] if job.host_waits else []
+    parts += ["|", *(f"{_item(after)}<{_item(awaited)}" for after, awaited in job.host_waits)] if job.host_waits else []
     return f"job {job.name} {job.kind} {job.micro_batch}: {' '.join(parts)}".rstrip()
 
 
@@ -156,9 +156,9 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
         fields["groups"].append(Group(int(number), tuple(int(r) for r in ranks.split(",") if r.strip())))
     elif word == "job":
         head, _, body = rest.partition(":")
-        items, _, held = body.partition("|")
+        items, _, waits = body.partition("|")
         name, kind, micro_batch = head.split()
-        fields["jobs"].append(Job(name, kind, int(micro_batch), tuple(_items(items)), tuple(map(_wait, held.split()))))
+        fields["jobs"].append(Job(name, kind, int(micro_batch), tuple(_items(items)), tuple(map(_wait, waits.split()))))
     elif word == "event":
         name, record, _, *waiting = rest.split()
         fields["events"].append(Event(name, next(_items(record)), tuple(_items(" ".join(waiting)))))
@@ -238,7 +238,7 @@ def _quote(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
-def _item(item: tuple[int, int]) -> str:
+def _item(item: OpInstance) -> str:
     return f"{item[0]}@{item[1]}"
 
 
@@ -246,14 +246,14 @@ def _run(run: list[int]) -> str:
     return f"{run[0]}-{run[1]}@{run[2]}" if run[1] > run[0] else f"{run[0]}@{run[2]}"
 
 
-def _wait(text: str) -> tuple[tuple[int, int], tuple[int, int]]:
+def _wait(text: str) -> tuple[OpInstance, OpInstance]:
     found = tuple(_items(text.replace("<", " ")))
     if "<" not in text or len(found) != 2:
         raise ValueError(f"wait {text!r}, expected 7@0<3@0")
     return found[0], found[1]
 
 
-def _items(text: str) -> Iterator[tuple[int, int]]:
+def _items(text: str) -> Iterator[OpInstance]:
     for part in text.split():
         found = _RANGE.fullmatch(part)
         if not found:

@@ -1,4 +1,4 @@
-"""The rules every program keeps. Passes are checked against them after each run."""
+"""The rules of the IR; every program is checked against them after each pass."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from interlace.errors import ProgramError
 from interlace.ir.kinds import is_boundary, is_copy, is_known_comm, is_p2p, ring_of
-from interlace.ir.program import ABSENT, Group, Op, Program
+from interlace.ir.program import ABSENT, Group, Op, OpInstance, Program
 from interlace.ir.storage import collect_items, feed_items
 from interlace.ir.waits import computes
 
@@ -27,26 +27,26 @@ def verify(program: Program) -> None:
 
 
 MOST_ITEMS = 1 << 22
-"""Operations times micro-batches: what a schedule of a program may hold. 4,000 operations of 1,024 micro-batches fit."""
+"""Limit of operations times micro-batches of a program: 4,000 operations with 1,024 micro-batches are within it."""
 MOST_TENSOR_BYTES = 1 << 60
-"""Times and sums of sizes stay exact in 64 bits."""
+"""Limit of a tensor's size; below it, sums of sizes stay exact in 64 bits."""
 ATTRIBUTES: dict[str, tuple[type, ...]] = {
     "peer": (int,), "ring_id": (int,), "nranks": (int,), "dst_place_type": (int,), "dropout": (int, float, type(None)),
     **dict.fromkeys(("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking"), (bool,)),
 }  # fmt: skip
-"""Attributes that are read, and what they are."""
+"""Attributes that Interlace reads -> their types."""
 
 
 def require_bounds(program: Program) -> None:
-    """Check what a file may say without end; cost O(ops + values).
+    """Check a program from a file against limits of size, and the types of attributes that Interlace reads; cost O(ops + values).
 
     Raises:
-        ProgramError: It is more than any plan could be made of, or an attribute is of another type than its reader expects.
+        ProgramError: The program exceeds a limit, or an attribute has another type than its reader expects.
     """
     batches = program.pipeline.num_micro_batches
     if max(len(program.ops), program.pipeline.num_chunks) * batches > MOST_ITEMS:
         raise ProgramError(f"{len(program.ops)} operations in {program.pipeline.num_chunks} chunk(s) of {batches} micro-batches; "
-                           f"expected {MOST_ITEMS} items to schedule, or fewer")  # fmt: skip
+                           f"expected {MOST_ITEMS} op instances to schedule, or fewer")  # fmt: skip
     sizes = ((value.size_bytes, value.id) for value in program.values)
     large = next((each for each in sizes if each[0] > MOST_TENSOR_BYTES), None)
     if large is not None:
@@ -54,7 +54,7 @@ def require_bounds(program: Program) -> None:
     for op in program.ops:
         for name, given in op.attrs.items():
             if not _fits(given):
-                raise ProgramError(f"{describe(op)}: attribute {name} holds a whole number of more than 64 bits")
+                raise ProgramError(f"{describe(op)}: attribute {name} has a whole number of more than 64 bits")
             if name in ATTRIBUTES and type(given) not in ATTRIBUTES[name]:
                 kinds = " or ".join(kind.__name__ for kind in ATTRIBUTES[name])
                 raise ProgramError(f"{describe(op)}: attribute {name} is {str(given)[:40]!r}; expected {kinds}")
@@ -79,7 +79,7 @@ def _ranks(program: Program) -> list[str]:
     for group in program.groups:
         outside = [rank for rank in group.ranks if rank not in world]
         if outside:
-            faults.append(f"group {group.id} holds rank(s) {', '.join(map(str, outside))}, outside of the world of {program.world}")
+            faults.append(f"group {group.id} has rank(s) {', '.join(map(str, outside))}, outside of the world of {program.world}")
     pipe = program.pipeline
     if not 0 <= pipe.stage < pipe.num_stages:
         faults.append(f"stage {pipe.stage} is outside of a pipeline of {pipe.num_stages}")
@@ -165,7 +165,7 @@ def _jobs(program: Program) -> list[str]:
             if not JOB_NAME.fullmatch(word):
                 faults.append(f"job {word!r}: a name or kind is letters, digits and _ and starts with a letter")
         if job.name in names:
-            faults.append(f"job {job.name!r} stands twice")
+            faults.append(f"job {job.name!r} occurs twice; job names are unique")
         names.add(job.name)
         for item in job.items:
             op_id, micro_batch = item
@@ -177,7 +177,7 @@ def _jobs(program: Program) -> list[str]:
                 faults.append(f"job {job.name}: {describe(ops[op_id])} of the optimizer for micro-batch {micro_batch}; "
                               "it runs once a step, for 0")  # fmt: skip
             elif is_boundary(ops[op_id]):
-                faults.append(f"job {job.name}: {describe(ops[op_id])} names an input or output; jobs hold none of those")
+                faults.append(f"job {job.name}: {describe(ops[op_id])} names an input or output; jobs contain none of those")
             elif item in done:
                 faults.append(f"job {job.name}: {describe(ops[op_id])} runs a second time for micro-batch {micro_batch}")
             done.add(item)
@@ -188,21 +188,21 @@ def _waits(program: Program, ops: dict[int, Op]) -> list[str]:
     values = {value.id: value for value in program.values}
     faults = []
     for job in program.jobs:
-        place = {item: k for k, item in enumerate(job.items)} if job.host_waits else {}
-        for behind, awaited in job.host_waits:
-            if behind not in place or awaited not in place:
-                faults.append(f"job {job.name}: the host waits behind {behind} for {awaited}, which are not both in the job")
-            elif place[awaited] > place[behind]:
-                faults.append(f"job {job.name}: the host waits behind {behind} for {awaited}, which it issues only later")
+        index = {item: k for k, item in enumerate(job.items)} if job.host_waits else {}
+        for after, awaited in job.host_waits:
+            if after not in index or awaited not in index:
+                faults.append(f"job {job.name}: after {after} the host waits for {awaited}; both must be in the job")
+            elif index[awaited] > index[after]:
+                faults.append(f"job {job.name}: after {after} the host waits for {awaited}, which it issues only later")
             elif not computes(ops[awaited[0]], values):
                 faults.append(f"job {job.name}: the host waits for {describe(ops[awaited[0]])}, which computes nothing on the device")
-        if len({behind for behind, _ in job.host_waits}) < len(job.host_waits):
-            faults.append(f"job {job.name}: the host waits twice behind one item")
+        if len({after for after, _ in job.host_waits}) < len(job.host_waits):
+            faults.append(f"job {job.name}: the host waits twice after one op instance")
     return faults
 
 
 # A copy that no job runs for a micro-batch is the identity there: its readers read what it would have copied.
-def _missing(program: Program, ops: dict[int, Op], done: set[tuple[int, int]]) -> list[str]:
+def _missing(program: Program, ops: dict[int, Op], done: set[OpInstance]) -> list[str]:
     once = {op_id for op_id, op in ops.items() if op.role == "optimize"}
     count = program.pipeline.num_micro_batches
     inner = [op_id for op_id, op in ops.items() if not is_boundary(op) and not is_copy(op)]
@@ -210,22 +210,22 @@ def _missing(program: Program, ops: dict[int, Op], done: set[tuple[int, int]]) -
     return [f"{describe(ops[op_id])} is in no job for micro-batch {m}" for op_id, m in sorted(wanted - done)]
 
 
-def _are_given(program: Program) -> bool:
-    """Whether all operands are known, so that storages can be looked up; where not, that is a fault of its own."""
+def _are_defined(program: Program) -> bool:
+    """Whether all operands are defined, so that storages can be looked up; if not, `_dataflow` reports it."""
     return not _dataflow(program)
 
 
 def _events(program: Program) -> list[str]:
     if not program.events:
         return []
-    place = {}
-    fed, collected = feed_items(program), collect_items(program) if _are_given(program) else []
+    index = {}
+    fed, collected = feed_items(program), collect_items(program) if _are_defined(program) else []
     for k, items in enumerate([fed, *(job.items for job in program.jobs), collected]):
         for n, item in enumerate(items):
-            place[item] = (k, n)
+            index[item] = (k, n)
     faults: list[str] = []
     names: set[str] = set()
-    recorders: dict[tuple[int, int], str] = {}
+    recorders: dict[OpInstance, str] = {}
     for event in program.events:
         if event.name in names:
             faults.append(f"event {event.name!r} is recorded twice; one recorder a name")
@@ -234,17 +234,17 @@ def _events(program: Program) -> list[str]:
             faults.append(f"event {event.name!r}: a name has no blanks and is not 'default', which is the executor's own")
         if event.record in recorders:
             faults.append(f"events {recorders[event.record]!r} and {event.name!r} are both recorded after {event.record}; "
-                          "an item records one")  # fmt: skip
+                          "an op instance records one")  # fmt: skip
         recorders[event.record] = event.name
-        if event.record not in place:
+        if event.record not in index:
             faults.append(f"event {event.name!r} is recorded after {event.record}, which no job runs")
             continue
         if event.record in fed and event.record != fed[-1]:
             faults.append(f"event {event.name!r} is recorded after {event.record}, which cuts the batch; "
                           f"expected {fed[-1]}, the last that does")  # fmt: skip
         for item in event.waits:
-            if item not in place:
+            if item not in index:
                 faults.append(f"event {event.name!r} is waited for by {item}, which no job runs")
-            elif place[item] <= place[event.record]:
+            elif index[item] <= index[event.record]:
                 faults.append(f"event {event.name!r}: {item} waits before {event.record} is issued")
     return faults

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from interlace.scheduler.memory.live import Holding
+from interlace.scheduler.memory.live import LiveBytes
 from interlace.scheduler.simulate.simulator import Result
 from interlace.units import ms, size
 
@@ -55,10 +55,10 @@ def waits(result: Result, at: int) -> list[Wait]:
     return sorted(rows, key=lambda row: (-row.wait_ns, row.layer, row.kind))
 
 
-def held(holdings: Iterable[Holding]) -> list[Held]:
-    """Holdings of layers of one name together, largest first."""
-    found: dict[tuple[str, str], list[Holding]] = {}
-    for each in holdings:
+def held(live: Iterable[LiveBytes]) -> list[Held]:
+    """Live bytes summed over layers with one name, largest first."""
+    found: dict[tuple[str, str], list[LiveBytes]] = {}
+    for each in live:
         found.setdefault((_pattern(each.layer), each.kind), []).append(each)
     rows = [Held(layer, kind, sum(h.size_bytes for h in group), sum(h.count for h in group)) for (layer, kind), group in found.items()]
     return sorted(rows, key=lambda row: (-row.size_bytes, row.layer, row.kind))

@@ -1,4 +1,4 @@
-"""Whether a plan is safe, for all ranks at once: happens-before over host order, streams, events, jobs and communication.
+"""The checker: proves plans of all ranks safe, by happens-before over host order, streams, events, jobs and communication.
 
 >>> from interlace.ir import parse
 >>> text = '''program rank=0 world=1 mode=train
@@ -12,12 +12,12 @@
 >>> check([parse(text + chr(10) + "event e 1@0 -> 2@0")])
 []
 
-What is proved, for one target (`interlace.scheduler.target`): every access follows the write that the sequential step gives it;
-memory is handed out again, and host buffers are written again, only behind their last use, in the next step too; all ranks of a
-group agree about their collectives, sends match receives, and nobody waits in a circle.
+What is proved, for one target (`interlace.scheduler.target`): every access finds the contents that it has in the sequential step;
+memory is allocated again, and host buffers are written again, only after their last use, in the next step too; all ranks of a
+group issue the same collectives in the same order, sends match receives, and no ranks wait for each other in a cycle.
 
-Orders that hold only because another rank waits in between are not counted, except for deadlock: a plan must not lean on
-them.
+Orders that hold only because another rank waits in between do not count, except in the search for deadlocks: a plan must not
+depend on them.
 """
 
 from interlace.scheduler.hazards.all_ranks import check_together

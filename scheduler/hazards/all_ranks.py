@@ -1,4 +1,4 @@
-"""The part of the proof that needs all ranks: partners agree, and nobody waits in a circle."""
+"""The part of the proof that needs all ranks: partners issue matching calls, and no ranks wait for each other in a cycle."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from interlace.scheduler.target import Target
 
 
 def check_together(voices: Sequence[Voice], target: Target, ask: Teller) -> list[Finding]:
-    """What is wrong between ranks. `ask` is called where something is, with what the findings want to name; all ranks that are given
-    the same voices ask the same, and find the same."""
+    """Findings about several ranks.
+
+    Where something is wrong, `ask` gets the calls that the findings name. Ranks with the same `voices` ask for the same calls and
+    get the same findings.
+    """
     world = World(voices)
     doubt = unclear(world)
     unequal = [each for each in differences(world) if each.line[0][0] not in world.names.unclear]

@@ -1,4 +1,4 @@
-"""Calls as findings name them. Only the rank that issues a call knows its operation, so others ask."""
+"""Names of communication calls for findings. Only the rank that issues a call knows its operation, so other ranks ask it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from interlace.scheduler.hazards.skeleton import call_items
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A call of a rank, by number, and an earlier one that it waits for (`NEVER`: none)."""
+    """A request for the name of a rank's call, by number, and of an earlier call that it waits for (`NEVER`: none)."""
 
     rank: int
     call: int
@@ -21,7 +21,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The call asked for, the earlier one, and why the one waits for the other."""
+    """The answer: the call, the earlier one, and why the call waits for it."""
 
     call: Where
     earlier: Where | None = None
@@ -29,11 +29,11 @@ class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 Teller = Callable[[Sequence[Ask]], list[Told]]
-"""Answers questions, in their order."""
+"""A function that answers requests, in their order."""
 
 
 def tell(trace: Trace, rank: int, asks: Sequence[Ask]) -> list[Told]:
-    """Answers to the questions that are put to one rank."""
+    """Answers to the requests that are put to one rank."""
     items = call_items(trace.plan) if asks else []
     return [_told(trace, rank, items, ask) for ask in asks]
 
@@ -52,25 +52,25 @@ def _where(trace: Trace, item: int, rank: int) -> Where:
 
 
 def _reason(trace: Trace, earlier: int, item: int) -> str:
-    """Why an item waits for an earlier one: same stream, same ring, or the chain of events and data between them."""
+    """Why a call waits for an earlier one: same stream, same ring, or the chain of events and data between them."""
     plan = trace.plan
     if plan.stream[earlier] == plan.stream[item]:
-        return f"ahead of it on {stream_text(plan.program.ops[plan.op[item]].stream)}"
+        return f"earlier on {stream_text(plan.program.ops[plan.op[item]].stream)}"
     if not trace.before(earlier, item):
         ops = [plan.program.ops[plan.op[k]] for k in (earlier, item)]
-        return "next on the same ring" if ops[0].group == ops[1].group else "ordered behind it"
+        return "next on the same ring" if ops[0].group == ops[1].group else "ordered after it"
     path = _path(trace, earlier, item)
-    return "through " + ", ".join(path) if path else "ordered behind it"
+    return "through " + ", ".join(path) if path else "ordered after it"
 
 
 def _path(trace: Trace, earlier: int, item: int) -> list[str]:
-    """The items and reasons that carry an order from one stream to another, from the later item back."""
+    """The op instances and reasons that order one stream after another, from the later one back."""
     plan = trace.plan
     previous: list[int] = [NEVER] * len(plan.streams)
-    behind: dict[int, int] = {}
+    before: dict[int, int] = {}
     for k in range(item + 1):
         if plan.stream[k] != HOST:
-            behind[k] = previous[plan.stream[k]]
+            before[k] = previous[plan.stream[k]]
             previous[plan.stream[k]] = k
     came: dict[int, tuple[int, str]] = {}
     queue = [item]
@@ -79,7 +79,7 @@ def _path(trace: Trace, earlier: int, item: int) -> list[str]:
             if plan.stream[at] == plan.stream[earlier] and at >= earlier:
                 return _hops(trace, came, at, item)
             continue
-        for source, why in [*trace.joins.get(at, ()), (behind[at], "")]:
+        for source, why in [*trace.joins.get(at, ()), (before[at], "")]:
             if source != NEVER and source not in came and source != item:
                 came[source] = (at, why)
                 queue.append(source)

@@ -1,4 +1,4 @@
-"""The calls of all ranks side by side: who meets whom on which channel, and where partners disagree."""
+"""The communication calls of all ranks: which ranks share which channel, and where partners issue different calls."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from interlace.scheduler.rings import RingName, RingNames
 
 NOBODY = -1
 Line = tuple[RingName, int, int]
-"""What partners share: a ring, and for messages the ranks they go from and to (`NOBODY` for collectives)."""
+"""What partners share: a ring, and for messages the sending and the receiving rank (`NOBODY` for collectives)."""
 
 
 class World:
-    """Voices of several ranks.
+    """The communication of several ranks.
 
     Attributes:
         voices: By rank.
-        skeletons: The different ones.
-        kind: Rank -> place of its skeleton there.
-        lines: What each rank calls the channels that it shares with others: line -> rank -> channel.
+        skeletons: The different skeletons, each once.
+        kind: Rank -> index of its skeleton.
+        lines: Line -> rank -> the rank's own name of that channel.
     """
 
     def __init__(self, voices: Sequence[Voice]) -> None:
@@ -50,43 +50,50 @@ class World:
                 rings[number] = name, name[0].index(voice.rank)
         for channel in self.skeletons[self.kind[voice.rank]].channels:
             if channel[0] in rings:
-                name, place = rings[channel[0]]
-                line = _line(name, place, channel[1])
+                name, index = rings[channel[0]]
+                line = _line(name, index, channel[1])
                 if line is not None:
                     self.lines[line][voice.rank] = channel
 
     def present(self, line: Line) -> list[int]:
-        """Ranks at hand that take part."""
+        """The known ranks that take part."""
         (ranks, _), source, target = line
         return [rank for rank in ((source, target) if source != NOBODY else ranks) if rank in self.voices]
 
 
-def _line(name: RingName, place: int, way: int) -> Line | None:
-    """The line of a channel of the rank at a place of a ring; None to nobody else."""
+def _line(name: RingName, index: int, way: int) -> Line | None:
+    """The line of a channel of the rank with this index in a ring; None if it has no other rank as peer."""
     ranks, peer = name[0], abs(way) - 1
     if way == COLLECTIVE:
         return name, NOBODY, NOBODY
-    if peer >= len(ranks) or peer == place:
+    if peer >= len(ranks) or peer == index:
         return None
-    return (name, ranks[place], ranks[peer]) if way > 0 else (name, ranks[peer], ranks[place])
+    return (name, ranks[index], ranks[peer]) if way > 0 else (name, ranks[peer], ranks[index])
 
 
 @dataclass(slots=True, frozen=True)
 class Difference:
-    """The first call of a line in which two ranks differ; `NOBODY` for a rank that calls less often."""
+    """The first call of a line in which two ranks differ.
+
+    Attributes:
+        line: The line.
+        ranks: The two ranks.
+        index: Index of the call among the calls of the line.
+        calls: Number of the call on each of the two ranks; `NOBODY` for a rank with fewer calls.
+    """
 
     line: Line
     ranks: tuple[int, int]
-    place: int
+    index: int
     calls: tuple[int, int]
 
     def asks(self) -> list[Ask]:
-        """The calls to be named."""
+        """Requests for the names of the two calls."""
         return [Ask(rank, call) for rank, call in zip(self.ranks, self.calls, strict=True) if call != NOBODY]
 
 
 def differences(world: World) -> list[Difference]:
-    """Of each line the first difference between the ranks at hand; O(lines x ranks + different calls)."""
+    """For each line the first difference between the known ranks; O(lines x ranks + different calls)."""
     known: dict[object, int | None] = {}
     found = []
     for line in sorted(world.lines):
@@ -97,17 +104,17 @@ def differences(world: World) -> list[Difference]:
             key = tuple(sides)
             if key not in known:
                 known[key] = _first_difference(*[(world.skeletons[kind], channel) for kind, channel in sides])
-            place = known[key]
-            if place is not None:
-                calls = [_call(world.skeletons[kind], channel, place) for kind, channel in sides]
-                found.append(Difference(line, pair, place, (calls[0], calls[1])))
+            index = known[key]
+            if index is not None:
+                calls = [_call(world.skeletons[kind], channel, index) for kind, channel in sides]
+                found.append(Difference(line, pair, index, (calls[0], calls[1])))
                 break
     return found
 
 
-def _call(skeleton: Skeleton, channel: Channel | None, place: int) -> int:
+def _call(skeleton: Skeleton, channel: Channel | None, index: int) -> int:
     calls = skeleton.channels[channel] if channel is not None else []
-    return calls[place] if place < len(calls) else NOBODY
+    return calls[index] if index < len(calls) else NOBODY
 
 
 def _first_difference(left: tuple[Skeleton, Channel | None], right: tuple[Skeleton, Channel | None]) -> int | None:
@@ -116,9 +123,9 @@ def _first_difference(left: tuple[Skeleton, Channel | None], right: tuple[Skelet
     agree = [[_agree(x, y) for y in right[0].signatures] for x in left[0].signatures]
     a, b = (skeleton.channels[channel] if channel is not None else [] for skeleton, channel in (left, right))
     one, two = left[0].calls, right[0].calls
-    for place, (x, y) in enumerate(zip(a, b, strict=False)):
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if not agree[one.signature[x]][two.signature[y]] or (one.role[x], one.micro_batch[x]) != (two.role[y], two.micro_batch[y]):
-            return place
+            return index
     return None if len(a) == len(b) else min(len(a), len(b))
 
 
@@ -134,7 +141,7 @@ def difference_text(world: World, found: Difference, told: Sequence[Told]) -> Fi
     texts = []
     for rank, call in zip(found.ranks, found.calls, strict=True):
         if call == NOBODY:
-            texts.append(f"rank {rank} has only {found.place}")
+            texts.append(f"rank {rank} has only {found.index}")
         else:
             texts.append(f"{next(words).call} ({_call_text(world.voices[rank].skeleton, call)})")
     what, mend = ("message", "send and receive in one order, with equal sizes and dtypes") if p2p else (
@@ -143,11 +150,11 @@ def difference_text(world: World, found: Difference, told: Sequence[Told]) -> Fi
     way = f", {found.line[1]} to {found.line[2]}" if p2p else ""
     title = f"group {_number(world, found.line[0])} of ranks {list(found.line[0][0])}{way}"
     return Finding("p2p-mismatch" if p2p else "collective-order", tuple(sorted(found.ranks)), tuple(each.call for each in told),
-                   f"{title}: {what} {found.place} differs: {', '.join(texts)}", mend)  # fmt: skip
+                   f"{title}: {what} {found.index} differs: {', '.join(texts)}", mend)  # fmt: skip
 
 
 def _number(world: World, name: RingName) -> int:
-    """What the first rank that lists a ring calls it."""
+    """The number that the first rank that lists a ring has for it."""
     for rank in name[0]:
         for group in world.voices[rank].groups if rank in world.voices else ():
             if world.names.name(rank, group.id) == name:
@@ -162,7 +169,7 @@ def _call_text(skeleton: Skeleton, call: int) -> str:
 
 
 def unclear(world: World) -> list[Finding]:
-    """Ranks that list several groups of the same ranks so differently that nobody can tell which of them meet."""
+    """Findings for ranks that number several groups of the same ranks so differently that it is unclear which are the same group."""
     found = []
     for ranks, by_rank in sorted(world.names.unclear.items()):
         lists = ", ".join(f"rank {rank} has {', '.join(map(str, numbers))}" for rank, numbers in sorted(by_rank.items()))

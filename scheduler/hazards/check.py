@@ -28,8 +28,8 @@ from interlace.scheduler.target import GPU, Target
 def check(programs: Sequence[Program], target: Target = GPU) -> list[Finding]:
     """Find what is unsafe in the plans of a world; an empty list is a proof under the target's rules.
 
-    Ranks may be missing: what they would have to agree to is then not checked. O(items x operands) for each different plan;
-    ranks whose plans are equal are walked once.
+    Ranks may be missing; then what depends on them is not checked. O(op instances x operands) for each different plan; ranks
+    with equal plans are walked once.
 
     Raises:
         PlanError: Two programs of one rank, programs of different worlds, or p2p without a peer.
@@ -39,7 +39,7 @@ def check(programs: Sequence[Program], target: Target = GPU) -> list[Finding]:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Python's cycle collector off: a quarter of the time, and nothing here makes cycles."""
+    """Turn Python's cycle collector off: it would take a quarter of the time, and the checker makes no reference cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -51,14 +51,14 @@ def _without_collector() -> Iterator[None]:
 
 @dataclass(slots=True)
 class Proof:
-    """What is unsafe in some plans, and what each rank says of its communication to ranks that are elsewhere."""
+    """What is unsafe in some plans, and the communication of each rank, for the proof with other ranks."""
 
     findings: list[Finding]
     voices: list[Voice]
 
 
 def prove(programs: Sequence[Program], target: Target) -> Proof:
-    """See `check`."""
+    """Check as `check` does; returns the communication of each rank as well."""
     _same_world(programs)
     with _without_collector():
         return _prove(programs, target)
@@ -93,10 +93,10 @@ def trace_of(program: Program, target: Target) -> Trace:
 
 
 def require_safe(programs: Sequence[Program], target: Target = GPU) -> list[Voice]:
-    """Refuse an unsafe plan; gives what each rank says of its communication, for `check_together` with the other ranks.
+    """Refuse an unsafe plan; returns the communication of each rank, for `check_together` with the other ranks.
 
     Raises:
-        PlanError: With the findings, summed up by class where they are many.
+        PlanError: With the findings; many are summarized by class.
     """
     proof = prove(programs, target)
     refuse(proof.findings, f"the plan is not safe on {target.name}")
@@ -104,7 +104,7 @@ def require_safe(programs: Sequence[Program], target: Target = GPU) -> list[Voic
 
 
 def refuse(findings: Sequence[Finding], what: str) -> None:
-    """Raise PlanError where there are findings, with a text that sums them up by class where they are many."""
+    """Raise PlanError if there are findings, with their text; many are summarized by class."""
     if findings:
         texts = "\n  ".join(findings_text(findings))
         raise PlanError(f"{what}: {len(findings)} finding(s)\n  {texts}")

@@ -1,4 +1,4 @@
-"""Communication of one rank by itself: what partners must agree on, and what is wrong whatever the others do."""
+"""Communication of one rank: what partners of a call must agree on, and what is wrong whatever the other ranks do."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from interlace.scheduler.schedule import interleaved
 ROOTS = ("root", "root_id", "reduce_type")
 """Attributes in which partners must agree."""
 SHARES_NO_CONTEXT = frozenset({"send_v2", "recv_v2", "c_allreduce_sum"})
-"""Kinds that look their ring up by id at every call, so that rings may share a stream."""
+"""Kinds that find their communicator by ring id at every call, so that several rings may share a stream."""
 USES_COMPUTE_CONTEXT = frozenset({"p_send", "p_recv", "reduce"})
-"""Kinds that, without a stream of their own, take the communicator that the compute stream's context holds."""
+"""Kinds that, without a stream of their own, use the communicator stored in the context of the compute stream."""
 VPP_CROSSES = (
     "Under VPP, Paddle's own order breaks this in two cases; stock training then swaps messages of equal size without a word, and hangs "
     "or fails over others. A value goes straight from the first stage to the last (a mask, positions; of a value that is resharded "
@@ -26,13 +26,15 @@ VPP_CROSSES = (
 )
 UNEVEN = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample", "global_gather", "global_gather_grad",
                     "global_scatter", "global_scatter_grad"})  # fmt: skip
-"""Kinds whose ranks may hand in tensors of different sizes."""
+"""Kinds whose ranks may pass tensors of different sizes."""
 Signature = tuple[str, int, str, str]
 
 
 def signature(op: Op, values: dict[int, Value]) -> Signature:
-    """What partners of a call must agree on: kind, bytes (-1: unknown until run time), dtype, root and reduction; besides,
-    in a plan, the part of the step and the micro-batch."""
+    """What partners of a call must agree on: kind, bytes (-1: unknown until run time), dtype, root and reduction.
+
+    In a plan they must also agree on the part of the step and on the micro-batch.
+    """
     data = values.get(op.operands[0] if op.operands else op.results[0] if op.results else -1)
     kind = op.kind if not is_p2p(op) else "partial_p2p" if op.kind.startswith("partial") else "p2p"
     more = " ".join(f"{name}={op.attrs[name]}" for name in ROOTS if name in op.attrs)
@@ -41,7 +43,7 @@ def signature(op: Op, values: dict[int, Value]) -> Signature:
 
 
 def wrong_groups(program: Program) -> list[Finding]:
-    """Collectives and messages of groups that the rank is not in, or that the program does not list, and messages to the rank itself."""
+    """Findings for calls on a group that the rank is not in, or that the program does not list, and for messages to the rank itself."""
     groups = {group.id: group.ranks for group in program.groups}
     found = []
     for op in program.ops:
@@ -58,11 +60,11 @@ def wrong_groups(program: Program) -> list[Finding]:
 
 def _wrong(op: Op, rank: int, ranks: tuple[int, ...]) -> str:
     if rank not in ranks:
-        return f"in which rank {rank} is not: it would wait for ever"
+        return f"to which rank {rank} does not belong: it would wait for ever"
     peer = int(op.attrs.get("peer", -1)) if is_p2p(op) else 0
     if is_p2p(op) and not 0 <= peer < len(ranks):
-        return f"of which peer {peer} is no place"
-    return "of which its peer is the rank itself: nobody else sends or receives it" if is_p2p(op) and ranks[peer] == rank else ""
+        return f"which has no member number {peer}, the peer"
+    return "in which its peer is the rank itself: no other rank sends or receives it" if is_p2p(op) and ranks[peer] == rank else ""
 
 
 def require_straight(pipeline: Pipeline) -> None:
@@ -105,7 +107,7 @@ def _sent_and_received(stages: int, count: int, chunks: int) -> bool:
 
 
 def shared_streams(program: Program) -> list[Finding]:
-    """Streams on which two rings would use one communicator."""
+    """Findings for streams on which two rings would use one communicator."""
     first: dict[str, Op] = {}
     found: dict[str, Finding] = {}
     for op in program.ops:

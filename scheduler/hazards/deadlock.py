@@ -1,9 +1,9 @@
-"""Waits in a circle over all ranks.
+"""Deadlocks: cycles of waits over all ranks.
 
-Only communication can wait for another rank, so the graph holds communication alone: the partners of a call are one node,
-and a rank's skeleton says which of its earlier calls a call waits for. Ranks of one skeleton are folded into one first: every circle
-of the world is a circle of the folded graph too, so where that has none the proof is done, at the cost of one rank a stage. A circle
-of the folded graph need not be one of the world; then the calls on it are looked at rank by rank.
+Only communication can wait for another rank, so the graph has communication calls only: the partners of a call are one node,
+and the skeleton of a rank says which of its earlier calls each call waits for. Ranks with the same skeleton are first merged into
+one actor. Every cycle of the world is a cycle of the merged graph too, so if that has none, the proof is complete, at the cost of
+one rank for each stage. A cycle of the merged graph need not be one of the world; then its calls are checked rank by rank.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 from interlace.scheduler.hazards.call_names import Ask, Told
 from interlace.scheduler.hazards.channels import NOBODY, World
@@ -21,40 +22,49 @@ from interlace.scheduler.hazards.skeleton import Channel, Skeleton
 from interlace.scheduler.target import UNBOUNDED, Target
 
 Node = int
-Seat = tuple[int, Channel]
-"""One actor's channel. An actor is a rank, or all ranks of one skeleton."""
+Endpoint = tuple[int, Channel]
+"""The channel of one actor. An actor is a rank, or all ranks with the same skeleton."""
+
+
+class Edge(NamedTuple):
+    """A wait: because of `call`, which its actor issues after `earlier` (`NEVER`: a receive waits for its send), for a node."""
+
+    node: Node
+    actor: int
+    earlier: int
+    call: int
 
 
 @dataclass(slots=True)
 class Waits:
-    """Who waits for whom.
+    """The graph of waits.
 
     Attributes:
-        nodes: The nodes, each with its calls `(actor, call)`.
-        edges: Node -> `(node it waits for, actor, earlier call, call)`.
+        nodes: Node -> its calls `(actor, call)`.
+        edges: Node -> what it waits for.
     """
 
     nodes: dict[Node, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
-    edges: dict[Node, list[tuple[Node, int, int, int]]] = field(default_factory=lambda: defaultdict(list))
+    edges: dict[Node, list[Edge]] = field(default_factory=lambda: defaultdict(list))
 
 
 @dataclass(slots=True, frozen=True)
 class Circle:
-    """Waits `(rank, earlier call, call)`, each for the next one's call, and how many communications never start."""
+    """A cycle of waits, each for the call of the next one, and the number of communications that never start."""
 
     waits: list[Ask]
     stuck: int
 
 
 def circle(world: World, target: Target) -> Circle | None:
-    """A circle in which some communication can never start; partners must agree already."""
+    """A cycle of waits, None if every communication can start. Partners must issue matching calls."""
     folded = _waits(world.skeletons, world, world.kind, target, None)
     stuck = _stuck(folded)
     if not stuck:
         return None
-    held = {call for node in stuck for call in folded.nodes[node]}
+    suspects = {call for node in stuck for call in folded.nodes[node]}
     ranks = list(world.voices)
-    allowed = [{call for actor, call in held if actor == world.kind[rank]} for rank in ranks]
+    allowed = [{call for actor, call in suspects if actor == world.kind[rank]} for rank in ranks]
     skeletons = [world.skeletons[world.kind[rank]] for rank in ranks]
     whole = _waits(skeletons, world, {rank: k for k, rank in enumerate(ranks)}, target, allowed)
     stuck = _stuck(whole)
@@ -63,17 +73,17 @@ def circle(world: World, target: Target) -> Circle | None:
 
 def _waits(skeletons: Sequence[Skeleton], world: World, actor: Mapping[int, int], target: Target,
            allowed: Sequence[set[int]] | None) -> Waits:  # fmt: skip
-    """The graph of some actors' calls: of all, or of those `allowed` by actor."""
+    """The graph over the calls of some actors: over all of them, or over those in `allowed`, by actor."""
     first = [0, *accumulate(len(skeleton.calls.ring) for skeleton in skeletons)]
     node = list(range(first[-1]))
     sent: list[tuple[tuple[int, int], tuple[int, int]]] = []
-    for seats, p2p in _meetings(world, actor):
-        rows = [skeletons[at].channels[channel] for at, channel in seats]
+    for ends, p2p in _meetings(world, actor):
+        rows = [skeletons[at].channels[channel] for at, channel in ends]
         for calls in zip(*rows, strict=True):
-            if p2p and _is_buffered([skeletons[at] for at, _ in seats], calls, target):
-                sent.append(((seats[0][0], calls[0]), (seats[1][0], calls[1])))
+            if p2p and _is_buffered([skeletons[at] for at, _ in ends], calls, target):
+                sent.append(((ends[0][0], calls[0]), (ends[1][0], calls[1])))
                 continue
-            roots = [_root(node, first[at] + call) for (at, _), call in zip(seats, calls, strict=True)]
+            roots = [_root(node, first[at] + call) for (at, _), call in zip(ends, calls, strict=True)]
             for root in roots:
                 node[_root(node, root)] = _root(node, roots[0])
     waits = Waits()
@@ -82,34 +92,34 @@ def _waits(skeletons: Sequence[Skeleton], world: World, actor: Mapping[int, int]
             if allowed is None or call in allowed[at]:
                 mine = _root(node, first[at] + call)
                 waits.nodes[mine].append((at, call))
-                waits.edges[mine] += [(_root(node, first[at] + source), at, source, call) for source in earlier
+                waits.edges[mine] += [Edge(_root(node, first[at] + source), at, source, call) for source in earlier
                                       if allowed is None or source in allowed[at]]  # fmt: skip
     for (sender, source), (at, call) in sent:
         if allowed is None or (call in allowed[at] and source in allowed[sender]):
-            waits.edges[_root(node, first[at] + call)].append((_root(node, first[sender] + source), at, NEVER, call))
+            waits.edges[_root(node, first[at] + call)].append(Edge(_root(node, first[sender] + source), at, NEVER, call))
     return waits
 
 
-def _meetings(world: World, actor: Mapping[int, int]) -> list[tuple[list[Seat], bool]]:
+def _meetings(world: World, actor: Mapping[int, int]) -> list[tuple[list[Endpoint], bool]]:
     """Channels whose calls start together, each once, and whether they are a send and its receive (in this order)."""
-    found: dict[tuple[Seat, ...], bool] = {}
+    found: dict[tuple[Endpoint, ...], bool] = {}
     for (_, source, target), by_rank in world.lines.items():
         p2p = source != NOBODY
         ranks = [source, target] if p2p else list(by_rank)
         if len(by_rank) > 1:
-            seats = [(actor[rank], by_rank[rank]) for rank in ranks]
-            found[tuple(seats if p2p else sorted(set(seats)))] = p2p
-    return [(list(seats), p2p) for seats, p2p in found.items()]
+            ends = [(actor[rank], by_rank[rank]) for rank in ranks]
+            found[tuple(ends if p2p else sorted(set(ends)))] = p2p
+    return [(list(ends), p2p) for ends, p2p in found.items()]
 
 
 def _is_buffered(skeletons: Sequence[Skeleton], calls: Sequence[int], target: Target) -> bool:
-    """Whether a message is over for its sender before it is received."""
+    """Whether a send completes before its message is received."""
     sizes = [skeleton.signatures[skeleton.calls.signature[call]][1] for skeleton, call in zip(skeletons, calls, strict=True)]
     return target.p2p_buffer_bytes == UNBOUNDED or 0 <= max(sizes) <= target.p2p_buffer_bytes
 
 
 def _root(node: list[Node], at: Node) -> Node:
-    """The node that stands for all that were joined with one."""
+    """The representative of the set that a node was merged into (union-find)."""
     while node[at] != at:
         node[at] = node[node[at]]
         at = node[at]
@@ -121,8 +131,8 @@ def _stuck(waits: Waits) -> set[Node]:
     missing = {node: len(waits.edges[node]) for node in waits.nodes}
     after: dict[Node, list[Node]] = defaultdict(list)
     for node, edges in waits.edges.items():
-        for source, *_ in edges:
-            after[source].append(node)
+        for edge in edges:
+            after[edge.node].append(node)
     ready = [node for node, count in missing.items() if not count]
     while ready:
         done = ready.pop()
@@ -135,20 +145,20 @@ def _stuck(waits: Waits) -> set[Node]:
 
 
 def _cycle(waits: Waits, stuck: set[Node]) -> list[tuple[int, int, int]]:
-    """A circle of waits `(actor, earlier call, call)`, each for the next one's call, staying on a rank where it can."""
+    """A cycle of waits `(actor, earlier call, call)`, each for the call of the next one; it stays on one rank where possible."""
     walk: dict[Node, int] = {}
     steps: list[tuple[int, int, int]] = []
     node, rank = min(stuck), NOBODY
     while node not in walk:
         walk[node] = len(steps)
-        edges = [edge for edge in waits.edges[node] if edge[0] in stuck]
-        node, rank, earlier, call = next((edge for edge in edges if edge[1] == rank), edges[0])
+        edges = [edge for edge in waits.edges[node] if edge.node in stuck]
+        node, rank, earlier, call = next((edge for edge in edges if edge.actor == rank), edges[0])
         steps.append((rank, earlier, call))
     return _shortened(steps[walk[node] :])
 
 
 def _shortened(steps: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Waits of one rank behind each other as one wait; what waits for its send stays."""
+    """Join consecutive waits of one rank into one; waits of a receive for its send stay."""
     short: list[tuple[int, int, int]] = []
     for k, earlier, item in steps:
         if short and short[-1][:2] == (k, item) and earlier != NEVER:
@@ -162,7 +172,7 @@ def _shortened(steps: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def circle_text(found: Circle, told: Sequence[Told]) -> Finding:
-    """A circle as a finding; `told` answers `found.waits`."""
+    """A cycle as a finding; `told` answers `found.waits`."""
     items = tuple(each.call for each in told)
     message = "ranks wait in a circle:"
     for each, last in zip(told, (None, *told), strict=False):
@@ -170,5 +180,5 @@ def circle_text(found: Circle, told: Sequence[Told]) -> Finding:
         subject = "which" if last and last.earlier == each.call else f"{partner}{each.call}"
         message += f"\n    {subject} waits for " + (f"{each.earlier} ({each.why})" if each.earlier else "what its partner sends")
     remedy = (f"{found.stuck} communications never start; put one of these pairs in the other order, or on two streams "
-              "(a receive in front of the send its neighbour waits behind)")  # fmt: skip
+              "(a receive before the send that its neighbour's receive waits for)")  # fmt: skip
     return Finding("deadlock", tuple(sorted({item.rank for item in items})), items, message, remedy)

@@ -1,4 +1,4 @@
-"""What the checker reports."""
+"""Findings: what the checker reports."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Kind = Literal[
     "read-before-write",  # the read's producer comes later in host order, or in no job
     "wrong-version",  # another write than in the sequential step is the last before it
     "race",  # nothing orders a read and a write, or two writes, of one storage
-    "copy-read-early",  # a host buffer is read and nothing says that the copy out is over
+    "copy-read-early",  # a host buffer is read, and the copy out may not have completed
     "buffer-reused",  # a host buffer is written while a copy may still use it
-    "freed-in-use",  # memory is handed out again under a reader that the collector does not know
+    "freed-in-use",  # memory may be allocated again while a reader still uses it
     "draw-order",  # random numbers are drawn in another order than in Paddle's own schedule
-    "event-order",  # an event is waited for before it is recorded, or by or for an item that no job runs
-    "collective-order",  # ranks of a group disagree about what comes when
+    "event-order",  # an event is waited for before it is recorded, or names an op instance that no job runs
+    "collective-order",  # ranks of a group issue different collectives, or in different orders
     "p2p-mismatch",  # sends and receives between two ranks do not match
-    "deadlock",  # ranks wait in a circle
-    "wrong-group",  # a call on a group that the rank is not in, to the rank itself, or on one of which it is not clear which it is
-    "shared-stream",  # a stream would keep the communicator of another ring
+    "deadlock",  # ranks wait for each other in a cycle
+    "wrong-group",  # a call on a group that the rank is not in, to the rank itself, or on a group that cannot be identified
+    "shared-stream",  # two rings share a stream, which keeps the communicator of the first
 ]
 
 
@@ -51,8 +51,8 @@ class Finding(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
     Attributes:
         kind: Its class.
         ranks: Ranks it concerns.
-        items: The pair, or the cycle, that shows it.
-        message, remedy: What is wrong, and what would mend it.
+        items: The op instances that show it: a pair, or a cycle.
+        message, remedy: What is wrong, and what would correct it.
         count: Faults of this kind between these operations, over all micro-batches; the first is shown.
     """
 
@@ -69,15 +69,15 @@ class Finding(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
 
 
 IN_FULL = 5
-"""So many findings are shown in full; more are summed up by class."""
+"""Number of findings that are shown in full; more are summarized by class."""
 
 
 def findings_text(findings: Sequence[Finding], in_full: bool = False) -> list[str]:
-    """Findings as lines, one each; many are one line a class, with its number, its ranks and its first finding.
+    """Findings as lines, one each; many are summarized in a line for each class, with their number, ranks and first finding.
 
     Args:
         findings: In the order found.
-        in_full: One line each, however many there are.
+        in_full: A line for each finding, however many there are.
     """
     if in_full or len(findings) <= IN_FULL:
         return [str(finding) for finding in findings]
@@ -93,7 +93,7 @@ def _class_text(found: Sequence[Finding]) -> str:
 
 
 def where(rank: int, op: Op, micro_batch: int) -> Where:
-    """An item of a rank as findings name it."""
+    """An op instance of a rank as findings name it."""
     return Where(rank, op.id, micro_batch, op.name, op.layer, op.stream)
 
 
@@ -103,7 +103,7 @@ def stream_text(stream: str) -> str:
 
 
 def item_text(op: Op, micro_batch: int) -> str:
-    """An item inside a message that names the rank already."""
+    """An op instance inside a message that names the rank already."""
     if is_boundary(op):
         job = "the job that cuts the batch" if op.results else "the job that collects the outputs"
         return f"{job} ({describe(op)} of micro-batch {micro_batch})"
@@ -111,7 +111,7 @@ def item_text(op: Op, micro_batch: int) -> str:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings with the same operations once, counting the others; order is kept."""
+    """Merge findings about the same operations of several micro-batches into one with their count; the order is kept."""
     first: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
         key = (finding.kind, finding.ranks, tuple(item.op for item in finding.items))

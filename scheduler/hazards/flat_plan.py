@@ -1,6 +1,6 @@
-"""A rank's plan as flat lists: items in host order, and what each operation reads and writes, by storage.
+"""A rank's plan as flat lists: op instances (`item` in names) in host order, and what each operation reads and writes, by storage.
 
-The job that cuts the batch at the start of the step and the one that collects its outputs at the end are part of it.
+The job that cuts the batch at the start of the step and the job that collects its outputs at the end are included.
 """
 
 from __future__ import annotations
@@ -8,20 +8,31 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 
-from interlace.ir import Op, Program
+from interlace.ir import Op, OpInstance, Program
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import NO_KERNEL, SHADOW_OUTPUT, is_boundary, stream_of
-from interlace.ir.storage import Item, Part, Storage, Storages, collect_items, feed_items
+from interlace.ir.storage import Part, Storage, Storages, collect_items, feed_items
 from interlace.scheduler.schedule import SCHEDULES
 
-SAME, PREVIOUS, LAST, ONCE, INITIAL, ANY, STOCK = range(7)
-"""Whose write an access expects: of its own micro-batch, of the one before, of the last one, of an operation that runs once,
-what the step starts with, none in particular (it makes new contents), or the one that Paddle's own schedule gives it."""
+
+class Version(Enum):
+    """Which write to a storage must be the last one before an access."""
+
+    SAME = "of the access's own micro-batch"
+    PREVIOUS = "of the micro-batch before"
+    LAST = "of the last micro-batch"
+    ONCE = "of an operation that runs once a step"
+    INITIAL = "none: the access finds what the step starts with"
+    ANY = "no matter which: the access makes new contents"
+    STOCK = "the one that precedes it in Paddle's own schedule"
+
+
 PIPELINES = frozenset({"1F1B", "FThenB", "VPP"})
 """Schedules that run forward of a later micro-batch before backward of an earlier one."""
 HOST = -1
-"""Stream of what launches nothing: it is over when it is issued."""
+"""Stream of operations that launch nothing: they are complete when they are issued."""
 
 
 @dataclass(slots=True)
@@ -30,16 +41,16 @@ class Access:
 
     Attributes:
         base, stride: The storage's key for micro-batch m is `base + stride * m`.
-        writer, rule: Position of the operation whose write it expects, and of which micro-batch.
+        writer, version: Position of the operation whose write must be the last one, and of which micro-batch.
         value: The tensor that the operation names, `ABSENT` for an element of a vector.
         variable, own: The key of the executor's variable that the operation names is `variable + own * m`.
-        root: The value whose contents it is (of views and in-place results: their operand's root).
+        root: The value whose contents are accessed (for views and in-place results their operand's root).
     """
 
     base: int
     stride: int
     writer: int
-    rule: int
+    version: Version
     value: int
     variable: int
     own: int
@@ -48,19 +59,19 @@ class Access:
 
 @dataclass(slots=True)
 class FlatPlan:
-    """The plan of one rank, flat.
+    """The plan of one rank.
 
     Attributes:
-        op, micro_batch, job, stream: Of each item, in host order; `op` is the position in `program.ops`, `stream` an index
-            of `streams` or `HOST`.
-        reads, writes: Of each operation, by position.
-        views: Of each operation, variables it gives without writing: views of its operands.
+        op, micro_batch, job, stream: Columns over op instances in host order; `op` is the position in `program.ops`, `stream` an
+            index into `streams`, or `HOST`.
+        reads, writes: Accesses of each operation, by position.
+        views: For each operation the variables that it defines without writing: views of its operands.
         storages: By number.
         omitted: `(value, micro-batch)` of an omitted copy's result -> the copy, and the access of its operand.
-        num_fed: How many of the items, the first ones, cut the batch.
-        index: Item -> place in host order.
-        stock: `(operation, key base, micro-batch)` of an access under `STOCK` -> position and micro-batch of the operation whose
-            write it finds in Paddle's own schedule; without an entry, what the step starts with.
+        num_fed: Number of op instances, the first ones, that cut the batch.
+        index: Op instance -> index in host order.
+        stock: `(operation, key base, micro-batch)` of an access with `Version.STOCK` -> position and micro-batch of the operation
+            that writes before it in Paddle's own schedule; without an entry it finds what the step starts with.
     """
 
     program: Program
@@ -73,9 +84,9 @@ class FlatPlan:
     writes: list[list[Access]] = field(default_factory=list)
     views: list[list[Access]] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
-    omitted: dict[Item, tuple[int, Access]] = field(default_factory=dict)
-    index: dict[Item, int] = field(default_factory=dict)
-    stock: dict[tuple[int, int, int], Item] = field(default_factory=dict)
+    omitted: dict[OpInstance, tuple[int, Access]] = field(default_factory=dict)
+    index: dict[OpInstance, int] = field(default_factory=dict)
+    stock: dict[tuple[int, int, int], OpInstance] = field(default_factory=dict)
     num_fed: int = 0
 
     @property
@@ -89,7 +100,7 @@ class FlatPlan:
 
 
 def flatten(program: Program, serial: bool = False) -> FlatPlan:
-    """Lay a plan out; O(ops + operands + items). A program without jobs runs one micro-batch after the other."""
+    """Flatten a plan; O(ops + operands + op instances). A program without jobs runs one micro-batch after the other."""
     plan = FlatPlan(program)
     writers = _Writers(program)
     plan.storages = writers.storages.storages
@@ -97,16 +108,16 @@ def flatten(program: Program, serial: bool = False) -> FlatPlan:
         plan.reads.append(writers.accesses(position, writers.reads(op)))
         plan.writes.append(writers.accesses(position, writers.writes(op), writes=True))
         plan.views.append(writers.views(op))
-        writers.note(position, plan.writes[-1])
+        writers.record(position, plan.writes[-1])
     writers.close()
     _take_stock_order(plan)
-    _lay_items(plan, serial, writers.storages)
+    _add_items(plan, serial, writers.storages)
     _find_omitted(plan)
     return plan
 
 
 class _Writers:
-    """Who wrote each storage last, while walking the program."""
+    """The last writer of each storage so far, while walking the program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -118,65 +129,68 @@ class _Writers:
         self.fed = {op_id for op_id, _ in feed_items(program)}
 
     def reads(self, op: Op) -> list[int]:
-        """Values whose contents the operation reads; an output's, where a job collects it."""
+        """Values whose contents the operation reads; of an output that a job collects, the value."""
         return [op.operands[0]] if self.storages.is_collected(op) else self.storages.reads(op)
 
     def writes(self, op: Op) -> list[int]:
-        """Values that the operation gives; an input's, where a job cuts it."""
+        """Values that the operation writes; of an input that a job cuts, the value."""
         return list(op.results) if op.id in self.fed else self.storages.writes(op)
 
     def accesses(self, position: int, values: Iterable[int], writes: bool = False) -> list[Access]:
-        """Accesses of an operation, each with the write it expects."""
+        """Accesses of an operation, each with the write that must be the last one before it."""
         op, count = self.program.ops[position], self.program.pipeline.num_micro_batches
         made = []
         for value in values:
             for part in self.storages.parts[value]:
-                writer, rule = self._expected(op, part)
+                writer, version = self._expected(op, part)
                 if op.id in self.fed or (writes and part.root == value):
-                    writer, rule = -1, ANY
-                made.append(self._access(part, writer, rule, count))
-                if rule in (PREVIOUS, LAST):
+                    writer, version = -1, Version.ANY
+                made.append(self._access(part, writer, version, count))
+                if version in (Version.PREVIOUS, Version.LAST):
                     self.last_in_body.append((made[-1], (part.storage, part.root)))
         return made
 
     def views(self, op: Op) -> list[Access]:
-        """Variables that the operation gives without writing their memory."""
+        """Variables that the operation defines without writing their memory."""
         count = self.program.pipeline.num_micro_batches
-        return [self._access(part, -1, ANY, count) for value in self.storages.views(op) for part in self.storages.parts[value]]
+        return [self._access(part, -1, Version.ANY, count) for value in self.storages.views(op) for part in self.storages.parts[value]]
 
-    def _access(self, part: Part, writer: int, rule: int, count: int) -> Access:
+    def _access(self, part: Part, writer: int, version: Version, count: int) -> Access:
         stride = 0 if self.storages.storages[part.storage].persistable else 1
         own = 0 if self.values[part.variable].persistable else 1
-        return Access(part.storage * count, stride, writer, rule, part.value, part.variable * count, own, part.root)
+        return Access(part.storage * count, stride, writer, version, part.value, part.variable * count, own, part.root)
 
-    def _expected(self, op: Op, part: Part) -> tuple[int, int]:
-        """The last write before an operation to what one value holds; others that use the storage do not count."""
+    def _expected(self, op: Op, part: Part) -> tuple[int, Version]:
+        """The last write before an operation to the contents of one value; other values in the same storage do not count."""
         name = (part.storage, part.root)
         if not self.storages.storages[part.storage].persistable:
             writer = self.once.get(name, self.body.get(name, -1)) if op.role == "optimize" else self.body.get(name, -1)
-            if op.name == SHADOW_OUTPUT:  # of whatever part of the step gives it, for each micro-batch where there is one each
+            if op.name == SHADOW_OUTPUT:  # an output may be computed in any part of the step, once or for each micro-batch
                 writer = self.once.get(name, self.body.get(name, -1))
-            return (writer, SAME) if writer >= 0 else (-1, INITIAL)
+            return (writer, Version.SAME) if writer >= 0 else (-1, Version.INITIAL)
         if op.role == "optimize":
-            return (self.once[name], ONCE) if name in self.once else (-1, LAST)
-        return (self.body[name], SAME) if name in self.body else (-1, PREVIOUS)
+            return (self.once[name], Version.ONCE) if name in self.once else (-1, Version.LAST)
+        return (self.body[name], Version.SAME) if name in self.body else (-1, Version.PREVIOUS)
 
-    def note(self, position: int, writes: list[Access]) -> None:
-        """Note what an operation wrote."""
+    def record(self, position: int, writes: list[Access]) -> None:
+        """Record the writes of an operation."""
         op, count = self.program.ops[position], self.program.pipeline.num_micro_batches
         for access in writes:
             (self.once if op.role == "optimize" else self.body)[access.base // count, access.root] = position
 
     def close(self) -> None:
-        """Fill in writes that come from the micro-batch before, or from the last one, now that the whole body is known."""
+        """Fill in the writers in the micro-batch before, or in the last one, now that the whole program is known."""
         for access, name in self.last_in_body:
             access.writer = self.body.get(name, -1)
-            access.rule = access.rule if access.writer >= 0 else INITIAL
+            access.version = access.version if access.writer >= 0 else Version.INITIAL
 
 
 def _take_stock_order(plan: FlatPlan) -> None:
-    """What lasts and is written in one half of the step and used in the other, as a buffer that forward updates and backward
-    reads: each access finds what it finds in Paddle's own schedule, for those are the bits to keep."""
+    """Take the version of accesses to state shared by forward and backward from Paddle's own schedule.
+
+    Such state is persistable, written in one of them and used in the other (a buffer that forward updates and backward reads).
+    Only Paddle's order of jobs says which write each access finds, and with it the bits that a plan must keep.
+    """
     program, pipe = plan.program, plan.program.pipeline
     if pipe.schedule not in PIPELINES:
         return
@@ -187,21 +201,23 @@ def _take_stock_order(plan: FlatPlan) -> None:
     for position in sorted({position for positions in shared.values() for position in positions}):
         op = program.ops[position]
         parts["F" if op.role == "forward" else "B", op.chunk].append(position)
-    writer: dict[int, Item] = {}
+    writer: dict[int, OpInstance] = {}
     row = SCHEDULES[pipe.schedule](pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
     for part in (part for slot in row for part in slot.parts):
         for position in parts[part.kind, part.chunk]:
             for access in (*plan.reads[position], *plan.writes[position]):
-                if access.base in shared and access.rule != ANY:
-                    access.rule = STOCK
+                if access.base in shared and access.version != Version.ANY:
+                    access.version = Version.STOCK
                     if access.base in writer:
                         plan.stock[position, access.base, part.micro_batch] = writer[access.base]
             writer.update((access.base, (position, part.micro_batch)) for access in plan.writes[position] if access.base in shared)
 
 
 def _shared_by_halves(plan: FlatPlan) -> dict[int, list[int]]:
-    """Base of a storage that lasts -> operations of forward and backward that use it, where both do and one writes it; not
-    where several values use the memory in turn."""
+    """Base of a persistable storage -> operations of forward and backward that use it, if both do and one of them writes it.
+
+    Storages that several values use in turn are left out.
+    """
     users: dict[int, list[int]] = defaultdict(list)
     written: set[int] = set()
     roots: dict[int, set[int]] = defaultdict(set)
@@ -218,7 +234,8 @@ def _shared_by_halves(plan: FlatPlan) -> dict[int, list[int]]:
     return {base: users[base] for base in sorted(found)}
 
 
-def _lay_items(plan: FlatPlan, serial: bool, storages: Storages) -> None:
+def _add_items(plan: FlatPlan, serial: bool, storages: Storages) -> None:
+    """Fill the columns over op instances."""
     program = plan.program
     positions = {op.id: k for k, op in enumerate(program.ops)}
     names = {"": 0}
@@ -238,8 +255,8 @@ def _lay_items(plan: FlatPlan, serial: bool, storages: Storages) -> None:
         plan.index.update(zip(items, range(len(plan.index), len(plan.index) + len(items)), strict=True))
 
 
-def item_lists(program: Program) -> list[list[Item]]:
-    """Items of each job; without jobs, one list a micro-batch and one for what runs once."""
+def item_lists(program: Program) -> list[list[OpInstance]]:
+    """Op instances of each job; without jobs, a list for each micro-batch and one for what runs once."""
     if program.jobs:
         return [list(job.items) for job in program.jobs]
     inner = [op for op in program.ops if not is_boundary(op)]
@@ -248,7 +265,7 @@ def item_lists(program: Program) -> list[list[Item]]:
 
 
 def _find_omitted(plan: FlatPlan) -> None:
-    """Results of copies that the plan leaves out for a micro-batch are their operands."""
+    """Record the copies that the plan omits for a micro-batch: there a result is its operand."""
     positions = {op.id: k for k, op in enumerate(plan.program.ops)}
     for op_id, micro_batch in omitted_copies(plan.program):
         position = positions[op_id]

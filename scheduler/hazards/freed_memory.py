@@ -1,4 +1,4 @@
-"""Memory that is handed out again, or written again in the next step, while something may still use it."""
+"""Memory that is allocated again, or written again in the next step, while an operation may still use it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from interlace.scheduler.target import Target
 
 
 def freed_in_use(trace: Trace, target: Target) -> list[Fault]:
-    """Uses that a freed block's next owner may overtake.
+    """Uses of a block that may still run when the block is allocated again.
 
-    A storage is free once every variable that names it has had its last reader. The collector notes the end of each of these,
-    where it stands in its stream; what is issued there later is not noted. A use on another stream is covered if it is one of
-    them, or over before one of them starts, or over when the stream that owns the block issues its next operation: each stream
-    has a pool of its own, whatever the collector, and only that stream gets the block again.
+    A storage is freed after the last reader of each of its variables. The collector waits for these last readers, and for nothing
+    issued on their streams later. A use on another stream is safe if it is one of them, if it has completed before one of them
+    starts, or if it has completed when the stream that owns the block issues its next operation: each stream has a memory pool
+    of its own, so only that stream gets the block again.
     """
     if target.serial:
         return []
@@ -52,7 +52,7 @@ def _uncovered(
 
 
 def overlapping_steps(trace: Trace, target: Target) -> list[Fault]:
-    """Accesses of parameters and host buffers in the next step that nothing orders behind this step's; no event does."""
+    """Accesses of parameters and host buffers in the next step that nothing orders after this step's; events end with the step."""
     if target.serial:
         return []
     faults = []
@@ -66,14 +66,14 @@ def overlapping_steps(trace: Trace, target: Target) -> list[Fault]:
 
 
 def _across(trace: Trace, use: int, item: int, key: int) -> bool:
-    """Whether a use of one step is over when an access of the next step starts; a job waits for its own last use of a variable."""
+    """Whether a use of one step has completed when an access of the next step starts; a job waits for its own last use of a variable."""
     plan = trace.plan
     one_variable = len(plan.storage(key).variables) == 1
     return (one_variable and plan.job[use] == plan.job[item]) or _reaches_next_step(trace, use, item)
 
 
 def _reaches_next_step(trace: Trace, use: int, item: int) -> bool:
-    """Whether an item of one step is over when another starts in the next step, through any stream or the host."""
+    """Whether an item of one step has completed when another starts in the next step, ordered by any stream or by the host."""
     streams = trace.plan.stream
     stream = streams[use]
     if stream in (HOST, streams[item]) or trace.host[stream] >= use:

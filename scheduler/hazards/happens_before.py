@@ -1,8 +1,8 @@
 """Happens-before of one rank by vector clocks, and the accesses that it leaves unordered.
 
-An item's clock gives, for each stream, the last item that is over when it starts. Streams are first in, first out, so "a is
-over when b starts" is one comparison. Clocks are shared until something new is learned: cost O(items x operands + joins x
-streams).
+The clock of an op instance (`item` in names) gives, for each stream, the last op instance that has completed when it starts.
+Streams are first in, first out, so "a has completed when b starts" is one comparison. Op instances share a clock until one of
+them waits for another stream: cost O(items x operands + waits x streams).
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from interlace.ir import Op
 from interlace.ir.kinds import is_copy
-from interlace.scheduler.hazards.flat_plan import ANY, HOST, INITIAL, LAST, ONCE, PREVIOUS, SAME, STOCK, Access, FlatPlan
+from interlace.scheduler.hazards.flat_plan import HOST, Access, FlatPlan, Version
 from interlace.scheduler.target import Target
 
 Clock = tuple[int, ...]
@@ -22,7 +23,7 @@ NEVER = -1
 
 @dataclass(slots=True)
 class Fault:
-    """An access out of order, by places in host order: `first` is the other access (or `NEVER`), `second` this one."""
+    """An access out of order: `second` is the access, `first` the other one (or `NEVER`), as indices in host order."""
 
     kind: str
     first: int
@@ -33,18 +34,19 @@ class Fault:
 
 @dataclass(slots=True)
 class Trace:
-    """What walking a rank's plan gives.
+    """The result of walking a rank's plan. An item is the index of an op instance in host order.
 
     Attributes:
-        clock: Of each item, without the item's own stream before it (which is always over).
-        tip: Clock at the end of each stream; `host`: what the host has seen to be over.
+        clock: Clock of each item; it says nothing about the item's own stream, whose earlier items have always completed.
+        tip: Clock at the end of each stream.
+        host: What the host knows to have completed.
         last: Last item of each stream.
-        joins: Item -> `(earlier item, why)` for each clock it took over.
-        writer, readers: State at the end, by key.
-        users: By key, for storages that several streams use: stream -> last item.
-        last_of_variable: For storages that several variables share: `(key, variable)` -> last item.
-        wanted: Orders that the plan lacks, `(earlier item, item)`, where the walk was asked to supply them.
-        first_reads, first_write: For what lasts beyond the step: by key, first reads of each stream before any write, first
+        joins: Item -> `(earlier item, reason)` for each item of another stream that it waits for.
+        writer, readers: Last writer, and readers since then, by key, at the end of the step.
+        users: Key of a storage that several streams use -> stream -> its last item that uses it.
+        last_of_variable: For storages with several variables: `(key, variable)` -> last item that uses the variable.
+        wanted: Missing orders `(earlier item, item)`, if the walk was asked to supply them.
+        first_reads, first_write: For storages that outlive the step, by key: first read of each stream before any write; first
             write.
     """
 
@@ -64,15 +66,35 @@ class Trace:
     faults: list[Fault] = field(default_factory=list)
 
     def before(self, a: int, b: int) -> bool:
-        """Whether item a is over when item b starts; a earlier in host order."""
+        """Whether item a has completed when item b starts; a must be earlier in host order."""
         stream = self.plan.stream
         return stream[a] in (HOST, stream[b]) or (stream[b] != HOST and self.clock[b][stream[a]] >= a)
 
 
-class Tracer:
-    """Walks the items of a rank once, in host order.
+class Row(NamedTuple):
+    """One access of an operation, with what the inner loop of the walk needs of it.
 
-    With `supply`, an order that is missing is no fault: the item is taken to wait, and the pair is noted in `Trace.wanted`.
+    Attributes:
+        base, stride, writer: As in `Access`.
+        writes: Whether the access is a write.
+        plain: A storage of one micro-batch with one variable, read as this micro-batch wrote it, or newly written.
+        constant: A read of what the step starts with.
+        access: The access itself.
+    """
+
+    base: int
+    stride: int
+    writer: int
+    writes: bool
+    plain: bool
+    constant: bool
+    access: Access
+
+
+class Tracer:
+    """Walks the op instances of a rank once, in host order.
+
+    With `supply`, a missing order is not a fault: the item is assumed to wait, and the pair is added to `Trace.wanted`.
     """
 
     def __init__(self, plan: FlatPlan, target: Target, supply: bool = False) -> None:
@@ -85,25 +107,20 @@ class Tracer:
         self.blocks = [self._blocks(op) for op in plan.program.ops]
         self.waits = self._waits()
         self.awaited = self._awaited()
-        self.given: dict[tuple[int, int], int] = {}
+        self.defined_by: dict[tuple[int, int], int] = {}
         self.used: dict[tuple[int, int], dict[int, int]] = {}
         self.rows = [self._rows(k) for k in range(len(plan.program.ops))]
 
-    def _rows(self, position: int) -> list[tuple[int, int, int, bool, bool, bool, Access]]:
-        """Accesses of an operation as tuples: base, stride, expected writer, writes, plain, constant, access.
-
-        Plain: a storage of one micro-batch and one variable, read as its operation left it or newly made. Constant: read as
-        the step found it.
-        """
+    def _rows(self, position: int) -> list[Row]:
         plan = self.plan
         rows = []
         for access, writes in [(t, False) for t in plan.reads[position]] + [(t, True) for t in plan.writes[position]]:
             storage = plan.storage(access.base)
-            plain = access.rule == (ANY if writes else SAME) and not (
+            plain = access.version == (Version.ANY if writes else Version.SAME) and not (
                 plan.omitted or storage.lasting or len(storage.variables) > 1
             )
-            constant = access.rule == INITIAL and not writes and not plan.omitted
-            rows.append((access.base, access.stride, access.writer, writes, plain, constant, access))
+            constant = access.version == Version.INITIAL and not writes and not plan.omitted
+            rows.append(Row(access.base, access.stride, access.writer, writes, plain, constant, access))
         return rows
 
     def _blocks(self, op: Op) -> bool:
@@ -111,12 +128,12 @@ class Tracer:
         return not self.target.serial and is_copy(op) and ((op.origin >= 0 and op.kind in self.target.blocking) or to_host)
 
     def _awaited(self) -> dict[int, int]:
-        """The item for which the host waits behind an item, where it does."""
+        """Item after which the host waits -> the item that it waits for."""
         jobs, index = self.plan.program.jobs, self.plan.index
-        return {index[behind]: index[item] for job in jobs for behind, item in job.host_waits} if self.target.host_runs_ahead else {}
+        return {index[after]: index[item] for job in jobs for after, item in job.host_waits} if self.target.host_runs_ahead else {}
 
     def _waits(self) -> dict[int, list[tuple[int, str]]]:
-        """Events by waiting item; those that cannot work are faults."""
+        """Waiting item -> the events that it waits for; an event that is not recorded before is a fault."""
         index, waits = self.plan.index, defaultdict(list)
         for event in self.plan.program.events:
             record = index.get(event.record, NEVER)
@@ -152,7 +169,7 @@ class Tracer:
             trace.host = self._joined(trace.host, trace.last[0])
 
     def _joined(self, clock: Clock, item: int) -> Clock:
-        """A clock that also knows an item and all that it knew."""
+        """A clock with an item, and with everything that had completed when that item started."""
         stream = self.plan.stream[item]
         merged = list(map(max, clock, self.trace.clock[item]))
         merged[stream] = max(merged[stream], item)
@@ -180,7 +197,7 @@ class Tracer:
             elif writes and writer == NEVER:
                 writer_of[key] = item
             elif not writes and writer != NEVER and stream_of[writer] == stream and op_of[writer] == expected:
-                readers_of[key] = [item]  # no other stream has used it, or it would be in `users`
+                readers_of[key] = [item]  # no other stream has used the storage, otherwise it would be in `users`
             else:
                 clock = self._access(item, stream, access, key, writes, clock, late)
         for access in plan.views[position]:
@@ -197,7 +214,7 @@ class Tracer:
             trace.host = self._joined(trace.host, item)
 
     def _settled(self, item: int, stream: int, clock: Clock, late: list[tuple[str, int, int]]) -> Clock:
-        """Questions that are still open once all operands are seen: faults, or orders to supply."""
+        """Report the orders that are still missing after all operands as faults, or supply them."""
         trace = self.trace
         for kind, first, key in sorted(late, key=lambda each: -each[1]) if self.supply else late:
             if clock[self.plan.stream[first]] >= first:
@@ -220,7 +237,7 @@ class Tracer:
     def _loses_waits(self, item: int, position: int) -> bool:
         op = self.plan.program.ops[position]
         if op.origin < 0 or op.kind not in self.target.loses_waits:
-            return False  # a copy that a pass made is lowered to the device's own asynchronous one
+            return False  # a copy that a pass added is lowered to the device's own asynchronous one
         keys = [t.base + t.stride * self.plan.micro_batch[item] for t in self.plan.reads[position]]
         makers = [self.trace.writer.get(key, NEVER) for key in keys]
         return not any(maker != NEVER and self.plan.job[maker] == self.plan.job[item] for maker in makers)
@@ -228,18 +245,21 @@ class Tracer:
     def _access(
         self, item: int, stream: int, access: Access, key: int, writes: bool, clock: Clock, late: list[tuple[str, int, int]]
     ) -> Clock:
-        """One read or write of one storage: orders inside the job, open questions into `late`, bookkeeping."""
+        """Follow one read or write of one storage; returns the item's clock after the orders that the executor keeps by itself.
+
+        Orders that it does not keep go into `late`.
+        """
         trace, streams, jobs = self.trace, self.plan.stream, self.plan.job
-        expected, rule = access.writer, access.rule
+        expected, version = access.writer, access.version
         if self.plan.omitted:
-            access, key, expected, rule = self._resolved(access, key, item)
+            access, key, expected, version = self._resolved(access, key, item)
         writer = trace.writer.get(key, NEVER)
-        if rule == STOCK:
+        if version == Version.STOCK:
             wanted = self._stock_writer(item, access)
             if writer != wanted:
                 trace.faults.append(Fault("wrong-version", writer, item, key, wanted))
-        elif not self._right_version(item, writer, expected, rule):
-            trace.faults.append(self._version_fault(item, writer, key, expected, rule))
+        elif not self._right_version(item, writer, expected, version):
+            trace.faults.append(self._version_fault(item, writer, key, expected, version))
         several = self._has_several(key)
         if several and self._ordered_in_job(key):
             clock = self._known_by_variable(item, stream, access, key, writes, clock)
@@ -254,66 +274,66 @@ class Tracer:
         self._note(item, stream, access, key, writes, writer)
         return clock
 
-    def _known_by_variable(self, item: int, stream: int, access: Access, key: int, gives: bool, clock: Clock) -> Clock:
-        """What the executor orders inside a job where several variables name one memory: users of the same variable."""
+    def _known_by_variable(self, item: int, stream: int, access: Access, key: int, defines: bool, clock: Clock) -> Clock:
+        """Add what the executor orders inside a job if several variables name one storage: users of the same variable."""
         jobs, streams = self.plan.job, self.plan.stream
         name = (key, access.variable + access.own * self.plan.micro_batch[item])
-        giver = self.given.get(name, NEVER)
-        for other in (giver, *self.used.get(name, {}).values()) if gives else (giver,):
+        producer = self.defined_by.get(name, NEVER)
+        for other in (producer, *self.used.get(name, {}).values()) if defines else (producer,):
             if other not in (NEVER, item) and jobs[other] == jobs[item]:
                 clock = self._learn(item, stream, clock, other, "data")
-        if gives:
-            self.given[name] = item
+        if defines:
+            self.defined_by[name] = item
             self.used.pop(name, None)
         else:
             self.used.setdefault(name, {})[streams[item]] = item
         return clock
 
     def _has_several(self, key: int) -> bool:
-        """Whether several variables name one memory; a copy that is left out gives its operand's memory no other."""
+        """Whether several variables name one storage; an omitted copy adds none to its operand's storage."""
         return len(self.plan.storage(key).variables) > 1
 
     def _ordered_in_job(self, key: int) -> bool:
         return self.target.host_memory_edges or self.plan.storage(key).memory == "device"
 
-    def _resolved(self, access: Access, key: int, item: int) -> tuple[Access, int, int, int]:
-        """Follow results of omitted copies to their operands."""
-        expected, rule = access.writer, access.rule
+    def _resolved(self, access: Access, key: int, item: int) -> tuple[Access, int, int, Version]:
+        """Follow results of omitted copies to their operands: access, key, expected writer and version there."""
+        expected, version = access.writer, access.version
         micro_batch = self.plan.micro_batch[item]
         while (found := self.plan.omitted.get((access.root, micro_batch))) is not None:
             copy, access = found
             key = access.base + access.stride * micro_batch
             if expected == copy:
-                expected, rule = access.writer, access.rule
-        return access, key, expected, rule
+                expected, version = access.writer, access.version
+        return access, key, expected, version
 
     def _stock_writer(self, item: int, access: Access) -> int:
-        """The item whose write an access finds in Paddle's own schedule."""
+        """The item that writes before an access in Paddle's own schedule."""
         plan = self.plan
         found = plan.stock.get((plan.op[item], access.base, plan.micro_batch[item]))
         return NEVER if found is None else plan.index.get((plan.program.ops[found[0]].id, found[1]), NEVER)
 
-    def _right_version(self, item: int, writer: int, expected: int, rule: int) -> bool:
+    def _right_version(self, item: int, writer: int, expected: int, version: Version) -> bool:
         plan = self.plan
-        if rule == ANY:
+        if version == Version.ANY:
             return True
-        if rule == PREVIOUS and plan.micro_batch[item] == 0:
-            rule = INITIAL
-        if rule == INITIAL:
+        if version == Version.PREVIOUS and plan.micro_batch[item] == 0:
+            version = Version.INITIAL
+        if version == Version.INITIAL:
             return writer == NEVER
         if writer == NEVER or plan.op[writer] != expected:
             return False
-        if rule == ONCE:
+        if version == Version.ONCE:
             return True
-        wanted = plan.micro_batch[item] - (rule == PREVIOUS) if rule != LAST else plan.num_micro_batches - 1
+        wanted = plan.micro_batch[item] - (version == Version.PREVIOUS) if version != Version.LAST else plan.num_micro_batches - 1
         return plan.micro_batch[writer] == wanted
 
-    def _version_fault(self, item: int, writer: int, key: int, expected: int, rule: int) -> Fault:
+    def _version_fault(self, item: int, writer: int, key: int, expected: int, version: Version) -> Fault:
         plan = self.plan
-        if rule == INITIAL or (rule == PREVIOUS and plan.micro_batch[item] == 0):
+        if version == Version.INITIAL or (version == Version.PREVIOUS and plan.micro_batch[item] == 0):
             return Fault("wrong-version", writer, item, key)
-        wanted = plan.micro_batch[item] if rule in (SAME, ONCE) else plan.num_micro_batches - 1
-        wanted -= rule == PREVIOUS
+        wanted = plan.micro_batch[item] if version in (Version.SAME, Version.ONCE) else plan.num_micro_batches - 1
+        wanted -= version == Version.PREVIOUS
         source = plan.index.get((plan.program.ops[expected].id, wanted), NEVER)
         kind = "wrong-version" if writer != NEVER else "read-before-write"
         return Fault(kind, writer if writer != NEVER else source, item, key, source)
@@ -343,7 +363,7 @@ class Tracer:
             trace.readers[key] = [r for r in readers if streams[r] != stream] + [item]
 
     def _note_user(self, item: int, stream: int, key: int, writer: int) -> None:
-        """Remember users by stream once a second stream uses a storage."""
+        """Record users by stream from the moment a second stream uses a storage."""
         trace, streams = self.trace, self.plan.stream
         users = trace.users.get(key)
         if users is not None:

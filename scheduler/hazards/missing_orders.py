@@ -1,11 +1,13 @@
-"""What a plan still needs to be safe, for whoever makes it: the walk that proves a plan, supplying the orders that it lacks."""
+"""Orders that a plan still needs to be safe: the checker's walk over the plan, which here supplies missing orders.
+
+`passes/events.py` turns them into events.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from interlace.ir import Program
-from interlace.ir.storage import Item
+from interlace.ir import OpInstance, Program
 from interlace.scheduler.hazards.flat_plan import flatten
 from interlace.scheduler.hazards.freed_memory import freed_in_use, overlapping_steps
 from interlace.scheduler.hazards.happens_before import Fault, Trace, Tracer
@@ -21,22 +23,23 @@ class Needs:
 
     Attributes:
         trace: The walk, with all missing orders supplied.
-        orders: Orders that it lacks, `(earlier item, item that must wait)`, none following from the others.
-        frees: Uses of memory that would be handed out again under them: `first` is the use, `second` the item behind which
-            the memory is free.
-        carried: Uses that an access of the next step may overtake, as orders within each step: the last item of that access's
-            stream waits for the use, or the access waits for the first item of the use's stream, which comes behind the use then.
+        orders: Missing orders `(earlier op instance, op instance that must wait)`; none of them follows from the others.
+        frees: Uses of memory that may still run when the memory is allocated again: `first` is the use, `second` the op instance
+            after which the memory is free.
+        carried: Uses that an access of the next step may overtake, as orders within each step: the last op instance on the stream
+            of that access waits for the use; or, if the use is issued last, the access waits for the first op instance on the
+            stream of the use, which in the next step runs after the use.
     """
 
     trace: Trace
-    orders: tuple[tuple[Item, Item], ...]
+    orders: tuple[tuple[OpInstance, OpInstance], ...]
     frees: tuple[Fault, ...]
-    carried: tuple[tuple[Item, Item], ...] = ()
+    carried: tuple[tuple[OpInstance, OpInstance], ...] = ()
 
-    def item(self, place: int) -> Item:
-        """The operation and micro-batch at a place in host order."""
+    def item(self, index: int) -> OpInstance:
+        """The op instance at an index in host order."""
         plan = self.trace.plan
-        return plan.program.ops[plan.op[place]].id, plan.micro_batch[place]
+        return plan.program.ops[plan.op[index]].id, plan.micro_batch[index]
 
 
 def needs_of(program: Program, target: Target = STRICT) -> Needs:
@@ -50,7 +53,7 @@ def needs_of(program: Program, target: Target = STRICT) -> Needs:
 
 
 def _carried(trace: Trace, fault: Fault) -> tuple[int, int]:
-    """An order within the step that carries a use of one step to an access of the next."""
+    """An order within a step that makes an access of the next step wait for a use of this one."""
     stream = trace.plan.stream
     end = trace.last[stream[fault.second]]
     return (fault.first, end) if fault.first < end else (stream.index(stream[fault.first]), fault.second)

@@ -1,4 +1,4 @@
-"""Random draws: one generator gives a device's numbers, so the order of draws decides them."""
+"""Random draws: a device has one generator, so the order of draws decides the numbers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from interlace.errors import PlanError
-from interlace.ir import Program, describe
+from interlace.ir import OpInstance, Program, describe
 from interlace.ir.kinds import is_random
-from interlace.ir.storage import Item
 from interlace.scheduler.hazards.flat_plan import FlatPlan
 from interlace.scheduler.hazards.happens_before import Fault
 from interlace.scheduler.schedule import SCHEDULES
 
 
 def draws_out_of_order(plan: FlatPlan) -> list[Fault]:
-    """The first draw of a step that Paddle's own schedule makes in another place, if there is one.
+    """The first draw of a step that Paddle's own schedule makes at another position, if there is one.
 
     Raises:
-        PlanError: The plan does not hold each draw of Paddle's own schedule once, so there is no order to compare.
+        PlanError: The plan does not make each draw of Paddle's own schedule once, so there is no order to compare.
     """
     drawing = {position for position, op in enumerate(plan.program.ops) if is_random(op)}
     if not drawing:
@@ -30,7 +29,7 @@ def draws_out_of_order(plan: FlatPlan) -> list[Fault]:
     return next(([Fault("draw-order", other, item, -1)] for item, other in zip(found, wanted, strict=True) if item != other), [])
 
 
-def _require_all(plan: FlatPlan, found: Sequence[int], stock: Sequence[Item]) -> None:
+def _require_all(plan: FlatPlan, found: Sequence[int], stock: Sequence[OpInstance]) -> None:
     """Refuse a plan that leaves a draw out, or makes one that Paddle's own schedule does not make."""
     program = plan.program
     made = Counter((program.ops[plan.op[item]].id, plan.micro_batch[item]) for item in found)
@@ -42,11 +41,11 @@ def _require_all(plan: FlatPlan, found: Sequence[int], stock: Sequence[Item]) ->
         raise PlanError(
             f"rank {program.rank}: the plan draws random numbers for {describe(op)} of micro-batch {micro_batch} {made[wrong[0]]} time(s), "
             f"expected {expected[wrong[0]]} as in Paddle's own schedule {program.pipeline.schedule} ({len(wrong)} draws differ); "
-            "give every draw of the step to one job, and plan again with the pass that made the jobs"
+            "put every draw of the step into one job, and plan again with the pass that made the jobs"
         )
 
 
-def stock_draws(program: Program) -> list[Item]:
+def stock_draws(program: Program) -> list[OpInstance]:
     """Every draw of a step in the order of Paddle's own schedule."""
     pipe = program.pipeline
     parts: dict[tuple[str, int], list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Faults of one rank as findings: the operations by name, what is wrong, what would mend it."""
+"""Faults of one rank as findings: the operations by name, what is wrong, and what would correct it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Text = tuple[Kind, str, str]
 
 @dataclass(slots=True)
 class Words:
-    """The parts of a fault as text."""
+    """The parts of a fault as text for messages."""
 
     trace: Trace
     fault: Fault
 
     def item(self, item: int) -> str:
-        """An item by operation, layer, micro-batch and stream."""
+        """An op instance by operation, layer, micro-batch and stream."""
         if item == NEVER:
             return "an operation that no job runs"
         plan = self.trace.plan
@@ -27,20 +27,23 @@ class Words:
 
     @property
     def first(self) -> str:
+        """The other access."""
         return self.item(self.fault.first)
 
     @property
     def second(self) -> str:
+        """The access that is out of order."""
         return self.item(self.fault.second)
 
     @property
     def on_device(self) -> bool:
+        """Whether the storage is device memory."""
         plan = self.trace.plan
         return plan.storage(self.fault.key).memory == "device"
 
     @property
     def storage(self) -> str:
-        """One of the values in the storage, by its name or by what gives it."""
+        """One of the values in the storage, by its name or by the operation that produces it."""
         plan, count = self.trace.plan, self.trace.plan.num_micro_batches
         ops = [plan.op[k] for k in (self.fault.second, self.fault.first) if k != NEVER]
         accesses = [access for op in ops for access in (*plan.reads[op], *plan.writes[op])]
@@ -49,7 +52,7 @@ class Words:
 
     @property
     def mend(self) -> str:
-        """What would put the second behind the first."""
+        """The event that would order the second after the first."""
         plan = self.trace.plan
         a, b = (
             f"#{plan.program.ops[plan.op[k]].id}@{plan.micro_batch[k]}" for k in (self.fault.first, self.fault.second)
@@ -59,10 +62,10 @@ class Words:
 
 def _value_text(program: Program, value: int) -> str:
     name = next(each.name for each in program.values if each.id == value)
-    giver = next((op for op in program.ops if value in op.results), None)
-    if name or giver is None:
+    producer = next((op for op in program.ops if value in op.results), None)
+    if name or producer is None:
         return f"%{value} {name!r}" if name else f"%{value}"
-    return f"%{value} of {describe(giver)}"
+    return f"%{value} of {describe(producer)}"
 
 
 def finding_of(trace: Trace, fault: Fault, rank: int) -> Finding:
@@ -78,7 +81,7 @@ def _race_read(w: Words) -> Text:
     mend = _lost_wait(w) or w.mend
     if w.on_device:
         return "race", f"{w.second} may read {w.storage} before {w.first} has written it", mend
-    return "copy-read-early", f"{w.second} reads {w.storage} before the copy out {w.first} is known to be over", mend
+    return "copy-read-early", f"{w.second} reads {w.storage} before the copy out {w.first} is known to have completed", mend
 
 
 def _race_write(w: Words) -> Text:
@@ -87,12 +90,12 @@ def _race_write(w: Words) -> Text:
 
 
 def _lost_wait(w: Words) -> str:
-    """The reason where there is an event, but the waiting kind loses it."""
+    """The remedy if there is an event, but operations of the waiting kind lose it."""
     plan = w.trace.plan
     op = plan.program.ops[plan.op[w.fault.second]]
     item = (op.id, plan.micro_batch[w.fault.second])
     if op.kind == "memcpy_d2h" and any(item in event.waits for event in plan.program.events):
-        return "memcpy_d2h loses its waits where no operand is made in its job: use memcpy, or put a waiting op in front"
+        return "memcpy_d2h loses its waits if no operand is computed in its job: use memcpy, or put an operation that waits before it"
     return ""
 
 
@@ -114,7 +117,7 @@ def _version(w: Words) -> Text:
 
 def _freed(w: Words) -> Text:
     itself = w.fault.first == w.fault.second
-    mend = "order the next operation of the block's stream behind it" if itself else f"{w.mend}, or issue the former last"
+    mend = "order the next operation on the block's stream after it" if itself else f"{w.mend}, or issue the former last"
     return "freed-in-use", f"{w.storage} is freed when {w.second} is issued, while {w.first} may still use it", mend
 
 
@@ -134,11 +137,11 @@ def _next_write(w: Words) -> Text:
 
 def _event(w: Words) -> Text:
     message = f"{w.second} waits for an event of {w.first}, which is not issued before it"
-    return "event-order", message, "record the event in front of its waits"
+    return "event-order", message, "record the event before its waits"
 
 
 def _draw(w: Words) -> Text:
-    message = f"{w.second} draws random numbers where Paddle's own schedule has {w.first} draw"
+    message = f"{w.second} draws random numbers at the position where {w.first} draws in Paddle's own schedule"
     return "draw-order", message, "keep draws in the order of Paddle's own schedule: one generator gives the numbers of all"
 
 

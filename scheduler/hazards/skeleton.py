@@ -1,7 +1,8 @@
-"""What other ranks must know of a rank's communication to prove that nobody waits in a circle.
+"""What other ranks must know of a rank's communication to prove the absence of deadlocks.
 
-A skeleton holds no rank, group number or operation, so ranks that do the same at other places of the mesh have the same one: a world
-of thousands has one a stage. With the groups of each rank (`Voice`) it is all that the proof needs (`together`).
+A skeleton has no rank, group number or operation in it, so ranks that do the same at other positions of the mesh have equal
+skeletons: a world of thousands of ranks has one for each stage. Together with the groups of each rank (`Voice`) it is all that the
+proof needs (`all_ranks.check_together`).
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ COLLECTIVE = 0
 MAX_BYTES = 1 << 28
 """What a skeleton of another rank may unpack to; one call takes about ten bytes."""
 Channel = tuple[int, int]
-"""A rank's ring, and how it is used there: `COLLECTIVE`, `1 + k` sends to the ring's k-th rank, `-1 - k` receives from it."""
+"""A rank's ring, and the direction: `COLLECTIVE`, `1 + k` for sends to the ring's k-th rank, `-1 - k` for receives from it."""
 
 
 class Calls(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The calls of a rank in host order, by column.
 
     Attributes:
-        ring: Which of the rank's rings, numbered as they are first used.
-        way: See `Channel`.
-        signature: Place in the skeleton's `signatures`.
-        role: Place in `ROLES`.
+        ring: Number of the rank's ring, in the order of first use.
+        way: The direction, see `Channel`.
+        signature: Index in the skeleton's `signatures`.
+        role: Index in `ROLES`.
         micro_batch: As in the plan.
-        num_waits: How many earlier calls of the same rank the call waits for.
-        waits: For each of these, how many calls back it is.
+        num_waits: Number of earlier calls of the same rank that the call waits for.
+        waits: For each of these, how many calls earlier it is.
     """
 
     ring: list[int]
@@ -55,7 +56,7 @@ class Calls(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Skeleton(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
-    """Calls of one rank, without the rank.
+    """The communication of one rank, without its number.
 
     Attributes:
         stage, schedule: Of the pipeline.
@@ -78,18 +79,18 @@ class Skeleton(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @cached_property
     def waits(self) -> list[list[int]]:
-        """For each call the earlier ones it waits for, by number."""
+        """For each call the numbers of the earlier calls that it waits for."""
         back = iter(self.calls.waits)
         return [[number - next(back) for _ in range(count)] for number, count in enumerate(self.calls.num_waits)]
 
     @cached_property
     def packed(self) -> bytes:
-        """For the way to other ranks; some two bytes a call."""
+        """Compressed bytes for other ranks; about two bytes for each call."""
         return zlib.compress(msgspec.msgpack.encode(self), 6)
 
     @cached_property
     def mark(self) -> bytes:
-        """Equal for equal skeletons."""
+        """A digest: equal for equal skeletons."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).digest()[:16]
 
 
@@ -97,7 +98,7 @@ def unpacked(packed: bytes) -> Skeleton:
     """The skeleton that another rank packed.
 
     Raises:
-        PlanError: It is cut short or altered, or its columns do not fit together.
+        PlanError: It is truncated or altered, or its columns are inconsistent.
     """
     try:
         opened = zlib.decompressobj()
@@ -116,7 +117,7 @@ def _not_whole(why: str) -> str:
 
 
 def _misfit(skeleton: Skeleton) -> str:
-    """What does not fit together in the columns of calls; empty for a skeleton that `skeleton_of` could have made."""
+    """What is inconsistent in the columns of calls; empty for a skeleton that `skeleton_of` could have made."""
     calls = skeleton.calls
     columns = {name: len(getattr(calls, name)) for name in calls.__struct_fields__ if name != "waits"}
     if len(set(columns.values())) > 1:
@@ -128,12 +129,12 @@ def _misfit(skeleton: Skeleton) -> str:
         if wrong is not None:
             return f"{name} {wrong} of {count}"
     wrong = next((number for number, found in enumerate(skeleton.waits) if any(not 0 <= before < number for before in found)), None)
-    return "" if wrong is None else f"call {wrong} waits for one that is not in front of it"
+    return "" if wrong is None else f"call {wrong} waits for one that is not before it"
 
 
 @dataclass(slots=True, frozen=True)
 class Voice:
-    """One rank's communication: who it is, its groups, which of them its skeleton's rings are, and the skeleton."""
+    """The communication of one rank: its number, its groups, the groups of its skeleton's rings, and the skeleton."""
 
     rank: int
     groups: tuple[Group, ...]
@@ -142,19 +143,19 @@ class Voice:
 
 
 def voice_of(program: Program, skeleton: Skeleton) -> Voice:
-    """A rank's own; the skeleton may be that of another rank with the same operations and jobs."""
+    """The communication of a program's rank; the skeleton may be that of another rank with the same operations and jobs."""
     used = dict.fromkeys(op.group for op in program.ops if is_comm(op))
     return Voice(program.rank, program.groups, tuple(used), skeleton)
 
 
 def call_items(plan: FlatPlan) -> list[int]:
-    """Items of a plan that communicate, in host order; a call's number is its place in the list."""
+    """Indices in host order of the op instances that communicate; the number of a call is its index in this list."""
     talks = [is_comm(op) for op in plan.program.ops]
     return [item for item, position in enumerate(plan.op) if talks[position]]
 
 
 def skeleton_of(trace: Trace, target: Target) -> Skeleton:
-    """What other ranks must know of a traced plan; O(calls x streams)."""
+    """The skeleton of a traced plan; O(calls x streams)."""
     plan, program = trace.plan, trace.plan.program
     values = {value.id: value for value in program.values}
     rings = {group: number for number, group in enumerate(dict.fromkeys(op.group for op in program.ops if is_comm(op)))}
@@ -181,7 +182,7 @@ def _way(op: Op) -> int:
 
 
 def _waits(trace: Trace, items: Sequence[int], target: Target) -> list[list[int]]:
-    """Earlier calls of the rank that each call waits for: the last one known of each stream, and of its ring."""
+    """Earlier calls of the rank that each call waits for: the last completed one of each stream, and the last one of its ring."""
     plan = trace.plan
     number = {item: k for k, item in enumerate(items)}
     by_stream: list[list[int]] = [[] for _ in plan.streams]
@@ -199,6 +200,6 @@ def _waits(trace: Trace, items: Sequence[int], target: Target) -> list[list[int]
 
 
 def _last_at(items: list[int], bound: int) -> int:
-    """The last item of an ascending list that is not beyond a bound."""
-    place = bisect_right(items, bound)
-    return items[place - 1] if place else NEVER
+    """The last entry of an ascending list that is not above a bound; NEVER if there is none."""
+    count = bisect_right(items, bound)
+    return items[count - 1] if count else NEVER

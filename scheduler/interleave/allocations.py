@@ -93,7 +93,7 @@ class PairMemory:
         """Storages that a backward reads or writes and that its forward, or an earlier part of its backward, made."""
         touched = self._storages([value for op in part.ops for value in (*_made(op), *self.graph.reads(op))])
         inside = {op.id for op in part.ops}
-        return {(part.label, n) for n in touched if self.storages.storages[n].giver not in inside}
+        return {(part.label, n) for n in touched if self.storages.storages[n].producer not in inside}
 
 
 def _live_bytes(graph: Graph, storage: Storage) -> int:
@@ -103,7 +103,7 @@ def _live_bytes(graph: Graph, storage: Storage) -> int:
     """
     computed = [graph.values[value] for value in storage.values if graph.ops[graph.producer[value]].name not in NO_KERNEL]
     sizes = [value.size_bytes for value in computed if not value.persistable and value.memory == "device"]
-    sizes += [storage.size_bytes for vector in storage.vectors if graph.producer[vector] == storage.giver]
+    sizes += [storage.size_bytes for vector in storage.vectors if graph.producer[vector] == storage.producer]
     return max([0, *sizes])
 
 

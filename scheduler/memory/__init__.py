@@ -1,1 +1,1 @@
-"""Device memory over a step: who holds how much (`live`), the executor adds (`executor`), where the host must wait (`throttle`)."""
+"""Device memory over a step: live bytes (`live`), what Paddle's executor adds (`executor`), waits of the host (`throttle`)."""

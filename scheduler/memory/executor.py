@@ -1,8 +1,8 @@
-"""What Paddle's executor does to memory beside what the program says; measured against it in benchmarks/memory.py.
+"""Memory that Paddle's executor uses or saves besides what the program says; benchmarks/memory.py compares it with measurements.
 
-Its in-place pass lets an op write over an operand that nobody needs again, some kernels take buffers of their own, the fed
-batch stays, and in Paddle's own jobs a tensor of a vector of which another job needs only the shape is never collected (in
-those of our lowering it goes with the last reader of its contents). Rules of the in-place pass:
+The executor's in-place pass lets an op overwrite an operand that no later op reads, some kernels allocate buffers of their own,
+and the fed batch stays. In Paddle's own jobs a tensor of a vector is never collected if another job reads only the vector's shape;
+in jobs of our lowering it is collected after the last reader of its contents. Rules of the in-place pass:
 paddle/fluid/pir/transforms/general/inplace_pass.cc.
 """
 
@@ -31,20 +31,20 @@ REUSING: Mapping[str, Pairs] = {
                      "tanh_grad", "sigmoid_grad"), _SECOND),
     "silu_grad": _THIRD,
 }  # fmt: skip
-"""Kind -> `(result, operand)` that its in-place form shares (Paddle 3.3's op definitions). Left out: `transpose`, which the
-pass skips, and `add_grad` and `subtract_grad`, which it skips on the CPU."""
+"""Kind -> `(result, operand)` positions that share memory in its in-place form (Paddle 3.3's op definitions). `transpose` is not
+listed because the pass skips it, `add_grad` and `subtract_grad` because it skips them on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The program as some micro-batches run it.
+    """The program as the executor runs it for some of the micro-batches.
 
     Attributes:
         program: In-place results share their operand's storage; tensors that are never collected are persistable.
-        micro_batches: Those that run it so.
-        late: Ids of ops whose result is taken by its first reader.
-        workspace: Op id -> bytes taken while it runs.
-        lasting_bytes: Of the tensors that are never collected, for each micro-batch.
+        micro_batches: The micro-batches that run it in this form.
+        late: Ids of ops whose result is allocated by its first reader.
+        workspace: Op id -> bytes that it allocates while it runs.
+        lasting_bytes: Bytes of the tensors that are never collected, for each micro-batch.
     """
 
     program: Program
@@ -58,15 +58,18 @@ def forms(program: Program, target: Target) -> list[Form]:
     """The forms in which the target's executor runs a scheduled program's micro-batches; cost O(micro-batches x ops)."""
     if target.runs_as_written:
         return [Form(variant.program, variant.micro_batches) for variant in variants(program)]
-    steps: dict[int, dict[int, tuple[int, int]]] = {}
+    issued: dict[int, dict[int, tuple[int, int]]] = {}
     items = ((number, item) for number, job in enumerate(program.jobs) for item in job.items)
-    for place, (job, (op_id, micro_batch)) in enumerate(items):
-        steps.setdefault(micro_batch, {})[op_id] = (job, place)
-    return [form for variant in variants(program) for form in _forms_of(variant, steps, target)]
+    for index, (job, (op_id, micro_batch)) in enumerate(items):
+        issued.setdefault(micro_batch, {})[op_id] = (job, index)
+    return [form for variant in variants(program) for form in _forms_of(variant, issued, target)]
 
 
 def feed_bytes(program: Program, target: Target) -> int:
-    """Bytes of the fed batch that stay, beside the inputs of each micro-batch (of one micro-batch: the batch itself)."""
+    """Bytes of the copies of the fed batch that stay live, besides the inputs of each micro-batch.
+
+    A step of one micro-batch uses one of these copies as its input.
+    """
     if not target.feed_copies:
         return 0
     graph = Graph(program)
@@ -75,11 +78,11 @@ def feed_bytes(program: Program, target: Target) -> int:
     return max(0, copies) * sum(max(0, value.size_bytes) for value in fed)
 
 
-def _forms_of(variant: Variant, steps: Mapping[int, dict[int, tuple[int, int]]], target: Target) -> list[Form]:
+def _forms_of(variant: Variant, issued: Mapping[int, dict[int, tuple[int, int]]], target: Target) -> list[Form]:
     graph = Graph(variant.program)
     alike: dict[tuple[frozenset[int], frozenset[int], frozenset[int]], list[int]] = {}
     for micro_batch in variant.micro_batches:
-        run = _Run(graph, steps.get(micro_batch, {}))
+        run = _Run(graph, issued.get(micro_batch, {}))
         lasting = run.lasting() if target.keeps_shape_vectors else frozenset()
         chosen = run.in_place(lasting) if target.in_place_pass else frozenset()
         late = run.late() if target.late_results else frozenset()
@@ -115,7 +118,7 @@ def _rewritten(graph: Graph, chosen: frozenset[int], lasting: frozenset[int]) ->
 
 
 class _Run:
-    """One micro-batch's ops in the jobs of the plan: `step` maps op id -> `(job, place in the issue order)`."""
+    """The ops of one micro-batch in the jobs of the plan; `step` is op id -> `(job, index in the issue order)`."""
 
     def __init__(self, graph: Graph, step: Mapping[int, tuple[int, int]]) -> None:
         self.graph, self.step = graph, step
@@ -130,12 +133,12 @@ class _Run:
                     self._note(op, value, value not in op.reads)
 
     def lasting(self) -> frozenset[int]:
-        """Storages of another job whose last job reads them for a vector's shape only."""
-        last = [v for v, job in self.shape_job.items() if job > max(self.content_job.get(v, -1), self._job_of_giver(v))]
+        """Storages that are read in later jobs than their producer's, in the last of these only for the shape of a vector."""
+        last = [v for v, job in self.shape_job.items() if job > max(self.content_job.get(v, -1), self._job_of_producer(v))]
         return frozenset(self.graph.values[v].storage for v in last if not self.graph.values[v].persistable)
 
     def late(self) -> frozenset[int]:
-        """Communications whose result stays in its job, or leaves it only as what another op writes over it."""
+        """Communications whose result is read in its own job only, or in other jobs only after another op has overwritten it."""
         over = {op.operands[operand] for op in self.ops for _, operand in op.inplace}
         found = [op for op in self.ops if is_comm(op) and op.results and not op.inplace]
         return frozenset(op.id for op in found if op.results[0] not in self.crossing or op.results[0] in over)
@@ -152,27 +155,27 @@ class _Run:
         return frozenset(chosen)
 
     def _note(self, op: Op, value: int, shape_only: bool) -> None:
-        job, place = self.step[op.id]
-        giver = self.graph.producer_op(value)
-        for element in giver.operands if giver is not None and giver.name == COMBINE else ():
+        job, index = self.step[op.id]
+        producer = self.graph.producer_op(value)
+        for element in producer.operands if producer is not None and producer.name == COMBINE else ():
             if element != ABSENT:
                 (self.shape_job if shape_only else self.content_job)[element] = job
                 self.crossing.update((element,) if self._leaves(op, element) else ())
         if op.name == COMBINE:
-            self.last[value] = place
+            self.last[value] = index
             return
         self.crossing.update((value,) if self._leaves(op, value) else ())
         if not shape_only:
-            self.last[value] = place
+            self.last[value] = index
             self.content_job[value] = job
 
-    def _job_of_giver(self, value: int) -> int:
+    def _job_of_producer(self, value: int) -> int:
         return self.step.get(self.graph.producer.get(value, ABSENT), (0, 0))[0]
 
     def _leaves(self, op: Op, value: int) -> bool:
-        """Whether an op is in another job than the giver of a value."""
-        giver = self.graph.producer.get(value)
-        return giver is not None and giver in self.step and self.step[giver][0] != self.step[op.id][0]
+        """Whether an op is in another job than the producer of a value."""
+        producer = self.graph.producer.get(value)
+        return producer is not None and producer in self.step and self.step[producer][0] != self.step[op.id][0]
 
     def _pairs(self, op: Op, before: Mapping[int, int], lasting: frozenset[int]) -> Pairs:
         pairs = REUSING.get(op.kind, ())
@@ -182,15 +185,15 @@ class _Run:
         if operand >= len(op.operands) or op.operands[operand] == ABSENT:
             return False
         old, new = self.graph.values[op.operands[operand]], self.graph.values[op.results[result]]
-        giver = self.graph.producer_op(old.id)
-        if giver is None or giver.id not in self.step or giver.name in NO_KERNEL - {SPLIT} or old.id in self.crossing:
+        producer = self.graph.producer_op(old.id)
+        if producer is None or producer.id not in self.step or producer.name in NO_KERNEL - {SPLIT} or old.id in self.crossing:
             return False
         alike = old.dtype == new.dtype and old.size_bytes == new.size_bytes and not old.persistable and not new.persistable
         return alike and all(self.last.get(v, -1) <= self.step[op.id][1] for v in _chain(old.id, before))
 
 
 def _chain(value: int, before: Mapping[int, int]) -> Iterable[int]:
-    """A value and those it was written over."""
+    """A value and, in turn, the values that it overwrote."""
     while True:
         yield value
         if value not in before:

@@ -1,10 +1,9 @@
-"""Who holds how much memory, and when: by storage, so that views, in-place results and shape-only operands count right.
+"""Live memory over a step, by storage, so that views, in-place results and shape-only operands are counted correctly.
 
-An *instance* is one storage of one micro-batch. It is taken by the op that gives it and let go once its last reader, through
-any alias, is done; with no reader, once that op is done. Operands of which only the shape is read hold nothing. Persistable
-storages are always there, counted once (`base`). Inputs are there from the start of the step, outputs (`shadow_output`,
-`set_parameter`) stay to its end. A vector holds no memory of its own beside its tensors. A tensor of unknown size counts as
-nothing and is listed.
+An *instance* is one storage of one micro-batch. It is allocated by the op that produces it and freed after its last reader, through
+any alias; without a reader, after the op itself. Operands of which only the shape is read keep nothing alive. Persistable
+storages are always live and counted once (`base`). Inputs are live from the start of the step, outputs (`shadow_output`,
+`set_parameter`) to its end. A vector takes no memory beside its tensors. A tensor of unknown size counts as 0 bytes and is listed.
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from interlace.ir import Program
-from interlace.ir.copies import places
+from interlace.ir import OpInstance, Program
+from interlace.ir.copies import indices_by_op
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
 from interlace.ir.storage import Storages
 from interlace.scheduler.memory.executor import feed_bytes, forms
 from interlace.scheduler.target import IDEAL, Target
 
 Ints = npt.NDArray[np.int64]
-Order = Sequence[tuple[int, int]] | Ints
-"""`(op, micro-batch)` items one after the other."""
+Order = Sequence[OpInstance] | Ints
+"""Op instances (`items` in names) one after the other."""
 Pool = Literal["device", "pinned", "all"]
-"""Kinds of memory; `all` is both together, as on a place whose device memory is the host's."""
+"""Kinds of memory; `all` is the sum, for targets whose device memory is the host's."""
 END = 1 << 61
 """The end of the step as a time: later than any other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """What the values given by one kind of op in one layer hold."""
+class LiveBytes:
+    """Live bytes, and number, of the storages that one kind of op produces in one layer."""
 
     layer: str
     kind: str
@@ -47,17 +46,17 @@ class Lifetimes:
     """Which operations allocate and use the storages of one form of the program; rows are storages that are not persistable.
 
     Attributes:
-        giver: Op id that gives it. `[rows]`
+        producer: Id of the op that allocates it. `[rows]`
         size, pinned: Bytes; whether in host memory. `[rows]`
-        output: Stays to the end of the step. `[rows]`
-        reader_first, reader: Op ids that read it, the giver first, variable by variable. `[rows + 1]`
+        output: Whether it is live to the end of the step. `[rows]`
+        reader_first, reader: Op ids that read it, the producer first, variable by variable. `[rows + 1]`
         variable_first: Where each variable's readers begin in `reader`: a storage has one variable for itself and what is
             written over it, and one for each view.
         base: Bytes of persistable storages, by pool.
         unknown: Ids of values of unknown size.
     """
 
-    giver: Ints
+    producer: Ints
     size: Ints
     pinned: npt.NDArray[np.bool_]
     output: npt.NDArray[np.bool_]
@@ -83,7 +82,7 @@ def lifetimes(program: Program, workspace: Mapping[int, int] | None = None) -> L
     for storage in lasting:
         base[_pool(storage.memory)] += max(0, storage.size_bytes)
     return Lifetimes(
-        _ints([*(storage.giver for storage in mine), *used]),
+        _ints([*(storage.producer for storage in mine), *used]),
         np.maximum(_ints([*(storage.size_bytes for storage in mine), *used.values()]), 0),
         np.array([*(_pool(storage.memory) == "pinned" for storage in mine), *(False for _ in used)], np.bool_),
         np.array([*(n in outputs for n in rows), *(False for _ in used)], np.bool_),
@@ -101,19 +100,19 @@ class Lives:
     """Instances of one rank's step. All `[instances]`.
 
     Attributes:
-        taken, given: When memory is taken and returned: times, or places in the issue order.
-        take_tie, give_tie: What comes first at one moment; returns in front of takes, then in issue order.
+        alloc_at, free_at: When the memory is allocated and freed: times, or indices in the issue order.
+        alloc_tie, free_tie: Order of what happens at the same moment: frees before allocations, then in issue order.
         size, pinned: Bytes; whether in host memory.
-        giver, micro_batch: The op that gives it, for which micro-batch.
+        producer, micro_batch: The op that allocates it, and the micro-batch.
     """
 
-    taken: Ints
-    given: Ints
-    take_tie: Ints
-    give_tie: Ints
+    alloc_at: Ints
+    free_at: Ints
+    alloc_tie: Ints
+    free_tie: Ints
     size: Ints
     pinned: npt.NDArray[np.bool_]
-    giver: Ints
+    producer: Ints
     micro_batch: Ints
 
     def pool(self, pool: Pool) -> Lives:
@@ -129,7 +128,7 @@ class Profile:
     """Memory of one rank over a step.
 
     Attributes:
-        program, lives: What it was made from.
+        program, lives: The program and its instances.
         base: Bytes of persistable storages, by pool.
         unknown: Ids of values of unknown size, counted as nothing.
     """
@@ -140,24 +139,24 @@ class Profile:
     unknown: list[int] = field(default_factory=list)
 
     def curve(self, pool: Pool = "device") -> tuple[Ints, Ints]:
-        """Moments in order, and the bytes held from each on; outputs are never returned."""
+        """Moments in order, and the live bytes from each on; outputs are never freed."""
         lives = self.lives.pool(pool)
         order = _order(lives)
         change = np.concatenate([lives.size, -lives.size])[order]
-        when = np.concatenate([lives.taken, lives.given])[order]
+        when = np.concatenate([lives.alloc_at, lives.free_at])[order]
         inside = when < END
-        return np.r_[0, when[inside]], self.held_always(pool) + np.r_[0, np.cumsum(change[inside])]
+        return np.r_[0, when[inside]], self.persistable_bytes(pool) + np.r_[0, np.cumsum(change[inside])]
 
-    def held_always(self, pool: Pool = "device") -> int:
-        """Bytes of what lives across steps."""
+    def persistable_bytes(self, pool: Pool = "device") -> int:
+        """Bytes of persistable storages."""
         return sum(self.base.values()) if pool == "all" else self.base[pool]
 
     def peak(self, pool: Pool = "device") -> int:
-        """Most bytes held at one moment."""
+        """Most live bytes at one moment."""
         return int(self.curve(pool)[1].max())
 
-    def at_peak(self, pool: Pool = "device") -> list[Holding]:
-        """Who holds the memory at the first moment of the peak, largest first; persistable storages are `parameters`."""
+    def at_peak(self, pool: Pool = "device") -> list[LiveBytes]:
+        """What is live at the first moment of the peak, largest first; persistable storages are `parameters`."""
         lives = self.lives.pool(pool)
         order = _order(lives)
         turn = np.empty(len(order), np.int64)
@@ -166,46 +165,46 @@ class Profile:
         there = (turn[: len(lives.size)] <= now) & (turn[len(lives.size) :] > now)
         ops = {op.id: op for op in self.program.ops}
         found: dict[tuple[str, str], list[int]] = {}
-        for giver, size in zip(lives.giver[there].tolist(), lives.size[there].tolist(), strict=True):
-            found.setdefault((ops[giver].layer, ops[giver].kind), []).append(size)
-        if self.held_always(pool):
-            found["", "parameters"] = [self.held_always(pool)]
-        holdings = [Holding(layer, kind, sum(sizes), len(sizes)) for (layer, kind), sizes in found.items() if sum(sizes)]
-        return sorted(holdings, key=lambda h: (-h.size_bytes, h.layer, h.kind))
+        for producer, size in zip(lives.producer[there].tolist(), lives.size[there].tolist(), strict=True):
+            found.setdefault((ops[producer].layer, ops[producer].kind), []).append(size)
+        if self.persistable_bytes(pool):
+            found["", "parameters"] = [self.persistable_bytes(pool)]
+        live = [LiveBytes(layer, kind, sum(sizes), len(sizes)) for (layer, kind), sizes in found.items() if sum(sizes)]
+        return sorted(live, key=lambda each: (-each.size_bytes, each.layer, each.kind))
 
 
 def _order(lives: Lives) -> Ints:
-    """Takes (the first half of the numbers) and returns (the second half) in the order in which they happen."""
-    order: Ints = np.lexsort((np.concatenate([lives.take_tie, lives.give_tie]), np.concatenate([lives.taken, lives.given])))
+    """Allocations (the first half of the numbers) and frees (the second half) in the order in which they happen."""
+    order: Ints = np.lexsort((np.concatenate([lives.alloc_tie, lives.free_tie]), np.concatenate([lives.alloc_at, lives.free_at])))
     return order
 
 
 def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, target: Target = IDEAL) -> Profile:
-    """Memory of a rank whose items were issued, started and ended at these times; arrays in issue order of its jobs."""
+    """Memory of a rank whose op instances were issued, started and ended at these times; arrays in the issue order of its jobs."""
     planner = OrderMemory(program)
     items = _items(program)
-    taken = start if target.alloc == "start" else issue
+    alloc = start if target.alloc == "start" else issue
     if target.free == "end":
-        lives = planner.lives(items, taken, end)
+        lives = planner.lives(items, alloc, end)
     else:
-        lives = planner.lives(items, taken, issue, *((end, stream) if target.records_streams else ()))
+        lives = planner.lives(items, alloc, issue, *((end, stream) if target.records_streams else ()))
     if target.keeps_pinned:
-        lives.taken[lives.pinned], lives.given[lives.pinned] = 0, END
+        lives.alloc_at[lives.pinned], lives.free_at[lives.pinned] = 0, END
     return Profile(program, lives, planner.base, planner.unknown)
 
 
 def in_order(program: Program, items: Order | None = None, target: Target = IDEAL) -> Profile:
-    """Memory of an executor that runs item after item, as Paddle's does on the CPU; moments are places in the order.
+    """Memory of an executor that runs one op instance after the other, as Paddle's does on the CPU; moments are indices in the order.
 
-    With a target such as `CPU` also what its executor does beside the program, as the program's jobs ask it.
+    A target such as `CPU` adds what its executor does besides the program.
     """
     planner = OrderMemory(program, target)
     order = _items(program) if items is None else np.asarray(items, np.int64).reshape(-1, 2)
     return Profile(program, planner.order_lives(order), planner.base, planner.unknown)
 
 
-def peak(program: Program) -> list[Holding]:
-    """Who holds what at the peak of the device memory when items run one after the other."""
+def peak(program: Program) -> list[LiveBytes]:
+    """What is live at the peak of device memory if op instances run one after the other."""
     return in_order(program).at_peak()
 
 
@@ -214,10 +213,10 @@ def _items(program: Program) -> Ints:
 
 
 class OrderMemory:
-    """A program's tables, made once, for judging many orders of its items.
+    """A program's tables, built once, for computing the memory of many orders of its op instances.
 
-    Which copies each micro-batch skips, and what an executor writes in place, is taken from the program's jobs; orders given
-    later hold the same items.
+    Which copies each micro-batch skips, and what an executor writes in place, is taken from the program's jobs; all orders must
+    have the same op instances as the jobs.
     """
 
     def __init__(self, program: Program, target: Target = IDEAL) -> None:
@@ -235,64 +234,72 @@ class OrderMemory:
         self.num_ids = 1 + max((op.id for op in program.ops), default=-1)
 
     def peak(self, items: Order, pool: Pool = "device") -> int:
-        """Most bytes held at one moment when `(op, micro-batch)` items run one after the other; cost O(items + storages)."""
+        """Most live bytes at one moment if op instances run in this order; cost O(op instances + storages)."""
         order = np.asarray(items, np.int64).reshape(-1, 2)
         lives = self.order_lives(order)
         mine = lives.pool(pool)
         change = np.zeros(len(order) + 2, np.int64)
-        np.add.at(change, mine.taken, mine.size)
-        np.add.at(change, np.minimum(mine.given, len(order) + 1), -mine.size)
+        np.add.at(change, mine.alloc_at, mine.size)
+        np.add.at(change, np.minimum(mine.free_at, len(order) + 1), -mine.size)
         base = sum(self.base.values()) if pool == "all" else self.base[pool]
         return base + int(np.cumsum(change)[:-1].max(initial=0))
 
     def order_lives(self, order: Ints) -> Lives:
-        """Instances with moments counted in items."""
+        """Instances of an order; moments are indices in it."""
         count = np.arange(len(order), dtype=np.int64)
         return self.lives(order, count, count + 1)
 
-    def lives(self, items: Ints, taken: Ints, last: Ints, foreign: Ints | None = None, stream: Ints | None = None) -> Lives:
-        """Instances taken when their giver's `taken` comes, let go at the latest `last` of their readers.
+    def lives(self, items: Ints, alloc: Ints, free: Ints, complete: Ints | None = None, stream: Ints | None = None) -> Lives:
+        """The instances of op instances that run at given times.
 
-        With `foreign` and `stream`, a variable's last reader counts with the later of both if it runs on another stream than
-        the giver.
+        Args:
+            items: The op instances. `[n, 2]`; the other arguments have an entry for each of them.
+            alloc: When the results of each are allocated.
+            free: When each no longer needs its operands: an instance is freed at the latest `free` of its readers.
+            complete, stream: When each has completed, and its stream. If given, the last reader of a variable needs its operand
+                until it has completed, if it runs on another stream than the producer.
         """
-        rows = [self._instances(self.tables[micro_batch], place, micro_batch, taken, last, foreign, stream)
-                for micro_batch, place in places(items, self.num_ids)]  # fmt: skip
+        rows = [self._instances(self.tables[micro_batch], index, micro_batch, alloc, free, complete, stream)
+                for micro_batch, index in indices_by_op(items, self.num_ids)]  # fmt: skip
         return Lives(*(np.concatenate([getattr(row, name) for row in rows]) for name in Lives.__slots__))
 
-    def _instances(self, table: Lifetimes, place: Ints, micro_batch: int, taken: Ints, last: Ints, foreign: Ints | None,
+    def _instances(self, table: Lifetimes, index: Ints, micro_batch: int, alloc: Ints, free: Ints, complete: Ints | None,
                    stream: Ints | None) -> Lives:  # fmt: skip
-        at = place[table.giver]
-        reads = place[table.reader]
-        ends = np.where(reads >= 0, last[reads], 0)
+        """The instances of one micro-batch; `index` is op id -> index of its op instance, -1 if it has none."""
+        at = index[table.producer]
+        reads = index[table.reader]
+        ends = np.where(reads >= 0, free[reads], 0)
         away = np.zeros(len(reads), np.bool_)
-        if foreign is not None and stream is not None:
+        if complete is not None and stream is not None:
             home = np.repeat(at, np.diff(table.reader_first))
             is_last = reads == np.repeat(_most(reads, table.variable_first), np.diff(table.variable_first))
             away = is_last & (reads >= 0) & (home >= 0) & (stream[reads] != stream[home])
-            ends = np.where(away, np.maximum(ends, foreign[reads]), ends)
-        given, last_read = (_most(column, table.reader_first) for column in (ends, reads))
-        is_input = np.isin(table.giver, self.inputs)
+            ends = np.where(away, np.maximum(ends, complete[reads]), ends)
+        free_at, last_read = (_most(column, table.reader_first) for column in (ends, reads))
+        is_input = np.isin(table.producer, self.inputs)
         there = (at >= 0) | (is_input & (last_read >= 0))
         first = self._first_use(table, at, reads, self.late[micro_batch])
-        begin = np.where(is_input, 0, taken[first])
-        given = np.maximum(given, begin)
-        by_issue = np.zeros(len(at), np.bool_) if foreign is None else ~_most(away, table.reader_first).astype(np.bool_)
-        tie = np.where((given == begin) | by_issue, 2 * last_read + 2, 0)
-        given = np.where(table.output, END, given)
+        alloc_at = np.where(is_input, 0, alloc[first])
+        free_at = np.maximum(free_at, alloc_at)
+        by_issue = np.zeros(len(at), np.bool_) if complete is None else ~_most(away, table.reader_first).astype(np.bool_)
+        tie = np.where((free_at == alloc_at) | by_issue, 2 * last_read + 2, 0)
+        free_at = np.where(table.output, END, free_at)
         return Lives(
-            begin[there], given[there], 2 * first[there] + 1, tie[there], table.size[there], table.pinned[there],
-            table.giver[there], np.full(int(there.sum()), micro_batch, np.int64),
+            alloc_at[there], free_at[there], 2 * first[there] + 1, tie[there], table.size[there], table.pinned[there],
+            table.producer[there], np.full(int(there.sum()), micro_batch, np.int64),
         )  # fmt: skip
 
     @staticmethod
     def _first_use(table: Lifetimes, at: Ints, reads: Ints, late: Ints) -> Ints:
-        """Where each row is taken: at its giver, or at the first reader of what comes late (unless that follows at once)."""
+        """Index at which each row is allocated: its producer, or, if the producer is in `late`, its first reader.
+
+        A late result whose reader follows immediately is allocated by its producer.
+        """
         if not len(late):
             return at
-        behind = np.where(reads > np.repeat(at, np.diff(table.reader_first)), reads, END)
-        reader = np.minimum.reduceat(behind, table.reader_first[:-1]).astype(np.int64)
-        return np.where(np.isin(table.giver, late) & (reader < END), np.where(reader > at + 1, reader, at), at)
+        later = np.where(reads > np.repeat(at, np.diff(table.reader_first)), reads, END)
+        reader = np.minimum.reduceat(later, table.reader_first[:-1]).astype(np.int64)
+        return np.where(np.isin(table.producer, late) & (reader < END), np.where(reader > at + 1, reader, at), at)
 
 
 def _most(column: npt.NDArray[Any], first: Ints) -> Ints:

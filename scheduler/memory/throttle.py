@@ -18,7 +18,7 @@ import numpy as np
 
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
-from interlace.ir import Graph, Op, Program
+from interlace.ir import Graph, Op, OpInstance, Program
 from interlace.ir.kinds import stream_of
 from interlace.ir.waits import computes, last_computation
 from interlace.scheduler.memory.live import in_order, lifetimes
@@ -31,12 +31,12 @@ from interlace.units import ms, ms_figure, size
 LOOK_BACK = 50
 """The awaited op lies back this many times the host's time for one wait (about 1 ms on an H200): enough to issue what follows."""
 SPACING = (16, 8, 4, 2, 1)
-"""Distances between waits that are tried, as multiples of that time; the widest that keeps the peak is used."""
+"""Distances between waits that are tried, as multiples of that time; the widest under which the peak is low enough is used."""
 NEAR = 4
-"""If no distance keeps the peak: the widest whose peak is within this part (1 / NEAR) of `run_ahead_bytes` of the lowest."""
+"""If there is no such distance: the widest whose peak is at most `run_ahead_bytes / NEAR` above the lowest peak."""
 
 
-HostSync = tuple[tuple[int, int], tuple[int, int]]
+HostSync = tuple[OpInstance, OpInstance]
 """After the first op instance the host waits for the second; both are in one job."""
 
 
@@ -73,7 +73,7 @@ class HostSyncs:
 
 
 def jobs_with_side_work(program: Program) -> list[str]:
-    """Jobs, other than the last, with work on side streams that reads or writes memory of one micro-batch."""
+    """Jobs, other than the last, with operations on side streams that read or write memory of one micro-batch."""
     graph = Graph(program)
     beside = {op.id for op in program.ops if _uses_memory_beside(graph, op)}
     return [job.name for job in program.jobs[:-1]
@@ -118,7 +118,7 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int) -> Host
 
 
 def gpu_peak(program: Program, cost: Costs) -> int:
-    """Most device bytes that the plan holds on a GPU, however fast its host is; its peers are always ready."""
+    """Peak of live device bytes on a GPU whose host issues in no time; the rank's peers are always ready."""
     return _peak(_fast_host(lower([program], cost, Options.of(GPU, peers_ready=True))))
 
 
@@ -160,10 +160,10 @@ class _Search:
     def _forms(self, sim: SimInput) -> Iterator[dict[str, tuple[HostSync, ...]]]:
         back_ns = LOOK_BACK * max(1, wait_ns(self.program, self.cost))
         for spacing in SPACING:
-            yield self._looking_back(sim, back_ns, spacing * back_ns)
+            yield self._waits_looking_back(sim, back_ns, spacing * back_ns)
         yield sync_at_job_ends(self.program, self.names)
 
-    def _looking_back(self, sim: SimInput, back_ns: int, apart_ns: int) -> dict[str, tuple[HostSync, ...]]:
+    def _waits_looking_back(self, sim: SimInput, back_ns: int, apart_ns: int) -> dict[str, tuple[HostSync, ...]]:
         """Waits for an op `back_ns` of computation time earlier in the same job, at least `apart_ns` after the last wait."""
         graph = Graph(self.program)
         can = {op.id for op in self.program.ops if computes(op, graph.values)}

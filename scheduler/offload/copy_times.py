@@ -21,14 +21,14 @@ class Timeline:
 
     Attributes:
         items: All op instances.
-        place: Op instance -> index in `items`.
+        index: Op instance -> index in `items`.
         job: Index of the job of each op instance.
         job_start: Index of the first op instance of each job, and the number of op instances.
         at_ns: Computation time before each op instance, and in all. `[num_items + 1]`
     """
 
     items: list[OpInstance]
-    place: dict[OpInstance, int]
+    index: dict[OpInstance, int]
     job: list[int]
     job_start: list[int]
     at_ns: list[int]

@@ -13,7 +13,7 @@ from interlace.scheduler.offload.saved_values import find_candidates
 
 COPY_OUT, COPY_BACK = "pd_op.memcpy_d2h", "pd_op.memcpy_h2d"
 PINNED = {"dst_place_type": 1}
-"""Attributes of both copies; lowering gives each place its own form."""
+"""Attributes of both copies; lowering builds the form that the device needs."""
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,7 +23,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         op_ns: Operation id -> duration.
         out_ns, back_ns: Bytes -> duration of a copy to and from the host; None where copies were not measured: copies back are then
             issued immediately before their readers.
-        memory_budget: Device bytes this rank may hold, None without a limit.
+        memory_budget: Limit of this rank's live device bytes, None without one.
     """
 
     op_ns: dict[int, int]

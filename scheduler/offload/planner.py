@@ -60,6 +60,7 @@ class Planner:
         self.kept: list[Kept] = []
 
     def run(self) -> OffloadPlan:
+        """Decide; see `plan_offload`."""
         found = find_candidates(self.program)
         self.skipped += found.skipped
         keep = self.choice.keep_on(self.program.pipeline.stage, self.program.pipeline.num_stages)
@@ -73,11 +74,12 @@ class Planner:
         return self._plan(self._with_slack(placed))
 
     def check_names(self, everyone: Sequence[Names] | None) -> None:
+        """Raise ConfigError if a pattern of the options matches nothing; see `plan_offload`."""
         pipe = self.program.pipeline
         nowhere = unknown_names(self.choice, everyone or [Names.of(self.program)])
         if nowhere and (everyone is not None or pipe.num_stages == 1):
             raise ConfigError("\n".join(nowhere))
-        self.notes += [f"{line}; this is stage {pipe.stage} of {pipe.num_stages}, it may be another's" for line in nowhere]
+        self.notes += [f"{line}; this is stage {pipe.stage} of {pipe.num_stages}, it may match on another stage" for line in nowhere]
 
     def _is_chosen(self, saved: Saved) -> bool:
         reason = self._not_chosen(saved)
@@ -113,9 +115,9 @@ class Planner:
         return transfers
 
     def _transfer(self, saved: Saved, micro_batch: int) -> OpenTransfer:
-        place = self.line.place
-        source = max(place[op, micro_batch] for op in saved.before)
-        reader = min(place[op, micro_batch] for op in saved.readers)
+        index = self.line.index
+        source = max(index[op, micro_batch] for op in saved.before)
+        reader = min(index[op, micro_batch] for op in saved.readers)
         out_ns, back_ns = (self._copy_ns(table, saved.size_bytes) for table in (self.times.out_ns, self.times.back_ns))
         return OpenTransfer(saved, micro_batch, source, reader, out_ns, back_ns)
 
@@ -144,15 +146,15 @@ class Planner:
         eligible = sum(group[0].saved.size_bytes for group in by_value.values())
         share = eligible if self.choice.fraction is None else int(eligible * self.choice.fraction)
         room = min(share, eligible - keep_bytes)
-        taken: list[OpenTransfer] = []
+        chosen: list[OpenTransfer] = []
         for group in sorted(by_value.values(), key=self._rank):
             size = group[0].saved.size_bytes
             if size <= room:
                 room -= size
-                taken += group
+                chosen += group
             else:
                 self._keep_transfers(group, "kept")
-        return taken
+        return chosen
 
     def _rank(self, transfers: Sequence[OpenTransfer]) -> tuple[int, int, int]:
         idle = sum(self.line.at_ns[t.reader] - self.line.at_ns[t.source + 1] for t in transfers)
@@ -184,8 +186,8 @@ class Planner:
             least = Fit(self, transfers).least(self.budget) + kept_free
             where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
             given = self.budget + kept_free
-            free = f"; {size(kept_free)} of it stay free for what side streams hold on a GPU" if kept_free else ""
-            raise BudgetError(f"{where}: offload cannot hold a budget of {given} bytes ({size(given)}){free}; the least "
+            free = f"; {size(kept_free)} of it stay free for live memory of side streams on a GPU" if kept_free else ""
+            raise BudgetError(f"{where}: offload cannot keep to a budget of {given} bytes ({size(given)}){free}; the least "
                               f"feasible one is {least} bytes ({size(least)}). {self._advice()}")  # fmt: skip
         tried = {transfer.key for transfer in found.tried()}
         self._keep_transfers([transfer for transfer in transfers if transfer.key not in tried], "kept")
@@ -194,8 +196,8 @@ class Planner:
     def _advice(self) -> str:
         chosen = ("below-floor", "other-module", "opted-out", "integer")
         counts = Counter([*(s.reason for s in self.skipped if s.reason in chosen), *(s.reason for s in self.kept)])
-        held = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
-        return "Raise the budget, or let more move" + (f" (staying by choice or place: {held})" if held else "")
+        kept = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+        return "Raise the budget, or let more move" + (f" (kept on the device: {kept})" if kept else "")
 
     def peak(self, placed: Placement) -> int:
         """Peak of live device bytes under a placement."""
@@ -219,9 +221,9 @@ class Planner:
             by_value.setdefault(transfer.saved.value, []).append(transfer)
         moves = [Move(group[0].saved, tuple(self._frozen(t) for t in sorted(group, key=lambda t: t.micro_batch)))
                  for group in by_value.values()]  # fmt: skip
-        place = {op.id: k for k, op in enumerate(self.program.ops)}
+        index = {op.id: k for k, op in enumerate(self.program.ops)}
         return OffloadPlan(
-            moves=tuple(sorted(moves, key=lambda m: (place[m.saved.producer], m.saved.value))),
+            moves=tuple(sorted(moves, key=lambda m: (index[m.saved.producer], m.saved.value))),
             skipped=tuple(self.skipped),
             kept=tuple(sorted(self.kept, key=lambda s: (s.value, s.micro_batch))),
             measured=self.measured,
@@ -240,8 +242,8 @@ class Planner:
                     transfer.late_ns if self.measured else 0, not self.measured)  # fmt: skip
 
     def _pinned_peak(self, placed: Placement) -> int:
-        held = ((t.out, t.reader + 1, t.saved.size_bytes) for t in placed.transfers)
-        return int(curve(np.zeros_like(self.change), held).max(initial=0))
+        live = ((t.out, t.reader + 1, t.saved.size_bytes) for t in placed.transfers)
+        return int(curve(np.zeros_like(self.change), live).max(initial=0))
 
 
 def order_memory(program: Program, num_items: int) -> tuple[Ints, int]:
@@ -249,6 +251,6 @@ def order_memory(program: Program, num_items: int) -> tuple[Ints, int]:
     profile = in_order(program)
     lives, change = profile.lives, np.zeros(num_items + 1, np.int64)
     mine = ~lives.pinned
-    np.add.at(change, np.minimum(lives.taken[mine], num_items), lives.size[mine])
-    np.add.at(change, np.minimum(lives.given[mine], num_items), -lives.size[mine])
+    np.add.at(change, np.minimum(lives.alloc_at[mine], num_items), lives.size[mine])
+    np.add.at(change, np.minimum(lives.free_at[mine], num_items), -lives.size[mine])
     return change, profile.base["device"]

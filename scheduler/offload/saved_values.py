@@ -26,28 +26,28 @@ REASONS: dict[Reason, str] = {
     "input": "shares the memory of an input, which stays for the step",
     "output": "is an output of the program",
     "on-host": "is in host memory already",
-    "vector": "is, or is held in, a vector of tensors",
-    "unknown-size": "has a size that is unknown before it runs",
-    "no-buffer": "only its shape is read in backward, it is freed in forward as it is",
-    "recomputed": "is made again in backward",
+    "vector": "is a vector of tensors, or an element of one",
+    "unknown-size": "has a size that is unknown before run time",
+    "no-buffer": "only its shape is read in backward, so it is freed in forward anyway",
+    "recomputed": "is recomputed in backward",
     "optimizer-read": "is read by the optimizer",
-    "overwritten": "is overwritten in place after the backward's value was made",
-    "alias": "shares memory with another saved value that no view operation can remake",
-    "nested-block": "the program has nested blocks, which may read it unseen",
+    "overwritten": "is overwritten in place after the value that backward reads was computed",
+    "alias": "shares memory with another saved value that no view operation can rebuild",
+    "nested-block": "the program has nested blocks, whose reads are not known",
     "integer": "is no floating-point value (include_integers moves them)",
     "below-floor": "is smaller than min_bytes",
     "other-module": "is of a module that was not chosen",
     "opted-out": "was opted out",
-    "kept": "stays on the device as chosen (fraction, keep_bytes, or the budget holds without it)",
-    "at-once": "its backward follows before the copy out and back could be done",
-    "one-job": "no job boundary lies between the copy out and its reader",
-    "congested": "the copies before it leave no bandwidth to be out and back in time",
-    "capped": "max_in_flight leaves no room for the copy in time",
+    "kept": "is kept by choice (fraction or keep_bytes), or the budget does not need it moved",
+    "at-once": "backward reads it before it could be copied out and back",
+    "one-job": "its last forward reader and its first backward reader are in one job",
+    "congested": "earlier copies leave no time to copy it out and back",
+    "capped": "max_in_flight does not allow its copies in time",
 }
 RECOMPUTED = "bwd_recompute_id"
-"""Attribute that Paddle's recompute pass puts on the operations it repeats in backward."""
+"""Attribute that Paddle's recompute pass sets on the operations that it repeats in backward."""
 KEEP = "keep_on_device"
-"""Attribute by which a single call opts out: results of the operation are never moved."""
+"""Attribute by which one operation opts out: its results are never moved."""
 
 
 class Rebuilt(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -206,9 +206,9 @@ class _Finder:
 
     def _is_saved_vector(self, vector: int) -> bool:
         """Whether backward reads a vector of forward: one that was put together, its contents."""
-        giver = self.graph.ops[self.graph.producer[vector]]
-        users = (self.graph.readers if giver.name == COMBINE else self.graph.user_ops)(vector)
-        return giver.role == "forward" and any(user.role == "backward" for user in users)
+        producer = self.graph.ops[self.graph.producer[vector]]
+        users = (self.graph.readers if producer.name == COMBINE else self.graph.user_ops)(vector)
+        return producer.role == "forward" and any(user.role == "backward" for user in users)
 
     def _backward_reads(self, value_id: int) -> bool:
         return any(op.role == "backward" and value_id in self.graph.reads(op) for op in self.graph.user_ops(value_id))

@@ -1,4 +1,4 @@
-"""Why a plan does not end: the cycle of op instances that wait for each other, or one whose mate is never issued."""
+"""Why a plan never ends: the cycle of op instances that wait for each other, or one whose partner is never issued."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from interlace.scheduler.simulate.arrays import Ints, SimInput
 
 
 def explain_stall(sim: SimInput, end: Ints) -> str:
-    """Why nothing goes on: the circle of items that wait for each other, or the one whose mate never comes."""
+    """Why the simulation stopped: a cycle of op instances that wait for each other, or one whose partner is never issued."""
     stuck = next(item for item in range(sim.num_items) if end[item] < 0)
     path: list[tuple[int, str]] = []
-    places: dict[int, int] = {}
+    index: dict[int, int] = {}
     item, why = stuck, ""
-    while item not in places:
-        places[item] = len(path)
+    while item not in index:
+        index[item] = len(path)
         item, why = _blocker(sim, end, item)
-        path.append((list(places)[-1], why))
+        path.append((list(index)[-1], why))
         if item < 0:
             break
-    circle = path[places[item] :] if item >= 0 else path
-    head = f"{int((end < 0).sum())} of {sim.num_items} items never run; " + (
+    circle = path[index[item] :] if item >= 0 else path
+    head = f"{int((end < 0).sum())} of {sim.num_items} op instances never run; " + (
         "ranks wait in a circle" if item >= 0 else "what is waited for never comes"
     )
     return "\n  ".join([head + ":", *(f"{sim.describe(k)} waits for {reason}" for k, reason in circle)])
 
 
 def _blocker(sim: SimInput, end: Ints, item: int) -> tuple[int, str]:
-    """An unfinished item that this one waits for (-1: one that no rank issues), and in words."""
+    """An unfinished op instance that this one waits for (-1: one that no rank issues), and the reason as text."""
     at = sim.rank_index(item)
     before = range(int(sim.first[at]), item)
-    held = next((int(sim.awaits[k]) for k in before if sim.awaits[k] >= 0 and end[sim.awaits[k]] < 0), -1)
-    if held >= 0:
-        return held, f"the host, which waits for {sim.describe(held)}"
+    awaited = next((int(sim.awaits[k]) for k in before if sim.awaits[k] >= 0 and end[sim.awaits[k]] < 0), -1)
+    if awaited >= 0:
+        return awaited, f"the host, which waits for {sim.describe(awaited)}"
     ahead = next((k for k in before if sim.stream[k] == sim.stream[item] and end[k] < 0), -1)
     if ahead >= 0:
         return ahead, f"its stream, where {sim.describe(ahead)} comes first"
@@ -48,7 +48,7 @@ def _blocker(sim: SimInput, end: Ints, item: int) -> tuple[int, str]:
 
 
 def _is_ready(sim: SimInput, end: Ints, item: int) -> bool:
-    """Whether only its mates keep an unfinished item from starting."""
+    """Whether an unfinished op instance waits only for its mates."""
     at = sim.rank_index(item)
     before = range(int(sim.first[at]), item)
     return (

@@ -1,4 +1,4 @@
-"""What an item waits for on its own rank, other than the earlier items of its stream."""
+"""What an op instance (`item` in names) waits for on its own rank, besides the earlier ones of its stream."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import numpy as np
 
 from interlace.errors import PlanError
 from interlace.ir import Graph, Program, dependencies, describe
-from interlace.ir.copies import Variant, places, variants
+from interlace.ir.copies import Variant, indices_by_op, variants
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import is_boundary, is_comm
 from interlace.scheduler.simulate.arrays import Flags, Ints, direction, pairs_of, rows
 
 
 def item_order(program: Program, items: Ints) -> Ints:
-    """Pairs `[n, 2]` (before, after) of items: data of one micro-batch, persistable memory across them, events, groups."""
+    """Pairs `[n, 2]` (before, after) of op instances: by data of one micro-batch, persistable memory, events, and groups."""
     pairs = [_persistable(program, items), _group_order(program, items), _events(program, items)]
     edges = {m: table for variant in variants(program) for table in [_op_edges(variant)] for m in variant.micro_batches}
     num_ids = 1 + max((op.id for op in program.ops), default=-1)
-    for micro_batch, place in places(items, num_ids):
-        both = place[edges[micro_batch]]
+    for micro_batch, index in indices_by_op(items, num_ids):
+        both = index[edges[micro_batch]]
         pairs.append(both[(both >= 0).all(axis=1)])
     return np.concatenate(pairs)
 
@@ -33,14 +33,14 @@ def _op_edges(variant: Variant) -> Ints:
 
 
 def _persistable(program: Program, items: Ints) -> Ints:
-    """Order of accesses to memory that lives across micro-batches, in issue order: to and from every write."""
+    """Order of accesses to persistable memory, as issued: each access after the write before it, and before the next write."""
     graph = Graph(program)
     table, lies_in = graph.storages.storages, graph.storages.numbers
     accesses: dict[int, list[tuple[int, bool]]] = {}
     for op in program.ops:
         written = {n for value in written_operands(op) for n in lies_in(value)}
-        touched = {n for value in graph.reads(op) for n in lies_in(value)} | written
-        accesses[op.id] = [(n, n in written) for n in sorted(touched) if table[n].persistable]
+        accessed = {n for value in graph.reads(op) for n in lies_in(value)} | written
+        accesses[op.id] = [(n, n in written) for n in sorted(accessed) if table[n].persistable]
     ever_written = {n for pairs in accesses.values() for n, write in pairs if write}
     flat = [(op_id, n, write) for op_id, pairs in accesses.items() for n, write in pairs if n in ever_written]
     if not flat:
@@ -70,8 +70,8 @@ def _write_edges(who: Ints, storage: Ints, write: Flags) -> Ints:
     end = np.r_[np.flatnonzero(new)[1:], len(who)][np.cumsum(new) - 1]
     has_next = following < end
     before = np.stack([who[last[has_last]], who[has_last]], axis=1)
-    behind = np.stack([who[has_next], who[following[has_next]]], axis=1)
-    pairs: Ints = np.concatenate([before, behind])
+    after = np.stack([who[has_next], who[following[has_next]]], axis=1)
+    pairs: Ints = np.concatenate([before, after])
     apart: Ints = pairs[pairs[:, 0] != pairs[:, 1]]
     return apart
 
@@ -92,23 +92,23 @@ def _group_order(program: Program, items: Ints) -> Ints:
 
 
 def _events(program: Program, items: Ints) -> Ints:
-    """Pairs that the plan's events order; the jobs that cut the batch and collect the outputs are not simulated."""
+    """Pairs that the plan's events order; events of the jobs that cut the batch and collect the outputs are left out."""
     if not program.events:
         return np.empty((0, 2), np.int64)
-    place = {(int(op), int(m)): k for k, (op, m) in enumerate(items)}
+    index = {(int(op), int(m)): k for k, (op, m) in enumerate(items)}
     ends = {op.id for op in program.ops if is_boundary(op)}
     pairs = []
     for event in program.events:
         named = [item for item in (event.record, *event.waits) if item[0] not in ends]
         for item in named:
-            if item not in place:
-                raise PlanError(f"rank {program.rank}: event {event.name!r} names item {item}, which no job runs")
-        pairs += [(place[event.record], place[item]) for item in named[1:]] if event.record in named else []
+            if item not in index:
+                raise PlanError(f"rank {program.rank}: event {event.name!r} names op instance {item}, which no job runs")
+        pairs += [(index[event.record], index[item]) for item in named[1:]] if event.record in named else []
     return pairs_of(pairs)
 
 
 def reduced(pairs: Ints, stream: Ints, program: Program, items: Ints) -> Ints:
-    """Pairs across streams only, and of each stream only the last item waited for: what streams order needs no pair."""
+    """The pairs that streams do not imply: across streams only, and for each stream only the last op instance that is waited for."""
     wrong = pairs[pairs[:, 0] > pairs[:, 1]]
     if len(wrong):
         raise PlanError(_issued_late(wrong[np.lexsort((wrong[:, 0], wrong[:, 1]))[0]], program, items))

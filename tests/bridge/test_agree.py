@@ -55,7 +55,7 @@ def test_a_circle_that_no_rank_sees_by_itself_is_refused_on_every_rank_alike(agr
     texts = together(agree, ranks)
     assert texts[0] == f"the plans of all ranks together are not safe on gpu: 1 finding(s)\n  {finding}"
     assert texts == [texts[0]] * 3
-    assert texts[0].count("ahead of it on the compute stream") == 3
+    assert texts[0].count("earlier on the compute stream") == 3
     assert together(agree, three_ranks_in_a_circle(straight=True)) == [""] * 3
 
 

@@ -137,7 +137,7 @@ def test_dumps_of_a_folder_come_in_the_order_of_their_ranks(tmp_path: Path) -> N
     for rank in (10, 9, 0):
         save(plan(World())[0], tmp_path / f"rank{rank}.ilp")
     assert [path.name for path in find_dumps([tmp_path])] == ["rank0.ilp", "rank9.ilp", "rank10.ilp"]
-    with pytest.raises(ProgramError, match=r"holds 3 dumps, expected one; choose of rank0\.ilp, rank9\.ilp, rank10\.ilp"):
+    with pytest.raises(ProgramError, match=r"has 3 dumps, expected one; choose one of rank0\.ilp, rank9\.ilp, rank10\.ilp"):
         find_dumps([tmp_path], one=True)
     with pytest.raises(ProgramError, match="no dump file and no folder"):
         find_dumps([tmp_path / "nowhere"])

@@ -88,5 +88,5 @@ def test_changes_at_an_operation_that_is_not_there_are_refused() -> None:
     for change in ("before", "after", "replace"):
         edit = Edit(program())
         getattr(edit, change)(77, [])
-        with pytest.raises(ProgramError, match=r"changes at \[77\], which the program does not hold"):
+        with pytest.raises(ProgramError, match=r"changes at \[77\], which the program does not have"):
             edit.build()

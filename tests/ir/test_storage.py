@@ -28,7 +28,7 @@ def test_a_view_has_a_variable_of_its_own_and_a_result_in_place_has_its_operands
     storage = only(table, 0)
     assert [table.numbers(value) for value in range(4)] == [(0,)] * 4
     assert [table.variable(value) for value in range(4)] == [0, 1, 0, 1]
-    assert (storage.variables, storage.values, storage.giver, storage.size_bytes) == ({0, 1}, [0, 1, 2, 3], 0, 16)
+    assert (storage.variables, storage.values, storage.producer, storage.size_bytes) == ({0, 1}, [0, 1, 2, 3], 0, 16)
     assert {table.parts[value][0].root for value in range(4)} == {0}
     assert [table.writes(op) for op in table.program.ops] == [[0], [], [2], [3]]
     assert [table.views(op) for op in table.program.ops] == [[], [1], [], []]
@@ -56,7 +56,7 @@ def test_a_kernels_vector_is_its_elements_named_by_what_is_taken_out() -> None:
 #1 %1:float32[4], %2:float32[2] = builtin.split(%0) forward
 #2 %3:float32[2]~2 = pd_op.reshape(%2) forward views=0:0
 """)
-    assert [(storage.giver, storage.value, storage.size_bytes) for storage in table.of(0)] == [(0, 1, 16), (0, 2, 8)]
+    assert [(storage.producer, storage.value, storage.size_bytes) for storage in table.of(0)] == [(0, 1, 16), (0, 2, 8)]
     assert [table.numbers(value) for value in range(4)] == [(0, 1), (0,), (1,), (1,)]
     assert [storage.variables for storage in table.of(0)] == [{1}, {2, 3}]
     assert table.writes(table.program.ops[0]) == [0]

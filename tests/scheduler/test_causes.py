@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from interlace.cost_model import CostModel
 from interlace.ir import parse
 from interlace.report.causes import held, held_text, waits, waits_text
-from interlace.scheduler.memory.live import Holding
+from interlace.scheduler.memory.live import LiveBytes
 from interlace.scheduler.simulate.simulator import simulate
 from tests.scheduler.plans import Shape, shapes, world
 
@@ -46,5 +46,5 @@ job all forward 0: 0-4@0
 
 def test_layers_of_one_name_stand_together() -> None:
     parts = [("blocks.0.mlp", "gelu", 1 << 30, 1), ("blocks.1.mlp", "gelu", 1 << 29, 2), ("", "parameters", 1 << 28, 1)]
-    rows = held(Holding(*part) for part in parts)
+    rows = held(LiveBytes(*part) for part in parts)
     assert held_text(rows) == "gelu (blocks.*.mlp) 1.500 GiB in 3 values; parameters 256.0 MiB in 1 value"

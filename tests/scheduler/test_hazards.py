@@ -210,7 +210,7 @@ def test_two_groups_in_unequal_order_are_a_circle() -> None:
     assert finding.kind == "deadlock"
     assert finding.ranks == (0, 1)
     assert {item.op for item in finding.items} == {1, 4} or {item.op for item in finding.items} == {3, 4}
-    assert "ahead of it on the compute stream" in finding.message
+    assert "earlier on the compute stream" in finding.message
 
 
 SWAP = """
@@ -247,9 +247,9 @@ def test_sends_that_wait_for_receivers_are_a_circle_unless_buffered_or_on_a_stre
     assert first == "ranks wait in a circle:"
     assert waits == [
         f"{into[0]} waits for what its partner sends",
-        f"and its partner {out[1]} waits for {into[1]} (ahead of it on the compute stream)",
+        f"and its partner {out[1]} waits for {into[1]} (earlier on the compute stream)",
         "which waits for what its partner sends",
-        f"and its partner {out[0]} waits for {into[0]} (ahead of it on the compute stream)",
+        f"and its partner {out[0]} waits for {into[0]} (earlier on the compute stream)",
     ]
 
 
@@ -423,8 +423,8 @@ def test_draws_keep_the_order_of_paddles_own_schedule() -> None:
     (finding,) = check([program(DRAWS + "job b forward 1: 1@1\njob a forward 0: 1@0\n", count=2)])
     assert finding.kind == "draw-order"
     assert finding.message == (
-        "rank 0: #1 pd_op.dropout of micro-batch 1 on the compute stream draws random numbers where Paddle's own schedule has #1 "
-        "pd_op.dropout of micro-batch 0 on the compute stream draw"
+        "rank 0: #1 pd_op.dropout of micro-batch 1 on the compute stream draws random numbers at the position where #1 "
+        "pd_op.dropout of micro-batch 0 on the compute stream draws in Paddle's own schedule"
     )
     assert check([program(DRAWS + "job b forward 1: 1@1\njob a forward 0: 1@0\n", count=2)], CPU) != []
 

@@ -100,7 +100,7 @@ def test_over_time_equals_looking_at_every_moment(shape: Shape) -> None:
             assert (np.diff(moments) >= 0).all()
             assert sizes[-1] == profile.base[pool]
             lives = profile.lives.pool(pool)  # type: ignore[arg-type]
-            tops = [int(lives.size[(lives.taken <= t) & (lives.given > t)].sum()) for t in found.times.start[mine].tolist()]
+            tops = [int(lives.size[(lives.alloc_at <= t) & (lives.free_at > t)].sum()) for t in found.times.start[mine].tolist()]
             assert profile.peak(pool) == max([profile.base[pool] + top for top in tops])  # type: ignore[arg-type]
             assert sum(h.size_bytes for h in profile.at_peak(pool)) == profile.peak(pool)  # type: ignore[arg-type]
 
@@ -169,8 +169,8 @@ def test_views_vectors_and_outputs() -> None:
     """By hand: views and in-place results add nothing, a vector holds nothing, shapes hold nothing, outputs stay."""
     program = parse(TEXT)
     table = lifetimes(program)
-    assert dict(zip(table.giver.tolist(), table.size.tolist(), strict=False))[5] == 32
-    assert sorted(zip(table.giver.tolist(), table.size.tolist(), strict=True)) == [
+    assert dict(zip(table.producer.tolist(), table.size.tolist(), strict=False))[5] == 32
+    assert sorted(zip(table.producer.tolist(), table.size.tolist(), strict=True)) == [
         (1, 16), (2, 16), (5, 32), (6, 16), (6, 16), (8, 16), (10, 0)]  # fmt: skip
     assert table.unknown == [11]
     assert table.base == {"device": 32, "pinned": 0}
@@ -180,13 +180,13 @@ def test_views_vectors_and_outputs() -> None:
     wanted = [x + relu, x + relu, x + relu, x + relu + cat, cat + 2 * half, 2 * half, 3 * half, 2 * half, half]
     assert [row + base for row in wanted] == [int(size) for size in _while_running(profile, 9)]
     assert profile.curve()[1][-1] == base + half
-    assert profile.at_peak()[:2] == [memory.Holding("", "parameters", 32, 1), memory.Holding("b", "concat", 32, 1)]
+    assert profile.at_peak()[:2] == [memory.LiveBytes("", "parameters", 32, 1), memory.LiveBytes("b", "concat", 32, 1)]
 
 
 def _while_running(profile: memory.Profile, count: int, pool: memory.Pool = "device") -> list[int]:
     lives = profile.lives.pool(pool)
     base = profile.base[pool]
-    return [base + int(lives.size[(lives.taken <= at) & (lives.given > at)].sum()) for at in range(count)]
+    return [base + int(lives.size[(lives.alloc_at <= at) & (lives.free_at > at)].sum()) for at in range(count)]
 
 
 def test_peak_names_layers() -> None:
@@ -209,8 +209,8 @@ job all forward 0: 0-1@0
     issue, start, end = np.array([1, 2]), np.array([1, 50]), np.array([50, 90])
     for stream, wanted in (("", 2), (' stream="side"', 90)):
         numbers = np.array([0, 1 if stream else 0])
-        assert over_time(parse(text.format(stream=stream)), issue, start, end, numbers, GPU).lives.given[0] == wanted
-        assert over_time(parse(text.format(stream=stream)), issue, start, end, numbers).lives.given[0] == 90
+        assert over_time(parse(text.format(stream=stream)), issue, start, end, numbers, GPU).lives.free_at[0] == wanted
+        assert over_time(parse(text.format(stream=stream)), issue, start, end, numbers).lives.free_at[0] == 90
 
 
 LINE = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none\n"
@@ -226,7 +226,7 @@ def test_a_view_that_another_stream_reads_keeps_the_storage_till_that_is_over() 
 job all forward 0: 0-3@0
 """)
     issue, end = np.array([1, 2, 3, 4]), np.array([10, 20, 90, 30])
-    assert over_time(program, issue, issue, end, np.array([0, 0, 1, 0]), GPU).lives.given[0] == 90
+    assert over_time(program, issue, issue, end, np.array([0, 0, 1, 0]), GPU).lives.free_at[0] == 90
 
 
 def test_a_block_is_returned_behind_the_issue_of_its_last_reader() -> None:
@@ -268,7 +268,7 @@ job all forward 0: 2@0
 """)
     profile = in_order(program)
     assert profile.base == {"device": 16, "pinned": 64}
-    assert [profile.held_always(pool) for pool in ("device", "pinned", "all")] == [16, 64, 80]  # type: ignore[arg-type]
+    assert [profile.persistable_bytes(pool) for pool in ("device", "pinned", "all")] == [16, 64, 80]  # type: ignore[arg-type]
 
 
 def test_a_kernels_vector_has_the_sizes_of_its_elements() -> None:

@@ -295,7 +295,7 @@ def test_names_that_fit_nothing_list_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"exclude_ops: 'pd_op.softmax' fits .*pd_op.gelu"):
         decide(alone, fraction=1.0, exclude_ops=("pd_op.softmax",))
     stage = decide(chain([4 * MB]), modules=("attn",))
-    assert "may be another's" in stage.notes[0]
+    assert "may match on another stage" in stage.notes[0]
     names = Names.of(chain([4 * MB]))
     assert unknown_names(Choice(modules=("mlp",)), [names]) == []
     assert unknown_names(Choice(modules=("mlp", "attn")), [names, Names(("tail.attn",), ())]) == []

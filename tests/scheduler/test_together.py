@@ -85,7 +85,7 @@ def test_a_skeleton_that_did_not_come_whole_is_refused() -> None:
     ("column", "told"),
     [({"way": [0]}, "columns of unequal length: ring 2, way 1"), ({"num_waits": [0, 7]}, "num_waits counts 7 waits, there are"),
      ({"role": [0, 9]}, "role 9 of 3"), ({"signature": [0, -1]}, "signature -1 of"),
-     ({"num_waits": [1, 0], "waits": [1]}, "call 0 waits for one that is not in front of it")],
+     ({"num_waits": [1, 0], "waits": [1]}, "call 0 waits for one that is not before it")],
 )  # fmt: skip
 def test_a_skeleton_whose_columns_do_not_fit_is_refused(column: dict[str, list[int]], told: str) -> None:
     """It unpacks, but is none that a rank would say."""
@@ -216,10 +216,10 @@ def test_groups_of_the_same_ranks_in_another_order_are_two() -> None:
 @pytest.mark.parametrize(
     ("ranks", "call", "words"),
     [
-        ("1,2", "%1:float32[2] = pd_op.all_reduce(%0) forward group=7", "group 7 of ranks [1, 2], in which rank 0 is not"),
-        ("1,2", '%1:float32[2] = pd_op.recv_v2() forward group=7 {"peer":1}', "in which rank 0 is not"),
-        ("0,1", 'pd_op.send_v2(%0) forward group=7 {"peer":0}', "of which its peer is the rank itself"),
-        ("1,0", '%1:float32[2] = pd_op.recv_v2() forward group=7 {"peer":1}', "of which its peer is the rank itself"),
+        ("1,2", "%1:float32[2] = pd_op.all_reduce(%0) forward group=7", "group 7 of ranks [1, 2], to which rank 0 does not belong"),
+        ("1,2", '%1:float32[2] = pd_op.recv_v2() forward group=7 {"peer":1}', "to which rank 0 does not belong"),
+        ("0,1", 'pd_op.send_v2(%0) forward group=7 {"peer":0}', "in which its peer is the rank itself"),
+        ("1,0", '%1:float32[2] = pd_op.recv_v2() forward group=7 {"peer":1}', "in which its peer is the rank itself"),
     ],
 )
 def test_calls_that_nobody_answers_are_found(ranks: str, call: str, words: str) -> None:
