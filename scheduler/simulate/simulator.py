@@ -167,14 +167,7 @@ def _rank_times(sim: SimInput, times: Times, split: Any, profiles: Sequence[memo
     found = []
     for at, rank in enumerate(sim.ranks):
         mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
-        deps = slice(int(sim.dep_first[mine.start]), int(sim.dep_first[mine.stop]))
-        columns = RankColumns(
-            sim.stream[mine] - sim.first_stream[at], sim.side[mine],
-            np.where(sim.awaits[mine] >= 0, sim.awaits[mine] - mine.start, -1),
-            sim.dep_first[mine.start : mine.stop + 1] - deps.start, sim.dep[deps] - mine.start, times.issue[mine],
-            times.ready[mine], times.start[mine], times.end[mine],
-        )  # fmt: skip
-        compute, exposed, hidden, bubble, host, idle = split(columns, step, int(host_end[at]))
+        compute, exposed, hidden, bubble, host, idle = split(columns_of(sim, times, at), step, int(host_end[at]))
         took = (times.end[mine] - times.start[mine] - sim.dur[mine])[~sim.side[mine]]
         peaks = (profiles[at].peak("device"), profiles[at].peak("pinned")) if profiles else (0, 0)
         found.append(
@@ -377,13 +370,25 @@ class RankColumns(NamedTuple):
     end: Ints
 
 
+def columns_of(sim: SimInput, times: Times, at: int) -> RankColumns:
+    """The columns of the rank with index `at`."""
+    mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
+    deps = slice(int(sim.dep_first[mine.start]), int(sim.dep_first[mine.stop]))
+    return RankColumns(
+        sim.stream[mine] - sim.first_stream[at], sim.side[mine],
+        np.where(sim.awaits[mine] >= 0, sim.awaits[mine] - mine.start, -1),
+        sim.dep_first[mine.start : mine.stop + 1] - deps.start, sim.dep[deps] - mine.start, times.issue[mine],
+        times.ready[mine], times.start[mine], times.end[mine],
+    )  # fmt: skip
+
+
 def split_rank(rank: RankColumns, step: int, host_end: int) -> tuple[int, int, int, int, int, int]:
     """Compute, exposed, hidden, bubble, host and idle time of one rank, as defined in this module's docstring.
 
     Cost O(items log items).
     """
-    gap_from, gap_to, gap_next, compute = _gaps(rank, step)
-    begin, chain = _waited_for(rank, _waiters(rank), gap_from, gap_to)
+    gap_from, gap_to, gap_next, compute = gaps(rank, step)
+    begin, chain = waited_for(rank, waiters(rank), gap_from, gap_to)
     syncs = np.flatnonzero(rank.awaits >= 0)
     synced_at = rank.issue[syncs]
     exposed, host, last = 0, 0, len(gap_from) - 1
@@ -401,7 +406,7 @@ def split_rank(rank: RankColumns, step: int, host_end: int) -> tuple[int, int, i
     return compute, exposed, hidden, step - compute - exposed - host, host, step - running
 
 
-def _waiters(rank: RankColumns) -> Ints:
+def waiters(rank: RankColumns) -> Ints:
     """Start of the earliest compute op that waits for each op instance, NEVER without one."""
     stream, side, awaits, start = rank.stream, rank.side, rank.awaits, rank.start
     dep_first, dep = rank.dep_first, rank.dep
@@ -421,7 +426,7 @@ def _waiters(rank: RankColumns) -> Ints:
     return waiter
 
 
-def _gaps(rank: RankColumns, step: int) -> tuple[Ints, Ints, Ints, int]:
+def gaps(rank: RankColumns, step: int) -> tuple[Ints, Ints, Ints, int]:
     """Gaps between compute ops: from, to, and the op that ends each (-1 for the last, up to the step's end); and the compute time."""
     side, start, end = rank.side, rank.start, rank.end
     gap_from, gap_to, gap_next = np.empty((3, len(start) + 1), np.int64)
@@ -439,7 +444,7 @@ def _gaps(rank: RankColumns, step: int) -> tuple[Ints, Ints, Ints, int]:
     return gap_from[:num_gaps], gap_to[:num_gaps], gap_next[:num_gaps], compute
 
 
-def _waited_for(rank: RankColumns, waiter: Ints, gap_from: Ints, gap_to: Ints) -> tuple[Ints, Ints]:
+def waited_for(rank: RankColumns, waiter: Ints, gap_from: Ints, gap_to: Ints) -> tuple[Ints, Ints]:
     """Communications and copies that the op after each gap waits for, those after the last compute op in the last gap.
 
     Linked lists: first link of each gap, next link of each link; the op instance of a link is `link // 2`.
@@ -462,13 +467,21 @@ def _waited_for(rank: RankColumns, waiter: Ints, gap_from: Ints, gap_to: Ints) -
 
 def _split_gap(rank: RankColumns, low: int, high: int, busy: int, link: int, chain: Ints, syncs: Ints,
                synced_at: Ints) -> tuple[int, int]:  # fmt: skip
-    """Exposed and host time of a gap from `low` to `high`.
+    """Exposed and host time of a gap; for the arguments see `gap_spans`."""
+    n, spans = gap_spans(rank, low, high, busy, link, chain, syncs, synced_at)
+    return covered(spans[:n]), covered(spans) - covered(spans[:-1])
+
+
+def gap_spans(rank: RankColumns, low: int, high: int, busy: int, link: int, chain: Ints, syncs: Ints,
+              synced_at: Ints) -> tuple[int, Any]:  # fmt: skip
+    """What happens in a gap from `low` to `high`, as a number `n` and intervals: n runs of what the op after the gap waits for, then what
+    counts before the host does, and last the time in which the host is busy.
 
     Args:
         rank: Its op instances.
         low, high: The gap.
         busy: Until when the host is on the way to issue the op after the gap.
-        link, chain: List of what that op waits for, as `_waited_for` gives it.
+        link, chain: List of what that op waits for, as `waited_for` gives it.
         syncs, synced_at: Op instances after which the host waits, and when they are issued.
     """
     n, at = 0, link
@@ -491,7 +504,7 @@ def _split_gap(rank: RankColumns, low: int, high: int, busy: int, link: int, cha
         item = syncs[first_sync + k]
         spans[2 * n + k, 0], spans[2 * n + k, 1] = max(low, rank.issue[item]), min(busy, rank.end[rank.awaits[item]])
     spans[-1, 0], spans[-1, 1] = low, busy
-    return covered(spans[:n]), covered(spans) - covered(spans[:-1])
+    return n, spans
 
 
 def covered(spans: Any) -> int:
@@ -505,5 +518,5 @@ def covered(spans: Any) -> int:
     return total
 
 
-SPLIT_HELPERS = (covered, _waiters, _gaps, _waited_for, _split_gap)
+SPLIT_HELPERS = (covered, waiters, gaps, waited_for, gap_spans, _split_gap)
 """What `split_rank` calls; the compiled engine registers them with numba."""

@@ -1,0 +1,93 @@
+"""When a rank does not compute, and which part of the step each such moment belongs to: the intervals behind `split_rank`'s sums."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from interlace.scheduler.simulate.arrays import Ints
+from interlace.scheduler.simulate.simulator import Result, columns_of, gap_spans, gaps, host_ends, waited_for, waiters
+
+
+class Parts(NamedTuple):
+    """Disjoint intervals `[n, 2]` of a rank's step, from and to in nanoseconds, each rising; parts as `scheduler/simulate/simulator.py`
+    defines them. The rest of the step is compute."""
+
+    exposed: Ints
+    host: Ints
+    bubble: Ints
+
+
+def parts_of(result: Result, at: int) -> Parts:
+    """The parts of the rank with index `at`; their lengths are those of its `RankTime`. Cost O(items log items)."""
+    rank, step = columns_of(result.input, result.times, at), result.step_ns
+    host_end = int(host_ends(result.input, result.times)[at])
+    gap_from, gap_to, gap_next, _ = gaps(rank, step)
+    begin, chain = waited_for(rank, waiters(rank), gap_from, gap_to)
+    syncs = np.flatnonzero(rank.awaits >= 0)
+    found: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
+    for gap, (low, high) in enumerate(zip(gap_from.tolist(), gap_to.tolist(), strict=True)):
+        busy = min(high, host_end if gap == len(gap_from) - 1 else int(rank.issue[gap_next[gap]]))
+        n, spans = gap_spans(rank, low, high, busy, int(begin[gap]), chain, syncs, rank.issue[syncs])
+        runs, before_host, whole = (union(part) for part in (spans[:n], spans[:-1], np.array([[low, high]])))
+        host = without(union(spans[-1:]), before_host)
+        found[0].append(runs)
+        found[1].append(host)
+        found[2].append(without(whole, union(np.concatenate([runs, host]))))
+    return Parts(*(np.concatenate([np.empty((0, 2), np.int64), *each]) for each in found))
+
+
+def union(spans: Ints) -> Ints:
+    """The moments inside any of these intervals, as disjoint rising intervals; one that ends before it starts counts as empty.
+
+    >>> union(np.array([[5, 9], [0, 3], [2, 4], [7, 7]])).tolist()
+    [[0, 4], [5, 9]]
+    """
+    found: list[list[int]] = []
+    for low, high in sorted(spans.tolist()):
+        if high <= low:
+            continue
+        if found and low <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], high)
+        else:
+            found.append([low, high])
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def without(spans: Ints, others: Ints) -> Ints:
+    """The moments inside the first intervals and outside of the others; both disjoint and rising.
+
+    >>> without(np.array([[0, 9]]), np.array([[0, 2], [4, 5]])).tolist()
+    [[2, 4], [5, 9]]
+    """
+    found = []
+    for low, high in spans.tolist():
+        for start, end in others.tolist():
+            if end <= low or start >= high:
+                continue
+            if start > low:
+                found.append([low, start])
+            low = max(low, end)
+        if high > low:
+            found.append([low, high])
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def overlap(spans: Ints, others: Ints) -> Ints:
+    """How much of each interval lies inside the others, which are disjoint and rising. `[n]`; cost O((n + m) log m).
+
+    >>> overlap(np.array([[0, 4], [3, 9]]), np.array([[1, 2], [3, 5]])).tolist()
+    [2, 2]
+    """
+    if not len(others):
+        return np.zeros(len(spans), np.int64)
+    before = np.concatenate([[0], np.cumsum(others[:, 1] - others[:, 0])])
+
+    def upto(moments: Ints) -> Ints:
+        at = np.searchsorted(others[:, 0], moments, side="right")
+        inside = np.minimum(moments, others[np.maximum(at - 1, 0), 1]) - others[np.maximum(at - 1, 0), 0]
+        counted: Ints = np.where(at > 0, before[np.maximum(at - 1, 0)] + inside, 0)
+        return counted
+
+    return upto(spans[:, 1]) - upto(spans[:, 0])
