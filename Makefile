@@ -65,6 +65,9 @@ demo: setup
 	@echo
 	@echo "Dumps of all ranks: $(OUT)/plan, $(OUT)/big. Timelines: $(OUT)/trace.json, $(OUT)/big/trace.json. Stock beside Interlace:"
 	$(BIN)/interlace timeline $(OUT)/big/interlace --beside $(OUT)/big/stock --device h200 -o $(OUT)/big/trace.json
+	@echo
+	@echo "The same as a page to look at:"
+	$(BIN)/interlace report $(OUT)/big/interlace -o $(OUT)/report.html
 
 test: setup
 	$(PYTEST) -m "not main_thread"

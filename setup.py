@@ -10,5 +10,6 @@ setup(
         "interlace.configs.devices": ["*.json"],
         "interlace.configs.presets": ["*.yaml"],
         "interlace.cpu.kernels": ["*.cc"],
+        "interlace.report.page": ["*.html"],
     },
 )

@@ -158,12 +158,22 @@ def largest_unmeasured(rows: Sequence[Row]) -> list[tuple[str, How, float]]:
     return [(kind, how, spent / total) for (kind, how), spent in found if spent]
 
 
+def expected_error(rows: Sequence[Row]) -> float:
+    """Expected relative error of one operation's time, weighted by its share of a step's time on the device.
+
+    >>> expected_error([Row(0, "add", "", "", 30, "exact", 0.0, "", 2), Row(1, "cast", "", "", 40, "proxy", 0.5, "")])
+    0.2
+    """
+    total = sum(row.runs * row.dur_ns for row in rows)
+    return sum(row.runs * row.dur_ns * row.rel_error for row in rows) / total if total else 0.0
+
+
 def trust_text(rows: Sequence[Row]) -> str:
     """Two lines for reports: shares of a step's device time by how it is known, and the largest that were not measured themselves."""
     total = sum(row.runs * row.dur_ns for row in rows)
     shares = ", ".join(f"{how} {share:.0%}" for how, share in shares_by_how(rows).items())
-    error = sum(row.runs * row.dur_ns * row.rel_error for row in rows) / total if total else 0.0
-    lines = [f"device time {total / 1e6:.3f} ms a step, one operation after another: {shares or 'none'}; expected error of one {error:.0%}"]
+    lines = [f"device time {total / 1e6:.3f} ms a step, one operation after another: {shares or 'none'}; "
+             f"expected error of one {expected_error(rows):.0%}"]  # fmt: skip
     largest = largest_unmeasured(rows)
     if largest:
         names = ", ".join(f"{kind} {share:.1%} ({how})" for kind, how, share in largest[:LARGEST])
@@ -179,9 +189,8 @@ def explain_rows(rows: Sequence[Row]) -> str:
     for how in HOWS:
         found = [row for row in rows if row.how == how]
         time = sum(row.runs * row.dur_ns for row in found)
-        error = sum(row.runs * row.dur_ns * row.rel_error for row in found) / time if time else 0.0
         if found:
-            share = f"{time / 1e6:10.3f} ms {shares.get(how, 0.0):6.1%}  expected error {error:.0%}"
+            share = f"{time / 1e6:10.3f} ms {shares.get(how, 0.0):6.1%}  expected error {expected_error(found):.0%}"
             lines.append(f"  {how:13s}{len(found):6d} ops {share if how != 'free' else ''}".rstrip())
     unknown = Counter(row.kind for row in rows if row.how == "unknown")
     if unknown:

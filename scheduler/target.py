@@ -4,6 +4,7 @@ models, lowering and the command line ask. Source: Paddle's executor and allocat
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Literal
 
 import msgspec
@@ -87,3 +88,12 @@ GPU = Target("gpu", host_runs_ahead=True, blocking=frozenset({"memcpy_d2h"}), lo
 """CUDA. NCCL may buffer a few megabytes of a send; a plan must not lean on it."""
 TARGETS = {target.name: target for target in (CPU, CUSTOM, GPU)}
 """Those on which plans run, by name."""
+
+
+def target_of(profile: str) -> Target:
+    """Whose rules go with a device profile, by its name or path, where nothing else is said: those of a GPU, but for the profile `cpu`.
+
+    >>> [target_of(name).name for name in ("h200", "cpu", "profiles/cpu.json")]
+    ['gpu', 'cpu', 'cpu']
+    """
+    return CPU if PurePath(profile).stem == CPU.name else GPU

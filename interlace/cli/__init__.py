@@ -22,7 +22,7 @@ from interlace.version import VERSION
 
 BROKEN_PIPE = 141
 """As a shell reports SIGPIPE."""
-COMMANDS = ("run", "dump", "plan", "show", "check", "timeline", "calibrate")
+COMMANDS = ("run", "dump", "plan", "show", "check", "timeline", "report", "calibrate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

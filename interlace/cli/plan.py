@@ -62,5 +62,6 @@ def main(args: argparse.Namespace) -> int:
     print(explain_all(plans, 4, [trust_text(rows) for rows in costs]), end="\n\n")
     one = args.output / f"rank{min(ranks)}.ilp"
     print(f"{len(plans)} plans in {args.output}; reasons in full: `interlace show {one} --why`; "
-          f"proof and times: `interlace check {args.output}`")  # fmt: skip
+          f"proof and times: `interlace check {args.output}`; to look at: `interlace report {args.output}`")  # fmt: skip
+    print(plans[0].sentence())
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,6 +71,7 @@ def _shown(path: Path, args: argparse.Namespace) -> Shown:
 def _job(program: Program, name: str) -> Shown:
     from interlace.errors import PlanError
     from interlace.ir.text import show_op
+    from interlace.report.slots import slot_text
 
     jobs = {job.name: job for job in program.jobs}
     name = next((job.name for job in program.jobs if slot_text(job.name) == name), name)
@@ -83,23 +83,6 @@ def _job(program: Program, name: str) -> Shown:
     items = [(micro_batch, show_op(ops[op_id], values)) for op_id, micro_batch in jobs[name].items]
     lines = [f"job {name} {jobs[name].kind}", *(f"  mb{micro_batch} {text}" for micro_batch, text in items)]
     return Shown(lines, {"job": jobs[name], "ops": [ops[op_id] for op_id, _ in jobs[name].items]})
-
-
-def slot_text(name: str) -> str:
-    """A job's name as schedules and reasons write it.
-
-    >>> [slot_text(name) for name in ("forward_3", "forward1_3", "pair_0B_2F", "pair_0Bc1_2F", "optimizer")]
-    ['3F', '3F.1', '0B+2F', '0B.1+2F', 'O']
-    """
-    from interlace.passes.schedule_1f1b import KIND_NAMES
-
-    if name.startswith("pair_"):
-        return name.removeprefix("pair_").replace("_", "+").replace("c", ".")
-    single = re.fullmatch(r"(?P<kind>[a-z_]+?)(?P<c>\d*)_(?P<m>\d+)", name)
-    kinds = {long: short for short, long in KIND_NAMES.items()}
-    if single and single["kind"] in kinds:
-        return f"{single['m']}{kinds[single['kind']]}" + (f".{single['c']}" if single["c"] and int(single["c"]) else "")
-    return kinds.get(name, name)
 
 
 def _diff(path: Path, name: str) -> Shown:

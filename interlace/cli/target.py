@@ -65,7 +65,7 @@ class Setting:
         from interlace.errors import ConfigError
         from interlace.ir.dump import find_dumps
         from interlace.local.own_target import find_own
-        from interlace.scheduler.target import CPU, GPU, TARGETS
+        from interlace.scheduler.target import TARGETS, target_of
 
         name, why = (args.device, "--device") if args.device else profile_of(find_dumps(files))
         try:
@@ -73,7 +73,7 @@ class Setting:
         except ConfigError as error:
             raise error if args.device else ConfigError(f"{error} (the plan was made with it; --device names another)") from error
         known = {**TARGETS, **{target.name: target for target in more}}
-        asked = args.target or (CPU if Path(name).stem == CPU.name else GPU).name
+        asked = args.target or target_of(name).name
         return cls(name, why, costs, known[asked] if asked in known else find_own(asked).rules)
 
     def __str__(self) -> str:

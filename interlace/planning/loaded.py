@@ -11,12 +11,16 @@ from pathlib import Path
 
 import msgspec
 
+from interlace.cost_model import CostModel, load_profile
 from interlace.errors import InterlaceError, LoadError, PlanError
 from interlace.ir import Program, load
 from interlace.ir.difference import first_difference
 from interlace.ir.dump import SUFFIX
 from interlace.passes.peers import Peers, gather
+from interlace.planning.budget import memory_budget
+from interlace.planning.compare import Comparison, Member
 from interlace.planning.plan import Plan, digest_of, digest_of_set, read_record
+from interlace.planning.stock import stock_plan
 from interlace.units import ranks_text
 
 _NAME = re.compile(rf"rank(\d+){re.escape(SUFFIX)}")
@@ -70,7 +74,23 @@ def read_plan(folder: Path, rank: int) -> Plan:
         passes = record.passes(record.order)
     except PlanError as error:
         raise LoadError(f"{path}: {error}") from error
-    return Plan(captured, program, record.reports, record.profile, passes, set_digest=record.set_digest, loaded_from=os.fspath(folder))
+    return Plan(captured, program, record.reports, record.profile, passes, set_digest=record.set_digest, loaded_from=os.fspath(folder),
+                outcome=record.outcome)  # fmt: skip
+
+
+def compared_in(folder: Path) -> Comparison:
+    """Paddle's own plan beside the plans of a folder.
+
+    Raises:
+        InterlaceError: As `read_plan`.
+    """
+    plans = [read_plan(folder, rank) for rank in sorted(_ranks_in(folder))]
+    stages = [plan.program.pipeline.stage for plan in plans]
+    costs = CostModel(load_profile(plans[0].profile))
+    members = tuple(Member(stock_plan(plan.captured, costs), plan.program, plan.reports)
+                    for at, plan in enumerate(plans) if stages.index(stages[at]) == at)  # fmt: skip
+    stands_for = {plan.program.rank: plans[stages.index(stage)].program.rank for plan, stage in zip(plans, stages, strict=True)}
+    return Comparison(members, stands_for, plans[0].profile, memory_budget(plans[0].passes))
 
 
 def require_ranks(folder: str | Path, world: int) -> None:

@@ -21,8 +21,10 @@ from interlace.passes.base import Context
 from interlace.passes.peers import Peers, gather, plan_together
 from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.planning.budget import bytes_over, memory_budget, say_budget
+from interlace.planning.compare import Comparison, compare
 from interlace.planning.judge import Run, run_judged
 from interlace.planning.whole_step import run_best
+from interlace.report.outcome import Outcome
 from interlace.units import ranks_text
 
 BUDGET_ROUNDS = 4
@@ -33,7 +35,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a plan was made, so that it can be made again: profile, options of each pass, order, and what each did.
 
     `digest` is of the planned program, `set_digest` of the digests of all ranks that planned at the same time; empty in a record of
-    an older version.
+    an older version. `outcome` is what the whole step is simulated to take.
     """
 
     profile: str
@@ -42,6 +44,12 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reports: tuple[PassReport, ...]
     digest: str = ""
     set_digest: str = ""
+    outcome: Outcome | None = None
+
+    @property
+    def memory_budget(self) -> int:
+        """Device bytes that the plan was to stay under; 0 without a budget."""
+        return int(self.options.get("offload-activations", {}).get("memory_budget") or 0)
 
     def passes(self, names: Sequence[str]) -> tuple[Pass, ...]:
         """Some of the passes with their options.
@@ -69,6 +77,9 @@ class Plan:
         why_off: Why Interlace left Paddle's plan as it is; empty where it planned.
         set_digest: Equal on all ranks that planned at the same time, and on no others.
         loaded_from: The folder that it was read from; empty where it was made in this run.
+        outcome: The whole step by Paddle's own plan and by this one, simulated; None where the other stages' plans are not known here,
+            or a step would never end.
+        compared: What was simulated for that; on rank 0 alone.
     """
 
     captured: Program
@@ -79,6 +90,8 @@ class Plan:
     why_off: str = ""
     set_digest: str = ""
     loaded_from: str = ""
+    outcome: Outcome | None = None
+    compared: Comparison | None = None
 
     @classmethod
     def off(cls, why: str) -> Plan:
@@ -92,10 +105,44 @@ class Plan:
         return self.program.jobs
 
     def explain(self, limit: int = 8) -> str:
-        """What was moved and why, and what was declined and why; at most `limit` lines of each sort a pass."""
+        """What was moved and why, and what was declined and why, at most `limit` lines of each sort a pass; last, what it brings."""
         if self.why_off:
             return f"Interlace is off ({self.why_off}): Paddle's plan is untouched"
-        return f"rank {self.program.rank} {self._text(limit)}"
+        return f"rank {self.program.rank} {self._text(limit)}\n{self.sentence()}"
+
+    def sentence(self) -> str:
+        """Paddle's own step and this plan's, in one sentence; or why they are not compared."""
+        return self.outcome.sentence() if self.outcome else (
+            "Not compared with Paddle's own plan: the other stages' plans are not known here, or a step would never end; "
+            "`interlace check` on the plans of all ranks says what stands in the way.")  # fmt: skip
+
+    def report(self, path: str | Path) -> Path | None:
+        """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's own; times are simulated.
+
+        Rank 0 writes it, for all ranks; on the others nothing happens.
+
+        Returns:
+            The file's path; None on other ranks than 0.
+
+        Raises:
+            PlanError: Interlace is off, the other stages' plans are not known here, or a step cannot be simulated.
+        """
+        from interlace.report.page.write import write_page
+
+        if self.why_off:
+            raise PlanError(f"Interlace is off ({self.why_off}): there is no plan to show")
+        if self.program.rank:
+            return None
+        compared = self.compared
+        if self.loaded_from:
+            from interlace.planning.loaded import compared_in
+
+            compared = compared_in(Path(self.loaded_from))
+        if compared is None:
+            raise PlanError("no page of rank 0 alone, the other stages' plans are not known here; `interlace report` writes it from the "
+                            "plans of all ranks")  # fmt: skip
+        write_page(compared.page(CostModel(load_profile(self.profile))), path)
+        return Path(path)
 
     def _text(self, limit: int) -> str:
         """The explanation without the rank's number: the same for ranks that plan alike."""
@@ -122,12 +169,13 @@ class Plan:
         """What each pass did, for machines."""
         pipe = self.program.pipeline
         return {"rank": self.program.rank, "stage": pipe.stage, "profile": self.profile, "ops": len(self.program.ops),
-                "jobs": len(self.program.jobs), "passes": [msgspec.to_builtins(report) for report in self.reports]}  # fmt: skip
+                "jobs": len(self.program.jobs), "passes": [msgspec.to_builtins(report) for report in self.reports],
+                "outcome": msgspec.to_builtins(self.outcome), "sentence": self.sentence()}  # fmt: skip
 
     def _record(self) -> Record:
         options = {each.name: msgspec.to_builtins(each) for each in self.passes}
         order = tuple(each.name for each in self.passes)
-        return Record(self.profile, options, order, self.reports, digest_of(self.program), self.set_digest)
+        return Record(self.profile, options, order, self.reports, digest_of(self.program), self.set_digest, self.outcome)
 
 
 def digest_of(program: Program) -> str:
@@ -165,7 +213,9 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
         reserve_bytes += over
     reports = say_budget(planned, pipeline.passes, reports, cost)
     digests = gather(peers, "finished plans", digest_of(planned))
-    return Plan(program, planned, tuple(reports), profile, pipeline.passes, set_digest=digest_of_set(digests))
+    compared, outcome = compare(program, planned, reports, cost, profile, memory_budget(asked.passes), peers)
+    return Plan(program, planned, tuple(reports), profile, pipeline.passes, set_digest=digest_of_set(digests), outcome=outcome,
+                compared=compared)  # fmt: skip
 
 
 def _run(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None, reserve_bytes: int) -> Run:

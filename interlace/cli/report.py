@@ -1,0 +1,97 @@
+"""`interlace report`: a plan as one page to look at."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlace.cli.target import Setting, add_options
+
+if TYPE_CHECKING:
+    from interlace.planning.plan import Record
+    from interlace.report.page.build import Simulated
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Add `report` to the command line."""
+    parser = subparsers.add_parser(
+        "report",
+        help="write a page that shows a plan: the step as a picture, where time and memory go, what was done",
+        description="Simulate the plans of all ranks and write one HTML file. It compares with Paddle's own plan, made of the captured "
+                    "programs that lie beside a plan.",
+    )  # fmt: skip
+    parser.add_argument("plans", nargs="+", metavar="PLAN", help="plan files, or folders of them")
+    parser.add_argument("--beside", nargs="+", metavar="PLAN", default=[],
+                        help="plans or dumps to compare with instead of Paddle's own plan")  # fmt: skip
+    add_options(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="where the page goes (default: report.html)")
+    parser.add_argument("--json", metavar="FILE", help="write the page's data there")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
+    from interlace.cli.outputs import check_file, write_json
+    from interlace.cli.plans import require_same_model, simulated
+    from interlace.ir.dump import find_dumps
+    from interlace.report.page.build import OURS, Given, Simulated, build_page
+    from interlace.report.page.write import write_page
+    from interlace.scheduler.simulate.simulator import Stall
+
+    check_file("-o", args.output)
+    check_file("--json", args.json)
+    setting = Setting.of(args.plans, args)
+    files = find_dumps(args.plans)
+    try:
+        ours = Simulated(OURS, simulated(args.plans, setting))
+        other = _compared(files, args.beside, setting)
+    except Stall as stall:
+        print(f"interlace report: {stall}", file=sys.stderr)
+        return 1
+    if other:
+        require_same_model(ours.result.input.programs, other.result.input.programs)
+    records = _records(files)
+    budget = max((record.memory_budget for record in records.values()), default=0)
+    page = build_page(ours, other, {rank: record.reports for rank, record in records.items()},
+                      Given(setting.profile, setting.costs, setting.target.name), budget)  # fmt: skip
+    write_page(page, args.output)
+    write_json(args.json, page)
+    print(f"{page.sentence}\n{args.output}: open it in a browser")
+    return 0
+
+
+def _compared(files: Sequence[Path], beside: Sequence[str], setting: Setting) -> Simulated | None:
+    """What the page compares with: what the user names, else Paddle's own plan of the programs that the plans were made from."""
+    from interlace.cli.plans import simulated
+    from interlace.ir import load
+    from interlace.ir.dump import find_dumps
+    from interlace.planning.stock import STOCK
+    from interlace.report.page.build import Simulated
+
+    if beside:
+        result = simulated(beside, setting)
+        captured = not any(load(path).jobs for path in find_dumps(beside))
+        return Simulated(STOCK if captured else _name(beside[0]), result)
+    captured_files = [path.parent / "captured" / path.name for path in files]
+    if all(path.is_file() for path in captured_files):
+        return Simulated(STOCK, simulated([str(path) for path in captured_files], setting))
+    print("interlace report: no captured programs lie beside these plans, so there is nothing to compare with; --beside names it",
+          file=sys.stderr)  # fmt: skip
+    return None
+
+
+def _name(path: str) -> str:
+    """How a plan is called that the user compares with: its folder's name."""
+    where = Path(path).absolute()
+    return f"the plan {where.name if where.is_dir() else where.parent.name}"
+
+
+def _records(files: Sequence[Path]) -> dict[int, Record]:
+    """Of the plans that were written with one, by rank."""
+    from interlace.ir import load
+    from interlace.planning.plan import has_record, read_record
+
+    return {load(path).rank: read_record(path) for path in files if has_record(path)}

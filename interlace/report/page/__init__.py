@@ -1,0 +1,1 @@
+"""The page about a plan: one HTML file with everything in it."""

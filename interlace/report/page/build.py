@@ -1,0 +1,130 @@
+"""The page's data, from simulated plans and what their passes reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from interlace.cost_model import CostModel
+from interlace.cost_model.base import Row as CostRow
+from interlace.cost_model.base import expected_error, largest_unmeasured, shares_by_how
+from interlace.errors import PlanError
+from interlace.ir import Program
+from interlace.passes.pipeline import PassReport
+from interlace.report.causes import held, waits
+from interlace.report.outcome import Outcome, Step
+from interlace.report.page.document import Device, Label, Memory, Page, PlanPart, Row, Split, World
+from interlace.report.page.picture import Items, compute_runs, curve, gap_runs, jobs, packed, side_runs
+from interlace.report.page.tables import RankStep, communication, offloaded, rules
+from interlace.report.slots import slot_text
+from interlace.scheduler.simulate.parts import parts_of
+from interlace.scheduler.simulate.simulator import Result
+from interlace.version import VERSION
+
+HOW_TOLD = {"exact": "measured at these very shapes", "interpolated": "between measured sizes", "extrapolated": "beyond measured sizes",
+            "proxy": "from measurements of another kind, type or group size", "roofline": "from the device's rates",
+            "unknown": "a lower bound at best", "free": "takes no time", "given": "given by hand"}  # fmt: skip
+OURS = "This plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A plan and its simulated step.
+
+    Attributes:
+        name: As the page calls it.
+        result: Of all ranks that are there, with memory.
+        stands_for: Simulated rank -> the ranks that it stands for, itself first; itself alone where it is not named.
+    """
+
+    name: str
+    result: Result
+    stands_for: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Whose times and rules hold: the profile's name, its cost model, the target's name."""
+
+    profile: str
+    costs: CostModel
+    rules: str
+
+
+def build_page(
+    ours: Simulated, other: Simulated | None, reports: Mapping[int, Sequence[PassReport]], given: Given, memory_budget: int = 0
+) -> Page:
+    """The page's data; `reports` by rank.
+
+    Raises:
+        PlanError: The plans are not of the same ranks.
+    """
+    both = [*([other] if other else []), ours]
+    labels = _labels(both)
+    costs = {label.ranks[0]: _costs(ours.result, label.ranks[0], given) for label in labels}
+    parts = [_plan(each, labels, given) for each in both]
+    of_stage = {label.stage: reports[label.ranks[0]] for label in reversed(labels) if label.ranks[0] in reports}
+    outcome = Outcome(Step.of(ours.result), given.profile, Step.of(other.result) if other else None,
+                      other.name if other else "")  # fmt: skip
+    return Page(
+        VERSION, _world(ours.result.input.programs, labels), _device(given, [row for rows in costs.values() for row in rows]),
+        outcome, outcome.sentence(), memory_budget, labels, parts, rules(of_stage, lambda report: report.changed),
+        rules(of_stage, lambda report: report.declined),
+    )  # fmt: skip
+
+
+def _labels(plans: Sequence[Simulated]) -> list[Label]:
+    """Ranks whose steps are equal in all plans, by stage."""
+    if any(plan.result.input.ranks != plans[0].result.input.ranks for plan in plans):
+        found = " and ".join(str(plan.result.input.ranks) for plan in plans)
+        raise PlanError(f"a page compares plans of the same ranks; found {found}; give the same ranks of both")
+    groups: dict[object, list[int]] = {}
+    for at, rank in enumerate(plans[0].result.input.ranks):
+        stage = plans[0].result.input.programs[at].pipeline.stage
+        alike = [tuple(getattr(plan.result.ranks[at], name) for name in plan.result.ranks[at].__slots__[1:]) for plan in plans]
+        groups.setdefault((stage, *alike), []).extend(plans[0].stands_for.get(rank, [rank]))
+    return sorted((Label(int(key[0]), sorted(ranks)) for key, ranks in groups.items() if isinstance(key, tuple)),
+                  key=lambda label: (label.stage, label.ranks))  # fmt: skip
+
+
+def _plan(plan: Simulated, labels: Sequence[Label], given: Given) -> PlanPart:
+    result = plan.result
+    steps, rows = [], []
+    for label in labels:
+        at = result.input.ranks.index(label.ranks[0])
+        items, parts = Items.of(result, at), parts_of(result, at)
+        steps.append(RankStep(result.input.programs[at], items, parts, len(label.ranks)))
+        rank, profile, step_ns = result.ranks[at], result.memory[at], result.step_ns
+        memory = Memory(curve(*profile.curve(), step_ns), rank.peak_bytes, rank.pinned_bytes, held(profile.at_peak()))
+        split = Split(*(getattr(rank, name) for name in Split.__struct_fields__))
+        costs = {row.op: row for row in _costs(result, label.ranks[0], given)}
+        rows.append(Row(split, memory, waits(result, at), jobs(result, at, items), compute_runs(items, step_ns),
+                        side_runs(items, step_ns), gap_runs(parts, step_ns), packed(result, at, items, costs)))  # fmt: skip
+    return PlanPart(plan.name, rows, _schedule(result, labels), communication(steps), offloaded(steps))
+
+
+def _costs(result: Result, rank: int, given: Given) -> list[CostRow]:
+    return given.costs.table(result.input.programs[result.input.ranks.index(rank)])
+
+
+def _schedule(result: Result, labels: Sequence[Label]) -> list[str]:
+    """Slots of each stage, in the notation of schedule files."""
+    first = {label.stage: result.input.programs[result.input.ranks.index(label.ranks[0])] for label in reversed(labels)}
+    return [f"{stage} | {' '.join(slot_text(job.name) for job in first[stage].jobs)}" for stage in sorted(first)]
+
+
+def _world(programs: Sequence[Program], labels: Sequence[Label]) -> World:
+    pipe, world = programs[0].pipeline, max(program.world for program in programs)
+    there = {rank for label in labels for rank in label.ranks}
+    return World(world, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, pipe.schedule, sorted(set(range(world)) - there))
+
+
+def _device(given: Given, rows: Sequence[CostRow]) -> Device:
+    profile = given.costs.profile
+    made = profile.provenance
+    shares = [(how, share, HOW_TOLD[how]) for how, share in shares_by_how(rows).items()]
+    return Device(given.profile, profile.device, made.date, made.machine, made.note, given.rules, profile.memory_bytes, shares,
+                  float(np.round(expected_error(rows), 6)), [(kind, HOW_TOLD[how], share) for kind, how, share in
+                                                              largest_unmeasured(rows)[:8]])  # fmt: skip

@@ -1,0 +1,188 @@
+"""What the page shows, as data: the JSON block inside it, and what `interlace report --json` writes.
+
+Times are whole nanoseconds from the start of the step, memory is bytes. Long lists are flat: `[start, length, code, start, length, ...]`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from interlace.report.causes import Held, Wait
+from interlace.report.outcome import Outcome
+
+KINDS = ("forward", "backward", "weight", "optimizer", "collective", "p2p", "copy", "exposed", "host", "bubble")
+"""Codes of what the picture shows, by position: computation of forward, of backward (input gradients, and in plans that do not split
+them all of it), of weight gradients, of the optimizer; collectives, sends and receives, copies; and time without computation."""
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the parts of a page."""
+
+
+class Ops(_Part, frozen=True):
+    """The operations of a step of one rank, in the order in which they start.
+
+    Attributes:
+        table: One entry for each operation of the program that takes time: kind, layer, stream (index in `streams`), code, how its time is
+            known, time alone.
+        count: Number of op instances.
+        packed: Base64 of the zlib stream of four columns of `count` little-endian 32-bit integers: start less the start before,
+            length, index in `table`, micro-batch.
+    """
+
+    streams: list[str]
+    table: list[tuple[str, str, int, int, str, int]]
+    count: int
+    packed: str
+
+
+class Memory(_Part, frozen=True):
+    """Device memory over time: `[moment, most bytes until the next]`, flat; and what holds the peak."""
+
+    curve: list[int]
+    peak_bytes: int
+    pinned_bytes: int
+    holds: list[Held]
+
+
+class Split(_Part, frozen=True):
+    """The step of one rank; the first four are the whole step (`scheduler/simulate/simulator.py` defines them)."""
+
+    compute_ns: int
+    exposed_comm_ns: int
+    bubble_ns: int
+    host_ns: int
+    hidden_comm_ns: int
+    slowed_ns: int
+
+
+class Row(_Part, frozen=True):
+    """A rank in one plan; it stands for ranks that are alike.
+
+    Attributes:
+        jobs: Name as schedules write it, start and end of its computation, kind of job.
+        compute, side: Runs of computation, and of communication and copies, as `[start, length, code]`, flat; runs too short for
+            the picture belong to their neighbours.
+        gaps: Time without computation, likewise.
+    """
+
+    split: Split
+    memory: Memory
+    waits: list[Wait]
+    jobs: list[tuple[str, int, int, str]]
+    compute: list[int]
+    side: list[int]
+    gaps: list[int]
+    ops: Ops
+
+
+class Communication(_Part, frozen=True):
+    """Communication of one kind in layers of one name, of a mean rank in one step.
+
+    Attributes:
+        size_bytes: Of the largest one's data.
+        count: How many a rank issues; a fraction where not every rank does.
+        time_ns, hidden_ns, exposed_ns: How long they run; of it beside computation; and while the computation waits for them.
+    """
+
+    kind: str
+    layer: str
+    num_ranks: int
+    size_bytes: int
+    count: float
+    time_ns: int
+    hidden_ns: int
+    exposed_ns: int
+
+
+class Offload(_Part, frozen=True):
+    """Activations of one kind and layers of one name that leave for pinned memory.
+
+    Attributes:
+        size_bytes: Of all copies out of a mean rank in one step.
+        count: How many.
+        away_ns: Shortest time between the end of the copy out and the start of the copy back.
+        slack_ns: Shortest time between the end of the copy back and the start of its first reader; 0 where that waited for it.
+    """
+
+    kind: str
+    layer: str
+    stages: list[int]
+    size_bytes: int
+    count: float
+    away_ns: int
+    slack_ns: int
+
+
+class PlanPart(_Part, frozen=True):
+    """One plan: its rows in the order of `Page.rows`, its slots by stage, what it moves."""
+
+    name: str
+    rows: list[Row]
+    schedule: list[str]
+    communication: list[Communication]
+    offload: list[Offload]
+
+
+class Label(_Part, frozen=True):
+    """Ranks that are alike in all plans of the page."""
+
+    stage: int
+    ranks: list[int]
+
+
+class Rule(_Part, frozen=True):
+    """What one pass did, or declined, in `count` places of one rank of each of these stages."""
+
+    name: str
+    text: str
+    count: int
+    stages: list[int]
+
+
+class Device(_Part, frozen=True):
+    """Whose times they are, and how well they are known.
+
+    Attributes:
+        shares: Share of a step's time on the device by how it is known, with what that means.
+        rel_error: Expected error of one operation's time.
+        unmeasured: Largest kinds without a measurement of their own: kind, how it was found instead, share.
+    """
+
+    profile: str
+    device: str
+    date: str
+    machine: str
+    note: str
+    rules: str
+    memory_bytes: int
+    shares: list[tuple[str, float, str]]
+    rel_error: float
+    unmeasured: list[tuple[str, str, float]]
+
+
+class World(_Part, frozen=True):
+    """Of what the plan is."""
+
+    num_ranks: int
+    num_stages: int
+    num_micro_batches: int
+    num_chunks: int
+    schedule: str
+    missing: list[int]
+
+
+class Page(_Part, frozen=True):
+    """Everything; `plans` ends with the plan itself, what it is compared with stands first."""
+
+    version: str
+    world: World
+    device: Device
+    outcome: Outcome
+    sentence: str
+    memory_budget: int
+    rows: list[Label]
+    plans: list[PlanPart]
+    done: list[Rule]
+    declined: list[Rule]
+    kinds: tuple[str, ...] = KINDS

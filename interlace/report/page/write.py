@@ -1,0 +1,31 @@
+"""The page as a file: the template with the data in it."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from interlace.ir.dump import write_whole
+from interlace.report.page.document import Page
+
+MARK = "/*DATA*/"
+"""Where the template has the data."""
+
+
+def html(page: Page) -> str:
+    """The whole file; it needs nothing else, from the network or from disk."""
+    data = msgspec.json.encode(page, order="deterministic").decode()
+    before, _, after = template().partition(MARK)
+    return before + data.replace("<", "\\u003c") + after
+
+
+def template() -> str:
+    """The page without data: texts, style and script, to be read as they are."""
+    return (resources.files("interlace.report.page") / "page.html").read_text(encoding="utf-8")
+
+
+def write_page(page: Page, path: str | Path) -> None:
+    """Write the file; equal plans give equal bytes."""
+    write_whole(Path(path), html(page).encode())

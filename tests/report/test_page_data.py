@@ -1,0 +1,207 @@
+"""The page's data: what the simulator, the memory model and the passes say, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from interlace.cli import main
+from interlace.cost_model import CostModel, load_profile
+from interlace.ir import load
+from interlace.planning.stock import stock_plan
+from interlace.report.outcome import Step
+from interlace.report.page.write import template
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.simulator import Result, simulate
+from interlace.scheduler.target import GPU
+from tests.report.pages import columns, data_in, make_plans
+from tests.strategies import World
+
+CONFIG = """\
+device: h200
+schedule_1f1b: {interleave: dx-first, only_gains: off, search: off}
+offload_activations: {fraction: 0.6, min_bytes: 1}
+"""
+COSTS = CostModel(load_profile("h200"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plans of two stages of two ranks, their page and its data."""
+    folder = tmp_path_factory.mktemp("page")
+    plan = make_plans(folder, World(pp=2, mp=2, micro_batches=4, layers=2), CONFIG)
+    assert main(["report", str(plan), "-o", str(folder / "report.html"), "--json", str(folder / "report.json")]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(made: Path) -> dict[str, Any]:
+    return data_in(made / "report.html")
+
+
+def simulated(folder: Path) -> Result:
+    programs = [stock_plan(load(folder / f"rank{rank}.ilp"), COSTS) for rank in range(4)]
+    return simulate(programs, COSTS, Options.of(GPU), target=GPU)
+
+
+@pytest.fixture(scope="module")
+def results(made: Path) -> list[Result]:
+    return [simulated(made / "plan" / "captured"), simulated(made / "plan")]
+
+
+def test_the_file_needs_nothing_else(made: Path) -> None:
+    text = (made / "report.html").read_text(encoding="utf-8")
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)|https?://|@import|url\(""", text)
+    assert data_in(made / "report.html") == json.loads((made / "report.json").read_text(encoding="utf-8"))
+
+
+def test_its_steps_are_those_of_the_simulator(page: dict[str, Any], results: list[Result]) -> None:
+    for name, result in zip(("before", "plan"), results, strict=True):
+        assert page["outcome"][name] == {field: getattr(Step.of(result), field) for field in Step.__struct_fields__}
+    assert [plan["name"] for plan in page["plans"]] == ["Paddle's own plan", "This plan"]
+    assert page["rows"] == [{"stage": 0, "ranks": [0, 1]}, {"stage": 1, "ranks": [2, 3]}]
+    for plan, result in zip(page["plans"], results, strict=True):
+        for label, row in zip(page["rows"], plan["rows"], strict=True):
+            rank = result.ranks[label["ranks"][0]]
+            assert row["split"] == {name: getattr(rank, name) for name in row["split"]}
+            assert (row["memory"]["peak_bytes"], row["memory"]["pinned_bytes"]) == (rank.peak_bytes, rank.pinned_bytes)
+            assert max(row["memory"]["curve"][1::2]) == rank.peak_bytes
+            assert sum(each["size_bytes"] for each in row["memory"]["holds"]) == rank.peak_bytes
+            split = row["split"]
+            assert split["compute_ns"] + split["exposed_comm_ns"] + split["bubble_ns"] + split["host_ns"] == result.step_ns
+
+
+def test_every_operation_is_there_with_its_times(page: dict[str, Any], results: list[Result]) -> None:
+    for plan, result in zip(page["plans"], results, strict=True):
+        for label, row in zip(page["rows"], plan["rows"], strict=True):
+            at = label["ranks"][0]
+            mine = slice(int(result.input.first[at]), int(result.input.first[at + 1]))
+            start, end = result.times.start[mine], result.times.end[mine]
+            takes = end > start
+            found = columns(row["ops"])
+            assert pairs(*found[:2]) == pairs(start[takes], (end - start)[takes])
+            ops = {op.id: op for op in result.input.programs[at].ops}
+            issued = pairs(result.input.op[mine][takes], result.input.micro_batch[mine][takes])
+            kinds = [(row["ops"]["table"][k][0], batch) for k, batch in pairs(*found[2:])]
+            assert sorted(kinds) == sorted((ops[op].kind, batch) for op, batch in issued)
+
+
+def pairs(one: Any, other: Any) -> list[tuple[int, int]]:
+    return sorted(zip(one.tolist(), other.tolist(), strict=True))
+
+
+def test_the_picture_covers_what_runs(page: dict[str, Any]) -> None:
+    """Runs shown lie where operations of computation run, gaps where none does, and jobs are the plan's in order."""
+    for plan in page["plans"]:
+        for row in plan["rows"]:
+            found = columns(row["ops"])
+            side = np.array([entry[3] for entry in row["ops"]["table"]])[found[2]] >= page["kinds"].index("collective")
+            compute = found[:2, ~side]
+            runs, gaps = (np.array(row[name]).reshape(-1, 3) for name in ("compute", "gaps"))
+            assert runs[0, 0] == compute[0].min()
+            assert (runs[:, 0] + runs[:, 1]).max() == compute.sum(axis=0).max()
+            for low, length, _ in gaps.tolist():
+                assert not ((compute[0] < low + length) & (compute.sum(axis=0) > low)).any()
+            starts = [start for _, start, _, _ in row["jobs"]]
+            assert starts == sorted(starts)
+
+
+def test_a_schedule_is_read_back_as_the_jobs(page: dict[str, Any]) -> None:
+    from interlace.scheduler.schedule import parse_rows
+
+    assert len(page["plans"]) == 2
+    for plan in page["plans"]:
+        rows = parse_rows("\n".join(plan["schedule"]))
+        for label, row in zip(page["rows"], plan["rows"], strict=True):
+            shown = [job[0] for job in row["jobs"]]
+            assert shown == [text for text in map(str, rows[label["stage"]]) if text in shown]
+
+
+def test_communication_is_hidden_exposed_or_in_a_bubble(page: dict[str, Any]) -> None:
+    for plan in page["plans"]:
+        assert plan["communication"]
+        for row in plan["communication"]:
+            assert row["hidden_ns"] + row["exposed_ns"] <= row["time_ns"] + 1
+        shown = {row["kind"] for row in plan["communication"]}
+        assert {"send_v2", "recv_v2"} <= shown
+
+
+def test_offload_is_told_with_bytes_and_slack(page: dict[str, Any], results: list[Result]) -> None:
+    assert page["plans"][0]["offload"] == []
+    moved = page["plans"][1]["offload"]
+    assert moved
+    copies = 0
+    for program in results[1].input.programs:
+        pinned = {value.id for value in program.values if value.memory == "pinned"}
+        out = {op.id for op in program.ops if op.kind == "memcpy_d2h" or (op.kind == "memcpy" and set(op.results) & pinned)}
+        copies += sum(op in out for job in program.jobs for op, _ in job.items)
+    assert sum(row["count"] for row in moved) * 4 == copies
+    assert all(row["away_ns"] >= 0 and row["slack_ns"] >= 0 for row in moved)
+
+
+def test_rules_not_instances(page: dict[str, Any]) -> None:
+    texts = [(rule["name"], rule["text"]) for rule in page["done"]]
+    assert len(texts) == len(set(texts))
+    assert {"split-backward", "schedule-1f1b", "offload-activations", "assign-streams"} <= {name for name, _ in texts}
+    assert any(rule["count"] > 1 for rule in page["done"])
+    assert not any(re.search(r"#\d|%\d", text) for _, text in texts)
+
+
+def test_what_is_compared_can_be_named(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "page.html"
+    assert main(["report", str(made / "plan"), "--beside", str(made / "plan"), "-o", str(out)]) == 0
+    found = data_in(out)
+    assert [plan["name"] for plan in found["plans"]] == ["the plan plan", "This plan"]
+    assert found["outcome"]["before"] == found["outcome"]["plan"]
+    assert main(["report", str(made / "plan" / "captured"), "-o", str(out)]) == 0
+    assert [plan["name"] for plan in data_in(out)["plans"]] == ["This plan"]
+    assert "nothing to compare with" in capsys.readouterr().err
+    assert main(["report", str(made / "plan"), "--beside", str(made / "plan" / "rank0.ilp"), "-o", str(out)]) == 2
+    assert "plans of the same ranks" in capsys.readouterr().err
+
+
+def test_one_sentence_everywhere(made: Path, page: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`plan`, its record, the command `report` and the page say the same."""
+    record = json.loads((made / "plan" / "captured" / "rank0.json").read_text(encoding="utf-8"))
+    assert record["outcome"] == page["outcome"]
+    capsys.readouterr()
+    words = ["plan", str(made / "dumps"), "--config", str(made / "config.yaml"), "-o", str(tmp_path), "--json", str(tmp_path / "j")]
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == page["sentence"]
+    assert {rank["sentence"] for rank in json.loads((tmp_path / "j").read_text(encoding="utf-8"))["ranks"]} == {page["sentence"]}
+    assert page["sentence"].startswith("Paddle's own plan takes ")
+
+
+def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path) -> None:
+    """`plan_of(model).report(...)`: rank 0 knows one rank of each stage, and its page has the same figures."""
+    from interlace.config import load_config
+    from interlace.errors import PlanError
+    from interlace.planning.loaded import load_plan
+    from interlace.planning.plan import Plan, make_plan, make_plans
+
+    programs = [load(made / "dumps" / f"rank{rank}.ilp") for rank in range(4)]
+    config = load_config(str(made / "config.yaml"))
+    plans = make_plans(programs, config, COSTS, "h200")
+    assert [plan.report(tmp_path / "page.html") for plan in plans] == [tmp_path / "page.html", None, None, None]
+    mine, whole = data_in(tmp_path / "page.html"), data_in(made / "report.html")
+    assert mine == whole
+    assert plans[0].explain().splitlines()[-1] == whole["sentence"]
+    loaded = load_plan(made / "plan", programs[0])
+    loaded.report(tmp_path / "loaded.html")
+    assert data_in(tmp_path / "loaded.html") == whole
+    assert loaded.sentence() == whole["sentence"]
+    alone = make_plan(programs[0], config, COSTS, "h200")
+    assert alone.explain().splitlines()[-1].startswith("Not compared with Paddle's own plan")
+    with pytest.raises(PlanError, match="no page of rank 0 alone"):
+        alone.report(tmp_path / "none.html")
+    with pytest.raises(PlanError, match="Interlace is off"):
+        Plan.off("for a test").report(tmp_path / "none.html")
+
+
+def test_the_template_has_one_place_for_data() -> None:
+    assert template().count("/*DATA*/") == 1

@@ -1,0 +1,142 @@
+"""The page in Chromium: no error, every section filled, its numbers those of the JSON, light and dark, and the ways to look closer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlace.cli import main
+from tests.report.browser import CHROMIUM, WHY_NOT, ask
+from tests.report.pages import columns, data_in, make_plans
+from tests.strategies import World
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
+CONFIG = """\
+device: h200
+schedule_1f1b: {interleave: dx-first, only_gains: off, search: off}
+offload_activations: {fraction: 0.6, min_bytes: 1}
+"""
+SECTIONS = ["picture", "job", "time", "memory", "communication", "offload", "done", "schedule", "assumptions"]
+LOOK = """
+const colours = canvas => {
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data, found = new Set();
+  for (let k = 0; k < pixels.length; k += 4) found.add("#" + [0, 1, 2].map(c => pixels[k + c].toString(16).padStart(2, "0")).join(""));
+  return [...found];
+};
+const rows = id => [...document.querySelectorAll("#" + id + " tbody tr")].map(line => [...line.children].map(cell => cell.textContent));
+return {
+  ready: document.documentElement.dataset.ready,
+  sections: [...document.querySelectorAll("main section")].map(each => [each.id, each.innerText.trim().length]),
+  tiles: [...document.querySelectorAll("[data-figure]")].map(each => each.textContent),
+  sentence: document.getElementById("sentence").textContent,
+  tables: Object.fromEntries([...document.querySelectorAll("table")].map(each => [each.id, rows(each.id)])),
+  canvases: Object.fromEntries([...document.querySelectorAll("canvas")].map(each => [each.id, colours(each)])),
+  paper: getComputedStyle(document.body).backgroundColor,
+  palette: Object.fromEntries(Object.entries(palette)),
+  schedule: [...document.querySelectorAll("#rows pre")].map(each => each.textContent),
+  operations: document.getElementById("ops").dataset.shown,
+  sideways: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("browser")
+    plan = make_plans(folder, World(pp=2, mp=2, micro_batches=4, layers=2), CONFIG)
+    assert main(["report", str(plan), "-o", str(folder / "report.html")]) == 0
+    return folder / "report.html"
+
+
+def ms(ns: float) -> str:
+    return f"{ns / 1e6:.3f}"
+
+
+def test_every_section_is_filled_with_the_numbers_of_the_data(page: Path) -> None:
+    console, seen = ask(page, LOOK)
+    assert console == []
+    assert seen["ready"] == "yes"
+    assert [name for name, length in seen["sections"] if length > 20] == SECTIONS
+    data = data_in(page)
+    now = data["outcome"]["plan"]
+    assert seen["tiles"] == [f"{ms(now['step_ns'])} ms", f"{ms(now['exposed_ns'])} ms", f"{ms(now['bubble_ns'])} ms",
+                             f"{now['peak_bytes'] / 2**30:.3f} GiB"]  # fmt: skip
+    assert seen["sentence"] == data["sentence"]
+    parts = ("compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns", "hidden_comm_ns", "slowed_ns")
+    splits = [[ms(plan["rows"][row]["split"][part]) for part in parts] for row in range(2) for plan in data["plans"]]
+    assert [line[3:] for line in seen["tables"]["splittable"]] == splits
+    assert len(seen["tables"]["comm"]) == len({(row["kind"], row["layer"], row["num_ranks"]) for plan in data["plans"]
+                                               for row in plan["communication"]})  # fmt: skip
+    mine = {(row["kind"], row["layer"]): ms(row["exposed_ns"]) for row in data["plans"][1]["communication"]}
+    assert all(line[-1] == mine.get((line[0], line[1]), "–") for line in seen["tables"]["comm"])
+    assert [line[-1] for line in seen["tables"]["moves"]] == [ms(row["slack_ns"]) for row in data["plans"][1]["offload"]]
+    for name, rules in (("changed", data["done"]), ("declined", data["declined"])):
+        assert [(line[1], line[2]) for line in seen["tables"][name]] == [(rule["text"], str(rule["count"])) for rule in rules]
+    assert seen["schedule"] == ["\n".join(plan["schedule"]) for plan in reversed(data["plans"])]
+    assert len(seen["tables"]["trust"]) == len(data["device"]["shares"])
+    assert all(seen["tables"][name] for name in ("waits", "holds0", "holds1", "unmeasured"))
+    assert seen["sideways"] == 0, "the page is wider than the window"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_light_and_dark(page: Path, dark: bool) -> None:
+    """The pictures are drawn in the scheme's own colours, the text stands off the paper."""
+    console, seen = ask(page, LOOK, dark=dark)
+    assert console == []
+    assert seen["paper"] == ("rgb(20, 24, 31)" if dark else "rgb(255, 255, 255)")
+    for name in ("forward", "backward", "bubble"):
+        assert seen["palette"][name] in seen["canvases"]["step"]
+    assert seen["palette"]["exposed"] in seen["canvases"]["split"]
+    assert all(seen["palette"]["accent"] in seen["canvases"][name] for name in ("memory0", "memory1"))
+    assert len(seen["canvases"]["ops"]) > 3
+
+
+def test_looking_closer(page: Path) -> None:
+    """The wheel shows operations, a click opens a job with all of its operations, and the tooltip names them."""
+    steps = """
+    const canvas = document.getElementById("step"), at = canvas.getBoundingClientRect();
+    const pause = ms => new Promise(done => setTimeout(done, ms));
+    const [slot, start, end] = page.plans[0].rows[1].jobs[2], lane = stepLanes.found.find(each => each.plan === 0 && each.row === 1);
+    const x = () => at.left + LEFT + ((start + end) / 2 - view.from) / (view.to - view.from) * (canvas.clientWidth - 4 - LEFT);
+    const where = () => ({ clientX: x(), clientY: at.top + lane.y + 8, bubbles: true, pointerId: 1 });
+    const send = (kind, more) => canvas.dispatchEvent(new (kind === "wheel" ? WheelEvent : PointerEvent)(kind, { ...where(), ...more }));
+    const before = view.to - view.from;
+    for (let k = 0; k < 12; k++) send("wheel", { deltaY: -200 });
+    await pause(300);
+    const text = lane.data.jobs[2][0], zoomed = (view.to - view.from) / before, drawn = [...drawnOps.keys()];
+    canvas.setPointerCapture = () => {};
+    send("pointermove", {}); const tip = document.getElementById("tip").textContent;
+    send("pointerdown", {}); send("pointerup", {});
+    await pause(300);
+    document.getElementById("whole").click();
+    return { slot: text, zoomed, drawn, tip, chosen: [chosen.plan, chosen.row, chosen.job], whole: view.to - view.from === before,
+             shown: Number(document.getElementById("ops").dataset.shown), about: document.getElementById("jobtext").textContent };
+    """
+    console, seen = ask(page, steps)
+    assert console == []
+    assert "failed" not in seen
+    data = data_in(page)
+    row = data["plans"][0]["rows"][1]
+    slot, start, end, _ = row["jobs"][2]
+    assert seen["zoomed"] < 0.1
+    assert "0/1" in seen["drawn"]
+    assert seen["chosen"] == [0, 1, 2]
+    assert seen["about"].startswith(f"{slot} of stage 1")
+    found = columns(row["ops"])
+    edge = (end - start) * 0.03
+    assert seen["shown"] == int(((found[0] < end + edge) & (found[0] + found[1] > start - edge)).sum())
+    assert "micro-batch" in seen["tip"] or "ms" in seen["tip"]
+    assert seen["whole"]
+
+
+def test_a_plan_with_nothing_to_compare(page: Path) -> None:
+    out = page.parent / "alone.html"
+    assert main(["report", str(page.parent / "plan" / "captured"), "-o", str(out)]) == 0
+    console, seen = ask(out, LOOK)
+    assert console == []
+    assert [name for name, length in seen["sections"] if length > 20] == SECTIONS
+    data: dict[str, Any] = data_in(out)
+    assert seen["sentence"] == data["sentence"]
+    assert data["outcome"]["before"] is None
