@@ -181,7 +181,7 @@ def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path) -> None:
     """`plan_of(model).report(...)`: rank 0 knows one rank of each stage, and its page has the same figures."""
     from interlace.config import load_config
     from interlace.errors import PlanError
-    from interlace.planning.loaded import load_plan
+    from interlace.planning.loaded import read_plan
     from interlace.planning.plan import Plan, make_plan, make_plans
 
     programs = [load(made / "dumps" / f"rank{rank}.ilp") for rank in range(4)]
@@ -191,7 +191,7 @@ def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path) -> None:
     mine, whole = data_in(tmp_path / "page.html"), data_in(made / "report.html")
     assert mine == whole
     assert plans[0].explain().splitlines()[-1] == whole["sentence"]
-    loaded = load_plan(made / "plan", programs[0])
+    loaded = read_plan(made / "plan", 0)
     loaded.report(tmp_path / "loaded.html")
     assert data_in(tmp_path / "loaded.html") == whole
     assert loaded.sentence() == whole["sentence"]
