@@ -49,7 +49,7 @@ def waits(result: Result, at: int) -> list[Wait]:
             needs = [k for k in sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]].tolist() if times.end[k] > free]
             last = max(needs, key=lambda k: int(times.end[k]), default=-1)
             op = ops[int(sim.op[last])] if last >= 0 else None
-            found.setdefault((layerlayer_pattern(op.layer), op.kind) if op else ("", "host"), []).append(gap)
+            found.setdefault((layer_pattern(op.layer), op.kind) if op else ("", "host"), []).append(gap)
         free = max(free, int(times.end[item]))
     rows = [Wait(layer, kind, sum(gaps), len(gaps)) for (layer, kind), gaps in found.items()]
     return sorted(rows, key=lambda row: (-row.wait_ns, row.layer, row.kind))
@@ -79,7 +79,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def layerlayer_pattern(layer: str) -> str:
+def layer_pattern(layer: str) -> str:
     """`blocks.3.mlp` -> `blocks.*.mlp`."""
     return ".".join("*" if part.isdigit() else part for part in layer.split("."))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from interlace.cli import main
+from interlace.units import size
 from tests.report.browser import CHROMIUM, WHY_NOT, ask
 from tests.report.pages import columns, data_in, make_plans
 from tests.strategies import World
@@ -62,7 +63,7 @@ def test_every_section_is_filled_with_the_numbers_of_the_data(page: Path) -> Non
     data = data_in(page)
     now = data["outcome"]["plan"]
     assert seen["tiles"] == [f"{ms(now['step_ns'])} ms", f"{ms(now['exposed_ns'])} ms", f"{ms(now['bubble_ns'])} ms",
-                             f"{now['peak_bytes'] / 2**30:.3f} GiB"]  # fmt: skip
+                             size(now["peak_bytes"])]  # fmt: skip
     assert seen["sentence"] == data["sentence"]
     parts = ("compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns", "hidden_comm_ns", "slowed_ns")
     splits = [[ms(plan["rows"][row]["split"][part]) for part in parts] for row in range(2) for plan in data["plans"]]
