@@ -7,15 +7,14 @@
 
 A pass is named in snake case and is `off`, `on` or a table of its options. Sizes may be text such as `60GB` or `64MiB`.
 
-What needs a schedule (`assign_streams`, `offload_activations`) cannot stay on where `schedule_1f1b` is off: that is refused rather
-than guessed. `schedule_1f1b: {interleave: off}` keeps Paddle's own order of jobs.
+A pass that needs what another gives (`offload_activations` needs a schedule) cannot stay on where that one is off: this is refused
+rather than guessed. `schedule_1f1b: {interleave: off}` keeps Paddle's own order of jobs.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib.resources
-import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -26,15 +25,14 @@ import msgspec
 import yaml
 
 from interlace.cost_model.profile import load_profile, profile_names
-from interlace.errors import ConfigError, PlanError
+from interlace.errors import ConfigError
 from interlace.files import read_text
-from interlace.passes import REGISTRY, AssignStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, default_passes
-from interlace.passes.pipeline import DEFAULT_ORDER
-from interlace.scheduler.schedule import parse_rows
+from interlace.passes import REGISTRY, Pass, Pipeline, ordered
+from interlace.passes.base import option_name
 from interlace.user_passes import imported
 
 MOST_BYTES = 1 << 20
-"""Of a file of options, and of a schedule file."""
+"""Of a file of options."""
 MOST_NODES = 10_000
 MOST_SIZE = 1 << 60
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -42,10 +40,6 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
 KEY = "#"
 """Behind a dotted path in the marks of a file: where the name of the option stands, not its value."""
-PRIORITIES = range(-5, 1)
-"""Stream priorities that CUDA tells apart; it silently takes the nearest of these for any other."""
-DEFAULT_ON = ("split-backward", "overlap-column-backward", "schedule-1f1b", "assign-streams")
-"""Passes that run unless they are turned off; offload must be asked for, because what to move is the user's choice."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -56,8 +50,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         device: Name of a device profile in `interlace.configs`, or a path to one; empty means the device in use.
         force_device: On a GPU, plan with a profile of another device than the one in use; without it that is an error.
         force_paddle: Plan with another version of Paddle than the supported one; without it models stay stock there.
-        passes: Options by pass name; passes that are off are missing.
-        own: A user's registered passes, to run where their `after` and `needs` ask for.
+        passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         check: Prove every plan before it is lowered.
         dump: Folder for the dumps of every rank; empty for none.
         plan: Folder of plans that `interlace plan` or `dump` wrote: each rank loads its own in the place of planning. It holds the
@@ -70,7 +63,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     force_device: bool = False
     force_paddle: bool = False
     passes: dict[str, Pass] = {}
-    own: tuple[Pass, ...] = ()
     check: bool = True
     dump: str = ""
     plan: str = ""
@@ -79,11 +71,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     @property
     def active(self) -> bool:
         """Whether anything is asked for at all."""
-        return self.enable and bool(self.plan or self.passes or self.own)
+        return self.enable and bool(self.plan or self.passes)
 
     def pipeline(self) -> Pipeline:
         """The passes in order."""
-        return default_passes(self.passes, self.own)
+        return ordered(tuple(self.passes.values()))
 
 
 PLAIN_KINDS: dict[str, type] = {"enable": bool, "device": str, "force_device": bool, "force_paddle": bool, "check": bool, "dump": str,
@@ -119,13 +111,14 @@ def make_config(
     if plain.get("plan"):
         _check_plan(plain["plan"], options, where)
         return Config(**plain, source=source)
-    names = {name.replace("-", "_"): name for name in REGISTRY}
-    chosen: dict[str, Pass] = {name: REGISTRY[name]() for name in DEFAULT_ON if name in REGISTRY}
-    chosen |= {name: _imported(name, where) for name in imported if name in REGISTRY and name.replace("-", "_") not in options}
+    names = {option_name(name): name for name in REGISTRY}
+    chosen: dict[str, Pass] = {name: kind() for name, kind in REGISTRY.items() if kind.is_default}
+    chosen |= {name: _imported(name, where) for name in imported if name in REGISTRY and option_name(name) not in options}
     for key, value in options.items():
         if key in PLAIN_FIELDS:
             continue
         if key not in names:
+            _check_former(key, where)
             if strange is not None and not difflib.get_close_matches(key, [*PLAIN_FIELDS, *names], 1):
                 strange.append(key)
                 continue
@@ -138,9 +131,7 @@ def make_config(
     _check_names(chosen, where)
     _check_together(chosen, options, where)
     _check_values(chosen, where, whole)
-    own = tuple(value for name, value in chosen.items() if name not in DEFAULT_ORDER)
-    passes = {name: value for name, value in chosen.items() if name in DEFAULT_ORDER}
-    return Config(**plain, passes=passes, own=own, source=source)
+    return Config(**plain, passes=chosen, source=source)
 
 
 def require_jobs(config: Config) -> None:
@@ -149,9 +140,9 @@ def require_jobs(config: Config) -> None:
     Raises:
         ConfigError: Passes are on, but none that gives a schedule.
     """
-    every = (*config.passes.values(), *config.own)
+    every = config.passes.values()
     if config.active and not config.plan and not any("scheduled" in each.gives for each in every):
-        names = ", ".join(each.name.replace("-", "_") for each in every)
+        names = ", ".join(option_name(each.name) for each in every)
         raise ConfigError(f"{config.source}: schedule_1f1b is off and {names} on: nothing would run the step; turn schedule_1f1b "
                           "on, with {interleave: off} for Paddle's own order, or write enable: off")  # fmt: skip
 
@@ -323,7 +314,7 @@ def _imported(name: str, where: _Where) -> Pass:
     try:
         return REGISTRY[name]()
     except TypeError as error:
-        key = name.replace("-", "_")
+        key = option_name(name)
         raise ConfigError(f"{where.source}: pass {name!r} has options without defaults ({error}); name it here: {key}: {{...}}, "
                           f"or turn it off: {key}: off") from error  # fmt: skip
 
@@ -368,53 +359,37 @@ def _check_names(chosen: Mapping[str, Pass], where: _Where) -> None:
     for each in chosen.values():
         for name in each.after:
             if name not in REGISTRY:
-                key = where.key(each.name.replace("-", "_"))
+                key = where.key(option_name(each.name))
                 raise ConfigError(f"{key}: pass {each.name!r} is to run after {name!r}, which is no pass; {_suggest(name, REGISTRY)}")
 
 
+def _check_former(key: str, where: _Where) -> None:
+    """That an option is no pass of former days."""
+    now = [option_name(name) for name, kind in REGISTRY.items() if key in map(option_name, kind.formerly)]
+    if now:
+        raise ConfigError(f"{where.key(key)}: there is no pass {key!r} any more; what it did is done by {', '.join(now)}, each of which "
+                          "has its own options (docs/options.md)")  # fmt: skip
+
+
 def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], where: _Where) -> None:
-    """What one pass needs of another that is off."""
-    if "overlap-column-backward" in chosen and "split-backward" not in chosen:
-        raise ConfigError(f"{where.at('split_backward')}: overlap_column_backward needs split_backward; turn both on or both off")
-    if any("scheduled" in each.gives for each in chosen.values()):
-        return
-    for name in ("offload-activations", "assign-streams"):
-        key = name.replace("-", "_")
-        if name in chosen:
-            default = "" if key in options else " and is on by default"
-            raise ConfigError(f"{where.at('schedule_1f1b')}: {key} needs schedule_1f1b{default}; turn schedule_1f1b on, with "
-                              f"{{interleave: off}} for Paddle's own order, or turn {key} off too")  # fmt: skip
+    """That no pass needs what only passes give that are off."""
+    given = {tag for each in chosen.values() for tag in each.gives}
+    for tag in sorted({tag for each in chosen.values() for tag in each.needs} - given):
+        givers = [kind for kind in REGISTRY.values() if tag in kind.gives]
+        if givers:
+            names = sorted(option_name(each.name) for each in chosen.values() if tag in each.needs)
+            default = "" if set(names) & set(options) else " (on by default)"
+            giver, instead = option_name(givers[0].name), givers[0].instead_of_off
+            raise ConfigError(f"{where.at(giver)}: {giver} is off, and {', '.join(names)}{default} cannot do without; turn {giver} on"
+                              f"{f' ({instead})' if instead else ''}, or turn these off too")  # fmt: skip
 
 
 def _check_values(chosen: Mapping[str, Pass], where: _Where, whole: bool) -> None:
     """What a pass's own record cannot tell: files, and options that say nothing or contradict each other."""
-    schedule, offload, streams = (chosen.get(name) for name in ("schedule-1f1b", "offload-activations", "assign-streams"))
-    if isinstance(schedule, Schedule1F1B) and schedule.schedule_file:
-        if schedule.interleave != Schedule1F1B().interleave:
-            raise ConfigError(f"{where.at('schedule_1f1b.interleave')}: schedule_file gives every job, so interleave={schedule.interleave} "
-                              "would do nothing; leave one of the two out")  # fmt: skip
-        _check_schedule_file(schedule.schedule_file, where.at("schedule_1f1b.schedule_file"))
-    if isinstance(streams, AssignStreams) and streams.priority not in PRIORITIES:
-        raise ConfigError(f"{where.at('assign_streams.priority')}: found {streams.priority}, expected a stream priority from "
-                          f"{PRIORITIES[0]} (first) to {PRIORITIES[-1]} (normal)")  # fmt: skip
-    if whole and isinstance(offload, OffloadActivations) and not _chooses(offload):
-        raise ConfigError(f"{where.at('offload_activations')}: on, but nothing says what to move; choose modules (such as [mlp]), "
-                          "a fraction from 0 to 1, or a memory_budget in bytes")  # fmt: skip
-
-
-def _chooses(offload: OffloadActivations) -> bool:
-    return bool(offload.modules) or offload.fraction is not None or offload.memory_budget is not None
-
-
-def _check_schedule_file(path: str, where: str) -> None:
-    try:
-        rows = parse_rows(read_text(path, MOST_BYTES, "a line `<stage> | 0F 1F 0B ...` for each stage", ConfigError), path)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: schedule file {path!r} in {os.getcwd()}: {error}") from error
-    except PlanError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    if not rows:
-        raise ConfigError(f"{where}: schedule file {path!r} holds no stage; expected a line `<stage> | 0F 1F 0B ...` for each")
+    for name, each in chosen.items():
+        option, why = each.mistake() or ("", "")
+        if why and (option or whole):
+            raise ConfigError(f"{where.at('.'.join(filter(None, [option_name(name), option])))}: {why}")
 
 
 def _suggest(word: str, known: Any) -> str:

@@ -1,17 +1,22 @@
 """Program rewrites. A pass is a frozen record of options with a contract; `Pipeline` orders, checks and runs them."""
 
-from interlace.passes.assign_streams import AssignStreams
 from interlace.passes.base import REGISTRY, Context, Pass, find_pass, register
+from interlace.passes.extend_lifetimes import ExtendLifetimes
+from interlace.passes.insert_events import InsertEvents
+from interlace.passes.name_streams import NameStreams
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.overlap_column_backward import OverlapColumnBackward
-from interlace.passes.pipeline import PassReport, Pipeline, default_passes
+from interlace.passes.pipeline import PassReport, Pipeline, ordered
 from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.passes.split_backward import SplitBackward
+from interlace.passes.throttle_host import ThrottleHost
 
 __all__ = [
     "REGISTRY",
-    "AssignStreams",
     "Context",
+    "ExtendLifetimes",
+    "InsertEvents",
+    "NameStreams",
     "OffloadActivations",
     "OverlapColumnBackward",
     "Pass",
@@ -19,7 +24,8 @@ __all__ = [
     "Pipeline",
     "Schedule1F1B",
     "SplitBackward",
-    "default_passes",
+    "ThrottleHost",
     "find_pass",
+    "ordered",
     "register",
 ]

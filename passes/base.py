@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -11,13 +11,9 @@ import msgspec
 from interlace.errors import PassError
 from interlace.ir import Op, Program
 from interlace.ir.verify import describe
-from interlace.passes.peers import gather
 
 if TYPE_CHECKING:
     from interlace.cost_model import Costs
-    from interlace.passes.peers import Peers
-
-Told = TypeVar("Told")
 
 
 @dataclass(slots=True)
@@ -26,8 +22,8 @@ class Context:
 
     Attributes:
         cost: Times of operations, collectives and copies.
-        peers: The other ranks, where they plan at the same time.
-        later: Names of the passes that run after this one.
+        facts: What `Pass.facts` gave on every rank, by rank; this rank's alone where the others are not known; empty without facts.
+        is_whole: Whether `facts` are of every rank of the world.
         memo: Results for the same programs, where several forms of a plan are compared.
         reserve_bytes: Device bytes that passes with a memory budget leave free for what later passes add.
         changed: What was moved or made, one line each.
@@ -37,14 +33,10 @@ class Context:
     cost: Costs
     changed: list[str] = field(default_factory=list)
     declined: list[str] = field(default_factory=list)
-    peers: Peers | None = None
+    facts: Sequence[Any] = ()
+    is_whole: bool = False
     reserve_bytes: int = 0
-    later: tuple[str, ...] = ()
     memo: dict[Any, Any] = field(default_factory=dict)
-
-    def gather(self, topic: str, mine: Told) -> list[Told]:
-        """What every rank says on a topic, by rank; only this one's own where nobody else plans at the same time."""
-        return gather(self.peers, topic, mine)
 
     def change(self, op: Op, what: str) -> None:
         """Report something done at an operation."""
@@ -58,21 +50,36 @@ class Context:
 class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rewrite of a program: options as fields, a contract as class attributes, `run` gives a new program.
 
+    A pass runs in three phases: `facts` says what this rank knows, facts of all ranks are gathered, and `run` decides with them and
+    rewrites. In `run` ranks do not talk: the same facts give the same decision everywhere.
+
     Attributes:
         name: Kebab-case name, the same words as the file and the class.
         needs: Capabilities that passes before it must give.
         gives: Capabilities that hold after it.
         after: Names of passes that it must run after, if they run at all.
+        is_default: Whether it runs unless it is turned off.
+        instead_of_off: What to write in place of `off` where other passes need what it gives.
         renamed: Former names of options -> the names they have now; the error for a former name says the new one.
-        asks_ranks: Whether it gathers from other ranks while it runs, so that all must run it.
+        formerly: Former names of the pass; the error for one says the new name.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset()
     gives: ClassVar[frozenset[str]] = frozenset()
     after: ClassVar[tuple[str, ...]] = ()
+    is_default: ClassVar[bool] = False
+    instead_of_off: ClassVar[str] = ""
     renamed: ClassVar[Mapping[str, str]] = {}
-    asks_ranks: ClassVar[bool] = True
+    formerly: ClassVar[tuple[str, ...]] = ()
+
+    def mistake(self) -> tuple[str, str] | None:
+        """An option that cannot be as it is (empty: the options together), and what was found and expected; None where all is well."""
+        return None
+
+    def facts(self, program: Program, context: Context) -> Any:
+        """What the decision needs of this rank, as a record that msgspec encodes; None where it needs nothing of other ranks."""
+        return None
 
     def run(self, program: Program, context: Context) -> Program:
         """A new program; the given one is untouched."""
@@ -82,8 +89,17 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Milder forms of this pass, the plainest last, to take where the step would be slower than with the plainest."""
         return ()
 
-    def draft(self) -> Pass:
-        """This pass without what takes time and hardly changes the step's, where a plan is only made to be judged."""
+    def alternatives(self) -> tuple[Pass, ...]:
+        """Other forms of this pass, to be judged beside it where the whole step is simulated."""
+        return ()
+
+    def draft(self) -> Pass | None:
+        """This pass without what takes time and hardly changes the step's, where a plan is only made to be judged; None to leave it
+        out."""
+        return self
+
+    def stock(self) -> Pass | None:
+        """This pass in Paddle's own plan; None where that does without."""
         return self
 
     def label(self) -> str:
@@ -94,6 +110,20 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 REGISTRY: dict[str, type[Pass]] = {}
 """Passes by name."""
 P = TypeVar("P", bound=type[Pass])
+
+
+def is_built_in(kind: type[Pass]) -> bool:
+    """Whether a pass is one of ours, and not a user's."""
+    return kind.__module__.startswith(f"{__package__}.")
+
+
+def option_name(name: str) -> str:
+    """A pass's name as options spell it.
+
+    >>> option_name("split-backward")
+    'split_backward'
+    """
+    return name.replace("-", "_")
 
 
 def register(kind: P) -> P:

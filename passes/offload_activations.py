@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
 
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Edit, Graph, Job, Op, OpInstance, Program, TensorType, Value
-from interlace.passes.assign_streams import AssignStreams
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.events import events_of
 from interlace.passes.streams import AutoParallelStreamType
 from interlace.scheduler.offload import (
     COPY_BACK,
@@ -59,16 +57,27 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
     name = "offload-activations"
     needs = frozenset({"scheduled"})
     gives = frozenset({"offloaded"})
+    after = ("schedule-1f1b",)
     renamed: ClassVar[Mapping[str, str]] = {"reserve": "prefetch_slack"}
 
-    def run(self, program: Program, context: Context) -> Program:
+    def mistake(self) -> tuple[str, str] | None:
+        if self.modules or self.fraction is not None or self.memory_budget is not None:
+            return None
+        return "", ("on, but nothing says what to move; choose modules (such as [mlp]), a fraction from 0 to 1, or a memory_budget in "
+                    "bytes")  # fmt: skip
+
+    def facts(self, program: Program, context: Context) -> OffloadFacts:
+        """Names, and measured times and bytes, of what this rank could move."""
         if not program.jobs:
             raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
         budget = None if self.memory_budget is None else max(1, self.memory_budget - context.reserve_bytes)
-        mine = _Shared(program.pipeline.stage, Names.of(program), measure(program, context.cost, budget))
-        everyone = context.gather(self.name, mine)
+        return OffloadFacts(program.pipeline.stage, Names.of(program), measure(program, context.cost, budget))
+
+    def run(self, program: Program, context: Context) -> Program:
+        everyone: Sequence[OffloadFacts] = context.facts
+        mine = everyone[program.rank if context.is_whole else 0]
         alike = [each.measured for each in everyone if each.stage == mine.stage and _times_the_same(each, mine)]
-        names = [each.names for each in everyone] if context.peers is not None else None
+        names = [each.names for each in everyone] if context.is_whole else None
         plan = plan_offload(program, agree(alike), self, names)
         ops = {op.id: op for op in program.ops}
         for move in plan.moves:
@@ -78,21 +87,18 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         else:
             context.declined.append(plan.summary())
         context.declined += [*plan.notes, *plan.declined()]
-        made = apply(program, plan)
-        if AssignStreams.name in context.later or made is program:
-            return made
-        return msgspec.structs.replace(made, events=events_of(made))
+        return apply(program, plan)
 
 
-class _Shared(msgspec.Struct, frozen=True):
-    """What a rank shares with the others before the decision."""
+class OffloadFacts(msgspec.Struct, frozen=True):
+    """What a rank tells the others before the decision."""
 
     stage: int
     names: Names
     measured: Measured
 
 
-def _times_the_same(one: _Shared, other: _Shared) -> bool:
+def _times_the_same(one: OffloadFacts, other: OffloadFacts) -> bool:
     """Whether two ranks run the same operations, so that they must decide alike."""
     ours, theirs = ((each.measured.op_ns, each.measured.out_ns or {}, each.measured.back_ns or {}) for each in (one, other))
     return all(a.keys() == b.keys() for a, b in zip(ours, theirs, strict=True))

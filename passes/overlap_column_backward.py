@@ -59,10 +59,15 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
     name = "overlap-column-backward"
     needs = frozenset({"dw-split"})
     gives = frozenset({"tp-overlapped"})
+    after = ("split-backward",)
+    is_default = True
     min_bytes: int = 0
     modules: tuple[str, ...] = ()
     only_gains: bool = True
     borrow: bool = True
+
+    def stock(self) -> None:
+        return None
 
     def run(self, program: Program, context: Context) -> Program:
         """The program with its collectives moved up.

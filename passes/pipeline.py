@@ -14,10 +14,8 @@ import networkx as nx
 from interlace.cost_model import Costs
 from interlace.errors import InterlaceError, PassError
 from interlace.ir import Program, verify
-from interlace.passes.base import REGISTRY, Context, Pass
-from interlace.passes.peers import Peers
-
-DEFAULT_ORDER = ("split-backward", "overlap-column-backward", "schedule-1f1b", "offload-activations", "assign-streams")
+from interlace.passes.base import REGISTRY, Context, Pass, is_built_in
+from interlace.passes.peers import Peers, gather
 
 
 class PassReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,23 +66,29 @@ class Pipeline:
     def run(
         self, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0, memo: dict[Any, Any] | None = None
     ) -> tuple[Program, list[PassReport]]:
-        """Run all passes; the given program is untouched whatever happens. For the other arguments see `Context`.
+        """Run all passes; the given program is untouched whatever happens. Ranks talk between passes only: `peers` gather the facts
+        that the next pass asks for. For the other arguments see `Context`.
 
         Raises:
             PassError: A contract is broken, or a pass fails or gives a program that does not verify; it names the pass.
         """
         self.check(program)
         reports = []
-        for k, each in enumerate(self.passes):
-            later = tuple(other.name for other in self.passes[k + 1 :])
-            context = Context(cost, peers=peers, reserve_bytes=reserve_bytes, later=later, memo={} if memo is None else memo)
-            program, report = self._run_one(each, program, context)
+        for each in self.passes:
+            context = Context(cost, is_whole=peers is not None, reserve_bytes=reserve_bytes, memo={} if memo is None else memo)
+            program, report = self._run_one(each, program, context, peers)
             reports.append(report)
         return program, reports
 
-    def _run_one(self, each: Pass, program: Program, context: Context) -> tuple[Program, PassReport]:
+    def asks_ranks(self) -> bool:
+        """Whether a pass has facts to gather, so that all ranks must run these passes together."""
+        return any(type(each).facts is not Pass.facts for each in self.passes)
+
+    def _run_one(self, each: Pass, program: Program, context: Context, peers: Peers | None) -> tuple[Program, PassReport]:
         start = time.perf_counter_ns()
         try:
+            mine = each.facts(program, context)
+            context.facts = gather(peers, each.name, mine) if mine is not None else ()
             result = each.run(program, context)
             if not isinstance(result, Program):
                 raise PassError(f"run() gave {type(result).__name__}, expected a Program")
@@ -103,18 +107,28 @@ class Pipeline:
         return result, report
 
 
-def default_passes(options: dict[str, Pass], own: Sequence[Pass] = ()) -> Pipeline:
-    """Our passes that have options, in the default order, and a user's own where their `after` and `needs` ask for.
+def built_in() -> tuple[type[Pass], ...]:
+    """Our passes in the order that their `after` gives."""
+    order: nx.DiGraph[str] = nx.DiGraph()
+    for name, kind in REGISTRY.items():
+        if is_built_in(kind):
+            order.add_node(name)
+            order.add_edges_from((other, name) for other in kind.after)
+    return tuple(REGISTRY[name] for name in nx.lexicographical_topological_sort(order))
+
+
+def ordered(passes: Sequence[Pass]) -> Pipeline:
+    """Ours in their order, and a user's own as early as their `after` and `needs` allow.
 
     Raises:
         PassError: The passes ask for a circle.
     """
-    ours = [options[name] for name in DEFAULT_ORDER if name in options]
-    return Pipeline(tuple(place(ours, own)))
+    names = [kind.name for kind in built_in()]
+    ours = sorted((each for each in passes if is_built_in(type(each))), key=lambda each: names.index(each.name))
+    return Pipeline(tuple(_place(ours, [each for each in passes if not is_built_in(type(each))])))
 
 
-def place(ours: Sequence[Pass], own: Sequence[Pass]) -> list[Pass]:
-    """Insert a user's passes as early as their `after` and `needs` allow, ours keep their order."""
+def _place(ours: Sequence[Pass], own: Sequence[Pass]) -> list[Pass]:
     order: nx.DiGraph[int] = nx.DiGraph()
     every = [*ours, *own]
     order.add_nodes_from(range(len(every)))

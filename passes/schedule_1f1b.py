@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from interlace.errors import ConfigError
+from interlace.errors import ConfigError, PlanError
+from interlace.files import read_text
 from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.kinds import is_boundary, is_random, is_receive, is_send
-from interlace.passes.assign_streams import AssignStreams
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.events import events_of
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.allocations import PairMemory
 from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, chain_ops, plan_pair
@@ -38,6 +37,8 @@ from interlace.units import size
 KIND_NAMES = {"F": "forward", "B": "backward", "R": "recv_forward", "S": "send_backward", "I": "backward_b", "W": "backward_w",
               "O": "optimizer"}  # fmt: skip
 
+MOST_SCHEDULE_BYTES = 1 << 20
+
 
 @register
 class Schedule1F1B(Pass, frozen=True, kw_only=True):
@@ -48,9 +49,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     Steps: 1 take the schedule of the program's strategy; 2 with interleaving join each steady backward with the forward behind
     it; 3 order every such pair with the cost model (`scheduler/interleave/planner.py`), within the memory of the plain order plus the
-    allowance; 4 keep receives ahead of sends where the neighbour's order asks for it; 5 events where
-    what one job gives on a stream (a receive, say) is read in another job on another, unless `assign-streams` follows and makes
-    them.
+    allowance; 4 keep receives ahead of sends where the neighbour's order asks for it. What crosses streams between jobs is ordered
+    by `insert-events`.
 
     Options:
         interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a lag and depth for each stage: the
@@ -79,8 +79,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     name = "schedule-1f1b"
     gives = frozenset({"scheduled"})
     after = ("split-backward", "overlap-column-backward")
+    is_default = True
+    instead_of_off = "{interleave: off}, for Paddle's own order"
     renamed: ClassVar[Mapping[str, str]] = {"rows": "schedule_file", "allowance_bytes": "extra_live_bytes"}
-    asks_ranks = False
 
     interleave: Literal["auto", "off", "dx-first", "mixed", "zb-h1"] = "auto"
     lag: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = 0
@@ -91,6 +92,18 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     extra_live_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_ops_per_job: Annotated[int, msgspec.Meta(ge=1)] = 4000
     only_gains: bool = True
+
+    def mistake(self) -> tuple[str, str] | None:
+        if not self.schedule_file:
+            return None
+        if self.interleave != Schedule1F1B().interleave:
+            return "interleave", (f"schedule_file gives every job, so interleave={self.interleave} would do nothing; "
+                                  "leave one of the two out")  # fmt: skip
+        try:
+            read_schedule(self.schedule_file)
+        except (ConfigError, PlanError) as error:
+            return "schedule_file", str(error)
+        return None
 
     def fallbacks(self) -> tuple[Pass, ...]:
         """Of pairs: `dx-first`, then `off`. A schedule that is spelled out, or `zb-h1`, is what the user wants as it is."""
@@ -105,9 +118,13 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         """Whether the whole step decides on the form (interlace/planning/whole_step.py)."""
         return self.interleave == "auto" and not self.schedule_file
 
-    def draft(self) -> Pass:
+    def draft(self) -> Schedule1F1B:
         """Without the local search."""
         return msgspec.structs.replace(self, search=False)
+
+    def stock(self) -> Schedule1F1B:
+        """Paddle's own list of jobs."""
+        return msgspec.structs.replace(self, interleave="off")
 
     def label(self) -> str:
         """The form of interleaving."""
@@ -125,10 +142,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if program.pipeline.stage and program.pipeline.num_chunks == 1 and "R" not in kinds:
             jobs = receive_early(jobs, program, rows[program.pipeline.stage - 1])
         context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
-        program = msgspec.structs.replace(program, jobs=jobs)
-        if AssignStreams.name in context.later:
-            return program
-        return msgspec.structs.replace(program, events=events_of(program))
+        return msgspec.structs.replace(program, jobs=jobs)
 
     def _rows(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
         """Slots of every stage, and the form of pairs."""
@@ -176,11 +190,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     def _given_rows(self, program: Program) -> dict[int, list[Slot]]:
         pipe = program.pipeline
-        try:
-            text = Path(self.schedule_file).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"schedule_1f1b.schedule_file: {self.schedule_file} cannot be read ({error.strerror})") from error
-        rows = parse_rows(text, self.schedule_file)
+        rows = read_schedule(self.schedule_file)
         check_rows(rows, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, self.schedule_file)
         return rows
 
@@ -276,6 +286,23 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         cuts = [0, *(1 + max(last[label] for label, _, _ in kinds[: k + 1]) for k in range(len(kinds)))]
         return [msgspec.structs.replace(_job(part, parts), items=items[start:end])
                 for part, start, end in zip(slot.parts, cuts, cuts[1:], strict=False)]  # fmt: skip
+
+
+def read_schedule(path: str) -> dict[int, list[Slot]]:
+    """Slots of every stage in a schedule file.
+
+    Raises:
+        ConfigError: The file is missing, cannot be read, or holds no stage.
+        PlanError: A line is no row of slots; it has the line.
+    """
+    expected = "a line `<stage> | 0F 1F 0B ...` for each stage"
+    try:
+        rows = parse_rows(read_text(path, MOST_SCHEDULE_BYTES, expected, ConfigError), path)
+    except ConfigError as error:
+        raise ConfigError(f"schedule file {path!r} in {os.getcwd()}: {error}") from error
+    if not rows:
+        raise ConfigError(f"schedule file {path!r} holds no stage; expected {expected}")
+    return rows
 
 
 def _numbers(each: float | tuple[float, ...]) -> str:

@@ -75,8 +75,12 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
 
     name = "split-backward"
     gives = frozenset({"dw-split"})
+    is_default = True
     modules: tuple[str, ...] = ()
     fold: bool = False
+
+    def stock(self) -> None:
+        return None
 
     def run(self, program: Program, context: Context) -> Program:
         """The program with its weight gradients split.

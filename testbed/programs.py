@@ -107,7 +107,7 @@ def _take_holds_along(send: Any) -> None:
     rings = {op.int_attr("ring_id") for op in users if op.name() == "pd_op.send_v2"}
     if readers and len(rings) > 1:
         raise TestbedError(f"rings {sorted(rings)} send one value on stream {named!r}, and one reader holds it for both; a ring has a "
-                           "stream of its own here: give each its name (assign_streams: rename: true)")  # fmt: skip
+                           "stream of its own here: give each its name (name_streams: on)")  # fmt: skip
     for reader in readers:
         reader.set_execution_stream(_p2p_stream(send))
 

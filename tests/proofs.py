@@ -17,12 +17,12 @@ KNOWN = frozenset({"shared-stream", "deadlock"})
 
 
 def proving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on `Pipeline.run` fails where it gives a plan that the checker refuses."""
+    """From now on `Pipeline.run` fails where it gives a plan that the checker refuses. Without events a program is no plan yet."""
     run: Callable[..., Any] = Pipeline.run
 
     def run_and_prove(self: Pipeline, program: Program, *args: Any, **options: Any) -> Any:
         made, reports = run(self, program, *args, **options)
-        if made.jobs and made.jobs != program.jobs:
+        if made.jobs and made.jobs != program.jobs and "insert-events" in made.passes:
             for place in (GPU, CUSTOM):
                 found = [str(finding) for finding in check([made], place) if finding.kind not in KNOWN]
                 names = [each.name for each in self.passes]

@@ -14,7 +14,9 @@ from interlace.cli import main
 from interlace.ir import load, save, show
 from interlace.passes import REGISTRY
 from tests.strategies import World, programs
+from tests.test_config import DEFAULT, NO_JOBS
 
+WITHOUT_JOBS = "".join(f"{name}: off\n" for name in NO_JOBS)
 OWN = '''
 import interlace
 
@@ -86,7 +88,7 @@ def test_plan_writes_what_check_accepts(dumps: Path, tmp_path: Path, capsys: Any
     ]  # fmt: skip
     ranks = json.loads(summary.read_text())["ranks"]
     assert [each["rank"] for each in ranks] == [0, 1]
-    assert [each["name"] for each in ranks[0]["passes"]] == ["split-backward", "overlap-column-backward", "schedule-1f1b", "assign-streams"]
+    assert [each["name"] for each in ranks[0]["passes"]] == DEFAULT
     shares = ranks[0]["time_by_how"]
     assert sum(shares.values()) == pytest.approx(1)
     assert f"one operation after another: {', '.join(f'{how} {share:.0%}' for how, share in shares.items())}; expected error" in said
@@ -212,8 +214,8 @@ def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, c
     ("text", "told"),
     [
         ("enable: off", "enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan"),
-        ("split_backward: off\noverlap_column_backward: off\nschedule_1f1b: off\nassign_streams: off", "enable is off, or every pass"),
-        ("schedule_1f1b: off\nassign_streams: off", "schedule_1f1b is off and split_backward, overlap_column_backward on"),
+        ("split_backward: off\noverlap_column_backward: off\nname_streams: off\n" + WITHOUT_JOBS, "enable is off, or every pass"),
+        (WITHOUT_JOBS, "nothing would run the step; turn schedule_1f1b on"),
         ("offload_activations: {memory_budget: 1}", "the least feasible one is "),
     ],
 )  # fmt: skip

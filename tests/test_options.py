@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from interlace.passes import REGISTRY
-from interlace.passes.pipeline import DEFAULT_ORDER
+from interlace.passes.pipeline import built_in
 from interlace.report.options import meanings, reference
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
@@ -18,5 +17,5 @@ def test_the_page_is_up_to_date(update_golden: bool) -> None:
 
 
 def test_every_option_has_a_meaning() -> None:
-    for name in DEFAULT_ORDER:
-        assert not [field for field in REGISTRY[name].__struct_fields__ if not meanings(REGISTRY[name]).get(field)], name
+    for kind in built_in():
+        assert not [field for field in kind.__struct_fields__ if not meanings(kind).get(field)], kind.name

@@ -81,7 +81,7 @@ FORMS = (STOCK, DX, MIXED, ZB)
 ORDER = "device: h200\nschedule_1f1b: {interleave: off}\nsplit_backward: off\noverlap_column_backward: off\n"
 PEAK = (STOCK, Plan("plain", ORDER + "offload_activations: off\n"),
         Plan("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"))  # fmt: skip
-UNHELD = "assign_streams: {throttle_host: off}\n"
+UNHELD = "throttle_host: off\n"
 FREE = (Plan("dx-first-free", _pairs("dx-first", 0.0, UNHELD)), Plan("offload-1-free", _pairs("dx-first", 1.0, UNHELD)))
 LEVEL = tuple(replace(plan, name=f"{plan.name}-no-priorities", switches="priorities=0") for plan in (DX, MIXED, ZB))
 """All streams have one priority; the plans beside them give communication the first turn."""

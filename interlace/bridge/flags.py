@@ -73,7 +73,7 @@ class Flags:
 
     def __repr__(self) -> str:
         config = self.config()
-        passes = {each.name.replace("-", "_"): each for each in (*config.passes.values(), *config.own)}
+        passes = {each.name.replace("-", "_"): each for each in config.passes.values()}
         plain = [f"{name}={getattr(config, name)!r}" for name in PLAIN_FIELDS]
         return f"Flags({', '.join([*plain, *(f'{name}={each!r}' for name, each in passes.items())])})"
 
@@ -108,7 +108,7 @@ class _PassFlags:
 
     def __getattr__(self, name: str) -> Any:
         config = self._flags.config()
-        found = next((p for p in (*config.passes.values(), *config.own) if p.name.replace("-", "_") == self._key), None)
+        found = next((p for p in config.passes.values() if p.name.replace("-", "_") == self._key), None)
         if name == "enable":
             return found is not None
         kind = REGISTRY[self._key.replace("_", "-")]
@@ -118,7 +118,7 @@ class _PassFlags:
 
     def __repr__(self) -> str:
         config = self._flags.config()
-        found = next((p for p in (*config.passes.values(), *config.own) if p.name.replace("-", "_") == self._key), None)
+        found = next((p for p in config.passes.values() if p.name.replace("-", "_") == self._key), None)
         return repr(found) if found is not None else f"{self._key}: off"
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -151,7 +151,7 @@ def with_dead_flags(strategy: Any, options: dict[str, Any], say: bool = True) ->
     if getattr(parallel, "allreduce_matmul_grad_overlapping", False):
         asked.append(("mp_optimization.allreduce_matmul_grad_overlapping", "overlap_column_backward", "on"))
     if getattr(strategy.pipeline, "enable_send_recv_overlap", False):
-        asked.append(("pipeline.enable_send_recv_overlap", "assign_streams", "on"))
+        asked.append(("pipeline.enable_send_recv_overlap", "name_streams", "on"))
     for name, key, value in asked:
         key = "plan" if options.get("plan") else key
         given = options.get(key)

@@ -27,7 +27,7 @@ from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
 from interlace.notice import say
 from interlace.outside import Outside, asked_outside
-from interlace.passes.events import fetching
+from interlace.passes.insert_events import fetching
 from interlace.passes.peers import gather
 from interlace.planning.loaded import load_plan
 from interlace.planning.plan import Plan, make_plan

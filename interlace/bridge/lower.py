@@ -97,7 +97,7 @@ def lower(captured: Captured, program: Program, device: Device) -> Lowered:
     Args:
         captured: What the program was captured from.
         program: Scheduled; its operations stand for captured ones (`origin`) or are new ones known to `newops`. Values to fetch
-            besides the program's named outputs are outputs too (`passes.events.fetching`).
+            besides the program's named outputs are outputs too (`passes.insert_events.fetching`).
         device: What it is built for.
 
     Raises:

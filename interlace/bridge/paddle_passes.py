@@ -35,7 +35,8 @@ from interlace.errors import ConfigError
 from interlace.installed import other_paddle
 from interlace.ir import Pipeline, Program
 from interlace.passes import REGISTRY
-from interlace.passes.events import fetching
+from interlace.passes.base import option_name
+from interlace.passes.insert_events import fetching
 from interlace.planning.plan import Plan, make_plan
 from interlace.registration import PREFIX
 from interlace.scheduler.hazards import require_safe
@@ -124,7 +125,7 @@ class RewritePass(_Pass):
         context.set_attr(self.name, plan)
 
     def _config(self) -> Config:
-        off = dict.fromkeys(("split_backward", "overlap_column_backward", "schedule_1f1b", "assign_streams"), "off")
+        off = {option_name(name): "off" for name, kind in REGISTRY.items() if kind.is_default}
         on: dict[str, Any] = dict.fromkeys(self.on, "on")
         return make_config({**off, **on, self.key: self._options() or "on"}, f"pass {self.name}")
 

@@ -41,7 +41,7 @@ def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassRepor
     elif peak > budget:
         raise BudgetError(f"rank {planned.rank}, stage {planned.pipeline.stage}: {asked} ({budget} bytes): on a GPU the plan holds "
                         f"{size(peak)}, of which side streams hold {size(peak - budget)}, however much is moved; ask for {peak} bytes, or "
-                        "lower run_ahead_bytes of assign_streams")  # fmt: skip
+                        "lower run_ahead_bytes of throttle_host")  # fmt: skip
     else:
         line = f"{asked}: on a GPU the plan holds {size(peak)} at most, however fast its host"
     return [_with(report, line, peak is not None) if report.name == OffloadActivations.name else report for report in reports]

@@ -9,8 +9,8 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.passes.base import Context, Pass
-from interlace.passes.peers import Peers
+from interlace.passes.base import Pass
+from interlace.passes.peers import Peers, gather
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
@@ -38,18 +38,18 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
     before, first = Pipeline(pipeline.passes[:at]).run(program, cost, peers)
 
     def run(form: Pass, draft: bool = False) -> Run:
-        behind = (form, *(each.draft() if draft else each for each in pipeline.passes[at + 1 :]))
-        made, reports = Pipeline(behind).run(before, cost, peers, reserve_bytes)
-        return Pipeline((*pipeline.passes[:at], *behind)), made, [*first, *reports]
+        passes = (form, *(kept for each in pipeline.passes[at + 1 :] if (kept := each.draft() if draft else each) is not None))
+        made, reports = Pipeline(passes).run(before, cost, peers, reserve_bytes)
+        return Pipeline((*pipeline.passes[:at], *passes)), made, [*first, *reports]
 
     judged = pipeline.passes[at]
     if peers is None and program.pipeline.num_stages > 1:
         return noted(run(judged), judged.name, [], ["the whole step was not judged: the other stages' plans are not known here"])
     *milder, plainest = judged.fallbacks()
     asked, plain = run(judged), run(plainest, draft=True)
-    if not any(Context(cost, peers=peers).gather("forms that differ", _orders(plain) != _orders(asked))):
+    if not any(gather(peers, "forms that differ", _orders(plain) != _orders(asked))):
         return asked
-    stands_for = stand_ins(program, cost, peers)
+    stands_for = stand_ins(program, peers)
     limit_ns = step_ns(plain[1], cost, peers, stands_for)
     declined: list[str] = []
     for form in (judged, *milder):
@@ -77,11 +77,11 @@ def noted(run: Run, name: str, changed: list[str], declined: list[str]) -> Run:
     return pipeline, program, told
 
 
-def stand_ins(program: Program, cost: Costs, peers: Peers | None) -> dict[int, int]:
+def stand_ins(program: Program, peers: Peers | None) -> dict[int, int]:
     """Rank -> the rank that stands for all of its stage, the first there; nothing where nobody else plans at the same time."""
     if peers is None:
         return {}
-    stages = Context(cost, peers=peers).gather("stages", program.pipeline.stage)
+    stages = gather(peers, "stages", program.pipeline.stage)
     return {rank: stages.index(stage) for rank, stage in enumerate(stages)}
 
 
@@ -93,14 +93,13 @@ def step_ns(program: Program, cost: Costs, peers: Peers | None, stands_for: dict
     """
     if peers is None:
         return _simulated([program], cost, {})
-    context = Context(cost, peers=peers)
     mine = zlib.compress(msgspec.msgpack.encode(program), 1) if stands_for[program.rank] == program.rank else b""
-    shown = context.gather("plans of stages", mine)
+    shown = gather(peers, "plans of stages", mine)
     found = Step()
     if program.rank == 0:
         programs = [msgspec.msgpack.decode(zlib.decompress(plan), type=Program) for plan in shown if plan]
         found = Step(_simulated(programs, cost, stands_for))
-    return context.gather("the simulated step", found)[0].step_ns
+    return gather(peers, "the simulated step", found)[0].step_ns
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -17,7 +17,6 @@ from interlace.files import read_file
 from interlace.ir import Job, Program, load, save
 from interlace.ir.dump import MOST_BYTES, SUFFIX, write_whole
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
-from interlace.passes.base import Context
 from interlace.passes.peers import Peers, gather, plan_together
 from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.planning.budget import bytes_over, memory_budget, say_budget
@@ -208,7 +207,7 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
         if not memory_budget(asked.passes):
             break
         over = bytes_over(planned, pipeline.passes, cost)
-        if not any(Context(cost, peers=peers).gather("bytes over the budget", over)):
+        if not any(gather(peers, "bytes over the budget", over)):
             break
         reserve_bytes += over
     reports = say_budget(planned, pipeline.passes, reports, cost)

@@ -10,9 +10,8 @@ import msgspec
 
 from interlace.cost_model import Costs
 from interlace.ir import Program
-from interlace.passes.assign_streams import AssignStreams
 from interlace.passes.base import Context, Pass
-from interlace.passes.peers import Peers
+from interlace.passes.peers import Peers, gather
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.passes.schedule_1f1b import Parts, Schedule1F1B, draws_twice
 from interlace.planning.budget import memory_budget
@@ -29,8 +28,6 @@ LAG_SCHEDULES = 3
 """Schedules of the coarse model that are planned in full, as drafts."""
 SLACK = 1.01
 """A peak counts as Paddle's own up to this factor: allocators round by more."""
-ONLY_FOR_OVERLAP = frozenset({"split-backward", "overlap-column-backward"})
-"""Passes that Paddle's own plan does without."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -48,10 +45,9 @@ class Judged:
     step_ns: int | None
     peak_bytes: int
 
-    def label(self) -> str:
-        """The form in a few words."""
-        waits = any(isinstance(each, AssignStreams) and each.throttle_host == "on" for each in self.later)
-        return self.form.label() + (", throttle_host: on" if waits else "")
+    def label(self, asked: tuple[Pass, ...]) -> str:
+        """The form in a few words, and what differs from the later passes as they were asked for."""
+        return ", ".join([self.form.label(), *(each.label() for each in self.later if each not in asked)])
 
 
 def run_best(
@@ -75,19 +71,19 @@ class _Choice:
     ) -> None:
         self.pipeline, self.asked, self.program, self.cost, self.peers = pipeline, asked, program, cost, peers
         self.reserve_bytes = reserve_bytes
-        self.context = Context(cost, peers=peers)
+        self.context = Context(cost)
         at = pipeline.passes.index(asked)
         self.earlier, self.later = pipeline.passes[:at], pipeline.passes[at + 1 :]
         self.early = asked.early_sends if isinstance(asked.early_sends, float) else EARLY
         self.before, self.first = Pipeline(self.earlier).run(program, cost, peers)
-        self.stands_for = stand_ins(program, cost, peers)
-        self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks for each in self.later)
+        self.stands_for = stand_ins(program, peers)
+        self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or Pipeline(self.later).asks_ranks()
         """Whether this rank makes drafts: one of each stage does, and all where a pass asks them."""
 
     def run(self) -> Run:
         stock = self._stock()
         peaks = self._peaks(stock[1])
-        own = Judged(msgspec.structs.replace(self.asked, interleave="off"), (), self._step_ns(stock[1]), max(peaks))
+        own = Judged(self.asked.stock(), (), self._step_ns(stock[1]), max(peaks))
         limit = memory_budget(self.pipeline.passes) or int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
         forms = [self._named(name) for name in NAMED if self._may(name)]
         if self._may("dx-first") and self.program.pipeline.num_chunks == 1:
@@ -102,15 +98,13 @@ class _Choice:
             lines = [f"auto: Paddle's own plan, whole step simulated {_text(own)}"]
             return noted(stock, Schedule1F1B.name, lines, self._lost(judged, None, limit))
         run, final = self._searched(best, limit)
-        lines = [f"auto: {best.label()}: whole step simulated {ms(final)}, Paddle's own plan {_text(own)}; "
+        lines = [f"auto: {best.label(self.later)}: whole step simulated {ms(final)}, Paddle's own plan {_text(own)}; "
                  f"no stage may hold more than {size(limit)}"]  # fmt: skip
         return noted(run, Schedule1F1B.name, lines, self._lost(judged, best, limit))
 
     def _stock(self) -> Run:
         """Paddle's own jobs and streams; a user's other passes run all the same."""
-        ours: dict[str, Pass] = {Schedule1F1B.name: msgspec.structs.replace(self.asked, interleave="off"),
-                                 AssignStreams.name: AssignStreams(rename=False, throttle_host="off")}  # fmt: skip
-        passes = tuple(ours.get(each.name, each) for each in self.pipeline.passes if each.name not in ONLY_FOR_OVERLAP)
+        passes = tuple(kept for each in self.pipeline.passes if (kept := each.stock()) is not None)
         made, reports = Pipeline(passes).run(self.program, self.cost, self.peers, self.reserve_bytes)
         return Pipeline(passes), made, reports
 
@@ -135,13 +129,13 @@ class _Choice:
         if self.drafts:
             parts = Parts(self.before, {"B"}), Parts(self.before, {"I", "W"})
             mine = StageTimes(mine.stage, self._times(self.early, *parts), self._times(0.0, *parts), stock_peak_bytes)
-        stages = {each.stage: each for each in reversed(self.context.gather("times of jobs", mine))}
-        fixed = any(self.context.gather("draws", draws_twice(self.program)))
+        stages = {each.stage: each for each in reversed(gather(self.peers, "times of jobs", mine))}
+        fixed = any(gather(self.peers, "draws", draws_twice(self.program)))
         found = Found(())
         if self.peers is None or self.program.rank == 0:
             count = self.program.pipeline.num_micro_batches
             found = Found(tuple(find_schedules([stages[s] for s in sorted(stages)], count, limit, LAG_SCHEDULES, fixed)))
-        return self.context.gather("schedules", found)[0].schedules
+        return gather(self.peers, "schedules", found)[0].schedules
 
     def _times(self, early: float, whole: Parts, halves: Parts) -> dict[str, SlotTimes]:
         """Of each kind of job, with backward as a whole or in halves."""
@@ -154,13 +148,11 @@ class _Choice:
         return found
 
     def _judge(self, form: Schedule1F1B, limit: int) -> list[Judged]:
-        """A form with the passes after it as they were asked for; where it fits, also with a host that waits after each job with work
-        on side streams: receives are then posted when they are due, and one that waits slows products."""
+        """A form with the passes after it as they were asked for; where it fits, also with the alternatives of each."""
         found = [self._draft(form, self.later)]
-        eager = tuple(msgspec.structs.replace(each, throttle_host="on") if isinstance(each, AssignStreams) and each.throttle_host == "auto"
-                      else each for each in self.later)  # fmt: skip
-        if eager != self.later and found[0].peak_bytes <= limit:
-            found.append(self._draft(form, eager))
+        if found[0].peak_bytes <= limit:
+            found += [self._draft(form, (*self.later[:k], other, *self.later[k + 1 :]))
+                      for k, each in enumerate(self.later) for other in each.alternatives()]  # fmt: skip
         return found
 
     def _draft(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Judged:
@@ -176,7 +168,7 @@ class _Choice:
 
     def _peaks(self, made: Program) -> list[int]:
         """Device bytes of the plan at its peak, by rank; a rank without jobs holds nothing."""
-        return self.context.gather("peaks", in_order(made).peak() if made.jobs else 0)
+        return gather(self.peers, "peaks", in_order(made).peak() if made.jobs else 0)
 
     def _searched(self, best: Judged, limit: int) -> tuple[Run, int]:
         """The plan of the best form: with the local search inside its jobs, or as the draft was where that makes the step no faster, or
@@ -194,7 +186,7 @@ class _Choice:
 
     def _lost(self, judged: list[Judged], best: Judged | None, limit: int) -> list[str]:
         """A line for each form that was not taken, with the reason."""
-        return [f"{each.label()}: {_text(each)}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
+        return [f"{each.label(self.later)}: {_text(each)}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
                 for each in judged if each is not best]  # fmt: skip
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from interlace.config import DEFAULT_ON, PLAIN_FIELDS, Config
-from interlace.passes import REGISTRY, Pass
-from interlace.passes.pipeline import DEFAULT_ORDER
+from interlace.config import PLAIN_FIELDS, Config
+from interlace.passes import Pass
+from interlace.passes.base import option_name
+from interlace.passes.pipeline import built_in
 
 HEAD = """\
 # Options
@@ -23,7 +24,7 @@ Written by `python -m interlace.report.options` from the passes' own records; a 
 as `64MiB` and `1.5GB`.
 
 Later calls of `interlace.enable` go on top of earlier ones, keywords on top of a file. Refused before anything is built:
-`schedule_1f1b: off` while `assign_streams` or `offload_activations` is on (`{interleave: off}` keeps Paddle's own order of jobs),
+`schedule_1f1b: off` while passes are on that need a schedule (`{interleave: off}` keeps Paddle's own order of jobs),
 `overlap_column_backward` without `split_backward`, `schedule_file` together with another `interleave`, an offload that is on and is told
 nothing to move. Flags of Paddle that do nothing there (`FLAGS_1f1b_backward_forward_overlap`,
 `FLAGS_mp_async_allreduce_in_backward`, `allreduce_matmul_grad_overlapping`, `enable_send_recv_overlap`) are read when the model is
@@ -37,11 +38,10 @@ _WORDS = {"bool": "on/off", "str": "text", "int": "number", "float": "number", "
 def reference() -> str:
     """The whole text."""
     parts = [HEAD, "## Interlace itself\n", _table(Config, PLAIN_FIELDS)]
-    for name in DEFAULT_ORDER:
-        kind = REGISTRY[name]
-        switch = "on by default" if name in DEFAULT_ON else "off by default"
+    for kind in built_in():
+        switch = "on by default" if kind.is_default else "off by default"
         first = (inspect.getdoc(kind) or "").partition("\n")[0]
-        parts += [f"## `{name.replace('-', '_')}` ({switch})\n", first + "\n", _table(kind, kind.__struct_fields__)]
+        parts += [f"## `{option_name(kind.name)}` ({switch})\n", first + "\n", _table(kind, kind.__struct_fields__)]
     return "\n".join([*parts, "## Presets\n", _presets()])
 
 
@@ -59,7 +59,7 @@ def _cell(text: str) -> str:
 def meanings(kind: type) -> dict[str, str]:
     """What the docstrings of a record and of its bases say of each field, on one line.
 
-    >>> meanings(REGISTRY["assign-streams"])["priority"]
+    >>> meanings(REGISTRY["name-streams"])["priority"]
     'Stream priority of communication; 0 is normal, lower runs first.'
     """
     found: dict[str, str] = {}

@@ -66,8 +66,10 @@ def built_engine(how: str, arguments: list[str]) -> Any:
     import paddle.distributed as dist
 
     import interlace
+    from interlace.config import make_config
+    from interlace.passes.base import option_name
 
-    off = dict.fromkeys(("split_backward", "overlap_column_backward", "schedule_1f1b", "assign_streams"), "off")
+    off = {option_name(name): "off" for name in make_config({}).passes}
     options = {"off": {**off}, "plain": {**off, "schedule_1f1b": {"interleave": "off"}}}.get(how, {})
     enable = interlace.enable
 

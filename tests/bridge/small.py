@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import paddle
 from paddle.base import core
@@ -11,9 +11,11 @@ from paddle.distributed.auto_parallel.static.process_group import new_process_gr
 from interlace.bridge.capture import Captured, capture
 from interlace.cost_model import GivenCosts
 from interlace.ir import Pipeline, Program
-from interlace.passes import AssignStreams, OffloadActivations, Pass, Schedule1F1B
+from interlace.passes import OffloadActivations, Pass, Schedule1F1B, ThrottleHost
 from interlace.passes import Pipeline as Passes
+from tests.default_passes import STREAMS
 
+AUTO = ThrottleHost()
 COSTS = GivenCosts({"comm": 100, "copy": 10, "gemm": 50, "default": 10})
 ACCUMULATE = Pipeline(num_micro_batches=3, schedule="accumulate")
 C = paddle._C_ops
@@ -67,11 +69,11 @@ def small_program(rows: int = 2, ring_ranks: tuple[int, ...] = (0, 1), alias: bo
     return build.main
 
 
-def planned(captured: Captured, *extra: Pass, offload: bool = False, hold: Literal["auto", "on", "off"] = "auto") -> Program:
+def planned(captured: Captured, *extra: Pass, offload: bool = False, throttle: ThrottleHost | None = AUTO) -> Program:
     """The captured program scheduled, with copies where asked for, and streams."""
     passes: list[Pass] = [Schedule1F1B(interleave="off")]
     passes += [OffloadActivations(fraction=1.0, min_bytes=0)] if offload else []
-    return Passes((*passes, AssignStreams(throttle_host=hold), *extra)).run(captured.program, COSTS)[0]
+    return Passes((*passes, *STREAMS, *([throttle] if throttle else []), *extra)).run(captured.program, COSTS)[0]
 
 
 def captured_small(pipeline: Pipeline = ACCUMULATE, **options: Any) -> Captured:

@@ -19,6 +19,7 @@ from interlace.bridge.targets.custom import CustomDevice  # noqa: E402
 from interlace.bridge.targets.gpu import GpuDevice  # noqa: E402
 from interlace.ir import Graph, Pipeline, Program, Value  # noqa: E402
 from interlace.ir.kinds import is_comm, is_copy  # noqa: E402
+from interlace.passes import ThrottleHost  # noqa: E402
 from testbed.lowering import TestbedDevice  # noqa: E402
 from tests.bridge.small import ACCUMULATE, captured_small, planned  # noqa: E402
 
@@ -53,7 +54,7 @@ def case(target: str, offload: bool = True, hold: bool = False) -> Case:
     """The small program for a target, the host held behind jobs with work on side streams or nowhere; made once."""
     if (target, offload, hold) not in _cases:
         captured = captured_small()
-        program = planned(captured, offload=offload, hold="on" if hold else "off")
+        program = planned(captured, offload=offload, throttle=ThrottleHost(syncs="job-ends") if hold else None)
         made = DEVICES[target]
         _cases[target, offload, hold] = Case(captured, program, lower(captured, program, made), made)
     return _cases[target, offload, hold]
@@ -125,7 +126,7 @@ def test_the_host_is_held_back_behind_jobs_that_say_so(target: str) -> None:
 def test_what_the_host_waits_for_is_cut_out_where_it_is_computed() -> None:
     """Measured peaks. Nothing issued between a computation and the wait for it keeps the host longer: only the wait stands there."""
     captured = captured_small(rows=600)
-    program = planned(captured, hold="off")
+    program = planned(captured, throttle=None)
     first, rest = program.jobs[0], program.jobs[1:]
     wait = (first.items[-1], first.items[0])
     program = msgspec.structs.replace(program, jobs=(msgspec.structs.replace(first, host_waits=(wait,)), *rest))
@@ -166,7 +167,7 @@ def test_a_wait_reads_a_float32_element_in_memory_of_its_own() -> None:
 def test_where_there_are_streams_lowering_adds_no_reader_of_its_own() -> None:
     """No races. A read of a shared variable that only lowering knows stood behind a copy out, as the last one that was recorded."""
     captured = captured_small(alias=True)
-    program = planned(captured, offload=True, hold="off")
+    program = planned(captured, offload=True, throttle=None)
     for target, number in (("cpu", 2), ("custom", 1), ("gpu", 1), ("testbed", 1)):
         ops = ops_of(job(lower(captured, program, DEVICES[target]), "forward_0"))
         assert sum("share_data" in op.name() for op in ops) == number, target

@@ -35,7 +35,7 @@ CONFIGS: dict[str, Config] = {
                                              "offload_activations": {"fraction": 0.5, "min_bytes": "1MiB"}}),
     "mixed": make_config({"schedule_1f1b": {"interleave": "mixed"}}),
     "mixed, offload, held": make_config({"schedule_1f1b": {"interleave": "mixed", "only_gains": False}, "offload_activations": OFFLOAD,
-                                         "assign_streams": {"throttle_host": "on"}}),
+                                         "throttle_host": {"syncs": "job-ends"}}),
     "zb-h1, offload": make_config({"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
     "lag 1": make_config({"schedule_1f1b": {"interleave": "dx-first", "lag": 1, "only_gains": False}}),
 }  # fmt: skip

@@ -15,7 +15,7 @@ class ReceiveFirst(Pass, frozen=True, kw_only=True):
     """On the first stage, the first receive goes in front of the first send: safe for that rank, and partners still agree."""
 
     name = "receive-first"
-    after = ("assign-streams", "schedule-1f1b")
+    after = ("throttle-host", "schedule-1f1b")
 
     def run(self, program: Program, context: Context) -> Program:
         if program.pipeline.stage:

@@ -14,12 +14,13 @@ from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Program
-from interlace.passes import AssignStreams, Schedule1F1B
 from interlace.passes import Pipeline as Passes
+from interlace.passes import Schedule1F1B
 from interlace.passes.peers import Peers, plan_together
 from interlace.planning.judge import run_judged
 from interlace.planning.plan import make_plans
 from interlace.scheduler.simulate.simulator import simulate
+from tests.default_passes import THROTTLED
 from tests.strategies import World, programs, worlds
 
 LOADED = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
@@ -37,7 +38,7 @@ def judged(given_: Sequence[Program], form: str, costs: GivenCosts, **options: A
     """Plans of all ranks together, the form that each kept, and rank 0's report lines."""
 
     def plan(program: Program, peers: Peers) -> tuple[Program, str, list[str]]:
-        passes = Passes((Schedule1F1B(interleave=form, **options), AssignStreams()))  # type: ignore[arg-type]
+        passes = Passes((Schedule1F1B(interleave=form, **options), *THROTTLED))  # type: ignore[arg-type]
         kept, made, reports = run_judged(passes, program, costs, peers)
         return made, kept.passes[0].interleave, [*reports[0].changed, *reports[0].declined]  # type: ignore[attr-defined]
 
@@ -82,7 +83,7 @@ def test_depth_is_reported() -> None:
 
 
 def test_a_stage_alone_does_not_judge() -> None:
-    passes = Passes((Schedule1F1B(interleave="mixed"), AssignStreams()))
+    passes = Passes((Schedule1F1B(interleave="mixed"), *THROTTLED))
     kept, _, reports = run_judged(passes, programs(SHAPE)[0], CALM)
     assert kept == passes
     assert "the other stages' plans are not known here" in reports[0].declined[-1]

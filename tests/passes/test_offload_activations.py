@@ -30,9 +30,15 @@ def costs(copy: int = 1, default: int = 1) -> GivenCosts:
 
 def offload(program: Program, cost: GivenCosts | None = None, **options: Any) -> Program:
     """The pass's result, verified."""
-    result = OffloadActivations(**options).run(program, Context(cost or costs()))
+    result = told(OffloadActivations(**options), program, Context(cost or costs()))
     verify(result)
     return result
+
+
+def told(asked: OffloadActivations, program: Program, context: Context) -> Program:
+    """The pass's result with this rank's facts alone; the context has its report."""
+    context.facts = [asked.facts(program, context)]
+    return asked.run(program, context)
 
 
 def peak_bytes(program: Program) -> int:
@@ -214,7 +220,7 @@ def test_views_that_cannot_be_remade_stay() -> None:
     text = VIEWS.replace("pd_op.reshape(%1) forward", "pd_op.reshape(%1, %0) forward")
     program = parse(text.replace("layer=\"a\" views=0:0", "layer=\"a\" views=0:0 no_buffer=1"))
     context = Context(costs())
-    result = OffloadActivations(**ALL).run(program, context)
+    result = told(OffloadActivations(**ALL), program, context)
     assert not any(op.operands == (1,) for op in result.ops if op.name == COPY_OUT)
     assert any("3 value(s)" in line and "alias" in line for line in context.declined)
     assert_same(program, result)
@@ -241,7 +247,7 @@ def test_micro_batch_left_out_keeps_its_value() -> None:
                          "job backward_1 backward 1: 6-9@1\njob backward_0 backward 0: 6-9@0")  # fmt: skip
     program = parse(text)
     context = Context(costs(copy=3))
-    result = OffloadActivations(**ALL).run(program, context)
+    result = told(OffloadActivations(**ALL), program, context)
     verify(result)
     moved = {m for op, m in items(result) if op in copies(result, COPY_OUT)}
     assert moved == {0}
@@ -254,7 +260,7 @@ def test_one_job_is_never_crossed() -> None:
     text = VIEWS.split("job forward_0")[0] + "job all step 0: 1-5@0 1-5@1 6-9@0 6-9@1\n"
     context = Context(costs(0))
     program = parse(text)
-    assert OffloadActivations(**ALL).run(program, context) == program
+    assert told(OffloadActivations(**ALL), program, context) == program
     assert any("one-job" in line for line in context.declined)
 
 
@@ -262,7 +268,7 @@ def test_nested_blocks_keep_everything() -> None:
     """Never moved, odd programs. A nested block may read what is not among its operands."""
     program = parse(VIEWS.replace('pd_op.exp_grad(%1, %7) backward layer="a"', 'pd_op.if(%1, %7) backward num_blocks=1'))
     context = Context(costs())
-    assert OffloadActivations(**ALL).run(program, context) == program
+    assert told(OffloadActivations(**ALL), program, context) == program
     assert any("nested-block" in line for line in context.declined)
 
 
@@ -278,7 +284,7 @@ def test_nothing_asked_nothing_done() -> None:
     program = parse(VIEWS)
     for options in ({}, {"fraction": 0.0}, {"memory_budget": 0}, {"modules": ()}, {"max_in_flight": 0, "fraction": 1.0}):
         context = Context(costs())
-        assert OffloadActivations(min_bytes=1, **options).run(program, context) is program
+        assert told(OffloadActivations(min_bytes=1, **options), program, context) is program
         assert not context.changed
         assert context.declined
 
@@ -337,7 +343,7 @@ def test_what_is_read_for_its_shape_alone_stays_the_forward_value() -> None:
 def test_ranks_of_a_stage_decide_alike_whatever_each_measured() -> None:
     """Memory budget. On one rank copies take twice as long; both move what the slower one can, which is less."""
     def plan_one(speed: int, peers: Peers) -> Program:
-        return OffloadActivations(**ALL).run(parse(VIEWS), Context(costs(speed), peers=peers))
+        return Pipeline((OffloadActivations(**ALL),)).run(parse(VIEWS), costs(speed), peers)[0]
 
     alone = [items(offload(parse(VIEWS), costs(speed), **ALL)) for speed in (1, 2)]
     assert alone[0] != alone[1]

@@ -10,12 +10,13 @@ from interlace.cost_model import GivenCosts
 from interlace.errors import BudgetError
 from interlace.ir import Program
 from interlace.ir.kinds import is_comm
-from interlace.passes import AssignStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, SplitBackward
+from interlace.passes import NameStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, SplitBackward
 from interlace.planning.budget import say_budget
 from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.scheduler.target import CPU
+from tests.default_passes import STREAMS
 from tests.passes.test_fixtures import FILES, given_of, outcome
-from tests.scheduler.test_throttle import BLOCK, COST, run_ahead_program
+from tests.scheduler.test_throttle import COST, run_ahead_program
 from tests.strategies import World, programs
 
 LONG_COMM = GivenCosts({"comm": 5_000, "gemm": 50, "copy": 5, "default": 10}, {("gemm", "comm"): (1.1, 1.1)})
@@ -28,7 +29,7 @@ def planned(*passes: Pass) -> Program:
 
 @pytest.mark.parametrize("priority", [-3, 0])
 def test_priority(priority: int) -> None:
-    made = planned(Schedule1F1B(interleave="off"), AssignStreams(priority=priority))
+    made = planned(Schedule1F1B(interleave="off"), NameStreams(priority=priority))
     found = {op.priority for op in made.ops if is_comm(op) and op.stream}
     assert found == {priority}
 
@@ -50,12 +51,11 @@ def test_extra_live_bytes() -> None:
 
 
 def test_a_budget_is_refused_from_its_first_byte() -> None:
-    streams = AssignStreams(throttle_host="off", run_ahead_bytes=BLOCK)
-    made, reports = Pipeline((streams,)).run(run_ahead_program(), COST)
+    made, reports = Pipeline(STREAMS).run(run_ahead_program(), COST)
     peak = gpu_peak(made, COST)
-    say_budget(made, (OffloadActivations(memory_budget=peak), streams), reports, COST)
+    say_budget(made, (OffloadActivations(memory_budget=peak), *STREAMS), reports, COST)
     with pytest.raises(BudgetError, match=f"ask for {peak} bytes"):
-        say_budget(made, (OffloadActivations(memory_budget=peak - 1), streams), reports, COST)
+        say_budget(made, (OffloadActivations(memory_budget=peak - 1), *STREAMS), reports, COST)
 
 
 @pytest.mark.paddle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from interlace.cost_model import GivenCosts
 from interlace.ir import parse
-from interlace.passes import AssignStreams
+from interlace.passes import NameStreams
 from interlace.passes.base import Context
 
 TEXT = """program rank=0 world=2 mode=train
@@ -28,7 +28,7 @@ job optimizer optimizer 0: 7@0
 
 
 def test_each_ring_and_direction_has_a_stream_and_parameters_and_the_optimizer_have_none() -> None:
-    made = AssignStreams(throttle_host="off", priority=-3).run(parse(TEXT), Context(GivenCosts({"default": 1})))
+    made = NameStreams(priority=-3).run(parse(TEXT), Context(GivenCosts({"default": 1})))
     streams = {op.id: (op.stream, op.priority) for op in made.ops if op.group >= 0}
     assert streams == {
         2: ("auto_parallel_mp_7", -3), 3: ("auto_parallel_mp_8", -3), 4: ("", 0), 5: ("auto_parallel_pp_send_3", -3),

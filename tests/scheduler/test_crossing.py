@@ -7,7 +7,7 @@ import pytest
 
 from interlace.errors import PlanError
 from interlace.ir import Pipeline, Program, parse, verify
-from interlace.passes.events import events_of
+from interlace.passes.insert_events import events_of
 from interlace.scheduler.hazards import check, require_straight
 from interlace.scheduler.schedule import interleaved
 

@@ -10,13 +10,14 @@ from interlace.cost_model import CostModel
 from interlace.errors import PlanError
 from interlace.ir import Program, parse, show, verify
 from interlace.ir.waits import computes
-from interlace.passes import AssignStreams, Pipeline
+from interlace.passes import Pipeline, ThrottleHost
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory import live as memory
 from interlace.scheduler.memory.throttle import HostSync, gpu_peak, jobs_with_side_work, plan_host_syncs, sync_at_job_ends, with_host_syncs
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import GPU, Target
+from tests.default_passes import STREAMS, THROTTLED
 from tests.scheduler.plans import Shape, shapes, world
 from tests.strategies import World, plan, worlds
 
@@ -50,22 +51,22 @@ def test_run_ahead_doubles_the_peak_and_auto_brings_it_down() -> None:
     program = run_ahead_program()
     serial, free = memory.in_order(program).peak(), peak(program)
     assert free - serial >= 2 * (MICRO_BATCHES - 2) * BLOCK
-    planned, (report,) = Pipeline((AssignStreams(run_ahead_bytes=BLOCK),)).run(program, COST)
+    planned, (*_, report) = Pipeline((*STREAMS, ThrottleHost(run_ahead_bytes=BLOCK))).run(program, COST)
     assert any(job.host_waits for job in planned.jobs)
     assert peak(planned) <= serial + 3 * BLOCK < free // 2
     assert gpu_peak(planned, COST) <= serial + 3 * BLOCK
     assert simulate([planned], COST, ALONE).step_ns <= 1.05 * simulate([program], COST, ALONE).step_ns
     (line,) = [line for line in report.changed if "the host waits" in line]
     assert "GPU peak" in line
-    off, _ = Pipeline((AssignStreams(throttle_host="off"),)).run(program, COST)
+    off, _ = Pipeline(STREAMS).run(program, COST)
     assert off.jobs == program.jobs
-    on, _ = Pipeline((AssignStreams(throttle_host="on"),)).run(program, COST)
+    on, _ = Pipeline((*STREAMS, ThrottleHost(syncs="job-ends"))).run(program, COST)
     assert [job.host_waits for job in on.jobs] == [*(((((5, m), (5, m))),) for m in range(MICRO_BATCHES - 1)), ()]
 
 
 def test_small_blocks_hold_nobody() -> None:
     """Run-ahead within run_ahead_bytes costs no wait, and the report says why."""
-    planned, (report,) = Pipeline((AssignStreams(),)).run(run_ahead_program(), COST)
+    planned, (*_, report) = Pipeline(THROTTLED).run(run_ahead_program(), COST)
     assert not any(job.host_waits for job in planned.jobs)
     assert [line for line in report.declined if "run_ahead_bytes allows" in line]
     alone = plan_host_syncs(world(Shape(1, 1, 2, 2))[0], COST, 0)

@@ -15,7 +15,7 @@ import msgspec
 
 from interlace.ir import Event, Graph, Job, Op, Program, Value
 from interlace.ir.kinds import is_collective, is_copy, stream_of
-from interlace.passes.events import events_of
+from interlace.passes.insert_events import events_of
 from interlace.scheduler.hazards import Finding
 from tests.testbed.tasks import Item
 

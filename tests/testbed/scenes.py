@@ -617,7 +617,7 @@ def _planned(build: Callable[[], None], count: int = 1, jobs: Sequence[Sequence[
     from interlace.bridge.roles import give_roles
     from interlace.ir import Job, Pipeline
     from interlace.ir.kinds import is_boundary
-    from interlace.passes.events import events_of
+    from interlace.passes.insert_events import events_of
 
     main = paddle.static.Program()
     with paddle.static.program_guard(main, paddle.static.Program()):

@@ -98,7 +98,8 @@ def test_bfloat16_with_offload_of_the_smallest_and_a_held_host(plugin: Path, tmp
     slow = {"TESTBED_DELAYS": "seed=1,permille=500,max_us=1000,kinds=compute", "TESTBED_REPORT": os.fspath(tmp_path)}
     stock, held = bits(train(tmp_path, "gpt", 2, args)), {}
     for hold in ("on", "off"):
-        (tmp_path / "hold.yaml").write_text(configured({**options, "assign_streams": {"throttle_host": hold, "run_ahead_bytes": 0}}))
+        waits = {"syncs": "job-ends"} if hold == "on" else "off"
+        (tmp_path / "hold.yaml").write_text(configured({**options, "throttle_host": waits}))
         env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", "INTERLACE_CONFIG": os.fspath(tmp_path / "hold.yaml"), **slow}
         assert bits(launch(EXAMPLES / "gpt.py", [*SMALL, *args], 2, env, None, tmp_path / "logs", 60.0)) == stock
         held[hold] = json.loads((tmp_path / "memory0.json").read_text())["reserved_peak"]
@@ -149,7 +150,7 @@ def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, name: str
     assert digests(planned) == digests(stock)
 
 
-ZOO = [name for name, (_, _, options) in test_zoo.CASES.items() if "assign_streams" not in options]
+ZOO = [name for name, (_, _, options) in test_zoo.CASES.items() if "name_streams" not in options]
 """Without streams of ours the plan keeps Paddle's, and is refused: it sends gradients' norms that may be freed."""
 
 

@@ -13,7 +13,7 @@ from interlace.cli import main
 
 pytestmark = pytest.mark.paddle
 SCRIPT = Path(__file__).with_name("zoo.py")
-OFF = dict.fromkeys(("split_backward", "overlap_column_backward", "assign_streams"), "off")
+OFF = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams"), "off")
 PLAIN = {**OFF, "schedule_1f1b": {"interleave": "off"}}
 OFFLOAD = {"offload_activations": {"fraction": 1.0, "min_bytes": 64}}
 DX_FIRST = {"schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"}, **OFFLOAD}

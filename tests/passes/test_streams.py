@@ -1,4 +1,4 @@
-"""What `assign-streams` adds so that a plan is safe: last readers that hold memory, and events, also at both ends of the step."""
+"""What makes a plan safe on side streams: last readers that keep memory alive, and events, also at both ends of the step."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import pytest
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import PlanError
 from interlace.ir import Program, parse, verify
-from interlace.passes import Pipeline, assign_streams, events, find_pass
+from interlace.passes import Pipeline, extend_lifetimes, insert_events
 from interlace.scheduler.hazards import check
 from interlace.scheduler.target import CUSTOM, GPU, Target
 from tests.closure import Closure
+from tests.default_passes import THROTTLED
 
 HEAD = "program rank=0 world=2 mode=train\ngroup 7 = 0,1\npipeline stage=0 of 1 micro_batches={count} chunks=1 schedule=accumulate\n"
 
 
 def assigned(text: str, count: int = 1) -> Program:
-    """A scheduled program of rank 0, and what the pass makes of it."""
+    """A scheduled program of rank 0, and what the passes after the schedule make of it."""
     program = parse(HEAD.format(count=count) + text)
     verify(program)
     scheduled = msgspec.structs.replace(program, passes=("schedule-1f1b",))
-    return Pipeline((find_pass("assign-streams")(),)).run(scheduled, CostModel(load_profile("h200")))[0]
+    return Pipeline(THROTTLED).run(scheduled, CostModel(load_profile("h200")))[0]
 
 
 def require_proved(program: Program, targets: tuple[Target, ...] = (GPU, CUSTOM)) -> None:
@@ -62,10 +63,10 @@ def test_a_loss_whose_gathered_form_nobody_waits_for_is_read_once_more_beside() 
 
 
 def test_what_is_not_held_after_all_rounds_is_told_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assign_streams, "READER_ROUNDS", 0)
+    monkeypatch.setattr(extend_lifetimes, "READER_ROUNDS", 0)
     text = LOSS.replace("%4:float32[4] = pd_op.masked_select(%3, %2)", "%4:float32[4] = pd_op.exp(%2)")
     program = parse(HEAD.format(count=1) + text + "job a forward 0: 1@0 3@0 2@0 5@0 4@0\n")
-    made, (report, *_) = Pipeline((find_pass("assign-streams")(),)).run(
+    made, (_, report, *_) = Pipeline(THROTTLED).run(
         msgspec.structs.replace(program, passes=("schedule-1f1b",)), CostModel(load_profile("h200"))
     )
     require_proved(made)
@@ -78,7 +79,7 @@ def test_what_is_not_held_after_all_rounds_is_told_and_waited_for(monkeypatch: p
 
 def test_orders_that_no_event_mends_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the proof behind it (`check: off`) nobody else would say so."""
-    monkeypatch.setattr(events, "merged", lambda known, pairs: tuple(known))
+    monkeypatch.setattr(insert_events, "merged", lambda known, pairs: tuple(known))
     with pytest.raises(PlanError, match=r"still misses 1 order\(s\), the first: #3 pd_op.relu of micro-batch 0 must wait for #2 pd_op"):
         assigned(CROSSED)
 

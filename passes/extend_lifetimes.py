@@ -1,132 +1,50 @@
-"""`assign-streams`: which stream each operation runs on, the events between jobs, and where the host waits."""
+"""`extend-lifetimes`: what a side stream still reads, or has just written, outlives the job on the compute stream."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import msgspec
 
 from interlace.ir import ABSENT, Edit, Graph, Op, OpInstance, Program, TensorType, describe
-from interlace.ir.graph import written_operands
-from interlace.ir.kinds import NO_KERNEL, is_collective, is_copy, is_receive, is_send, stream_of
-from interlace.ir.storage import Storages
+from interlace.ir.kinds import NO_KERNEL, stream_of
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.events import events_of
-from interlace.passes.streams import AutoParallelStreamType, mp_stream
 from interlace.scheduler.hazards.happens_before import Fault
 from interlace.scheduler.hazards.missing_orders import Needs, needs_of
-from interlace.scheduler.memory.throttle import jobs_with_side_work, plan_host_syncs, sync_at_job_ends, with_host_syncs
 
 READER_ROUNDS = 4
 """Rounds of adding readers: a new last reader of a block may show that another reader of it is not waited for either."""
 
 
 @register
-class AssignStreams(Pass, frozen=True, kw_only=True):
-    """Assign communication to streams of its own, with priorities, and order what crosses jobs between streams.
+class ExtendLifetimes(Pass, frozen=True, kw_only=True):
+    """Keep values alive that a side stream reads later than Paddle would free them, with a `share_data` as last reader.
 
-    Contract: needs a schedule; keeps every value and the order of all op instances; adds stream names, events, waits of the host,
-    and a `share_data` as last reader where memory would be reused while a side stream still reads it.
+    Contract: needs a schedule; keeps every value and the order of all op instances; adds `share_data` operations.
 
-    Steps: 1 tensor-parallel collectives go on one stream for each ring, receives and sends on one for each ring and direction.
-    Collectives of the optimizer part, those that read a parameter, those that name a stream already, and p2p of the optimizer part
-    on the compute stream keep theirs. 2 A value that a side stream reads, and a compute operation reads later, is kept alive until
-    compute has waited for the side stream or, where it has nothing to wait for (a send), by a reader on that stream. 3 The plan is
-    analysed as in its proof, with the jobs that split the batch and collect the outputs; each missing order becomes an event.
-    4 The host waits for the device at some op instances of jobs with work on side streams, where a host that runs ahead would raise
-    the peak of memory too much (scheduler/memory/throttle.py).
+    Before / After, where the send runs on a stream of its own and #7 is the last reader on compute:
+        #6 () = pd_op.send_v2(%5) stream pp_send        #6 () = pd_op.send_v2(%5) stream pp_send
+        #7 %7 = pd_op.matmul(%5, %1)                    #7 %7 = pd_op.matmul(%5, %1)
+                                                        #20 %20 = pd_op.share_data(%5) stream pp_send
 
-    Options:
-        rename: False keeps the streams that Paddle named; events and readers that a plan needs to be safe are added all the same.
-        priority: Stream priority of communication; 0 is normal, lower runs first.
-        throttle_host: Where the host waits for the device, on devices where it runs ahead and memory is allocated at issue (GPUs):
-            `auto` as rarely as keeps the peak of memory, `on` at the end of every job with work on side streams, `off` nowhere.
-        run_ahead_bytes: By how much a host that runs ahead may raise the peak of device memory before `auto` makes it wait.
+    Steps: 1 a value that a side stream reads, and a compute operation reads later, is kept alive until compute has waited for the
+    side stream or, where it has nothing to wait for (a send), by a reader on that stream; 2 compute waits at the end of the step for
+    what side streams wrote to persistable values.
 
     Source: paddle-gpu rules 1 to 5 in docs/gpu-place.md.
     """
 
-    name = "assign-streams"
+    name = "extend-lifetimes"
     needs = frozenset({"scheduled"})
-    gives = frozenset({"streams"})
-    after = ("split-backward", "overlap-column-backward", "schedule-1f1b", "offload-activations")
-    renamed: ClassVar[Mapping[str, str]] = {"hold_host": "throttle_host"}
-    asks_ranks = False
-
-    rename: bool = True
-    priority: int = -1
-    throttle_host: Literal["auto", "on", "off"] = "auto"
-    run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
-
-    def draft(self) -> Pass:
-        """The pass without waits of the host."""
-        return msgspec.structs.replace(self, throttle_host="off")
+    gives = frozenset({"lifetimes"})
+    after = ("name-streams",)
+    is_default = True
+    formerly = ("assign-streams",)
 
     def run(self, program: Program, context: Context) -> Program:
-        program = self._named(program, context) if self.rename else program
-        program = _with_joins_at_the_end(_with_lifetimes_extended(program, context), context)
-        events = events_of(program)
-        context.changed.append(f"{len(events)} events between jobs")
-        return self._throttled(msgspec.structs.replace(program, events=events), context)
-
-    def _throttled(self, program: Program, context: Context) -> Program:
-        if self.throttle_host == "off":
-            return program
-        if self.throttle_host == "on":
-            waits = sync_at_job_ends(program, jobs_with_side_work(program))
-            if waits:
-                context.changed.insert(0, f"the host waits at the end of {len(waits)} of {len(program.jobs)} jobs, as asked")
-            else:
-                context.declined.append("throttle_host: no job has work beside computation that uses memory")
-            return with_host_syncs(program, waits)
-        plan = plan_host_syncs(program, context.cost, self.run_ahead_bytes)
-        numbers = plan.text() if plan.free_bytes else ""
-        why = ": ".join(part for part in (plan.reason, numbers) if part)
-        if plan.count:
-            context.changed.insert(0, f"the host waits {plan.count} times a step: {why}")
-        else:
-            context.declined.append(f"throttle_host: the host waits nowhere, {why}")
-        return with_host_syncs(program, plan.waits)
-
-    def _named(self, program: Program, context: Context) -> Program:
-        names = _names(program)
-        count: dict[str, int] = {}
-        ops = []
-        for op in program.ops:
-            name = names.get(op.id)
-            if name:
-                count[name] = count.get(name, 0) + 1
-                op = msgspec.structs.replace(op, stream=name, priority=0 if is_copy(op) else self.priority)
-            ops.append(op)
-        context.changed += [f"stream {name}: {number} operations, priority {self.priority}" for name, number in sorted(count.items())]
-        if not count:
-            context.declined.append("streams: one rank alone communicates with nobody")
-        return program.with_ops(ops)
-
-
-def _names(program: Program) -> dict[int, str]:
-    """Stream names of operations that get one."""
-    inner = [op for op in program.ops if op.role != "optimize" and op.group >= 0]
-    parameters = _parameters(program)
-    collectives = [op for op in inner if is_collective(op) and not parameters & set(op.operands)
-                   and (not op.stream or op.stream.startswith(AutoParallelStreamType.MP.value))]  # fmt: skip
-    rings = {op.group for op in collectives}
-    names = {op.id: mp_stream(op.group, rings) for op in collectives}
-    p2p = [*inner, *(op for op in program.ops if op.role == "optimize" and op.group >= 0 and op.stream)]
-    for kind, stream in ((is_send, AutoParallelStreamType.PP_SEND), (is_receive, AutoParallelStreamType.PP_RECV)):
-        found = [op for op in p2p if kind(op)]
-        single = len({op.group for op in found}) <= 1
-        names.update({op.id: stream.value if single else f"{stream.value}_{op.group}" for op in found})
-    return names
-
-
-def _parameters(program: Program) -> set[int]:
-    """Values that last, and that only the optimizer part writes: no event says to the next step's first reader that it has."""
-    table = Storages(program)
-    written = {n for op in program.ops if op.role != "optimize" for value in written_operands(op) for n in table.numbers(value)}
-    return {value.id for value in program.values if table.is_persistable(value.id) and not written.intersection(table.numbers(value.id))}
+        return _with_joins_at_the_end(_with_lifetimes_extended(program, context), context)
 
 
 def _with_lifetimes_extended(program: Program, context: Context) -> Program:

@@ -1,4 +1,4 @@
-"""Orders between streams that the executor does not keep by itself: events of a scheduled program."""
+"""`insert-events`: orders between streams that the executor does not keep by itself."""
 
 from __future__ import annotations
 
@@ -9,11 +9,40 @@ import msgspec
 from interlace.errors import PlanError
 from interlace.ir import Event, OpInstance, Program, describe
 from interlace.ir.storage import with_fetches
+from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.hazards.missing_orders import Needs, needs_of
 
 ROUNDS = 5
 """Walks, the last of which misses nothing.
 A wait that keeps memory from being freed under a reader may leave another one as the first to be overtaken."""
+
+
+@register
+class InsertEvents(Pass, frozen=True, kw_only=True):
+    """Order what crosses jobs between streams with events: the consumer waits for the producer.
+
+    Contract: needs a schedule; keeps every value, operation and job; gives the events that the proof (`interlace check`) asks for,
+    those of the jobs that split the batch and collect the outputs among them, and no others.
+
+    Before / After:
+        job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0
+        job backward_0: 9@0                             job backward_0: 9@0
+                                                        event interlace_4_0: recorded after 4@0, waited for by 9@0
+
+    Source: paddle-gpu rules 1 to 5 in docs/gpu-place.md.
+    """
+
+    name = "insert-events"
+    needs = frozenset({"scheduled"})
+    gives = frozenset({"events"})
+    after = ("extend-lifetimes",)
+    is_default = True
+    formerly = ("assign-streams",)
+
+    def run(self, program: Program, context: Context) -> Program:
+        events = events_of(program)
+        context.changed.append(f"{len(events)} events between jobs")
+        return msgspec.structs.replace(program, events=events)
 
 
 def events_of(program: Program, known: Iterable[Event] = ()) -> tuple[Event, ...]:
@@ -39,7 +68,7 @@ def events_of(program: Program, known: Iterable[Event] = ()) -> tuple[Event, ...
         f"rank {program.rank}: after {ROUNDS} rounds of events the plan still misses {len(pairs)} order(s), the first: "
         f"{describe(ops[second])} of micro-batch {n} must wait for {describe(ops[first])} of micro-batch {m}; "
         "expected none. Put both on one stream, or leave "
-        "their streams as Paddle named them (assign_streams: rename: false)"
+        "their streams as Paddle named them (name_streams: off)"
     )
 
 

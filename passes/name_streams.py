@@ -1,0 +1,88 @@
+"""`name-streams`: which stream communication runs on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from interlace.ir import Program
+from interlace.ir.graph import written_operands
+from interlace.ir.kinds import is_collective, is_copy, is_receive, is_send
+from interlace.ir.storage import Storages
+from interlace.passes.base import Context, Pass, register
+from interlace.passes.streams import AutoParallelStreamType, mp_stream
+
+PRIORITIES = range(-5, 1)
+"""Stream priorities that CUDA tells apart; it silently takes the nearest of these for any other."""
+
+
+@register
+class NameStreams(Pass, frozen=True, kw_only=True):
+    """Put communication on streams of its own, with a priority.
+
+    Contract: keeps every value and operation and the order of all op instances; gives stream names and priorities. What crosses
+    streams is ordered by the passes after it (`extend-lifetimes`, `insert-events`).
+
+    Before / After:
+        #5 %5 = pd_op.c_allreduce_sum(%4) group 12      #5 %5 = pd_op.c_allreduce_sum(%4) group 12 stream auto_parallel_mp priority -1
+
+    Tensor-parallel collectives go on one stream for each ring, receives and sends on one for each ring and direction. Collectives of
+    the optimizer part, those that read a parameter, those that name a stream already, and p2p of the optimizer part on the compute
+    stream keep theirs.
+
+    Options:
+        priority: Stream priority of communication; 0 is normal, lower runs first.
+    """
+
+    name = "name-streams"
+    gives = frozenset({"streams"})
+    after = ("offload-activations",)
+    is_default = True
+    formerly = ("assign-streams",)
+
+    priority: int = -1
+
+    def mistake(self) -> tuple[str, str] | None:
+        if self.priority in PRIORITIES:
+            return None
+        return "priority", f"found {self.priority}, expected a stream priority from {PRIORITIES[0]} (first) to {PRIORITIES[-1]} (normal)"
+
+    def stock(self) -> None:
+        return None
+
+    def run(self, program: Program, context: Context) -> Program:
+        names = _names(program)
+        count: dict[str, int] = {}
+        ops = []
+        for op in program.ops:
+            name = names.get(op.id)
+            if name:
+                count[name] = count.get(name, 0) + 1
+                op = msgspec.structs.replace(op, stream=name, priority=0 if is_copy(op) else self.priority)
+            ops.append(op)
+        context.changed += [f"stream {name}: {number} operations, priority {self.priority}" for name, number in sorted(count.items())]
+        if not count:
+            context.declined.append("one rank alone communicates with nobody")
+        return program.with_ops(ops)
+
+
+def _names(program: Program) -> dict[int, str]:
+    """Stream names of operations that get one."""
+    inner = [op for op in program.ops if op.role != "optimize" and op.group >= 0]
+    parameters = _parameters(program)
+    collectives = [op for op in inner if is_collective(op) and not parameters & set(op.operands)
+                   and (not op.stream or op.stream.startswith(AutoParallelStreamType.MP.value))]  # fmt: skip
+    rings = {op.group for op in collectives}
+    names = {op.id: mp_stream(op.group, rings) for op in collectives}
+    p2p = [*inner, *(op for op in program.ops if op.role == "optimize" and op.group >= 0 and op.stream)]
+    for kind, stream in ((is_send, AutoParallelStreamType.PP_SEND), (is_receive, AutoParallelStreamType.PP_RECV)):
+        found = [op for op in p2p if kind(op)]
+        single = len({op.group for op in found}) <= 1
+        names.update({op.id: stream.value if single else f"{stream.value}_{op.group}" for op in found})
+    return names
+
+
+def _parameters(program: Program) -> set[int]:
+    """Values that last, and that only the optimizer part writes: no event says to the next step's first reader that it has."""
+    table = Storages(program)
+    written = {n for op in program.ops if op.role != "optimize" for value in written_operands(op) for n in table.numbers(value)}
+    return {value.id for value in program.values if table.is_persistable(value.id) and not written.intersection(table.numbers(value.id))}

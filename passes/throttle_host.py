@@ -1,0 +1,69 @@
+"""`throttle-host`: where the host waits for the device."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from interlace.ir import Program
+from interlace.passes.base import Context, Pass, register
+from interlace.scheduler.memory.throttle import jobs_with_side_work, plan_host_syncs, sync_at_job_ends, with_host_syncs
+
+
+@register
+class ThrottleHost(Pass, frozen=True, kw_only=True):
+    """Let the host wait for the device where running ahead would raise the peak of memory too much.
+
+    Contract: needs a schedule; keeps every value, operation, order and event; adds waits of the host to jobs with work on side
+    streams. They count where the host runs ahead and memory is allocated at issue (GPUs).
+
+    Before / After:
+        job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0 (after 4@0 the host waits for 3@0)
+
+    Options:
+        syncs: `auto` waits as rarely as keeps the peak of memory, `job-ends` at the end of every job with work on side streams.
+        run_ahead_bytes: By how much a host that runs ahead may raise the peak of device memory before `auto` makes it wait.
+
+    Source: docs/decisions/006.
+    """
+
+    name = "throttle-host"
+    needs = frozenset({"scheduled"})
+    gives = frozenset({"throttled"})
+    after = ("insert-events",)
+    is_default = True
+    formerly = ("assign-streams",)
+
+    syncs: Literal["auto", "job-ends"] = "auto"
+    run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
+
+    def draft(self) -> None:
+        return None
+
+    def stock(self) -> None:
+        return None
+
+    def alternatives(self) -> tuple[Pass, ...]:
+        """Waits at the ends of jobs: receives are then posted when they are due, and one that waits slows products."""
+        return (msgspec.structs.replace(self, syncs="job-ends"),) if self.syncs == "auto" else ()
+
+    def label(self) -> str:
+        """Where it waits."""
+        return f"throttle_host: {{syncs: {self.syncs}}}"
+
+    def run(self, program: Program, context: Context) -> Program:
+        if self.syncs == "job-ends":
+            waits = sync_at_job_ends(program, jobs_with_side_work(program))
+            if waits:
+                context.changed.append(f"the host waits at the end of {len(waits)} of {len(program.jobs)} jobs, as asked")
+            else:
+                context.declined.append("no job has work beside computation that uses memory")
+            return with_host_syncs(program, waits)
+        plan = plan_host_syncs(program, context.cost, self.run_ahead_bytes)
+        why = ": ".join(part for part in (plan.reason, plan.text() if plan.free_bytes else "") if part)
+        if plan.count:
+            context.changed.append(f"the host waits {plan.count} times a step: {why}")
+        else:
+            context.declined.append(f"the host waits nowhere, {why}")
+        return with_host_syncs(program, plan.waits)
