@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import os
 import re
 import typing
 from collections.abc import Mapping, Sequence

@@ -25,10 +25,10 @@ from interlace.bridge.newops import BUILDERS
 from interlace.bridge.targets import Device
 from interlace.bridge.targets.base import PINNED_PREFIX
 from interlace.errors import PlanError
-from interlace.ir import ABSENT, Event, Graph, Job, Op, Program, describe
+from interlace.ir import ABSENT, Event, Graph, Job, Op, OpInstance, Program, describe
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import COMBINE, KEYWORD, SHADOW_OUTPUT, is_comm, is_p2p
-from interlace.ir.storage import FETCH, OpInstance, collect_items, feed_items
+from interlace.ir.storage import FETCH, collect_items, feed_items
 from interlace.ir.waits import is_computed
 
 FEED_JOB, COLLECT_JOB = "interlace_feed", "interlace_collect"
