@@ -40,7 +40,8 @@ def gather(peers: Peers | None, topic: str, mine: Told) -> list[Told]:
         return [mine]
     said = peers.gather(topic, msgspec.msgpack.encode(mine))
     with _DECODING:
-        return [msgspec.msgpack.decode(each, type=type(mine)) for each in said]
+        told = {each: msgspec.msgpack.decode(each, type=type(mine)) for each in set(said)}
+    return [told[each] for each in said]
 
 
 def require_one_topic(topics: Sequence[str]) -> None:
@@ -51,13 +52,18 @@ def require_one_topic(topics: Sequence[str]) -> None:
                         "give every rank the same configuration")  # fmt: skip
 
 
-def plan_together(plan: Callable[[Given, Peers], Made], given: Sequence[Given]) -> list[Made]:
+def plan_together(plan: Callable[[Given, Peers], Made], given: Sequence[Given], seats: Sequence[int] = ()) -> list[Made]:
     """Call `plan` for everything given, each in a thread of its own with the others as its peers.
+
+    Args:
+        plan: What each does.
+        given: For whom.
+        seats: For each rank the place of what is given for it, where one of them speaks for several ranks; else each for itself.
 
     Raises:
         Exception: What the first of them raised by itself; the others are ended.
     """
-    table = _Table(len(given))
+    table = _Table(len(given), tuple(seats) or tuple(range(len(given))))
 
     def at(seat: int) -> Made:
         try:
@@ -79,8 +85,9 @@ def plan_together(plan: Callable[[Given, Peers], Made], given: Sequence[Given]) 
 
 
 class _Table:
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, seats: Sequence[int]) -> None:
         self.barrier = Barrier(count)
+        self.seats = seats
         self.said: list[tuple[str, bytes]] = [("", b"")] * count
 
 
@@ -91,7 +98,7 @@ class _Seat:
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
         self.table.said[self.seat] = (topic, mine)
         self.table.barrier.wait()
-        said = list(self.table.said)
+        said = [self.table.said[seat] for seat in self.table.seats]
         self.table.barrier.wait()
         require_one_topic([topic for topic, _ in said])
         return [text for _, text in said]

@@ -74,19 +74,20 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
         return [], f"no times: {error}"
     names = (*COLUMNS, "peak_bytes", "pinned_bytes")
     return [{"rank": rank.rank, **{name: int(getattr(rank, name)) for name in names},
-             "waits_for": waits(result, at), "holds": held(result.memory[at].at_peak())}
+             "ranks": list(programs[at].ranks), "waits_for": waits(result, at), "holds": held(result.memory[at].at_peak())}
             for at, rank in enumerate(result.ranks)], ""  # fmt: skip
 
 
 def _head(programs: Sequence[Program], target: str) -> list[str]:
-    world = programs[0].world
+    from interlace.ir.stand_ins import missing_ranks, stand_ins
+    from interlace.units import ranks_text
+
+    stands, missing = stand_ins(programs), missing_ranks(programs)
     items = sum(len(job.items) for program in programs for job in program.jobs)
-    missing = sorted(set(range(world)) - {program.rank for program in programs})
-    text = f"{len(programs)} of {world} ranks, {items} operations to issue, rules of the {target} target"
-    if not all(program.jobs for program in programs):
-        text = f"{len(programs)} of {world} ranks, not scheduled (micro-batches one by one), rules of the {target} target"
-    note = f"not given: ranks {', '.join(map(str, missing))}; what they must agree to is not checked"
-    return [text, note] if missing else [text]
+    what = f"{items} operations to issue" if all(program.jobs for program in programs) else "not scheduled (micro-batches one by one)"
+    lines = [f"{len(programs) + len(stands)} of {programs[0].world} ranks, {what}, rules of the {target} target"]
+    lines += [f"{len(programs)} ranks are given, and stand for {len(stands)} more of their stages"] if stands else []
+    return lines + ([f"not given: {ranks_text(missing)}; what they must agree to is not checked"] if missing else [])
 
 
 def _finding_lines(findings: Sequence[Finding], in_full: bool) -> list[str]:
@@ -113,8 +114,9 @@ def _time_lines(times: Sequence[dict[str, Any]], setting: Setting) -> list[str]:
         cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [
             f"{row[name] / 2**30:16.3f}" for name in ("peak_bytes", "pinned_bytes")
         ]
-        bodies[row["rank"]] = " ".join(cells)
-        causes[row["rank"]] = f"compute waits for {waits_text(row['waits_for'])}\n      at the peak: {held_text(row['holds'])}"
+        waited = f"compute waits for {waits_text(row['waits_for'])}\n      at the peak: {held_text(row['holds'])}"
+        bodies |= dict.fromkeys(row["ranks"], " ".join(cells))
+        causes |= dict.fromkeys(row["ranks"], waited)
     title = f"{setting}, a step of each rank:"
     table = ["ranks " + " ".join(f"{head:>16}" for head in heads), *(f"{label:>5} {bodies[rank]}" for label, rank in merged(bodies))]
     return [title, *table, *(f"{label:>5} {causes[rank]}" for label, rank in merged(causes))]

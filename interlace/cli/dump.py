@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -33,7 +33,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("script", metavar="SCRIPT", help="a training script that uses paddle.distributed.to_static")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
-    parser.add_argument("--rank", type=int, metavar="R", help="only this rank (default: all)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--rank", type=int, metavar="R", help="only this rank (default: all)")
+    which.add_argument("--stages", action="store_true", help="only one rank of each pipeline stage, for all of it")
+    parser.add_argument("--compare", action="store_true",
+                        help="with --stages: also build the last rank of each stage, which must be like the first")  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, default=Path("dumps"), metavar="PATH",
                         help="folder, or file with --rank (default: dumps)")  # fmt: skip
     parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
@@ -55,6 +59,8 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"--world {args.world} --rank {args.rank}: expected a world of at least 1 and a rank inside it")
     if not Path(args.script).is_file():
         raise ConfigError(f"{args.script}: no such script")
+    if args.compare and not args.stages:
+        raise ConfigError("--compare: compares the ranks of a stage that --stages leaves out; add --stages")
     require_paddle()
     if args.jobs < 1:
         raise ConfigError(f"--jobs {args.jobs}: expected a number of ranks, 1 or more")
@@ -63,20 +69,59 @@ def main(args: argparse.Namespace) -> int:
         check_file("-o", args.output)
     else:
         check_folder("-o", args.output)
-    told = f"building the program of {args.world if args.rank is None else 1} rank(s)"
-    with Alive("dump", told) as alive, staged(args.output.parent if _is_file(args) else args.output) as folder:
-        done = sorted(_build_all(args, folder, alive), key=lambda each: int(each["rank"]))
+    ranks = [0] if args.stages else list(range(args.world)) if args.rank is None else [args.rank]
+    with Alive("dump", f"building the program of {len(ranks)} rank(s)") as alive, staged(_folder(args)) as folder:
+        done = list(_build_all(args, ranks, folder, alive))
+        note = _stages(args, folder, alive, done) if args.stages else ""
+    done.sort(key=lambda each: int(each["rank"]))
     write_json(args.json, {"ranks": done})
-    print(f"{len(done)} programs in {args.output}; plan them with `interlace plan {args.output}`")
+    print(f"{len(done)} programs in {args.output}{note}; plan them with `interlace plan {args.output}`")
     return 0
 
 
-def _build_all(args: argparse.Namespace, folder: Path, alive: Alive) -> Iterator[dict[str, Any]]:
+def _folder(args: argparse.Namespace) -> Path:
+    folder: Path = args.output.parent if _is_file(args) else args.output
+    return folder
+
+
+def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dict[str, Any]]) -> str:
+    """Build the first rank of the other stages, each to stand for its stage; rank 0 is built.
+
+    Returns:
+        What was compared, in words.
+
+    Raises:
+        ProgramError: The stages are not told by the program, or a stage's first and last rank are not alike.
+    """
+    import msgspec
+
+    from interlace.ir import load, save
+    from interlace.ir.dump import SUFFIX
+    from interlace.local.stages import require_alike, stages_of
+
+    stages = stages_of(load(folder / f"rank0{SUFFIX}"))
+    done += _build_all(args, [ranks[0] for ranks in stages[1:]], folder, alive)
+    lasts = [ranks[-1] for ranks in stages if args.compare and len(ranks) > 1]
+    list(_build_all(args, lasts, folder, alive))
+    for ranks in stages if lasts else []:
+        path = folder / f"rank{ranks[-1]}{SUFFIX}"
+        require_alike(load(folder / f"rank{ranks[0]}{SUFFIX}"), load(path))
+        path.unlink()
+    for ranks in stages:
+        path = folder / f"rank{ranks[0]}{SUFFIX}"
+        save(msgspec.structs.replace(load(path), alike=tuple(ranks[1:])), path)
+    each = f", one for each stage of {len(stages[0])} ranks"
+    if lasts:
+        return f"{each}; of each stage the last rank is like the first (attributes of operations were not compared)"
+    return each + ("" if len(stages[0]) == 1 else "; that ranks of a stage are alike was not looked at (--compare)")
+
+
+def _build_all(args: argparse.Namespace, ranks: Sequence[int], folder: Path, alive: Alive) -> Iterator[dict[str, Any]]:
     """Build ranks, some at once; all are ended where one fails, or what reads of them stops."""
     from interlace.local import processes
     from interlace.units import size
 
-    waiting = list(range(args.world) if args.rank is None else [args.rank])
+    waiting = list(ranks)
     total, running = len(waiting), list[_Build]()
     try:
         while waiting or running:

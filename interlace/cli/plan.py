@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
     if twice is not None:
         raise ProgramError(f"rank {twice} is given twice; give one dump a rank, and one world at a time")
-    with Alive("plan", f"planning {ranks_text(sorted(ranks))}"):
+    with Alive("plan", f"planning {ranks_text(sorted(rank for program in programs for rank in program.ranks))}"):
         plans = make_plans(programs, config, cost, profile)
     with staged(args.output) as folder:
         for plan in plans:

@@ -32,14 +32,16 @@ def read_plans(paths: Sequence[str]) -> list[Program]:
     from interlace.errors import PlanError
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
+    from interlace.ir.stand_ins import missing_ranks
+    from interlace.units import ranks_text
 
     programs = sorted((load(path) for path in find_dumps(paths)), key=lambda program: program.rank)
     ranks = [program.rank for program in programs]
     if len(set(ranks)) < len(ranks):
         raise PlanError(f"{list(paths)}: rank {next(r for r in ranks if ranks.count(r) > 1)} is there twice; give one dump a rank")
-    missing = sorted(set(range(max(program.world for program in programs))) - set(ranks))
+    missing = missing_ranks(programs)
     if missing:
-        print(f"no dump of rank(s) {', '.join(map(str, missing))}: taken to be ready whenever they are needed", file=sys.stderr)
+        print(f"no dump of {ranks_text(missing)}: taken to be ready whenever they are needed", file=sys.stderr)
     return programs
 
 

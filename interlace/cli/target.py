@@ -80,16 +80,17 @@ class Setting:
         return f"simulated with the profile {Path(self.profile).stem} ({self.why}), rules of the {self.target.name} target"
 
     def simulate(self, programs: Sequence[Program], p2p: Literal["rendezvous", "buffered"] | None = None) -> Result:
-        """A step of these ranks, all others being always ready; `p2p` in the place of the target's own rule.
+        """A step of these ranks and of those they stand for, all others being always ready; `p2p` in the place of the target's own rule.
 
         Raises:
             PlanError, Stall: As the simulator.
         """
+        from interlace.ir.stand_ins import missing_ranks, stand_ins
         from interlace.scheduler.simulate.arrays import Options
         from interlace.scheduler.simulate.simulator import simulate
 
         others: dict[str, Any] = {"p2p": p2p} if p2p else {}
-        options = Options.of(self.target, peers_ready=len(programs) < max(program.world for program in programs), **others)
+        options = Options.of(self.target, peers_ready=bool(missing_ranks(programs)), stands_for=stand_ins(programs), **others)
         return simulate(programs, self.costs, options, target=self.target)
 
 

@@ -30,6 +30,22 @@ def first_difference(found: Program, expected: Program) -> str:
     return next(filter(None, (each(found, expected) for each in (_of_pipelines, _of_lasting, _of_ops, _of_groups))), "")
 
 
+def first_unlike(found: Program, expected: Program) -> str:
+    """The first thing in which ranks that should be alike differ; empty where one can stand for the other.
+
+    Compared are the pipeline, operations in order with their operands, layers and roles, shapes, dtypes and storage of values, and how many
+    ranks each communication joins. Not compared are attributes, which hold a rank's own place (`start_index` of its part of a table).
+    """
+    plain = (_without_place(program) for program in (found, expected))
+    return next(filter(None, (each(*pair) for pair in [tuple(plain)] for each in (_of_pipelines, _of_lasting, _of_ops))), "")
+
+
+def _without_place(program: Program) -> Program:
+    """With the sizes of groups in their place, and no attributes."""
+    sizes = {group.id: len(group.ranks) for group in program.groups}
+    return program.with_ops([msgspec.structs.replace(op, attrs={}, group=sizes.get(op.group, op.group), stream="") for op in program.ops])
+
+
 def _words(where: str, found: object, expected: object) -> str:
     return f"{where}: found {found}, expected {expected}"
 

@@ -16,9 +16,9 @@ from interlace.files import read_file
 from interlace.ir.program import Program
 from interlace.ir.verify import require_bounds, verify
 
-SCHEMA = 2
-"""Version of the layout of `Program`; raised with every change of it. 2 added `Job.host_waits`."""
-READABLE = (1, SCHEMA)
+SCHEMA = 3
+"""Version of the layout of `Program`; raised with every change of it. 2 added `Job.host_waits`, 3 `Program.alike`."""
+READABLE = (1, 2, SCHEMA)
 """Layouts that this version reads: fields that a layout lacks get their defaults."""
 SUFFIX = ".ilp"
 MOST_BYTES = 256 << 20
@@ -58,7 +58,7 @@ def decode(data: bytes, where: str = "dump") -> Program:
         if header.interlace_schema not in READABLE:
             raise ProgramError(
                 f"{where}: dump schema {header.interlace_schema} (Interlace {header.interlace or 'unknown'}), this "
-                f"version reads schemas {' and '.join(map(str, READABLE))}; make the dump again with this version"
+                f"version reads schemas {', '.join(map(str, READABLE[:-1]))} and {SCHEMA}; make the dump again with this version"
             )
         return msgspec.json.decode(data, type=Dump).program
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -197,6 +197,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         jobs, events: The schedule; empty before a schedule pass.
         notes: What capture found and could not express, one line each.
         paddle: Version of Paddle that built it.
+        alike: Ranks behind `rank` that are not given and for which this program stands: theirs is the same but for the ranks of groups.
     """
 
     ops: tuple[Op, ...]
@@ -211,7 +212,13 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     events: tuple[Event, ...] = ()
     notes: tuple[str, ...] = ()
     paddle: str = ""
+    alike: tuple[Rank, ...] = ()
 
     def with_ops(self, ops: list[Op] | tuple[Op, ...], values: list[Value] | tuple[Value, ...] | None = None) -> Program:
         """The same program with other operations, and other values where given."""
         return msgspec.structs.replace(self, ops=tuple(ops), values=self.values if values is None else tuple(values))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks whose program this is: its own, and those it stands for."""
+        return (self.rank, *self.alike)

@@ -52,6 +52,7 @@ def show(program: Program) -> str:
         f"pipeline stage={pipe.stage} of {pipe.num_stages} micro_batches={pipe.num_micro_batches} "
         f"chunks={pipe.num_chunks} schedule={pipe.schedule}"
     )
+    lines += [f"alike {','.join(map(str, program.alike))}"] if program.alike else []
     lines += [f"passes {' '.join(program.passes)}"] if program.passes else []
     lines += [f"note {_quote(note)}" for note in program.notes]
     lines += [f"group {group.id} = {','.join(map(str, group.ranks))}" for group in program.groups]
@@ -147,6 +148,8 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
             raise ValueError("expected stage=.. of .. micro_batches=.. chunks=.. schedule=..")
         stage, stages, count, chunks, schedule = found.groups()
         fields["pipeline"] = Pipeline(int(stage), int(stages), int(count), int(chunks), schedule)
+    elif word == "alike":
+        fields["alike"] = tuple(int(rank) for rank in rest.split(","))
     elif word == "passes":
         fields["passes"] = tuple(rest.split())
     elif word == "note":
@@ -163,7 +166,7 @@ def _parse_head(line: str, fields: dict[str, Any]) -> None:
         name, record, _, *waiting = rest.split()
         fields["events"].append(Event(name, next(_items(record)), tuple(_items(" ".join(waiting)))))
     else:
-        raise ValueError("expected program, pipeline, passes, note, group, #op, job or event")
+        raise ValueError("expected program, pipeline, alike, passes, note, group, #op, job or event")
 
 
 def _parse_op(line: str, values: dict[int, Value]) -> Op:

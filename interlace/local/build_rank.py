@@ -106,9 +106,11 @@ def build_program(script: str, arguments: list[str], rank: int, world: int, *, l
     os.environ.pop("POD_NAME", None)
     from interlace.bridge import hook, mesh
     from interlace.cpu import dynamic, half
+    from interlace.local import process_groups
 
     dynamic.patch(LonelyTransport(rank, world))  # type: ignore[arg-type]
     half.patch(gpu_only=True)
+    process_groups.patch()
     hook.install()
     mesh.install()
     hook.capture_only(_stop)

@@ -97,7 +97,7 @@ def step_ns(program: Program, cost: Costs, peers: Peers | None, stands_for: dict
     shown = gather(peers, "plans of stages", mine)
     found = Step()
     if program.rank == 0:
-        programs = [msgspec.msgpack.decode(zlib.decompress(plan), type=Program) for plan in shown if plan]
+        programs = [msgspec.msgpack.decode(zlib.decompress(shown[rank]), type=Program) for rank in sorted(set(stands_for.values()))]
         found = Step(_simulated(programs, cost, stands_for))
     return gather(peers, "the simulated step", found)[0].step_ns
 

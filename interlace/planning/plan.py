@@ -15,7 +15,8 @@ from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import PassError, PlanError
 from interlace.files import read_file
 from interlace.ir import Job, Program, load, save
-from interlace.ir.dump import MOST_BYTES, SUFFIX, write_whole
+from interlace.ir.dump import MOST_BYTES, SUFFIX, find_dumps, write_whole
+from interlace.ir.stand_ins import seats
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.peers import Peers, gather, plan_together
 from interlace.passes.schedule_1f1b import Schedule1F1B
@@ -191,8 +192,8 @@ def explain_all(plans: Sequence[Plan], limit: int = 8, notes: Sequence[str] = ()
     """What was moved and declined on every rank, each with its note; ranks that have the same to tell are told once."""
     ranks: dict[str, list[int]] = {}
     for k, plan in enumerate(plans):
-        ranks.setdefault("\n".join([plan._text(limit), *notes[k : k + 1]]), []).append(plan.program.rank)
-    return "\n\n".join(f"{ranks_text(alike)} {text}" for text, alike in ranks.items())
+        ranks.setdefault("\n".join([plan._text(limit), *notes[k : k + 1]]), []).extend(plan.program.ranks)
+    return "\n\n".join(f"{ranks_text(sorted(alike))} {text}" for text, alike in ranks.items())
 
 
 def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers: Peers | None = None) -> Plan:
@@ -226,19 +227,15 @@ def _run(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None,
 
 
 def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile: str) -> list[Plan]:
-    """Plan captured programs; all ranks of a world decide together, some of them each for itself.
+    """Plan captured programs; all ranks of a world decide together (some may stand for others), fewer each for itself.
 
     Raises:
         InterlaceError: A pass cannot do what is asked.
     """
-    if not _is_world(programs):
+    places = seats(programs)
+    if places is None:
         return [make_plan(program, config, cost, profile) for program in programs]
-    return plan_together(lambda program, peers: make_plan(program, config, cost, profile, peers), programs)
-
-
-def _is_world(programs: Sequence[Program]) -> bool:
-    """Whether these are all ranks of one world, in order."""
-    return bool(programs) and [program.rank for program in programs] == list(range(programs[0].world))
+    return plan_together(lambda program, peers: make_plan(program, config, cost, profile, peers), programs, places)
 
 
 def replay(path: str | Path, name: str) -> tuple[Program, Program]:
@@ -262,10 +259,9 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
         return before, Pipeline((passes[-1],)).run(before, cost, peers)[0]
 
     mine = load(path.parent / "captured" / f"{_stem(path)}{SUFFIX}")
-    files = [path.parent / "captured" / f"rank{rank}{SUFFIX}" for rank in range(mine.world)]
-    if mine.world < 2 or not all(file.is_file() for file in files):
-        return both(mine, None)
-    return plan_together(both, [load(file) for file in files])[mine.rank]
+    given = [load(file) for file in find_dumps([path.parent / "captured"])]
+    places = seats(given)
+    return both(mine, None) if places is None else plan_together(both, given, places)[places[mine.rank]]
 
 
 def has_record(path: str | Path) -> bool:

@@ -31,8 +31,8 @@ def merged(lines: Mapping[int, Hashable]) -> list[tuple[str, int]]:
     [('0-1, 3', 0), ('2', 2)]
     """
     groups: dict[Hashable, list[int]] = {}
-    for rank, line in lines.items():
-        groups.setdefault(line, []).append(rank)
+    for rank in sorted(lines):
+        groups.setdefault(lines[rank], []).append(rank)
     return [(ranges(ranks), ranks[0]) for ranks in groups.values()]
 
 
@@ -42,7 +42,8 @@ def split_text(results: Mapping[str, Result]) -> str:
     width = max((len(name) for name in ("plan", *names)), default=0)
     head = f"{'ranks':>5}  {'plan':<{width}}  {'step':>9}" + "".join(f"  {label:>8}" for label, _ in COLUMNS)
     lines = [head + f"  {'peak GiB':>8}  {'pinned':>8}"]
-    found = {name: {rank.rank: rank for rank in result.ranks} for name, result in results.items()}
+    found = {name: {number: rank for rank, program in zip(result.ranks, result.input.programs, strict=True) for number in program.ranks}
+             for name, result in results.items()}  # fmt: skip
 
     def shown(label: str, rank: int) -> list[str]:
         return [_line(label, name, width, [found[name][rank]]) for name in names if rank in found[name]]

@@ -16,6 +16,7 @@ from interlace.ir import Op
 from interlace.ir.dump import write_whole
 from interlace.ir.kinds import is_comm, is_copy, is_receive, is_send
 from interlace.scheduler.simulate.simulator import Result
+from interlace.units import ranks_text
 
 Event = dict[str, Any]
 HOST = 0
@@ -40,7 +41,7 @@ def _names(result: Result, at: int) -> list[Event]:
     rank, pipe = sim.ranks[at], sim.programs[at].pipeline
     streams = sim.stream_names[int(sim.first_stream[at]) : int(sim.first_stream[at + 1])]
     events = [
-        _meta(rank, "process_name", name=f"rank {rank} (stage {pipe.stage})"),
+        _meta(rank, "process_name", name=f"{ranks_text(sim.programs[at].ranks)} (stage {pipe.stage})"),
         _meta(rank, "process_sort_index", sort_index=at),
     ]
     for thread, name in enumerate(["host", *streams]):

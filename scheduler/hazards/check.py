@@ -12,6 +12,7 @@ import msgspec
 
 from interlace.errors import PlanError
 from interlace.ir import Program
+from interlace.ir.stand_ins import with_given_partners
 from interlace.scheduler.hazards.all_ranks import check_together
 from interlace.scheduler.hazards.call_names import Ask, Told, tell
 from interlace.scheduler.hazards.communication import shared_streams, wrong_groups
@@ -69,7 +70,7 @@ def _prove(programs: Sequence[Program], target: Target) -> Proof:
     traces: dict[int, Trace] = {}
     findings: list[Finding] = []
     voices = []
-    for program in programs:
+    for program in with_given_partners(programs):
         key = _content(program)
         if key not in walked:
             trace = trace_of(program, target)

@@ -40,6 +40,7 @@ def test_one_rank_is_dumped_planned_and_shown(tmp_path: Path, capsys: Any) -> No
         (["absent.py", "--world", "2"], "absent.py: no such script"),
         ([TINY, "--world", "0"], "expected a world of at least 1 and a rank inside it"),
         ([TINY, "--world", "2", "--rank", "2"], "--world 2 --rank 2: expected a world of at least 1 and a rank inside it"),
+        ([TINY, "--world", "2", "--compare"], "--compare: compares the ranks of a stage that --stages leaves out; add --stages"),
         ([TINY, "--world", "2", "--jobs", "0"], "--jobs 0: expected a number of ranks, 1 or more"),
         ([TINY, "--world", "2", "--json", "/dev/null/x.json"], "--json '/dev/null/x.json': /dev/null is a file; expected a folder there"),
         ([TINY, "--world", "2", "-o", "/dev/null/dumps"], "-o '/dev/null/dumps': /dev/null is a file; expected a folder there"),
@@ -51,6 +52,26 @@ def test_wrong_options_build_nothing(monkeypatch: Any, capsys: Any, words: list[
     monkeypatch.setattr(processes, "start", lambda *args, **more: pytest.fail("a rank was built"))
     assert main(["dump", *map(str, words)]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.paddle
+def test_one_rank_of_each_stage_is_the_whole_world(forked_ranks: None, tmp_path: Path, capsys: Any) -> None:
+    """Two ranks are built for eight, and are planned, proved, timed and drawn as all of them; a run needs every rank's plan."""
+    folder, figures = tmp_path / "stages", tmp_path / "out.json"
+    model = ["--pp", "2", "--mp", "2", "--dp", "2", "--micro-batches", "4", "--schedule", "1F1B"]
+    assert main(["dump", str(TINY), "--world", "8", "--stages", "-o", str(folder), "--json", str(figures), "--", *model]) == 0
+    assert [each["rank"] for each in json.loads(figures.read_text())["ranks"]] == [0, 4]
+    assert main(["plan", str(folder), "-o", str(tmp_path / "plan")]) == 0
+    assert "ranks 0-3 of 8, stage 0 of 2" in capsys.readouterr().out
+    assert main(["check", str(tmp_path / "plan")]) == 0
+    told = capsys.readouterr().out
+    assert "8 of 8 ranks" in told
+    assert "2 ranks are given, and stand for 6 more of their stages" in told
+    assert main(["timeline", str(tmp_path / "plan"), "-o", str(tmp_path / "trace.json")]) == 0
+    assert "  4-7  plan " in capsys.readouterr().out
+    assert '"ranks 4-7 (stage 1)"' in (tmp_path / "trace.json").read_text()
+    assert main(["run", str(TINY), "--world", "8", "--plan", str(tmp_path / "plan")]) == 2
+    assert "no plan of ranks 1-3, 5-7 (there: ranks 0, 4)" in capsys.readouterr().err
 
 
 @pytest.mark.paddle

@@ -1,0 +1,44 @@
+"""The ranks of each pipeline stage, as Paddle counts them, and whether one of them can stand for the others. No Paddle here."""
+
+from __future__ import annotations
+
+from interlace.errors import ProgramError
+from interlace.ir import Program
+from interlace.ir.difference import first_unlike
+from interlace.ir.kinds import is_p2p
+from interlace.units import ranks_text
+
+
+def stages_of(program: Program) -> list[range]:
+    """The ranks of each stage of the world that a captured program is of.
+
+    Paddle 3.3.1 takes rank `r` of `world` to lie on stage `r // (world // stages)` (`auto_parallel/static/utils.py`, get_pp_stage_by_rank).
+
+    Raises:
+        ProgramError: The world is no multiple of its stages, or ranks send to each other and there is no pipeline that says who is where.
+
+    >>> stages_of(Program((), (), world=4))
+    [range(0, 4)]
+    """
+    count = program.pipeline.num_stages
+    if program.world % count:
+        raise ProgramError(f"--stages: {program.world} ranks do not divide into {count} stages; expected as many ranks on each, or dump "
+                           "all ranks")  # fmt: skip
+    sends = next((op for op in program.ops if is_p2p(op)), None)
+    if count == 1 and sends is not None:
+        raise ProgramError(f"--stages: rank {program.rank} has #{sends.id} {sends.name}, and the script asks for no pipeline schedule that "
+                           "says which ranks are of a stage; set strategy.pipeline.enable, or dump all ranks")  # fmt: skip
+    size = program.world // count
+    return [range(stage * size, (stage + 1) * size) for stage in range(count)]
+
+
+def require_alike(first: Program, last: Program) -> None:
+    """Refuse a stage of which one rank cannot stand for the others.
+
+    Raises:
+        ProgramError: With the first thing in which the two differ.
+    """
+    told = first_unlike(last, first)
+    if told:
+        raise ProgramError(f"--stages: {ranks_text((first.rank, last.rank))} of stage {first.pipeline.stage} are not alike: {told} (as "
+                           f"rank {first.rank} has it); dump all ranks, without --stages")  # fmt: skip
