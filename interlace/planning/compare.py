@@ -90,12 +90,12 @@ def compare(captured: Program, planned: Program, reports: Sequence[PassReport], 
     if peers is None:
         alone = Comparison((member,), {}, profile, memory_budget)
         return alone, alone.outcome(costs)
-    stands_for = stand_ins(captured, costs, peers)
+    stands_for = stand_ins(captured, peers)
     packed = zlib.compress(msgspec.msgpack.encode(member), 1) if stands_for[captured.rank] == captured.rank else b""
     shown = gather(peers, "plans to compare", packed)
     whole, said = None, _Said()
     if captured.rank == 0:
-        members = tuple(msgspec.msgpack.decode(zlib.decompress(each), type=Member) for each in shown if each)
+        members = tuple(msgspec.msgpack.decode(zlib.decompress(shown[rank]), type=Member) for rank in sorted(set(stands_for.values())))
         whole = Comparison(members, stands_for, profile, memory_budget)
         said = _Said(whole.outcome(costs))
     return whole, gather(peers, "what came out", said)[0].outcome

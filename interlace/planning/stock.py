@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from interlace.cost_model import Costs
 from interlace.ir import Program
-from interlace.passes import Pipeline
-from interlace.passes.assign_streams import AssignStreams
-from interlace.passes.schedule_1f1b import Schedule1F1B
+from interlace.passes.pipeline import built_in, ordered
 
 STOCK = "Paddle's own plan"
 """What reports call it."""
-PASSES = (Schedule1F1B(interleave="off"), AssignStreams(rename=False, throttle_host="off"))
-"""Paddle's own jobs on Paddle's own streams, as the preset `stock` has them."""
 
 
 def stock_plan(program: Program, costs: Costs) -> Program:
-    """A captured program as Paddle itself would run it; one that has jobs stays as it is.
+    """A captured program as Paddle itself would run it, as the preset `stock` has it; one that has jobs stays as it is.
 
     Raises:
         PassError: As `Pipeline.run`.
     """
-    return program if program.jobs else Pipeline(PASSES).run(program, costs)[0]
+    if program.jobs:
+        return program
+    passes = (kind().stock() for kind in built_in() if kind.is_default)
+    return ordered(tuple(each for each in passes if each is not None)).run(program, costs)[0]
