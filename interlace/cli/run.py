@@ -341,7 +341,7 @@ def _plan_text(result: LaunchResult) -> str:
         return "plan: none; the script never called interlace.enable(strategy), or Interlace is off"
     done = ", ".join(f"{each['name']} {len(each['changed'])} changed" for each in plan["passes"])
     return (f"plan of rank 0: {done or 'no pass ran'}; why: print(interlace.plan_of(model).explain()) in the script, or "
-            "dump: FOLDER in the configuration and `interlace show FOLDER/rank0.ilp --why`\n" + plan["sentence"])  # fmt: skip
+            f"dump: FOLDER in the configuration and `interlace show FOLDER/rank0.ilp --why`\n{plan['sentence']}")  # fmt: skip
 
 
 def _as_dict(result: LaunchResult) -> dict[str, Any]:

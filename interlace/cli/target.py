@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from interlace.cost_model import Costs
+    from interlace.cost_model import CostModel
     from interlace.ir import Program
     from interlace.scheduler.simulate.simulator import Result
     from interlace.scheduler.target import Target
@@ -50,7 +50,7 @@ class Setting:
 
     profile: str
     why: str
-    costs: Costs
+    costs: CostModel
     target: Target
 
     @classmethod

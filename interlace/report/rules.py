@@ -7,20 +7,20 @@ from collections.abc import Iterable
 
 _ID = re.compile(r"(?<!\w)[#%]\d+\b ?")
 _LAYER = re.compile(r"(?<=[A-Za-z_]\.)\d+(?=[.)\s:]|$)")
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)")
 
 
-def by_rule(lines: Iterable[str]) -> list[tuple[str, int]]:
-    """Each rule and how many lines follow it, in the order of their first lines; numbers that differ become a range.
+def by_rule(lines: Iterable[str]) -> list[tuple[str, list[int]]]:
+    """Each rule and the numbers of the lines that follow it, in the order of their first lines; figures that differ become a range.
 
     >>> by_rule(["#1 pd_op.add (blocks.0.mlp): %3 (2.0 MiB) moves", "#9 pd_op.add (blocks.1.mlp): %8 (4.0 MiB) moves", "no gain"])
-    [('add (blocks.*.mlp): (2.0 to 4.0 MiB) moves', 2), ('no gain', 1)]
+    [('add (blocks.*.mlp): (2.0 to 4.0 MiB) moves', [0, 1]), ('no gain', [2])]
     """
-    found: dict[str, list[str]] = {}
-    for line in lines:
+    found: dict[str, list[tuple[int, str]]] = {}
+    for number, line in enumerate(lines):
         plain = _LAYER.sub("*", _ID.sub("", line)).replace("pd_op.", "").replace("builtin.", "")
-        found.setdefault(_NUMBER.sub("\0", plain), []).append(plain)
-    return [(_joined(group), len(group)) for group in found.values()]
+        found.setdefault(_NUMBER.sub("\0", plain), []).append((number, plain))
+    return [(_joined([plain for _, plain in group]), [number for number, _ in group]) for group in found.values()]
 
 
 def _joined(lines: list[str]) -> str:

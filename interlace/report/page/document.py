@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from interlace.cost_model.base import How
 from interlace.report.causes import Held, Wait
 from interlace.report.outcome import Outcome
 
@@ -156,7 +157,7 @@ class Device(_Part, frozen=True):
     note: str
     rules: str
     memory_bytes: int
-    shares: list[tuple[str, float, str]]
+    shares: list[tuple[How, float, str]]
     rel_error: float
     unmeasured: list[tuple[str, str, float]]
 

@@ -134,13 +134,10 @@ def _readers(graph: Graph, value: int) -> list[Op]:
 
 
 def rules(reports: Mapping[int, Sequence[PassReport]], lines: Callable[[PassReport], Sequence[str]]) -> list[Rule]:
-    """What passes say, by rule: of each stage the reports of one of its ranks."""
-    found: dict[tuple[str, str], dict[int, int]] = {}
+    """What passes say, by rule: `reports` of each stage are those of one of its ranks."""
+    said: dict[str, list[tuple[int, str]]] = {}
     for stage, each in sorted(reports.items()):
         for report in each:
-            for text, count in by_rule(lines(report)):
-                found.setdefault((report.name, text), {})[stage] = count
-    order = {name: k for k, name in enumerate(dict.fromkeys(report.name for each in reports.values() for report in each))}
-    rows = [Rule(name, text, sum(places.values()), sorted(places)) for (name, text), places in found.items()]
-    return sorted(rows, key=lambda rule: order[rule.name])
-
+            said.setdefault(report.name, []).extend((stage, line) for line in lines(report))
+    return [Rule(name, text, len(numbers), sorted({each[number][0] for number in numbers}))
+            for name, each in said.items() for text, numbers in by_rule(line for _, line in each)]  # fmt: skip
