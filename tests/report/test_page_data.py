@@ -147,7 +147,7 @@ def test_offload_is_told_with_bytes_and_slack(page: dict[str, Any], results: lis
 def test_rules_not_instances(page: dict[str, Any]) -> None:
     texts = [(rule["name"], rule["text"]) for rule in page["done"]]
     assert len(texts) == len(set(texts))
-    assert {"split-backward", "schedule-1f1b", "offload-activations", "assign-streams"} <= {name for name, _ in texts}
+    assert {"split-backward", "schedule-1f1b", "offload-activations", "insert-events"} <= {name for name, _ in texts}
     assert any(rule["count"] > 1 for rule in page["done"])
     assert not any(re.search(r"#\d|%\d", text) for _, text in texts)
 
