@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from interlace.cli import main
 from interlace.cost_model import CostModel, load_profile
-from interlace.ir import load
+from interlace.ir import load, save
 from interlace.planning.stock import stock_plan
 from interlace.report.outcome import Step
 from interlace.report.page.write import template
@@ -201,6 +202,15 @@ def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path) -> None:
         alone.report(tmp_path / "none.html")
     with pytest.raises(PlanError, match="Interlace is off"):
         Plan.off("for a test").report(tmp_path / "none.html")
+
+
+def test_one_rank_of_each_stage_gives_the_same_page(made: Path, page: dict[str, Any], tmp_path: Path) -> None:
+    for rank, alike in ((0, (1,)), (2, (3,))):
+        program = load(made / "dumps" / f"rank{rank}.ilp")
+        save(msgspec.structs.replace(program, alike=alike), tmp_path / "dumps" / f"rank{rank}.ilp")
+    assert main(["plan", str(tmp_path / "dumps"), "--config", str(made / "config.yaml"), "-o", str(tmp_path / "plan")]) == 0
+    assert main(["report", str(tmp_path / "plan"), "-o", str(tmp_path / "page.html")]) == 0
+    assert data_in(tmp_path / "page.html") == page
 
 
 def test_the_template_has_one_place_for_data() -> None:

@@ -36,7 +36,7 @@ class Simulated:
     Attributes:
         name: As the page calls it.
         result: Of all ranks that are there, with memory.
-        stands_for: Simulated rank -> the ranks that it stands for, itself first; itself alone where it is not named.
+        stands_for: Simulated rank -> the ranks that it stands for, itself first; where it is not named, as its program says.
     """
 
     name: str
@@ -84,7 +84,7 @@ def _labels(plans: Sequence[Simulated]) -> list[Label]:
     for at, rank in enumerate(plans[0].result.input.ranks):
         stage = plans[0].result.input.programs[at].pipeline.stage
         alike = [tuple(getattr(plan.result.ranks[at], name) for name in plan.result.ranks[at].__slots__[1:]) for plan in plans]
-        groups.setdefault((stage, *alike), []).extend(plans[0].stands_for.get(rank, [rank]))
+        groups.setdefault((stage, *alike), []).extend(plans[0].stands_for.get(rank, plans[0].result.input.programs[at].ranks))
     return sorted((Label(int(key[0]), sorted(ranks)) for key, ranks in groups.items() if isinstance(key, tuple)),
                   key=lambda label: (label.stage, label.ranks))  # fmt: skip
 
