@@ -29,7 +29,7 @@ def result(*steps: str, weights: str = "aa", plan: Any = None) -> LaunchResult:
     return LaunchResult((RankReport(0, 1, tuple(losses), {"w": weights}, plan),), 1.0, "logs")
 
 
-PLANNED = result(*GOOD, plan={"rank": 0, "passes": []})
+PLANNED = result(*GOOD, plan={"rank": 0, "passes": [], "sentence": "Paddle's own plan takes longer."})
 TRAINED = result("train 01", "train 03")
 WRONG = result("train 01", "eval 02", "train 09", weights="bb")
 OTHER = result("train 01", "eval 02", "train 05", weights="cc")
@@ -108,6 +108,7 @@ def test_the_command_says_so(tmp_path: Path, monkeypatch: Any, capsys: Any, name
     assert main(["run", str(tmp_path / "script.py"), "--world", "1", "--verify", "--json", os.fspath(tmp_path / "x.json")]) == code
     said = capsys.readouterr().out
     assert told in said
+    assert "Paddle's own plan takes longer.\n" in said
     died = "Paddle's fault, not a plan's: stock Paddle's own run failed: rank 1 failed: killed by signal SIGSEGV\n"
     assert (died in said) == (stock is DIED)
     assert all(env["INTERLACE_DISABLE"] == "1" for name, env in runs.ran.items() if name != "interlace")
