@@ -1,4 +1,4 @@
-"""`schedule-1f1b`: the jobs of a step."""
+"""`schedule-1f1b`: cuts a step into jobs, and orders the operations inside jobs of several parts."""
 
 from __future__ import annotations
 
@@ -47,31 +47,32 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     Contract: needs nothing; keeps every operation once for each micro-batch (the optimizer's once a step), every sum's order
     over micro-batches and each group's order of collectives; gives a scheduled program.
 
-    Steps: 1 take the schedule of the program's strategy; 2 with interleaving join each steady backward with the forward behind
-    it; 3 order every such pair with the cost model (`scheduler/interleave/planner.py`), within the memory of the plain order plus the
-    allowance; 4 keep receives ahead of sends where the neighbour's order asks for it. What crosses streams between jobs is ordered
-    by `insert-events`.
+    Steps: 1 take the schedule of the program's strategy; 2 with interleaving join each steady backward with the forward after
+    it; 3 order every such pair with the cost model (`scheduler/interleave/planner.py`), within the memory of the plain order plus
+    `extra_live_bytes`; 4 issue receives before the sends that the neighbour takes only after sending. `insert-events` orders what
+    crosses streams between jobs.
 
     Options:
         interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a lag and depth for each stage: the
-            whole step is simulated, and no stage may hold more than Paddle's own plan does on its worst stage (plus
+            whole step is simulated, and no stage may need more memory than Paddle's own plan does on its worst stage (plus
             `extra_live_bytes`; or `memory_budget` of offload-activations). `off` gives Paddle's own job list; `dx-first` runs
-            backward's chain of input gradients first and keeps weight gradients for backward's and forward's collectives, at
-            Paddle's warm-up depth; `mixed` mixes both op by op and holds `2 (stages - 1 - stage) + 1` micro-batches, which it
-            needs; `zb-h1` puts weight gradients off to fill bubbles.
-        lag: By how many micro-batches weight gradients trail their input gradients, with `dx-first` and `mixed`: one number for all
-            stages, or one for each. From 1 on they need nothing that their job computes, so they hide its first collectives, and
-            those left at the end fill what would be waiting; each micro-batch of lag keeps its operands of weight gradients.
-        depth: Micro-batches in flight on each stage, with `dx-first`; none given: as in 1F1B. From so many on a stage sends activations
-            before it needs the next gradient, so that a late message stops nobody.
-        early_sends: What a nanosecond less until a gradient or an activation leaves is worth, in nanoseconds of the job's length; one
-            number for all stages, or one for each.
+            backward's chain of input gradients first and runs weight gradients during backward's and forward's collectives, at
+            Paddle's warm-up depth; `mixed` mixes both op by op with `2 (stages - 1 - stage) + 1` micro-batches in flight, which it
+            needs; `zb-h1` postpones weight gradients to fill bubbles.
+        lag: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and `mixed`: one
+            number for all stages, or one for each. From 1 on they do not depend on their job, so they run during its first collectives,
+            and the last ones fill the pipeline's end; each micro-batch of lag keeps the operands of its weight gradients live.
+        depth: Micro-batches in flight on each stage, with `dx-first`; without it as in 1F1B. With more of them a stage sends activations
+            before it needs the next gradient, so that a late message does not stop the pipeline.
+        early_sends: Weight of the time at which each send of a job starts, against the duration of the job, when its order is chosen:
+            0 minimizes the duration alone. One number for all stages, or one for each.
         search: Whether a local search improves the order inside each kind of job; False keeps the list scheduler's.
         schedule_file: Path of a file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md); replaces
             `interleave` and `lag`.
-        extra_live_bytes: Bytes by which a job's live memory may exceed that of the plain order, and a stage's that of Paddle's plan.
-        max_ops_per_job: A pair larger than this is left as two jobs (the executor's build is quadratic in it).
-        only_gains: Take a milder form (`dx-first`, then `off`) where the whole step would be simulated slower than with `off`.
+        extra_live_bytes: Bytes by which the live memory of a job may exceed that of its plain order (all parts one after another), and the
+            memory of a stage that of Paddle's plan.
+        max_ops_per_job: A pair with more operations stays two jobs (the executor's build time is quadratic in them).
+        only_gains: Fall back to a simpler form (`dx-first`, then `off`) if the simulated step would be slower than with `off`.
 
     Source: PaddlePaddle/Paddle#57446; measured orders in benchmarks/results/h200.
     """
@@ -106,13 +107,13 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return None
 
     def fallbacks(self) -> tuple[Pass, ...]:
-        """Of pairs: `dx-first`, then `off`. A schedule that is spelled out, or `zb-h1`, is what the user wants as it is."""
+        """For pairs `dx-first`, then `off`. A schedule file and `zb-h1` have none: they are used as given."""
         forms: dict[str, tuple[Literal["dx-first", "off"], ...]] = {"mixed": ("dx-first", "off"), "dx-first": ("off",)}
         if not self.only_gains or self.schedule_file:
             return ()
         plain = msgspec.structs.replace(self, lag=0, depth=())
-        milder = tuple(msgspec.structs.replace(plain, interleave=name) for name in forms.get(self.interleave, ()))
-        return (plain, *milder) if milder and (self.lag or self.depth) else milder
+        simpler = tuple(msgspec.structs.replace(plain, interleave=name) for name in forms.get(self.interleave, ()))
+        return (plain, *simpler) if simpler and (self.lag or self.depth) else simpler
 
     def is_open(self) -> bool:
         """Whether the whole step decides on the form (interlace/planning/whole_step.py)."""
@@ -133,6 +134,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return ", ".join([f"interleave: {self.interleave}", *more])
 
     def run(self, program: Program, context: Context) -> Program:
+        """The program with its jobs; see the class."""
         rows, form = self._rows(program, context)
         slots = rows[program.pipeline.stage]
         kinds = {part.kind for slot in slots for part in slot.parts}
@@ -158,16 +160,16 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if self.interleave == "off":
             return plain, "dx-first"
         if self.interleave == "auto":
-            context.declined.append("auto: the whole step was not judged, the other stages' plans are not known here; dx-first instead")
+            context.declined.append("auto: the whole step was not simulated, the other stages' plans are not known here; dx-first instead")
         if pipe.schedule in ("FThenB", "none"):
-            context.declined.append(f"interleaving: schedule {pipe.schedule} has no backward beside a forward; its own order stays")
+            context.declined.append(f"interleaving: schedule {pipe.schedule} never alternates them; its own order stays")
             return plain, "dx-first"
         if self.interleave == "zb-h1":
             return self._zero_bubble(program, context)
         return self._paired(program, context)
 
     def _check_shape(self, program: Program) -> None:
-        """Hold lag and depth against the program and the other options. Raises ConfigError."""
+        """Check lag, depth and early_sends against the program and the other options. Raises ConfigError."""
         pipe = program.pipeline
         if isinstance(self.early_sends, tuple) and len(self.early_sends) != pipe.num_stages:
             raise ConfigError(f"schedule_1f1b.early_sends: found {_numbers(self.early_sends)}, {len(self.early_sends)} numbers; "
@@ -200,7 +202,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return self._every_stage(program, zero_bubble), "dx-first"
 
     def _paired(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
-        """Backward and forward joined, mixed where that was asked for and no stage would wait for another for ever."""
+        """Slots with backward and forward joined, and the form: mixed if asked for, unless stages would wait for each other for ever."""
         pipe = program.pipeline
         stages = range(pipe.num_stages)
         if self.interleave == "mixed" and program.pipeline.num_stages > 1 and draws_twice(program):
@@ -234,22 +236,22 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     @staticmethod
     def _depth(program: Program, stage: int) -> int:
-        """Micro-batches a stage holds so that mixed pairs of neighbours do not wait for each other."""
+        """Micro-batches in flight on a stage with which mixed pairs of neighbours do not wait for each other."""
         return min(2 * (program.pipeline.num_stages - 1 - stage) + 1, program.pipeline.num_micro_batches)
 
     def _depth_report(self, program: Program) -> list[str]:
-        """What the depth costs, where it is more than Paddle's."""
+        """A line about the memory of the depth, if it is larger than Paddle's."""
         pipe = program.pipeline
         depth, plain = self._depth(program, pipe.stage), in_flight(pipe.stage, pipe.num_stages, pipe.num_micro_batches)
         if pipe.schedule == "VPP" or depth <= plain:
             return []
         backward = PartOps("B", "B", [op for op in program.ops if op.role == "backward" and not is_boundary(op)])
-        held = PairMemory(Graph(program), [backward]).start
-        return [f"mixed holds {depth} micro-batches in flight on stage {pipe.stage}, {depth - plain} more than 1F1B: "
-                f"{size(held)} of activations each"]  # fmt: skip
+        saved_bytes = PairMemory(Graph(program), [backward]).start
+        return [f"mixed has {depth} micro-batches in flight on stage {pipe.stage}, {depth - plain} more than 1F1B: "
+                f"{size(saved_bytes)} of activations each"]  # fmt: skip
 
     def _plans(self, program: Program, slots: list[Slot], parts: Parts, context: Context, form: Form) -> dict[Kinds, PairPlan]:
-        """The order of each kind of slot that has one to choose: several parts, or a whole backward beside such slots."""
+        """The order of each kind of slot that has a choice: slots of several parts, and then whole backwards too."""
         mixed = {_kinds(slot) for slot in slots if len(slot.parts) > 1}
         whole = {_kinds(slot) for slot in slots if slot.parts[0].kind == "B"} if mixed else set()
         plans = {}
@@ -259,7 +261,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return plans
 
     def order(self, program: Program, parts: Parts, kinds: Kinds, form: Form, context: Context) -> tuple[PairPlan, SlotTimes]:
-        """The order of one kind of job, and what it costs; of the same program worked out once."""
+        """The order of one kind of job, and its times and memory; computed once for the same program."""
         early = self.early_sends[program.pipeline.stage] if isinstance(self.early_sends, tuple) else self.early_sends
         key = (id(program), kinds, form, self.extra_live_bytes, self.max_ops_per_job, early, self.search)
         if key not in context.memo:
@@ -271,7 +273,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return plan, times
 
     def _jobs(self, slot: Slot, parts: Parts, plans: dict[Kinds, PairPlan]) -> list[Job]:
-        """A slot's job; of one that is too large a job for each part, cut after the part's last operation."""
+        """The job of a slot; if it would be too large, a job for each part, cut after the part's last operation."""
         kinds = _kinds(slot)
         if kinds not in plans:
             return [_job(slot.parts[0], parts)]
@@ -310,11 +312,11 @@ def _numbers(each: float | tuple[float, ...]) -> str:
 
 
 Kinds = tuple[tuple[str, str, int], ...]
-"""What a slot with several parts holds: `(label, kind, chunk)` of each."""
+"""`(label, kind, chunk)` of each part of a slot: slots with the same parts, in any micro-batches, get the same order."""
 
 
 def _kinds(slot: Slot) -> Kinds:
-    """Labels are the kinds, with a number where a kind stands twice."""
+    """The parts of a slot; a label is the kind, with a number if the kind occurs twice."""
     seen: dict[str, int] = {}
     found = []
     for part in slot.parts:
@@ -329,10 +331,10 @@ def _kinds_text(kinds: Kinds, chunked: bool) -> str:
 
 
 def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]) -> tuple[Job, ...]:
-    """Put receives of activations in front of the gradient sends that the previous stage takes only after sending them.
+    """Issue receives of activations before the gradient sends that the previous stage receives only after sending them.
 
-    With sends that wait for their receiver, this stage must have received, before it sends a gradient, every activation that
-    the previous stage (its slots are `neighbour`) sends before it takes that gradient.
+    If sends wait for their receiver, this stage must receive, before it sends a gradient, every activation that the previous stage
+    (with the slots `neighbour`) sends before it receives that gradient.
     """
     ops = {op.id: op for op in program.ops}
     receives = sorted({(m, op_id) for job in jobs for op_id, m in job.items if ops[op_id].role == "forward" and is_receive(ops[op_id])})

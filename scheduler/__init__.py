@@ -1,1 +1,1 @@
-"""Decisions: job order, order inside pairs, what to offload; and their judges: simulator, memory, hazards."""
+"""Scheduling decisions (job order, order inside pairs, offload), and the simulator, memory models and checker that evaluate them."""

@@ -1,9 +1,9 @@
-"""Which groups of two ranks are one and the same.
+"""Names by which different ranks refer to the same communication group.
 
-A group is known by its ranks, in the ring's order, and where several groups have the same ranks, by which of them it is. Paddle
-numbers rings in the order in which a process makes them, and names a communicator by its ranks and that number
-(`process_group.ProcessGroup.instantiate`), so equal numbers are the same ring. Programs numbered apart are known by the order in
-which they list the groups of the same ranks.
+A group is identified by its ranks, in the ring's order, and, if several groups have the same ranks, by its number. Paddle numbers
+rings in the order in which a process creates them, and names a communicator by its ranks and that number
+(`process_group.ProcessGroup.instantiate`), so equal numbers are the same ring. If programs share no number for these ranks, the order
+in which they list the groups identifies them.
 
 >>> known = RingNames({0: (Group(7, (0, 1)), Group(8, (0, 1))), 1: (Group(8, (0, 1)),)})
 >>> known.name(0, 8) == known.name(1, 8), known.name(0, 7) == known.name(1, 8)
@@ -23,7 +23,7 @@ RingName = tuple[Ranks, int]
 
 
 class RingNames:
-    """Names of the groups of several ranks' programs; equal names are one ring."""
+    """Names of the groups in the programs of several ranks; groups with equal names are the same ring."""
 
     def __init__(self, groups: Mapping[int, Sequence[Group]]) -> None:
         self._ranks = {rank: {group.id: group.ranks for group in listed} for rank, listed in groups.items()}
@@ -32,7 +32,7 @@ class RingNames:
             for group in sorted(listed, key=lambda group: group.id):
                 if rank in group.ranks:
                     lists[group.ranks].setdefault(rank, []).append(group.id)
-        self._place: dict[tuple[Ranks, int], dict[int, int]] = {}
+        self._index: dict[tuple[Ranks, int], dict[int, int]] = {}
         self.unclear: dict[Ranks, dict[int, list[int]]] = {}
         for ranks, by_rank in lists.items():
             numbers = list(by_rank.values())
@@ -41,12 +41,12 @@ class RingNames:
             if len({len(each) for each in numbers}) > 1:
                 self.unclear[ranks] = by_rank
             for rank, each in by_rank.items():
-                self._place[ranks, rank] = {number: place for place, number in enumerate(each)}
+                self._index[ranks, rank] = {number: index for index, number in enumerate(each)}
 
     def name(self, rank: int, group: int) -> RingName:
-        """What all ranks call one rank's group."""
+        """The common name of one rank's group."""
         ranks = self._ranks[rank][group]
-        return ranks, self._place.get((ranks, rank), {}).get(group, group)
+        return ranks, self._index.get((ranks, rank), {}).get(group, group)
 
 
 def _numbered_alike(numbers: Sequence[Sequence[int]]) -> bool:

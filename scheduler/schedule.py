@@ -1,4 +1,4 @@
-"""Pipeline schedules as small data: per stage a list of slots, printed and parsed as text.
+"""Pipeline schedules: a list of slots for each stage, printed and parsed as text.
 
     0 | 0F 1F 0B 2F 1B 2B O
 
@@ -56,7 +56,7 @@ Schedule = Callable[[int, int, int, int], list[Slot]]
 
 
 def in_flight(stage: int, num_stages: int, num_micro_batches: int) -> int:
-    """Micro-batches that a stage holds at once in 1F1B.
+    """Micro-batches that are in flight on a stage in 1F1B.
 
     >>> [in_flight(stage, 4, 3) for stage in range(4)]
     [3, 3, 2, 1]
@@ -83,7 +83,7 @@ def accumulate(stage: int, num_stages: int, num_micro_batches: int, num_chunks: 
 
 
 def one_f_one_b(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
-    """Paddle's 1F1B: stage s holds num_stages - s micro-batches; receives and sends are jobs of their own.
+    """Paddle's 1F1B: stage s has num_stages - s micro-batches in flight; receives and sends are jobs of their own.
 
     >>> show_row(1, one_f_one_b(1, 2, 2))
     '1 | 0R 0F 0B 1R 0S 1F 1B 1S O'
@@ -98,10 +98,10 @@ def one_f_one_b(stage: int, num_stages: int, num_micro_batches: int, num_chunks:
 
 
 def lagged(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1, *, lag: int, warmup: int | None = None) -> list[Slot]:
-    """1F1B in which each job holds input gradients, the next forward, and the weight gradients of `lag` micro-batches before.
+    """1F1B in which each job has input gradients, the next forward, and the weight gradients of `lag` micro-batches before.
 
-    Weight gradients that trail need nothing that the job itself computes, so they can run beside its first collectives; those
-    left at the end fill what would be waiting.
+    Weight gradients of an earlier micro-batch do not depend on their job, so they can run during its first collectives; the last
+    ones fill the end of the pipeline.
 
     >>> show_row(1, lagged(1, 2, 4, lag=1))
     '1 | 0F 0I+1F 1I+2F+0W 2I+3F+1W 3I+2W 3W O'
@@ -118,7 +118,7 @@ def lagged(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int 
 
 
 def zero_bubble(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
-    """ZB-H1: weight gradients are put off until as many micro-batches are held as 1F1B's first stage holds, and fill the end.
+    """ZB-H1: weight gradients are postponed until as many micro-batches are in flight as on 1F1B's first stage, and fill the end.
 
     >>> show_row(1, zero_bubble(1, 2, 4))
     '1 | 0F 0I 1F 1I 0W 2F 2I 1W 3F 3I 2W 3W O'
@@ -142,7 +142,7 @@ def zero_bubble(stage: int, num_stages: int, num_micro_batches: int, num_chunks:
 def interleaved(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
     """Paddle's VPP (interleaved 1F1B), receives and sends as jobs of their own.
 
-    Source: the order of PaddlePaddle 3.3.1's VPP pass; a test holds it equal for many shapes.
+    Source: the order of PaddlePaddle 3.3.1's VPP pass; a test compares them for many shapes.
     """
     total = num_micro_batches * num_chunks
     forwards, backwards = _virtual_order(num_stages, num_micro_batches, num_chunks)
@@ -191,12 +191,12 @@ def pair_up(slots: list[Slot]) -> list[Slot]:
 
 
 def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
-    """Where stages that take a slot's inputs at its start and give its outputs at its end would wait for each other.
+    """Where stages would wait for each other for ever, if a slot needs its inputs at its start and has its outputs at its end.
 
-    A pair counts as mixed: it needs the activation and the gradient at its start and gives both at its end.
+    A pair counts as mixed: it needs the activation and the gradient at its start and has both outputs at its end.
 
     Returns:
-        Empty where every stage runs to its end, else the grid of stages with `<-- here` at the slots that never start.
+        Empty if every stage can finish, otherwise the grid of stages with `<-- here` at the slots that are blocked.
 
     >>> stall([lagged(s, 2, 4, lag=0, warmup=1) for s in range(2)]).count("<-- here")
     2
@@ -219,12 +219,12 @@ def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
 
 
 def _outputs(slot: Slot, stage: int) -> set[tuple[int, str, int, int]]:
-    """What others wait for: `(stage, F or B, micro-batch, chunk)`; input gradients are what a backward gives."""
+    """What other slots wait for: `(stage, F or B, micro-batch, chunk)`; the output of a backward is its input gradients."""
     return {(stage, "B" if part.kind == "I" else part.kind, part.micro_batch, part.chunk) for part in slot.parts}
 
 
 def _needs(slot: Slot, stage: int, stages: int, chunks: int) -> list[tuple[int, str, int, int]]:
-    """Outputs of other slots that a slot takes: of its neighbours, and of its own stage's forward and input gradients."""
+    """Outputs of other slots that a slot needs: of neighbouring stages, and of its own stage's forward and input gradients."""
     found = []
     for part in slot.parts:
         if part.kind == "W":
@@ -249,11 +249,11 @@ def _stalled_row(stage: int, row: Sequence[Slot], at: int) -> str:
 
 
 def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: int, num_chunks: int, where: str) -> None:
-    """Hold a schedule against a step's shape.
+    """Check a schedule against the number of stages, micro-batches and chunks.
 
     Raises:
-        PlanError: A stage is missing or too much, a piece of work is missing, twice or unknown, backward is both whole and in
-            parts, a slot holds parts that need each other, or stages would wait for each other (shown as a grid).
+        PlanError: A stage is missing or unknown, a part is missing, occurs twice or is unknown, backward is both whole and in
+            parts, a slot has parts that need each other, or stages would wait for each other (shown as a grid).
     """
     if sorted(rows) != list(range(num_stages)):
         raise PlanError(f"{where}: has stages {sorted(rows)}, expected {list(range(num_stages))}")
@@ -266,12 +266,12 @@ def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: 
         wrong = sorted(str(Part(*item)) for item in (wanted ^ set(found)) | double)
         if wrong or row[-1] != OPTIMIZER:
             raise PlanError(f"{where}: stage {stage}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and "
-                            f"{num_chunks} chunk(s) must stand once, and O last; "
+                            f"{num_chunks} chunk(s) must occur once, and O last; "
                             f"missing, twice or unknown: {wrong[:12] or 'O is not last'}")  # fmt: skip
         for each in row:
             needy = next((pair for pair in combinations(each.parts, 2) if _need_each_other(*pair)), None)
             if needy is not None:
-                raise PlanError(f"{where}: stage {stage}: slot {each} holds {needy[0]} and {needy[1]}, which need each other or run "
+                raise PlanError(f"{where}: stage {stage}: slot {each} has {needy[0]} and {needy[1]}, which need each other or run "
                                 "alone; put them into slots of their own (for I and W of one micro-batch, write B)")  # fmt: skip
     stuck = stall([rows[stage] for stage in range(num_stages)], num_chunks)
     if stuck:
@@ -279,9 +279,9 @@ def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: 
 
 
 def _need_each_other(part: Part, other: Part) -> bool:
-    """Whether two parts cannot be mixed in one job: the optimizer, receives and sends of their own, and what is before or after.
+    """Whether two parts cannot be mixed in one job: one needs the other, or one is the optimizer or a job of receives or sends.
 
-    Of one micro-batch only weight gradients are not between other parts: they need the input gradients of their own chunk alone.
+    Parts of one micro-batch need each other, except weight gradients, which need only the input gradients of their own chunk.
     """
     kinds = {part.kind, other.kind}
     if kinds & set("ORS"):
@@ -290,7 +290,8 @@ def _need_each_other(part: Part, other: Part) -> bool:
 
 
 def sent_before(row: Sequence[Slot], micro_batch: int) -> int:
-    """Forwards that a stage ends before it takes a micro-batch's gradient: so many receives its successor must not hold back.
+    """Number of forwards that a stage completes before it receives a micro-batch's gradient; the next stage must receive as many
+    activations before it sends that gradient.
 
     >>> sent_before(one_f_one_b(0, 2, 4), 1)
     3
@@ -315,7 +316,7 @@ def parse_rows(text: str, where: str = "schedule") -> dict[int, list[Slot]]:
     ['0F', '0B+1F', '1B', 'O']
 
     Raises:
-        PlanError: A token cannot be read, or a stage stands twice; with the line.
+        PlanError: A token cannot be read, or a stage occurs twice; with the line.
     """
     rows: dict[int, list[Slot]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -325,7 +326,7 @@ def parse_rows(text: str, where: str = "schedule") -> dict[int, list[Slot]]:
         if not bar or not _STAGE.fullmatch(head):
             raise PlanError(f"{where}:{number}: found {line[:80]!r}, expected `<stage> | 0F 1F 0B ...`")
         if int(head) in rows:
-            raise PlanError(f"{where}:{number}: stage {int(head)} stands twice")
+            raise PlanError(f"{where}:{number}: stage {int(head)} occurs twice")
         rows[int(head)] = [_slot(token, f"{where}:{number}") for token in rest.split()]
     return rows
 

@@ -1,5 +1,8 @@
-"""What a kind of device, and Paddle's executor on it, do by themselves: the one record that the checker, the simulator, both memory
-models, lowering and the command line ask. Source: Paddle's executor and allocators, read and run (docs/gpu-place.md)."""
+"""The rules of a kind of device and of Paddle's executor on it.
+
+The checker, the simulator, both memory models, lowering and the command line all use this record. Source: Paddle's executor and
+allocators, read and run (docs/gpu-place.md).
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,17 @@ class Target(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     Order:
 
     Attributes:
-        name: As `--target` names it.
+        name: Its name for `--target`.
         serial: Every operation ends before the next is issued; streams and events do not exist.
-        host_runs_ahead: The host issues ahead of the device, and waits where the plan says so (`Job.host_waits`); elsewhere those
-            waits mean nothing.
+        host_runs_ahead: The host issues ahead of the device, and waits as the plan says (`Job.host_waits`); on other targets these
+            waits have no effect.
         job_end_waits: The host waits for the compute stream at the end of every job.
         blocking: Kinds of copies that the host waits for. A copy to pageable host memory blocks it on every target.
-        loses_waits: Kinds whose waits for events of other jobs are lost where no operand is made in their own job.
+        loses_waits: Kinds whose waits for events of other jobs are lost if none of their operands is computed in their own job.
         host_memory_edges: The executor orders streams by host and pinned values inside a job.
         ring_is_serial: Operations of one ring run one after the other in launch order, whatever their streams.
         one_ring_a_stream: A stream keeps the communicator of the first ring used on it.
-        p2p_buffer_bytes: A send up to this size ends without its receiver.
+        p2p_buffer_bytes: A send up to this size completes without its receiver.
 
     Memory:
 
@@ -36,13 +39,14 @@ class Target(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         alloc: When an operation's results are allocated: at its `start` on its stream, or at its `issue` by the host.
         free: When a value is freed: at the `end` of its last readers; or at the `issue` of the last reader. Where that one runs on
             another stream than the allocation, the allocator keeps the block until it ends, if `records_streams`.
-        records_streams: The allocator is told the streams of the last readers. It never hears of readers before them.
+        records_streams: The allocator knows the streams of the last readers; it never knows those of earlier readers.
         keeps_pinned: Pinned buffers are never freed; there is one for each copied value and micro-batch.
         in_place_pass: Paddle's in-place pass runs: an operation may write its result over an operand that nobody reads later.
-        late_results: A communication's result is allocated at its first reader, and an in-place one arrives in a buffer of its own.
-        keeps_shape_vectors: A tensor stays to the end of the step if the last job that knows it reads only the shape of a vector of it.
-        feed_copies: Number of copies of the fed batch, beside the parts of the micro-batches.
-        workspace: Kind of operation -> bytes that its kernel takes while it runs, in multiples of its first operand's size.
+        late_results: A communication's result is allocated at its first reader, and an in-place one is received into another buffer.
+        keeps_shape_vectors: A tensor stays to the end of the step if the last job that refers to it reads only the shape of a vector
+            that it is in.
+        feed_copies: Number of copies of the fed batch, besides the inputs of the micro-batches.
+        workspace: Kind of operation -> bytes that its kernel allocates while it runs, in multiples of its first operand's size.
     """
 
     name: str
@@ -67,7 +71,7 @@ class Target(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
     @property
     def runs_as_written(self) -> bool:
-        """Whether the executor allocates just what the program says."""
+        """Whether the executor allocates exactly what the program says."""
         beside = (self.in_place_pass, self.late_results, self.keeps_shape_vectors, self.feed_copies, self.workspace)
         return not any(beside)
 
@@ -76,8 +80,8 @@ IDEAL = Target("ideal", host_runs_ahead=True)
 """No real device: nothing is allocated before it is written, and everything is freed when its last reader ends."""
 CPU = Target("cpu", serial=True, one_ring_a_stream=False, p2p_buffer_bytes=UNBOUNDED, in_place_pass=True, late_results=True,
              feed_copies=2, workspace={"layer_norm_grad": 2})  # fmt: skip
-"""Paddle's CPU build with Interlace's jobs and transport, which reads from its peers at all times, so that no send waits. The batch is
-held by the loader and by the feed variable; `layer_norm_grad` (phi/kernels/cpu/layer_norm_grad_kernel.cc) has two temporaries of its
+"""Paddle's CPU build with Interlace's jobs and transport, which reads from its peers at all times, so that no send waits. The loader and
+the feed variable each keep the batch; `layer_norm_grad` (phi/kernels/cpu/layer_norm_grad_kernel.cc) has two temporaries of its
 input's size."""
 STOCK_CPU = msgspec.structs.replace(CPU, keeps_shape_vectors=True)
 """The same with Paddle's own jobs."""
@@ -85,13 +89,13 @@ CUSTOM = Target("custom", job_end_waits=True, host_memory_edges=False, alloc="is
 """A custom device with asynchronous copies out, whose memory is collected by events (`FLAGS_fast_eager_deletion_mode=0`)."""
 GPU = Target("gpu", host_runs_ahead=True, blocking=frozenset({"memcpy_d2h"}), loses_waits=frozenset({"memcpy_d2h"}), alloc="issue",
              free="issue", keeps_pinned=True)  # fmt: skip
-"""CUDA. NCCL may buffer a few megabytes of a send; a plan must not lean on it."""
+"""CUDA. NCCL may buffer a few megabytes of a send; a plan must not depend on it."""
 TARGETS = {target.name: target for target in (CPU, CUSTOM, GPU)}
-"""Those on which plans run, by name."""
+"""Targets on which plans run, by name."""
 
 
 def target_of(profile: str) -> Target:
-    """Whose rules go with a device profile, by its name or path, where nothing else is said: those of a GPU, but for the profile `cpu`.
+    """The target of a device profile, given by name or path, unless the user names another: a GPU, or the CPU for the profile `cpu`.
 
     >>> [target_of(name).name for name in ("h200", "cpu", "profiles/cpu.json")]
     ['gpu', 'cpu', 'cpu']

@@ -96,7 +96,7 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, error
     ("rows", "error"),
     [
         (b"0 | 0F 1X\n", "rows.txt:1: found '1X', expected a slot such as 3F"),
-        (b"0 | 0F\n0 | 0F\n", "rows.txt:2: stage 0 stands twice"),
+        (b"0 | 0F\n0 | 0F\n", "rows.txt:2: stage 0 occurs twice"),
         (b"\n", "holds no stage; expected a line"),
         (b"\xff", "cannot be read: not UTF-8 text (byte 0)"),
     ],

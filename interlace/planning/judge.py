@@ -1,4 +1,4 @@
-"""A plan is kept only where its whole step is simulated no slower than with the plainest form of its passes."""
+"""Fallbacks: a form of a pass is kept only if the simulated step is no slower than with the simplest form of the pass."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Run = tuple[Pipeline, Program, list[PassReport]]
 
 
 def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0) -> Run:
-    """Run the passes; where one has fallbacks, the first form whose step is no slower than the plainest form's is kept.
+    """Run the passes; if one has fallbacks, keep its first form whose step is no slower than with the last fallback, the simplest.
 
-    One rank of each stage shows its plan; rank 0 simulates the whole step with these and tells the others, so that all decide alike.
-    Alone, a rank of a pipeline cannot judge a step, and what was asked for stays.
+    One rank of each stage sends its plan to rank 0, which simulates the whole step and sends the result to all, so that all ranks
+    decide alike. A rank that plans without the other stages cannot simulate the step and keeps the form that was asked for.
 
     Returns:
         The pipeline that was kept, the planned program, and the reports with the simulated times.
@@ -44,25 +44,25 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
 
     judged = pipeline.passes[at]
     if peers is None and program.pipeline.num_stages > 1:
-        return noted(run(judged), judged.name, [], ["the whole step was not judged: the other stages' plans are not known here"])
-    *milder, plainest = judged.fallbacks()
-    asked, plain = run(judged), run(plainest, draft=True)
+        return noted(run(judged), judged.name, [], ["the whole step was not simulated: the other stages' plans are not known here"])
+    *simpler, simplest = judged.fallbacks()
+    asked, plain = run(judged), run(simplest, draft=True)
     if not any(gather(peers, "forms that differ", _orders(plain) != _orders(asked))):
         return asked
     stands_for = stand_ins(program, peers)
     limit_ns = step_ns(plain[1], cost, peers, stands_for)
     declined: list[str] = []
-    for form in (judged, *milder):
+    for form in (judged, *simpler):
         found = asked if form is judged else run(form)
         took_ns = step_ns(found[1], cost, peers, stands_for)
         if took_ns is None or limit_ns is None:
-            why = "the whole step was not judged: the simulated ranks wait for each other in a circle; `interlace check` shows it"
+            why = "the whole step was not simulated: the ranks would wait for each other in a cycle; `interlace check` shows it"
             return noted(asked, judged.name, [], [why])
-        against = f"{form.label()}: whole step simulated {ms(took_ns)}, with {plainest.label()} {ms(limit_ns)}"
+        against = f"{form.label()}: whole step simulated {ms(took_ns)}, with {simplest.label()} {ms(limit_ns)}"
         if took_ns <= limit_ns:
             return noted(found, judged.name, [against], declined)
         declined.append(f"{against}; it would be slower (only_gains: false keeps it)")
-    return noted(run(plainest), judged.name, [], declined)
+    return noted(run(simplest), judged.name, [], declined)
 
 
 def _orders(run: Run) -> list[tuple[tuple[int, int], ...]]:
@@ -70,15 +70,15 @@ def _orders(run: Run) -> list[tuple[tuple[int, int], ...]]:
 
 
 def noted(run: Run, name: str, changed: list[str], declined: list[str]) -> Run:
-    """The same with lines for a pass's report."""
+    """The same run with lines added to the report of one pass."""
     pipeline, program, reports = run
-    told = [msgspec.structs.replace(each, changed=(*each.changed, *changed), declined=(*each.declined, *declined))
+    lines = [msgspec.structs.replace(each, changed=(*each.changed, *changed), declined=(*each.declined, *declined))
              if each.name == name else each for each in reports]  # fmt: skip
-    return pipeline, program, told
+    return pipeline, program, lines
 
 
 def stand_ins(program: Program, peers: Peers | None) -> dict[int, int]:
-    """Rank -> the rank that stands for all of its stage, the first there; nothing where nobody else plans at the same time."""
+    """Rank -> the first rank of its stage, which is simulated in its place; empty if no other rank plans at the same time."""
     if peers is None:
         return {}
     stages = gather(peers, "stages", program.pipeline.stage)
@@ -86,24 +86,24 @@ def stand_ins(program: Program, peers: Peers | None) -> dict[int, int]:
 
 
 def step_ns(program: Program, cost: Costs, peers: Peers | None, stands_for: dict[int, int]) -> int | None:
-    """The simulated step of the whole pipeline; None where it would never end.
+    """Simulated time of a step of the whole pipeline; None if it would never end.
 
-    Rank 0 simulates the plans of the ranks that stand for a stage (`stand_ins`) and tells the others; what another rank gives is not
-    looked at.
+    Rank 0 simulates the plans of one rank of each stage (`stand_ins`) and sends the result to the others; the plans of other ranks are
+    ignored.
     """
     if peers is None:
         return _simulated([program], cost, {})
     mine = zlib.compress(msgspec.msgpack.encode(program), 1) if stands_for[program.rank] == program.rank else b""
-    shown = gather(peers, "plans of stages", mine)
+    plans = gather(peers, "plans of stages", mine)
     found = Step()
     if program.rank == 0:
-        programs = [msgspec.msgpack.decode(zlib.decompress(shown[rank]), type=Program) for rank in sorted(set(stands_for.values()))]
+        programs = [msgspec.msgpack.decode(zlib.decompress(plans[rank]), type=Program) for rank in sorted(set(stands_for.values()))]
         found = Step(_simulated(programs, cost, stands_for))
     return gather(peers, "the simulated step", found)[0].step_ns
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What rank 0 tells."""
+    """The result that rank 0 sends."""
 
     step_ns: int | None = None
 

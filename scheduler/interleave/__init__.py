@@ -1,1 +1,1 @@
-"""The order of operations inside a job that holds parts of several micro-batches: a list schedule, then local search."""
+"""The order of operations inside a job with parts of several micro-batches: a list schedule, then local search."""

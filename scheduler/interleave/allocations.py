@@ -1,4 +1,4 @@
-"""Live device memory over an order of the parts of one job: what the job allocates and frees."""
+"""Live device memory over an order of the operations of one job: what the job allocates and frees."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PairMemory:
         self.end = sum(self.size[storage] for label, storage in there if (label, storage) in self.live_after)
 
     def peak(self, order: Sequence[PairOp]) -> int:
-        """Highest number of live bytes over the order, of what the pair allocates or frees. O(operands)."""
+        """Peak of live bytes over the order, counting what the job allocates or frees. O(operands)."""
         last: dict[tuple[str, int], int] = {}
         for k, item in enumerate(order):
             for storage in self.reads[item]:
@@ -81,8 +81,8 @@ class PairMemory:
     def _live_later(self, part: PartOps) -> set[tuple[str, int]]:
         """Storages that a later part of the step reads."""
         inside = {op.id for op in part.ops}
-        touched = {n for op in part.ops for value in (*op.operands, *op.results) for n in self.storages.numbers(value)}
-        return {(part.label, n) for n in touched if self._read_later(self.storages.storages[n], inside, part.kind)}
+        accessed = {n for op in part.ops for value in (*op.operands, *op.results) for n in self.storages.numbers(value)}
+        return {(part.label, n) for n in accessed if self._read_later(self.storages.storages[n], inside, part.kind)}
 
     def _read_later(self, storage: Storage, inside: set[int], kind: str) -> bool:
         later = {"F": ("backward", "optimize"), "W": ("optimize",)}.get(kind, ("backward", "optimize"))
@@ -90,16 +90,17 @@ class PairMemory:
         return any(user.id not in inside and user.role in later for user in users)
 
     def _live_earlier(self, part: PartOps) -> set[tuple[str, int]]:
-        """Storages that a backward reads or writes and that its forward, or an earlier part of its backward, made."""
-        touched = self._storages([value for op in part.ops for value in (*_made(op), *self.graph.reads(op))])
+        """Storages that a backward reads or writes and that its forward, or an earlier part of its backward, allocated."""
+        accessed = self._storages([value for op in part.ops for value in (*_made(op), *self.graph.reads(op))])
         inside = {op.id for op in part.ops}
-        return {(part.label, n) for n in touched if self.storages.storages[n].producer not in inside}
+        return {(part.label, n) for n in accessed if self.storages.storages[n].producer not in inside}
 
 
 def _live_bytes(graph: Graph, storage: Storage) -> int:
-    """What a storage takes of the memory that a job allocates and frees: the largest of the results that lie in it.
+    """Bytes of a storage that a job allocates and frees: those of the largest result in it.
 
-    Only results marked as persistable count as such. Paddle marks a buffer, but not what is written into it: that counts.
+    Results that are marked as persistable do not count. Paddle marks a buffer, but not results that are written into it, so these
+    count.
     """
     computed = [graph.values[value] for value in storage.values if graph.ops[graph.producer[value]].name not in NO_KERNEL]
     sizes = [value.size_bytes for value in computed if not value.persistable and value.memory == "device"]
@@ -108,5 +109,5 @@ def _live_bytes(graph: Graph, storage: Storage) -> int:
 
 
 def _made(op: Op) -> tuple[int, ...]:
-    """Results that take memory; putting tensors together or apart takes none."""
+    """Results that take memory; vectors and the tensors taken out of them take none."""
     return () if op.name in (COMBINE, SPLIT) else op.results

@@ -2,8 +2,13 @@
 
 `scheduler/simulate/simulator.py` is the specification of the overlap clock. This one simplifies it: peers are always ready, the
 host issues in no time, times are floating-point, communications that run at once share bandwidth equally, and a computation is
-stretched by the largest factor beside it. Planners run it thousands of times. `local_search._Run` is the same clock with the order
-in which it starts communication decided by rules, and with tables in place of calls.
+stretched by the largest factor beside it. Planners run it thousands of times.
+
+It exists twice, in two modules that do not import each other's arithmetic. `Clock` runs a complete order node by node, for the list
+scheduler, which decides while the clock runs, and for the duration of a finished order. `local_search._Run` starts at any index of an
+order from stored communications in flight and stops where they are as before, which makes a move of the search much cheaper than
+a complete run; it looks factors up in tables, and starts communication as soon as its data are there, wherever it is listed. The two
+round differently in the last bits, so replacing one by the other could change plans.
 """
 
 from __future__ import annotations
@@ -21,11 +26,11 @@ class Node:
     Attributes:
         op: Operation id.
         side: Label of its part.
-        dur: Time alone, in nanoseconds.
-        category: As the cost model names it.
-        stream: Empty for compute, else the communication stream.
+        dur: Duration alone, in nanoseconds.
+        category: Interference category of the cost model.
+        stream: Empty for compute, otherwise the communication stream.
         deps: Indices of nodes that it comes after; dependencies through operations that cost nothing are included.
-        filler: Whether only weight gradients and their sums wait for it.
+        filler: Whether only weight gradients and their sums depend on it.
         forward: Whether its part is a forward.
         leaves: Number of sends to other stages that start when it has ended.
         send_ns: Duration of the longest of these sends.

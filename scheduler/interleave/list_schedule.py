@@ -1,7 +1,7 @@
-"""A first order for a pair: a list scheduler that runs what hides most of the communication in flight, under a memory cap.
+"""A first order for a pair: a list scheduler that prefers the node that hides most of the communication in flight, under a memory cap.
 
-It postpones fillers only while the rest still fits: after every choice there is room to run the postponed fillers, then backward
-in program order, then forward. So its order is within the cap wherever the plain order is.
+It postpones fillers only while the rest still fits: after every choice there is memory left to run the postponed fillers, then
+backward in program order, then forward. So its order is within the cap if the plain order is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
 from interlace.scheduler.interleave.local_search import Form
 
 CANDIDATES = 6
-"""Fillers looked at for each decision."""
+"""Number of fillers that each decision considers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class ListScheduler:
         return next((k for k in ready if self._fits(k)), ready[0])
 
     def _fits(self, node: int) -> bool:
-        """Whether everything that remains fits after a node."""
+        """Whether all remaining nodes still fit into the memory after a node."""
         walk = self.walk
         need = walk.need(node)
         if walk.live + need > self.cap:
@@ -150,7 +150,7 @@ class ListScheduler:
         return line[self.at[side]] if self.at[side] < len(line) else None
 
     def _gain(self, node: int) -> float:
-        """Hidden communication less slow-down, for each unit of the node's own duration."""
+        """Communication time that a node hides, less its slow-down, as a share of its own duration."""
         item = self.nodes[node]
         if not item.dur:
             return 2.0
@@ -165,7 +165,7 @@ class ListScheduler:
         return gain + (0.0 if item.forward else self.weights.backward)
 
     def _alone(self, node: int) -> float:
-        """Minus the distance to the next communication; nodes that hide well count as further away."""
+        """Minus the compute time to the next communication; nodes that hide communication well count as further away."""
         return -self.distance[node] * (1 + self.weights.save * self.hides[node])
 
     def _comm_distance(self) -> list[float]:

@@ -1,4 +1,4 @@
-"""Local search over the order of a pair: seeded moves, of which only the part of the order that they change is simulated.
+"""Local search over the order of a pair: seeded random moves, for which only the changed part of the order is simulated.
 
 Orders here contain computation, and communication that waits for nothing. A communication that waits for computation starts as
 soon as it can wherever it is listed, because the executor lets it wait for its data only; so it follows the last node that it waits
@@ -30,7 +30,7 @@ EPS = 1e-6
 
 
 class Rules:
-    """What holds for every order: dependencies, also through communication, and what each form may mix."""
+    """Constraints on every order: dependencies, also through communication, and what each form may mix."""
 
     def __init__(self, nodes: Sequence[Node], form: Form) -> None:
         self.nodes, self.form = nodes, form
@@ -56,7 +56,7 @@ class Rules:
                     self.succ[dep].add(k)
 
     def listed(self, order: Iterable[int]) -> list[int]:
-        """An order without communication that follows by itself."""
+        """The listed nodes of an order: without communication that starts when its data are there."""
         return [k for k in order if not self.follows[k]]
 
     def full(self, listed: Sequence[int]) -> list[int]:
@@ -64,15 +64,15 @@ class Rules:
         made: list[int] = []
         seen: set[int] = set()
 
-        def put(node: int) -> None:
+        def append(node: int) -> None:
             seen.add(node)
             made.append(node)
             for comm in self.triggers[node]:
                 if comm not in seen and all(dep in seen for dep in self.nodes[comm].deps):
-                    put(comm)
+                    append(comm)
 
         for node in listed:
-            put(node)
+            append(node)
         return made
 
     def may_pass(self, node: int, other: int) -> bool:
@@ -87,11 +87,11 @@ class Search:
     """The current order, and moves of it.
 
     Attributes:
-        order: Without communication that follows by itself.
-        before: What is in flight before each index.
-        took: Time of each index.
+        order: The listed nodes.
+        before: Communications in flight before each index.
+        took: Time from each index to the next.
         live_bytes: Live bytes before each index.
-        worth: Weight of a nanosecond of each index.
+        worth: Weight of a nanosecond at each index in the objective.
         position: Index of each node in the order.
         work: Node visits spent.
     """
@@ -133,7 +133,7 @@ class Search:
         self.live_bytes = self._live(0, order, self.table.start)[0]
 
     def run(self, work: int) -> list[int]:
-        """Try moves until the work is spent; returns the best order, with its communication."""
+        """Try moves until `work` node visits are spent; returns the best order, with its communication."""
         begin, cools = self.work, COOLING * work
         temperature = self._initial_temperature()
         best, best_time = list(self.order), self.time
@@ -205,14 +205,14 @@ class Search:
         gain, at, end = 0.0, first, first + len(window)
         flights: list[Flights] = []
         times: list[float] = []
-        places: list[tuple[int, int]] = []
+        started: list[tuple[int, int]] = []
         worth = self._worth(window, self.worth[end] if end < len(order) else 1.0)
         while at < len(order):
             if at >= end and run.same(before[at]):
                 break
             flights.append(run.flights())
             times.append(run.step(window[at - first] if at < end else order[at]))
-            places += [(other, at) for other in run.started]
+            started += [(other, at) for other in run.started]
             gain += took[at] * self.worth[at] - times[-1] * (worth[at - first] if at < end else self.worth[at])
             at += 1
         tail = self.tail
@@ -229,18 +229,18 @@ class Search:
         before[first:at], took[first:at] = flights, times
         self.worth[first:end] = worth
         self.live_bytes[first:end] = live_bytes[:-1]
-        for other, place in places:
-            self.position[other] = place
+        for other, index in started:
+            self.position[other] = index
         self.tail = tail
         self.time -= gain
         return True
 
-    def _worth(self, window: Sequence[int], behind: float) -> list[float]:
+    def _worth(self, window: Sequence[int], after: float) -> list[float]:
         """Weight of a nanosecond at each index: 1, plus `early` for each send that starts from there on."""
         found = []
         for node in reversed(window):
-            behind += self.early * self.nodes[node].leaves
-            found.append(behind)
+            after += self.early * self.nodes[node].leaves
+            found.append(after)
         return found[::-1]
 
     def _live(self, first: int, window: Sequence[int], live: int) -> tuple[list[int], bool]:
@@ -285,8 +285,7 @@ class Search:
 class _Run:
     """Runs nodes from an index of the current order on.
 
-    The overlap clock of `clock.Clock`, whose docstring says how it differs from the specification, in a form for the inner loop of the
-    search: factors in tables, and communication that starts by the rules.
+    The overlap clock for the inner loop of the search; the docstring of `clock.py` says why there are two.
     """
 
     def __init__(self, search: Search, first: int, window: Sequence[int], flights: Flights) -> None:

@@ -77,11 +77,11 @@ class PairPlan(msgspec.Struct, frozen=True):
 
 
 def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Form, extra_bytes: int = 0, max_ops: int = 4000) -> PairPlan:
-    """Order the parts of one job.
+    """Find an order for the operations of one job.
 
     Args:
         program: The program that they are parts of.
-        parts: In the order in which they would run one after another; no part needs results of another.
+        parts: The parts, in the order in which they would run one after another; they are independent of each other.
         cost: Times and interference.
         form: `dx-first` or `mixed`.
         extra_bytes: Live bytes allowed above the peak of the parts one after another.
@@ -95,18 +95,18 @@ def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Fo
 
 
 def plan_pair(pair: Pair, form: Form, extra_bytes: int = 0, max_ops: int = 4000) -> PairPlan:
-    """`plan_parts` for parts that are nodes already."""
+    """As `plan_parts`, for parts that have been turned into nodes."""
     plain = pair.plain()
     if len(plain) > max_ops:
-        return pair.result(plain, f"{len(plain)} ops are more than max_ops_per_job {max_ops}: they stay in jobs of their own")
+        return pair.result(plain, f"{len(plain)} ops are more than max_ops_per_job {max_ops}: the parts stay in jobs of their own")
     plain_peak = pair.memory.peak(plain)
     cap = plain_peak + plain_peak // SMALL_SHARE + extra_bytes
     order = list(_orders.get(pair.key(form, cap), lambda: pair.within(cap, form)))
-    return pair.result(order, "" if order != plain else "operations stay in their plain order: no other is faster within the memory")
+    return pair.result(order, "" if order != plain else "operations stay in their plain order: no faster order fits into the memory")
 
 
 class _Orders:
-    """Orders found in this process, so that ranks of a stage that plan in it, which are alike, find each of theirs once."""
+    """A cache of orders, so that equal ranks that plan in one process search for each order once."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -114,7 +114,7 @@ class _Orders:
         self.known: dict[bytes, Future[list[PairOp]]] = {}
 
     def get(self, key: bytes, make: Callable[[], list[PairOp]]) -> list[PairOp]:
-        """What `make` gives for a key, made by the first who asks; the others wait for it."""
+        """The order for a key; the first caller computes it with `make`, others wait for it."""
         with self.lock:
             future, mine = self.known.get(key), key not in self.known
             if future is None:
@@ -136,7 +136,7 @@ _orders = _Orders(256)
 
 
 class Pair:
-    """The parts as nodes; operations that cost nothing go with the first operation that needs them.
+    """The parts of a job as nodes; operations that cost nothing belong to the first node that needs them.
 
     Attributes:
         early: Weight of the time until a send against the time of the whole job.
@@ -195,20 +195,20 @@ class Pair:
         return {n: n in written for n in used if table.storages[n].persistable}
 
     def _node(self, side: str, op: Op, filler: bool, forward: bool) -> None:
-        # A receive counts as done: when its sender is late is not known here.
+        # A receive takes no time: whether its sender is late is not known here.
         dur = 0.0 if is_receive(op) else float(self.cost.op_time(op, self.values, self.groups).dur_ns)
         stream = f"comm{op.group}" if is_comm(op) else ""
         category = self.cost.category(op, self.values, self.groups)
         deps = sorted({self.index[dep] for dep in self._real(side, op.id) if dep in self.index})
         own = [dep for dep in deps if self.nodes[dep].side == side]
-        if is_send(op) and own:  # the other part's receive, which it comes after too, is no reason to wait
+        if is_send(op) and own:  # it also comes after a receive of the other part, but does not depend on it
             self.nodes[own[-1]].leaves += 1
             self.nodes[own[-1]].send_ns = max(self.nodes[own[-1]].send_ns, dur)
         self.index[side, op.id] = len(self.nodes)
         self.nodes.append(Node(op.id, side, dur, category, stream, deps, filler, forward, receive=is_receive(op)))
 
     def _real(self, side: str, op_id: int) -> set[PairOp]:
-        """What an operation comes after, with free operations replaced by what they come after."""
+        """The operations that must precede this one; operations that cost nothing are replaced by their own predecessors."""
         found: set[PairOp] = set()
         stack = [*self.after[side, op_id]]
         while stack:
@@ -243,7 +243,7 @@ class Pair:
         return found
 
     def key(self, form: Form, cap_bytes: int) -> bytes:
-        """Equal for pairs that get the same order: all that the order is made from. O(operations)."""
+        """A digest of everything that determines the order: equal for pairs that get the same order. O(operations)."""
         streams = {stream: k for k, stream in enumerate(dict.fromkeys(node.stream for node in self.nodes))}
         nodes = [(n.op, n.side, n.dur, n.category, streams[n.stream], n.deps, n.filler, n.forward, n.leaves) for n in self.nodes]
         categories = list(dict.fromkeys(node.category for node in self.nodes))

@@ -63,7 +63,7 @@ class Options:
 
     @classmethod
     def of(cls, target: Target, **others: Any) -> Options:
-        """The options by a target's rules, with the others as given; without a target the options are those of a GPU."""
+        """Options that follow a target's rules; `others` override them."""
         return cls(**{
             "p2p": "buffered" if target.p2p_buffer_bytes == UNBOUNDED else "rendezvous",
             "blocks": _always if target.serial else blocks_host,
@@ -188,12 +188,15 @@ def offsets(counts: Sequence[int] | Ints) -> Ints:
 
 
 def ints(numbers: Sequence[int]) -> Ints:
+    """Numbers as an array of 64-bit integers."""
     return np.array(numbers, np.int64)
 
 
 def pairs_of(pairs: Sequence[tuple[int, int]]) -> Ints:
+    """Pairs as an array `[n, 2]`, also if there are none."""
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Arrays one after the other as one array."""
     return np.concatenate(arrays)

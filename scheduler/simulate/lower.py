@@ -84,7 +84,7 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
     table = _OpTable.make(program, ops, cost, options, classes, stream_of)
     row = table.row[np.minimum(items[:, 0], len(table.row) - 1)]
     if (row < 0).any() or (items[:, 0] >= len(table.row)).any():
-        raise PlanError(f"rank {program.rank}: a job holds an op that is no op of the program; `verify` says which")
+        raise PlanError(f"rank {program.rank}: a job has an op that is not in the program; `verify` names it")
     ends = list(_job_ends(program, table.stream[row])) if options.job_end_waits else []
     issue, host_end, job_first = _host(program, cost, table.host[row])
     columns = {
@@ -138,11 +138,11 @@ def _checked(program: Program, op: Op, dur_ns: int) -> int:
 def awaits(program: Program, blocking: Flags, more: Sequence[tuple[int, int]] = ()) -> Ints:
     """What the host waits for after each op instance, or -1; `more` are waits beside the plan's. All are indices within the rank."""
     found = np.where(blocking, np.arange(len(blocking)), -1)
-    for after, place in (*_host_waits(program), *more):
+    for after, awaited in (*_host_waits(program), *more):
         while found[after] >= 0:  # there is a wait already (a blocking copy): the new one goes before it
             after -= 1
-        if after >= place:
-            found[after] = place
+        if after >= awaited:
+            found[after] = awaited
     return found
 
 
@@ -150,8 +150,8 @@ def _host_waits(program: Program) -> Iterator[tuple[int, int]]:
     """The waits of the host as pairs of indices among the rank's op instances: wait after the first for the second."""
     first = 0
     for job in program.jobs:
-        place = {item: first + k for k, item in enumerate(job.items)} if job.host_waits else {}
-        yield from ((place[after], place[awaited]) for after, awaited in job.host_waits)
+        index = {item: first + k for k, item in enumerate(job.items)} if job.host_waits else {}
+        yield from ((index[after], index[awaited]) for after, awaited in job.host_waits)
         first += len(job.items)
 
 

@@ -38,7 +38,7 @@ def _channel(
     if missing and not options.peers_ready:
         raise PlanError(
             f"rank {program.rank}: {describe(op)} talks to rank {missing[0]}, for which there is no program; give that "
-            f"rank's dump, say which rank stands for it, or take absent ranks as ready"
+            f"rank's dump, say which rank stands for it, or assume that absent ranks are always ready"
         )
     if is_collective(op):
         members = sorted({acting[rank] for rank in ranks if rank in acting})
@@ -49,7 +49,7 @@ def _channel(
         return None
     source, target = (program.rank, acting[peer]) if is_send(op) else (acting[peer], program.rank)
     if source == target:
-        raise PlanError(f"rank {program.rank}: {describe(op)} sends to rank {peer}, for which the same rank stands")
+        raise PlanError(f"rank {program.rank}: {describe(op)} sends to rank {peer}, which the same rank stands for")
     exact = all(acting[rank] == rank for rank in (program.rank, peer))
     name = names.name(program.rank, op.group) if exact else None
     return (("p2p", name, source, target), ["send", "receive"], "send" if is_send(op) else "receive")

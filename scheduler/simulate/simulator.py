@@ -14,8 +14,7 @@ ns. The pace is `ONE * ONE / stretch` units per nanosecond, rounded up; an end i
 instance that is due at a time stays due whatever else happens at that time; nothing else is rounded. Hence the result does not
 depend on the order of simultaneous events.
 
-Two other implementations follow this clock: `simulate/compiled.py` exactly, and `interleave/clock.py` for one rank with floating-point
-times, which planners use thousands of times.
+`simulate/compiled.py` implements this clock exactly; `interleave/clock.py` simplifies it for one rank, for planners.
 
 The step of every rank lasts until the last op instance and the last host have finished. Each moment of it belongs to one part
 (`split_rank`):
@@ -56,7 +55,7 @@ WORTH_COMPILING = 5000
 
 
 class Stall(PlanError):
-    """Ranks wait for each other, or for a communication that no rank issues."""
+    """Ranks wait for each other in a cycle, or for a communication that no rank issues."""
 
 
 @dataclass(slots=True)

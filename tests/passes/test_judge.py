@@ -79,7 +79,7 @@ def test_what_was_given_up_is_reported_and_can_be_kept() -> None:
 def test_depth_is_reported() -> None:
     """Warm-up depth."""
     lines = judged(programs(World(pp=3, mp=2, micro_batches=6, layers=2)), "mixed", LOADED)[2]
-    assert any("mixed holds 5 micro-batches in flight on stage 0, 2 more than 1F1B" in line for line in lines)
+    assert any("mixed has 5 micro-batches in flight on stage 0, 2 more than 1F1B" in line for line in lines)
 
 
 def test_a_stage_alone_does_not_judge() -> None:

@@ -112,4 +112,4 @@ def test_other_schedules(world: World) -> None:
 
 def test_a_rank_alone_takes_dx_first_and_says_so() -> None:
     (plan,) = planned(programs(World(pp=2, micro_batches=4))[:1], CALM, "auto")
-    assert "auto: the whole step was not judged, the other stages' plans are not known here; dx-first instead" in told([plan])
+    assert "auto: the whole step was not simulated, the other stages' plans are not known here; dx-first instead" in told([plan])

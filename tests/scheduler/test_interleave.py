@@ -308,7 +308,7 @@ def test_costs_decide_what_fills_a_collective() -> None:
     assert "B.matmul" in order[start : order.index("B.tanh")]
     assert plan.planned_ns < plan.serial_ns
     order, plan = pair_order(Sides(), GivenCosts({"comm": 0, "gemm": 5, "default": 1}), "dx-first", extra_bytes=10_000)
-    assert plan.note == "operations stay in their plain order: no other is faster within the memory"
+    assert plan.note == "operations stay in their plain order: no faster order fits into the memory"
 
 
 def test_mixed_fills_backwards_collective_with_forward_and_forwards_with_backward() -> None:

@@ -144,11 +144,11 @@ def test_a_lagged_schedule_is_sane(pp: int, micro_batches: int, data: st.DataObj
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0 | 0F+0B O", "slot 0F+0B holds 0F and 0B, which need each other"),
-        ("0 | 0F 0I+0W O", "slot 0I+0W holds 0I and 0W, which need each other or run alone; put them into slots of their own "
+        ("0 | 0F+0B O", "slot 0F+0B has 0F and 0B, which need each other"),
+        ("0 | 0F 0I+0W O", "slot 0I+0W has 0I and 0W, which need each other or run alone; put them into slots of their own "
                            "(for I and W of one micro-batch, write B)"),
-        ("0 | 0R+0F 0B O", "slot 0R+0F holds 0R and 0F"),
-        ("0 | 0F 0B+0S O", "slot 0B+0S holds 0B and 0S"),
+        ("0 | 0R+0F 0B O", "slot 0R+0F has 0R and 0F"),
+        ("0 | 0F 0B+0S O", "slot 0B+0S has 0B and 0S"),
         ("0 | 0F 0B+O", "found '0B+O', expected a slot such as"),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_slot_holds_parts_that_need_nothing_of_each_other(text: str, words: st
     ("text", "words"),
     [
         ("0 | 0F 0B O", "has stages [0], expected [0, 1]"),
-        ("0 | 0F 0B O\n1 | 0F 0F 0B O", "stage 1: each of ['B', 'F'] for 1 micro-batches and 1 chunk(s) must stand once, and O last; "
+        ("0 | 0F 0B O\n1 | 0F 0F 0B O", "stage 1: each of ['B', 'F'] for 1 micro-batches and 1 chunk(s) must occur once, and O last; "
          "missing, twice or unknown: ['0F']"),
         ("0 | 0F 0B\n1 | 0F 0B O", "unknown: ['O']"),
         ("0 | 0F O 0B\n1 | 0F 0B O", "unknown: O is not last"),
@@ -230,7 +230,7 @@ def test_rows_are_read_back_as_they_were_written(rows: list[list[Slot]]) -> None
         ("1 | 0B+1F+2X", "my.txt:1: found '0B+1F+2X', expected a slot such as 3F, 3B, 3F.1, 2B+5F or 3I+5F+1W"),
         ("0F 0B", "my.txt:1: found '0F 0B', expected `<stage> | 0F 1F 0B ...`"),
         ("a | 0F", "my.txt:1: found 'a | 0F', expected `<stage> | 0F 1F 0B ...`"),
-        ("0 | 0F\n0 | 0B", "my.txt:2: stage 0 stands twice"),
+        ("0 | 0F\n0 | 0B", "my.txt:2: stage 0 occurs twice"),
     ],
 )
 def test_a_schedule_that_cannot_be_read_is_named(text: str, error: str) -> None:

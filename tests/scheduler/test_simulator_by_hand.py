@@ -294,7 +294,7 @@ def test_a_buffered_send_that_nobody_receives_ends() -> None:
 
 
 def test_no_rank_stands_for_its_own_partner() -> None:
-    with pytest.raises(PlanError, match=r"sends to rank 1, for which the same rank stands"):
+    with pytest.raises(PlanError, match=r"sends to rank 1, which the same rank stands for"):
         simulate(sender_and_receiver(1, 1)[:1], table(), Options(stands_for={1: 0}))
 
 
