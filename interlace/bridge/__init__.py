@@ -1,4 +1,4 @@
-"""The only room that knows Paddle."""
+"""Paddle: capture of its programs, lowering of plans, hooks in its engine. Besides `interlace.cpu` the only code that imports it."""
 
 import warnings
 

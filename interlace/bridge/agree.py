@@ -1,4 +1,4 @@
-"""Ranks of one run talk to each other while they plan, and prove their plans together before the first step."""
+"""Exchange between the ranks of one run while they plan, and the common proof of their plans before the first step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CHANNEL = -2
 """Channel of the CPU transport for this exchange; groups of programs have numbers from 0."""
 STORE_KEY = "interlace/plan"
 STORE_TIMEOUT_S = 900.0
-"""Paddle's own time-out of a store, which it does not keep: a read of a key that nobody writes never ends."""
+"""Paddle's own time-out of a store. Paddle does not apply it: a read of a key that no rank writes never ends."""
 Run = tuple[int, int, int]
-"""Ranks of a group in short: first, step, how many."""
+"""Ranks of a group in short form: first, step, count."""
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What each rank says of its plan, some hundred bytes: marks of its options and of its skeleton, its groups, and which of them
-    the skeleton's rings are."""
+    """What each rank sends about its plan, a few hundred bytes: digests of its options and of its skeleton, its groups, and the
+    groups of the skeleton's rings."""
 
     options: bytes
     skeleton: bytes
@@ -42,18 +42,17 @@ class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 def require_agreement(plan: Plan, voice: Voice, target: Target) -> None:
-    """Compare options and prove the plans of all ranks together: partners agree, and no rank waits in a circle.
+    """Compare options and prove the plans of all ranks together: partners issue matching calls, and there is no deadlock.
 
-    Every rank says what is its own in a few hundred bytes; the order of its communication is said once for all ranks that have the
-    same one.
+    Every rank sends a few hundred bytes; the order of its communication is sent once for all ranks that have the same one.
 
     Args:
         plan: This rank's plan.
-        voice: What it says of its communication, as `require_safe` gave it.
-        target: Whose rules hold.
+        voice: Its communication, as `require_safe` returned it.
+        target: The rules of the device.
 
     Raises:
-        PlanError: On every rank alike, with what `interlace check` says of the same plans.
+        PlanError: On every rank alike, with the findings that `interlace check` has for the same plans.
     """
     peers = peers_of(plan.program)
     if peers is not None:
@@ -61,7 +60,7 @@ def require_agreement(plan: Plan, voice: Voice, target: Target) -> None:
 
 
 def agree(peers: Peers, program: Program, options: str, voice: Voice, target: Target) -> None:
-    """See `require_agreement`."""
+    """Do the exchange of `require_agreement` through given peers."""
     mine = Said(_mark(options), voice.skeleton.mark, tuple((group.id, runs(group.ranks)) for group in voice.groups), voice.rings)
     said = [msgspec.msgpack.decode(each, type=Said) for each in peers.gather("the finished plan", msgspec.msgpack.encode(mine))]
     _require_one_choice(peers, program.rank, options, said)
@@ -86,7 +85,7 @@ def _require_one_choice(peers: Peers, rank: int, options: str, said: Sequence[Sa
 
 
 def _firsts(marks: Sequence[bytes]) -> dict[bytes, int]:
-    """The first rank of each mark."""
+    """Digest -> the first rank that has it."""
     found: dict[bytes, int] = {}
     for rank, mark in enumerate(marks):
         found.setdefault(mark, rank)
@@ -98,7 +97,7 @@ def _mark(text: str) -> bytes:
 
 
 def _teller(peers: Peers, program: Program, target: Target) -> Teller:
-    """Answers from the ranks that are asked; every rank asks the same."""
+    """A function that gets names of calls from the ranks that issue them; every rank must ask for the same calls."""
 
     def ask(asks: Sequence[Ask]) -> list[Told]:
         mine = [each for each in asks if each.rank == program.rank]
@@ -111,7 +110,7 @@ def _teller(peers: Peers, program: Program, target: Target) -> Teller:
 
 
 def runs(ranks: Sequence[int]) -> tuple[Run, ...]:
-    """Ranks as runs of equal steps; a mesh's groups are one or a few.
+    """Ranks as arithmetic sequences; a group of a mesh is one or a few of them.
 
     >>> runs((0, 1, 2, 8, 9, 10)), runs((5,)), runs((1, 0))
     (((0, 1, 3), (8, 1, 3)), ((5, 1, 1),), ((1, -1, 2),))
@@ -138,7 +137,7 @@ def members(found: Sequence[Run]) -> tuple[int, ...]:
 
 
 def peers_of(program: Program) -> Peers | None:
-    """The ranks of this run, each of which builds its program now; None for a rank alone."""
+    """The ranks of this run, which all plan at the same time; None if there is only one."""
     return _Ranks(program.rank, program.world) if program.world > 1 else None
 
 
@@ -156,23 +155,23 @@ class _Ranks:
 
 
 class Rounds(Protocol):
-    """A way by which all ranks hear what each says."""
+    """An all-gather of bytes."""
 
     def exchange(self, mine: bytes) -> list[bytes]:
-        """What every rank says, in the order of ranks; all ranks call it equally often."""
+        """The bytes of every rank, in the order of ranks; all ranks must call it equally often."""
         ...
 
 
 def gather_on(rounds: Rounds, topic: str, mine: bytes) -> list[bytes]:
-    """One round on a topic. See `Peers.gather`."""
+    """One all-gather on a topic; see `Peers.gather`."""
     said = [msgspec.msgpack.decode(each, type=tuple[str, bytes]) for each in rounds.exchange(msgspec.msgpack.encode((topic, mine)))]
     require_one_topic([topic for topic, _ in said])
     return [text for _, text in said]
 
 
 class StoreRounds:
-    """Rounds through Paddle's store. Rank 0 collects what all say and writes it down once: some calls a rank and round, where every
-    rank's reading of every other would be the square of the world.
+    """All-gathers through Paddle's store. Rank 0 collects the bytes of all ranks and writes them once, so the number of calls grows
+    with the number of ranks and not with its square.
     """
 
     def __init__(self, store: Any, rank: int, world: int, timeout_s: float = STORE_TIMEOUT_S) -> None:
@@ -183,7 +182,7 @@ class StoreRounds:
         """See `Rounds`.
 
         Raises:
-            PlanError: A rank says nothing within the time-out.
+            PlanError: A rank sends nothing within the time-out.
         """
         key, deadline_s = f"{STORE_KEY}/{next(self.rounds)}", time.monotonic() + self.timeout_s
         self._write(f"{key}/{self.rank}", mine)
@@ -200,15 +199,15 @@ class StoreRounds:
         pause_s = 0.001
         while not self.store.add(f"{key}/there", 0):
             if time.monotonic() > deadline_s:
-                raise PlanError(f"rank {rank} said nothing of its plan to rank {self.rank} within {self.timeout_s:g} s; it failed, or does "
-                                "not plan: see its log")  # fmt: skip
+                raise PlanError(f"rank {rank} sent nothing about its plan to rank {self.rank} within {self.timeout_s:g} s; it failed, "
+                                "or does not plan: see its log")  # fmt: skip
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)
         return bytes(self.store.get(key))
 
 
 class TransportRounds:
-    """Rounds through the transport of CPU ranks."""
+    """All-gathers through the transport of CPU ranks."""
 
     def __init__(self, transport: Any, world: int) -> None:
         self.transport, self.ranks = transport, tuple(range(world))
@@ -224,7 +223,7 @@ class TransportRounds:
 
 @cache
 def _store_rounds(rank: int, world: int) -> StoreRounds:
-    """This process's, so that each round has keys of its own."""
+    """One object for this process, so that each all-gather uses keys of its own."""
     return StoreRounds(paddle.base.core.create_or_get_global_tcp_store(), rank, world)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import paddle
 
 OPAQUE = "unreadable"
-"""Stands in a snapshot for an attribute that Paddle holds and cannot give; lowering clones the operation with it as it is."""
+"""Placeholder in a captured program for an attribute that Paddle cannot return; lowering clones the operation with the attribute."""
 
 
 def attributes(op: Any) -> dict[str, Any]:
-    """All attributes of a PIR operation; `OPAQUE` in the place of those that Paddle cannot give.
+    """All attributes of a PIR operation; `OPAQUE` for those that Paddle cannot return.
 
     `Operation.attrs()` fails as a whole on one such attribute: `persistable` of `coalesce_tensor_`, say, is an array with a
     null in it where one result of two was made persistable (sharding with tensor fusion).

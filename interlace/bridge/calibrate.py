@@ -1,7 +1,7 @@
 """Measure this machine through Paddle itself: what `interlace calibrate` writes as a device profile.
 
 Each figure comes from small static programs run by `StandaloneExecutor` with a `core.Plan`, as a training step is. An
-operation's time is the difference between a program that holds it many times and one that holds it once, less the time
+operation's time is the difference between a program that has it many times and one that has it once, less the time
 of an operation on almost no data, which is the host's share and is stored as such.
 
 On a CUDA build the same programs run on the GPU in bfloat16 with larger sizes, attention and pinned copies. That path
@@ -319,7 +319,7 @@ def _cpu_collectives(quick: bool) -> list[CommSample]:
     """All-reduce between processes through the CPU transport, float32; no Paddle in them.
 
     Raises:
-        ConfigError: A process failed or took more than a minute; the message holds its last words.
+        ConfigError: A process failed or took more than a minute; the message has the last line of its output.
     """
     sizes = [1 << 16, 1 << 20] if quick else [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

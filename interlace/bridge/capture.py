@@ -21,14 +21,14 @@ ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
 ORDER = {"forward": 0, "backward": 1, "optimize": 2}
 DROPPED_ATTRS = frozenset({"op_callstack", "op_role", "chunk_id", "struct_name", "stop_gradient", "persistable", "is_persistable",
                            "execution_stream", "stream_priority", "scheduling_priority", "sym_shape_str"})  # fmt: skip
-"""Attributes that a field of `Op` carries, or that say nothing about the work."""
+"""Attributes that `Op` has a field for, or that do not matter for planning."""
 SHARING = frozenset({"pd_op.as_strided", "pd_op.share_data", "pd_op.tensor_unfold", "pd_op.view_dtype", "pd_op.view_shape",
                      "pd_op.view_slice"})  # fmt: skip
 """Operations whose result is a view in the static executor; reshape and its like copy there unless made in-place."""
 SHARE_VAR = "pd_op.share_var"
 FUSED, FUSED_PART, SLICE = "fused@-", "shard@", "slice@"
-"""Sharding with tensor fusion: the buffer `fused@-<a>-<b>` holds parameters a and b, `shard@fused@-<a>-<b>` is the part of it that
-this rank updates, `slice@<a>` what of that part is a's (auto_parallel/sharding.py). Only the start-up program makes them views."""
+"""Sharding with tensor fusion: the buffer `fused@-<a>-<b>` contains parameters a and b, `shard@fused@-<a>-<b>` is the part of it that
+this rank updates, `slice@<a>` the elements of a in that part (auto_parallel/sharding.py). Only the start-up program makes them views."""
 ATTENTION = frozenset({"pd_op.flash_attn", "pd_op.flash_attn_unpadded", "pd_op.flash_attn_qkvpacked"})
 ATTENTION_MATRIX = 1
 """Which result of theirs is `softmax`: rows times columns of every head, allocated with `return_softmax` only."""
@@ -44,7 +44,7 @@ class Captured:
     """A captured program and the way back to Paddle's.
 
     Attributes:
-        program: The snapshot; operation ids are places in `source_ops` (block arguments stand behind them).
+        program: The captured program; operation ids are indices in `source_ops`, followed by ids of block arguments.
         source: The Paddle program it was taken from, kept alive.
         source_ops: Its operations.
         value_ids: Paddle's identity of a value -> value id.
@@ -183,8 +183,8 @@ class _Capture:
 def fused_parameters(buffer: str, known: Collection[str]) -> list[str]:
     """The parameters in a fused buffer, from its name: known names, joined by hyphens, which may have hyphens of their own.
 
-    A word that is no known name is a parameter that this program does not use; of all readings the one with the fewest of these
-    holds. O(words x words of the longest known name).
+    A word that is no known name is a parameter that this program does not use; the reading with the fewest such words is
+    returned. O(words x words of the longest known name).
 
     Raises:
         ProgramError: Several readings are as good.
@@ -203,13 +203,13 @@ def fused_parameters(buffer: str, known: Collection[str]) -> list[str]:
         best.append((fewest, [reading for unknown, reading in found if unknown == fewest][:2]))
     _, readings = best[-1]
     if len(readings) > 1:
-        raise ProgramError(f"fused buffer {buffer!r} may hold {readings[0]} or {readings[1]}; expected names of parameters that "
+        raise ProgramError(f"fused buffer {buffer!r} may contain {readings[0]} or {readings[1]}; expected names of parameters that "
                            "can be told apart, give them names without hyphens")  # fmt: skip
     return readings[0]
 
 
 def operand_sources(source: Any) -> list[Any]:
-    """An operation's operands, behind them what its nested blocks read from around it."""
+    """An operation's operands, followed by the values outside of it that its nested blocks read."""
     operands = list(source.operands_source())
     if not list(source.blocks()):
         return operands
@@ -218,7 +218,7 @@ def operand_sources(source: Any) -> list[Any]:
 
 
 def _check_blocks(source: Any, op_id: int) -> None:
-    """What must not stand in a nested block, where nobody would see it: communication, random draws, writes to values around it."""
+    """Refuse communication, random draws and writes to outer values in a nested block, where no analysis would see them."""
     if not list(source.blocks()):
         return
     outer = {v.id for v in operand_sources(source)}
@@ -260,24 +260,24 @@ def complete_roles(raw: list[int]) -> list[Role]:
 
 def complete_chunks(ops: list[Any], chunks: list[int], roles: list[Role]) -> list[int]:
     """Give operations without a chunk (-1) the one of a neighbour in the data flow with the same role."""
-    place = {op.id(): k for k, op in enumerate(ops)}
+    index = {op.id(): k for k, op in enumerate(ops)}
     filled = list(chunks)
     for _ in range(3):
         for order in (range(len(ops) - 1, -1, -1), range(len(ops))):
             for k in order:
                 if filled[k] < 0 and roles[k] != "optimize":
-                    filled[k] = next((filled[n] for n in _neighbours(ops[k], place) if roles[n] == roles[k] and filled[n] >= 0), -1)
+                    filled[k] = next((filled[n] for n in _neighbours(ops[k], index) if roles[n] == roles[k] and filled[n] >= 0), -1)
     return [max(chunk, 0) for chunk in filled]
 
 
-def _neighbours(op: Any, place: dict[int, int]) -> Iterable[int]:
+def _neighbours(op: Any, index: dict[int, int]) -> Iterable[int]:
     for result in op.results():
         if not paddle.pir.is_fake_value(result):
-            yield from (place[user.id()] for user in result.all_used_ops() if user.id() in place)
+            yield from (index[user.id()] for user in result.all_used_ops() if user.id() in index)
     for source in op.operands_source():
         producer = None if paddle.pir.is_fake_value(source) else source.get_defining_op()
-        if producer is not None and producer.id() in place:
-            yield place[producer.id()]
+        if producer is not None and producer.id() in index:
+            yield index[producer.id()]
 
 
 def _aliases(source: Any, operands: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -287,13 +287,13 @@ def _aliases(source: Any, operands: tuple[int, ...]) -> tuple[tuple[int, int], .
 
 
 def _shared_variables(ops: list[Any]) -> dict[str, str]:
-    """Identities of values that the executor keeps in the variable of another one, which a `share_var` names first."""
+    """Value -> the value whose variable the executor uses for it: the first operand of a `share_var`."""
     shares = [op.operands_source() for op in ops if op.name() == SHARE_VAR]
     return {other.id: first.id for first, *others in shares for other in others}
 
 
 def _unread(source: Any) -> tuple[int, ...]:
-    """Operands that Paddle declares as read and whose contents the kernel leaves alone."""
+    """Operands that Paddle declares as read and that the kernel does not read."""
     if source.name() != BATCH_NORM_GRAD:
         return ()
     attrs = source.attrs()
@@ -301,7 +301,7 @@ def _unread(source: Any) -> tuple[int, ...]:
 
 
 def _unwritten(source: Any, inplace: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """Results declared in place that the kernel does not write: as good as views."""
+    """Results that are declared in place and that the kernel does not write: effectively views."""
     if source.name() != BATCH_NORM:
         return ()
     attrs = source.attrs()
@@ -310,7 +310,7 @@ def _unwritten(source: Any, inplace: tuple[tuple[int, int], ...]) -> tuple[tuple
 
 
 def _unmade(source: Any) -> int | None:
-    """The result that has a type and that no kernel allocates: the attention matrix, where it is not asked for."""
+    """The result that has a type but is never allocated: the attention matrix, unless it is asked for."""
     asked = source.name() not in ATTENTION or source.attrs().get("return_softmax", True)
     return None if asked or not source.result(ATTENTION_MATRIX).use_empty() else ATTENTION_MATRIX
 
@@ -363,7 +363,7 @@ def with_group(op: Op) -> Op:
     """The operation with the ring that its attributes name as its group.
 
     Raises:
-        ProgramError: It holds a ring, and it is not known how operations of its kind communicate.
+        ProgramError: It has a ring, and Interlace does not know how operations of its kind communicate.
     """
     group = ring_of(op)
     if group >= 0 and not is_known_comm(op):
@@ -373,7 +373,7 @@ def with_group(op: Op) -> Op:
 
 
 def _groups(ids: set[int]) -> tuple[Group, ...]:
-    """The groups that operations use, and all others of the same ranks, so that each can be known by its place among them."""
+    """The groups that operations use, and all others of the same ranks, whose order identifies each of them (`scheduler/rings.py`)."""
     from paddle.distributed.auto_parallel.static.process_group import get_all_process_groups
 
     known = {int(group.id): tuple(int(rank) for rank in group.ranks) for group in get_all_process_groups()}
@@ -385,6 +385,6 @@ def _groups(ids: set[int]) -> tuple[Group, ...]:
 
 
 def feeds(program: Program) -> list[Value]:
-    """The inputs that a step is fed with (not parameters, not optimizer state)."""
+    """The inputs that are fed in each step (not parameters, not optimizer state)."""
     by_id = {value.id: value for value in program.values}
     return [by_id[op.results[0]] for op in program.ops if op.name == DATA and not by_id[op.results[0]].persistable]

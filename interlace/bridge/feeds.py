@@ -14,10 +14,10 @@ from interlace.errors import PlanError
 def matching_feed(lowered: Lowered, data: Any) -> Iterator[None]:
     """Run a step with a batch that the plan can cut into its micro-batches.
 
-    A smaller batch is Paddle's to judge where nothing is sent between stages: some programs do not hold shapes.
+    If nothing is sent between stages, a smaller batch is tried: some programs do not depend on shapes.
 
     Raises:
-        PlanError: Another batch than the plan's, before anything runs; or Paddle failed at a smaller one.
+        PlanError: The batch cannot be run, raised before anything runs; or Paddle failed with a smaller batch.
     """
     found = different_feed(lowered, data)
     if found is None:

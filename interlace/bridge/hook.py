@@ -1,4 +1,4 @@
-"""Where Interlace stands in Paddle's engine. Installed once; engines whose strategy did not ask for it run as before."""
+"""The hooks in Paddle's auto-parallel engine. Installed once; engines whose strategy did not ask for Interlace run as before."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
 
 @dataclass(slots=True)
 class Mode:
-    """What an engine runs in one mode: the plan, what it was captured from, and the executor's form of it; before the first step, what
-    the other ranks have to hear of it."""
+    """What an engine runs in one mode: the plan, the captured program, and the lowered plan; `unheard` is the communication that the
+    proof with the other ranks needs, until the first step."""
 
     plan: Plan
     captured: Captured
@@ -66,7 +66,7 @@ _capture_only: list[Callable[[Program], None]] = []
 
 
 def capture_only(take: Callable[[Program], None]) -> None:
-    """Hand every captured training program of this process to `take`, also of engines that did not ask for Interlace."""
+    """Pass every captured training program of this process to `take`, also of engines that did not ask for Interlace."""
     _capture_only.append(take)
 
 
@@ -100,7 +100,7 @@ def plan_of(model: Any, mode: str = "train") -> Plan:
 
 
 def _why_off(model: Any, engine: Any) -> str:
-    """Why an engine without a plan has none, where its user asked for Interlace and turned it off."""
+    """Why an engine has no plan although its user asked for Interlace: it was turned off. Raises PlanError for other reasons."""
     strategy = getattr(engine, "_strategy", None)
     if strategy is None:
         raise PlanError(f"interlace.plan_of: expected a model that paddle.distributed.to_static gave, found {type(model).__name__}")
@@ -117,7 +117,7 @@ def _why_off(model: Any, engine: Any) -> str:
 
 
 def install() -> None:
-    """Stand in the engine; a second call does nothing."""
+    """Install the hooks in Paddle's engine; a second call does nothing."""
     engine = engine_module.Engine
     if getattr(engine, "_interlace_installed", False):
         return
@@ -152,7 +152,7 @@ def install() -> None:
 
 
 def _state(engine: Any) -> State | None:
-    """The engine's state; None where nothing is asked for."""
+    """Interlace's state of the engine; None if the engine runs as stock."""
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return None
     known = getattr(engine, "_interlace", None)
@@ -172,12 +172,12 @@ def _state(engine: Any) -> State | None:
 def _override(outside: Outside, strategy: Any, flags: Any) -> Config:
     """The configuration that `interlace run` gave, in the place of what the script asked for."""
     if flags is not None and paddle.distributed.ParallelEnv().rank == 0:
-        say(f"{outside.words} decides; what the script asked for with interlace.enable() is left aside")
+        say(f"{outside.words} decides; the script's own interlace.enable() is ignored")
     return final_config(outside.options, outside.source, outside.marks, strategy)
 
 
 def _require_pipeline(config: Config, strategy: Any) -> None:
-    """Forms of the schedule that only a pipeline, or an accumulation of micro-batches, has."""
+    """Refuse forms of the schedule that need a pipeline or an accumulation of micro-batches."""
     form = getattr(config.passes.get("schedule-1f1b"), "interleave", "off")
     if form in ("mixed", "zb-h1") and not (strategy.pipeline.enable or strategy.gradient_merge.enable):
         raise ConfigError(f"{config.source}: schedule_1f1b.interleave: {form} without a pipeline; "
@@ -194,7 +194,7 @@ def _build(engine: Any, mode: str, state: State) -> Iterator[None]:
 
 
 def _plan_pipeline(dense: Any, strategy: Any) -> Lowered:
-    """In the place of Paddle's pipeline pass."""
+    """Plan and lower a program; runs in place of Paddle's pipeline pass."""
     from paddle.distributed.auto_parallel.static.pir_pass import get_pp_stage_by_pp_degree
 
     engine, mode, state = _building[-1]
@@ -222,7 +222,7 @@ def _plan_without_pipeline(engine: Any, mode: str, state: State) -> None:
 
 
 def _run_fused_passes(engine: Any, lowered: Lowered) -> None:
-    """Paddle runs these on the jobs of its own plan, which ours replaces."""
+    """Run the fused passes of the strategy on our jobs, as Paddle does on those of its own plan."""
     names = engine._strategy.fused_passes.fused_passes_list if engine._strategy.gradient_merge.enable else None
     if names:
         manager = paddle.base.libpaddle.pir.PassManager()
@@ -269,7 +269,7 @@ def _plan(program: Program, config: Config, device: Device) -> Plan:
 
 
 def _name_p2p_streams(program: Any, schedule: str) -> None:
-    """What Paddle's pipeline passes set on sends and receives before they cut the program."""
+    """Set the attributes that Paddle's pipeline passes set on sends and receives."""
     for op in program.global_block().ops:
         if op.name() in ("pd_op.send_v2", "pd_op.recv_v2"):
             send, receive = SEND_RECV_STREAM.get(schedule, (f"send_stream_{op.attrs()['ring_id']}", "recv_stream"))
@@ -281,7 +281,7 @@ def _name_p2p_streams(program: Any, schedule: str) -> None:
 
 @contextmanager
 def _ready(engine: Any, state: State) -> Iterator[None]:
-    """Give the engine the plan of its mode, and its fetches as values of the collecting program."""
+    """Set the plan of the engine's mode, and its fetches as values of the collecting program, while a step runs."""
     mode = state.modes.get(engine._mode)
     asked = engine._pir_fetch_values
     engine._job_plan = mode.lowered if mode else None
@@ -299,7 +299,7 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
 
 
 def _fed(engine: Any, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Let the step start with a batch of its plan only."""
+    """Check that the fed batch fits the plan."""
     mode = state.modes.get(engine._mode)
     given = [*args[:2], kwargs.get("data"), kwargs.get("feed")]
     feeds = [each for item in given for each in (item if isinstance(item, (list, tuple)) else [item])]

@@ -35,7 +35,7 @@ class LayerNames(msgspec.Struct, frozen=True):
 
 
 def name_layers(ops: Sequence[Op], values: Sequence[Value], paths: Sequence[str], names: LayerNames) -> list[Op]:
-    """The same operations with `layer` set where it can be told; `paths` are Paddle's class paths, one an operation."""
+    """The same operations with `layer` set where it is known; `paths` has Paddle's class path of each operation."""
     modules = _modules_of_paths(ops, values, paths, names)
     layers: dict[int, str] = {}
     flow = _Flow()
@@ -47,12 +47,13 @@ def name_layers(ops: Sequence[Op], values: Sequence[Value], paths: Sequence[str]
 
 @dataclass(slots=True)
 class _Flow:
-    """The operations seen so far, by the values they give and read."""
+    """The operations seen so far, by the values that they compute and read."""
 
     made_by: dict[int, Op] = field(default_factory=dict)
     read_by: dict[int, list[Op]] = field(default_factory=dict)
 
     def add(self, op: Op) -> None:
+        """Add the next operation."""
         self.made_by.update(dict.fromkeys(op.results, op))
         for value in set(op.operands) - {ABSENT}:
             self.read_by.setdefault(value, []).append(op)
@@ -102,7 +103,7 @@ def _parent_path(path: str) -> str:
 
 
 def _parent_module(module: str) -> str:
-    """Paddle's class paths leave out containers, so `blocks.2` is below the module that holds `blocks`."""
+    """Paddle's class paths leave out containers, so the parent of `blocks.2` is the module that has `blocks`."""
     parent, _, last = module.rpartition(".")
     return parent.rpartition(".")[0] if last.isdigit() else parent
 

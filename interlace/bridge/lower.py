@@ -42,26 +42,26 @@ class JobProgram:
 
     Attributes:
         reads: Names whose contents it reads from other jobs or the feed.
-        holds: All names it has a variable for.
+        names: All names that it has a variable for.
     """
 
     name: str
     program: Any
     reads: set[str] = field(default_factory=set)
-    holds: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class Lowered:
-    """What Paddle's engine takes for its plan (it has the methods of `core.Plan` that the engine and the executor call).
+    """The lowered plan. Paddle's engine uses it as its plan: it has the methods of `core.Plan` that engine and executor call.
 
     Attributes:
         jobs: In order.
         outputs: Output name -> value of the collecting program, for fetching.
         fetched: Id of a fetched value -> value of the collecting program.
         fed: Name of an input -> shape of its whole batch, -1 where a dimension is unknown.
-        num_micro_batches: That a batch is cut into.
-        has_p2p: Whether something is sent or received: both sides know its size beforehand.
+        num_micro_batches: Number of micro-batches in a batch.
+        has_p2p: Whether there are sends and receives, which fix the sizes of values.
     """
 
     jobs: list[JobProgram]
@@ -87,7 +87,7 @@ class Lowered:
         return list(self.plan.job_list())
 
     def micro_batch_num(self) -> int:
-        """One: jobs tell micro-batches apart by name, so the executor needs one scope only."""
+        """One: names contain the micro-batch, so the executor needs only one scope."""
         return 1
 
 
@@ -108,14 +108,15 @@ def lower(captured: Captured, program: Program, device: Device) -> Lowered:
 
 
 _ONE_AT_A_TIME = threading.RLock()
-"""Paddle's insertion point and the function below are one a process."""
+"""Paddle's insertion point, and the patched function below, exist once in a process."""
 
 
 @contextmanager
 def _short_stacks() -> Iterator[None]:
-    """Paddle notes the Python stack on every operation that its API makes, which is half of the lowering's time; the last frame
-    says all there is to say here. No flag of Paddle leaves it out, so its source of stacks is shortened: for this thread only,
-    others see whole ones."""  # fmt: skip
+    """Shorten the Python stacks that Paddle records on every operation to their last frame, in this thread only.
+
+    They would take half of the lowering's time, and no flag of Paddle turns them off.
+    """
     with _ONE_AT_A_TIME:
         whole, lowering = traceback.extract_stack, threading.get_ident()
 
@@ -153,7 +154,7 @@ class _Lowering:
         return Lowered(jobs, outputs, fetched, make_plan(jobs, self.device), self.fed, self.count, has_p2p)
 
     def resolve(self, value: int, micro_batch: int) -> int:
-        """The value that is really there: a copy that no job runs for this micro-batch is the identity."""
+        """The value itself, or, for the result of a copy that no job runs for this micro-batch, the copied value."""
         op = self.graph.producer_op(value)
         while op is not None and (op.id, micro_batch) in self.omitted:
             value = op.operands[0]
@@ -161,7 +162,7 @@ class _Lowering:
         return value
 
     def _crossing(self) -> set[str]:
-        """Names of values that are read in another job than the one that gives them, or fetched."""
+        """Names of values that are read in another job than their producer's, or fetched."""
         found = {self.names.of(value, m) for value in self._fetched_values() for m in range(self.count)}
         for item, job in self.job_of.items():
             op = self.graph.ops[item[0]]
@@ -182,7 +183,7 @@ class _Lowering:
             yield self.names.of(value, micro_batch)
 
     def _fetched_values(self) -> list[int]:
-        """Values behind the program's named outputs, and the user's fetches."""
+        """Values of the program's named outputs, and of the user's fetches."""
         return [op.operands[0] for op in self.program.ops if op.name == SHADOW_OUTPUT]
 
     def _job(self, job: Job) -> JobProgram:
@@ -203,7 +204,7 @@ class _Lowering:
         return made
 
     def _cut(self, op: Op, made: JobProgram) -> Any:
-        """Cut an input by micro-batch; gives the last operation that does."""
+        """Cut an input by micro-batch; returns the last operation that does."""
         value = self.graph.values[op.results[0]]
         source = self.captured.source_ops[op.origin].result(0)
         batch = -1 if value.shape and value.shape[0] < 0 else (value.shape[0] * self.count if value.shape else 0)
@@ -215,11 +216,11 @@ class _Lowering:
             last = parts[-1].get_defining_op()
         else:
             parts = paddle._C_ops.split_with_num(fed, self.count, 0)
-            last = parts[0].get_defining_op().operand_source(0).get_defining_op()  # behind the vector taken apart, which launches nothing
+            last = parts[0].get_defining_op().operand_source(0).get_defining_op()  # the split: taking its vector apart launches nothing
         for micro_batch, part in enumerate(parts):
             paddle._C_ops.set_persistable_value(part, self.names.of(value.id, micro_batch))
-            made.holds.add(self.names.of(value.id, micro_batch))
-        made.holds.add(value.name)
+            made.names.add(self.names.of(value.id, micro_batch))
+        made.names.add(value.name)
         made.reads.add(value.name)
         return last
 
@@ -242,7 +243,7 @@ class _Lowering:
                 name = op.attrs["output_name"]
                 outputs[name] = stacked
                 paddle._C_ops.set_persistable_value(stacked, name)
-                made.holds.add(name)
+                made.names.add(name)
         if not items:
             return None, {}, {}
         return made, outputs, fetched
@@ -255,7 +256,7 @@ class _Lowering:
             known = block.kwargs().get(name)
             parts.append(known if known is not None else self._keyword(block, name, kind, self.names.persistable(value)))
             made.reads.add(name)
-            made.holds.add(name)
+            made.names.add(name)
         stacked = paddle._C_ops.stack(parts, 0) if len(parts) > 1 else paddle._C_ops.assign(parts[0])
         self.events.mark_waits(items, stacked.get_defining_op())
         return stacked
@@ -267,7 +268,7 @@ class _Lowering:
         return made
 
     def type_of(self, value: int) -> Any:
-        """Paddle's type of a value: of the captured one, or as a job that made it remembered."""
+        """Paddle's type of a value: that of the captured one, or as recorded when a job computed it."""
         if value not in self.kinds:
             producer = self.graph.producer_op(value)
             if producer is None or producer.origin < 0:
@@ -298,7 +299,7 @@ class _JobBuilder:
         self.watched: dict[OpInstance, Any] = {}
 
     def add(self, op: Op, micro_batch: int) -> None:
-        """Put one operation at the end."""
+        """Append one operation."""
         paddle.pir.set_insertion_point_to_block_end(self.block)
         whole = op.name != COMBINE or op.results[0] in self.read
         operands = [None if v == ABSENT else self._operand(v, micro_batch, whole and v in op.reads)
@@ -310,9 +311,9 @@ class _JobBuilder:
             self.values[value, micro_batch] = result
             self._leave(value, micro_batch, result)
             if (op.id, micro_batch) in self.awaited and is_computed(op, self.low.graph.values[value]):
-                self._hold_back(op, (op.id, micro_batch), result)
+                self._sync_host(op, (op.id, micro_batch), result)
         if (op.id, micro_batch) in self.waits:
-            self._hold_back(op, self.waits[op.id, micro_batch])
+            self._sync_host(op, self.waits[op.id, micro_batch])
 
     def _operand(self, value: int, micro_batch: int, contents: bool) -> Any:
         value = self.low.resolve(value, micro_batch)
@@ -332,7 +333,7 @@ class _JobBuilder:
         name = self.low.names.of(value, micro_batch)
         if contents:
             self.made.reads.add(name)
-        self.made.holds.add(name)
+        self.made.names.add(name)
         if name not in self.given:
             self.given[name] = self.low._keyword(self.block, name, self.low.type_of(value), self.low.names.persistable(value))
         return self.given[name]
@@ -376,11 +377,11 @@ class _JobBuilder:
         low.events.mark((op.id, micro_batch), built)
 
     def _leave(self, value: int, micro_batch: int, result: Any) -> None:
-        """Name a value that other jobs read; of several that share a variable, the last one given in this job.
+        """Name a value that other jobs read; of several values that share a variable, the last one in this job.
 
-        Where there are no streams, the others are read once more at the job's end: the executor's in-place pass, which is off
-        elsewhere, looks at each value alone and would let the last reader of an earlier one overwrite the variable they share.
-        With streams such a reader would be the last one that collection records, in place of the one that the plan has last.
+        On serial targets the other values are read once more at the end of the job: the executor's in-place pass, which is off on
+        other targets, treats each value alone and would let the last reader of an earlier one overwrite the shared variable. With
+        streams this additional reader would become the last reader that garbage collection waits for, in place of the plan's.
         """
         name = self.low.names.of(value, micro_batch)
         if name not in self.low.crossing or name in self.given:
@@ -391,7 +392,7 @@ class _JobBuilder:
         self.low.kinds.setdefault(value, result.type())
         paddle.pir.set_insertion_point_to_block_end(self.block)
         paddle._C_ops.set_persistable_value(result, name)
-        self.made.holds.add(name)
+        self.made.names.add(name)
 
     def done(self) -> JobProgram:
         """The finished program."""
@@ -400,8 +401,8 @@ class _JobBuilder:
             paddle._C_ops.share_data(result)
         return self.made
 
-    def _hold_back(self, op: Op, awaited: OpInstance, result: Any = None) -> None:
-        """Watch a result that the host waits for later on, or wait for what was watched."""
+    def _sync_host(self, op: Op, awaited: OpInstance, result: Any = None) -> None:
+        """Prepare a result for a later wait of the host, or, without a result, make the host wait for what was prepared."""
         paddle.pir.set_insertion_point_to_block_end(self.block)
         first = len(self.block.ops)
         if result is None:
@@ -418,7 +419,7 @@ class _JobBuilder:
 
 
 class Names:
-    """Scope names. Values that one variable holds (in-place chains) share a name; a micro-batch has names of its own."""
+    """Names in the executor's scope. Values of one variable (in-place chains) share a name; each micro-batch has its own names."""
 
     def __init__(self, graph: Graph) -> None:
         self.values, self.storages = graph.values, graph.storages
@@ -426,14 +427,14 @@ class Names:
                        if op.name == SHADOW_OUTPUT and FETCH not in op.attrs}  # fmt: skip
 
     def persistable(self, value: int) -> bool:
-        """Whether the variable that holds a value lasts beyond the step: Paddle does not mark results written into one."""
+        """Whether a value's variable outlives the step; Paddle does not mark results that are written into such a variable."""
         return self.values[self.storages.variable(value)].persistable
 
     def of(self, value: int, micro_batch: int) -> str:
         """Name of a value's variable for a micro-batch."""
         variable = self.storages.variable(value)
         kept = self.values[variable]
-        if kept.persistable and kept.name:  # without one it is a result that Paddle only keeps from collection
+        if kept.persistable and kept.name:  # without a name it is a result that Paddle only protects from garbage collection
             return kept.name
         prefix = PINNED_PREFIX if self.values[value].memory == "pinned" else "v"
         base = self.output.get(variable) or kept.name or f"{prefix}{variable}"
@@ -441,7 +442,7 @@ class Names:
 
 
 class _EventTable:
-    """Which events each item records and waits for. Inputs are cut in one job, the first, which records one event for all of them."""
+    """The events that each op instance records and waits for. The first job cuts all inputs and records one event for all of them."""
 
     def __init__(self, events: Sequence[Event], fed: Sequence[OpInstance]) -> None:
         self.records: dict[OpInstance, str] = {}
@@ -452,14 +453,14 @@ class _EventTable:
                 self.waits.setdefault(item, []).append(name)
 
     def mark(self, item: OpInstance, built: Any) -> None:
-        """Write an item's events onto its Paddle operation."""
+        """Set an op instance's events on its Paddle operation."""
         if item in self.records:
             built.set_bool_attr("force_record_event", True)
             built.set_str_attr("event_to_record", self.records[item])
         self.mark_waits([item], built)
 
     def mark_waits(self, items: Sequence[OpInstance], built: Any) -> None:
-        """Let an operation wait for what any of these items waits for."""
+        """Let an operation wait for the events of any of these op instances."""
         names = list(dict.fromkeys(name for item in items for name in self.waits.get(item, ())))
         if names:
             built.set_str_array_attr("events_to_wait", names)
@@ -477,10 +478,10 @@ def make_plan(jobs: Sequence[JobProgram], device: Device) -> Any:
 
 
 def kept_names(jobs: Sequence[JobProgram], device: Device) -> list[set[str]]:
-    """Names that each job must not collect: a variable stays as long as a later job really reads its contents."""
+    """Names that each job must not collect: those whose contents a later job reads."""
     made: list[set[str]] = []
     later: set[str] = set()
     for job in reversed(jobs):
-        made.append({name for name in job.holds if name in later or device.never_collected(name)})
+        made.append({name for name in job.names if name in later or device.never_collected(name)})
         later |= job.reads
     return made[::-1]

@@ -1,4 +1,4 @@
-"""The ranks that a script's meshes name, and the processes that run: they must be the same."""
+"""The check that the ranks in a script's meshes are the processes that run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def install() -> None:
 
 
 def require_world(named: set[int], world: int) -> None:
-    """Every process has a place in a mesh, and every rank of a mesh a process. A script without meshes names nobody.
+    """Check that every process is in a mesh, and that every rank of a mesh has a process. A script without meshes passes.
 
     Raises:
         ConfigError: They differ; with the number of processes to start.

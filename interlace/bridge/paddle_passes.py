@@ -68,7 +68,7 @@ class _Pass(PassBase):  # type: ignore[misc]
         return True
 
     def _options(self, without: tuple[str, ...] = ()) -> dict[str, Any]:
-        """The options of the pass among the attributes. Raises ConfigError on an attribute that nobody knows."""
+        """The options of the pass among the attributes. Raises ConfigError for an unknown attribute."""
         kind = REGISTRY[self.key.replace("_", "-")]
         known = kind.__struct_fields__
         given = {key: value for key, value in self._attrs.items() if key not in without}

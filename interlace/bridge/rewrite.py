@@ -19,7 +19,7 @@ from interlace.ir.kinds import KEYWORD
 def write_back(captured: Captured, program: Program, device: Device, *, roles: bool = True) -> None:
     """Change a Paddle program in place: new operations, their order, operands and streams; others are erased.
 
-    New operations get the role that `program` says, unless `roles` is false: in a program without any they would stand out.
+    New operations get their role in `program`, unless `roles` is false, for a program without roles.
 
     Raises:
         PlanError: An operation cannot be built; found before anything is changed.
@@ -41,10 +41,9 @@ class _Writer:
             self.values.update(zip(op.results, results, strict=True))
 
     def write(self, ops: list[Op]) -> None:
-        """Build what is new at the end, then move every operation there in its new order and mend operands.
+        """Build new operations at the end, then move every operation to the end in its new order, and update operands.
 
-        Only building can fail, and takes itself back then: a program whose operations stand in a wrong order cannot even be
-        destroyed.
+        Only building can fail, and it is undone then: Paddle cannot even destroy a program whose operations are in a wrong order.
         """
         built = self._build_all([op for op in ops if op.origin < 0])
         for op in ops:

@@ -1,8 +1,8 @@
-"""Which part of the step each operation of a plain Paddle program belongs to.
+"""Roles: which part of the step each operation of a plain Paddle program belongs to.
 
-Auto-parallel writes a role on every operation; `paddle.static` writes none. Where nobody did, roles follow from where things
-stand: Paddle appends backward behind forward and the optimizer behind both, so cutting the program in front of the first
-gradient, and behind the last one, gives parts of which each reads only itself and those in front of it.
+Auto-parallel sets a role on every operation; `paddle.static` sets none. Then roles follow from positions: Paddle appends backward
+after forward and the optimizer after both, so if the program is cut before the first gradient and after the last one, each part reads
+only values of its own and of earlier parts.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ GIVE_ROLES = ("give every operation its op_role (0 forward, 1 backward, 2 optimi
 
 
 def give_roles(source: Any) -> bool:
-    """Write missing roles on the operations of a private copy of a program; says whether it had none at all.
+    """Set missing roles on the operations of a private copy of a program; returns whether it had none at all.
 
     Raises:
-        ProgramError: Some operations have roles and the others cannot be told from them; the first one is named.
+        ProgramError: Some operations have roles, and a missing one cannot be derived from them; the first one is named.
     """
     ops = list(source.global_block().ops)
     raw = [op.op_role for op in ops]
@@ -45,7 +45,7 @@ def require_sums(program: Program, derived: bool) -> None:
     """Refuse to run the optimizer once for several micro-batches where it would see the gradients of one alone.
 
     Raises:
-        ProgramError: The optimizer reads what every micro-batch makes anew, or nobody said which operations are the optimizer's.
+        ProgramError: The optimizer reads what every micro-batch computes anew, or no operation has a role.
     """
     count = program.pipeline.num_micro_batches
     updates = [op for op in program.ops if op.role == "optimize"]
@@ -80,17 +80,17 @@ def is_gradient(op: Any) -> bool:
 
 
 def _by_place(ops: list[Any]) -> list[int]:
-    """Forward up to the first gradient, optimizer behind the last one in front of the first update."""
+    """Forward before the first gradient, backward up to the last gradient before the first update, then the optimizer."""
     update = next((k for k, op in enumerate(ops) if is_update(op)), len(ops))
     gradients = [k for k, op in enumerate(ops[:update]) if is_gradient(op)]
     if not gradients:
         return [FORWARD] * update + [OPTIMIZE] * (len(ops) - update)
-    behind = gradients[-1] + 1 if update < len(ops) else len(ops)
-    return [FORWARD] * gradients[0] + [BACKWARD] * (behind - gradients[0]) + [OPTIMIZE] * (len(ops) - behind)
+    end = gradients[-1] + 1 if update < len(ops) else len(ops)
+    return [FORWARD] * gradients[0] + [BACKWARD] * (end - gradients[0]) + [OPTIMIZE] * (len(ops) - end)
 
 
 def _made_anew(program: Program) -> set[int]:
-    """Values that differ from micro-batch to micro-batch and do not outlive one: what lasts has a name, too (`Storages.is_once`)."""
+    """Values that each micro-batch computes anew; persistable values with a name do not count (`Storages.is_once`)."""
     table = Storages(program)
     found: set[int] = set()
     for op in program.ops:

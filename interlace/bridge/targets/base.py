@@ -18,8 +18,8 @@ class Device:
 
     Attributes:
         place: Paddle's place object.
-        target: What such a device does by itself.
-        labels_all: Whether every operation says which one it is, not communication alone.
+        target: The rules of this kind of device.
+        labels_all: Whether every operation gets a label, and not only communication.
     """
 
     place: Any
@@ -49,24 +49,25 @@ class Device:
         return self.target.keeps_pinned and name.startswith(PINNED_PREFIX)
 
     def watch(self, value: Any) -> Any:
-        """One element, cut out right behind a computation, so that nothing issued later stands in front of it.
+        """Cut out one element of a result right after its computation, so that a wait for it does not wait for later operations.
 
-        None where the host needs no holding back.
+        None on targets whose host does not run ahead.
         """
         return first_element(value) if self.target.host_runs_ahead else None
 
     def wait_for(self, watched: Any) -> None:
-        """Make the host wait for what is watched before it issues more."""
+        """Make the host wait for an element that `watch` returned before it issues more."""
         if self.target.host_runs_ahead:
             sync_behind(watched)
 
     def label(self, built: Any, text: str) -> None:
-        """Say on an operation which one it is, where errors can show it."""
+        """Set a label on an operation, for error messages."""
 
     def prepare(self) -> None:
-        """Set what the executor reads before it builds a plan of ours.
+        """Set Paddle's flags before the executor builds a plan of ours.
 
-        The in-place pass would add write-after-read edges between streams that end an overlap. Fast collection frees at issue.
+        The in-place pass is turned off because its write-after-read edges between streams would prevent overlap, and fast garbage
+        collection because it frees at issue.
         """
         if not self.target.in_place_pass:
             paddle.set_flags({"FLAGS_pir_apply_inplace_pass": False})
@@ -74,13 +75,14 @@ class Device:
             paddle.set_flags({"FLAGS_fast_eager_deletion_mode": False})
 
     def finish(self, program: Any, job: str) -> None:
-        """Last rewrite of a job program."""
+        """Rewrite a finished job program."""
 
 
 def first_element(value: Any) -> Any:
-    """A float32 value of one element, in memory of its own, that is there when a value is.
+    """A float32 value of one element, in memory of its own, that is computed right after a value.
 
-    The value itself would not do: a wait at the job's end would be its last reader, and collection at issue time records no other.
+    The host must not wait for the value itself: the wait would become the value's last reader, the only one that garbage collection
+    at issue time records.
     """
     num_dims = len(value.shape)
     if num_dims:
@@ -91,10 +93,10 @@ def first_element(value: Any) -> Any:
 
 
 def sync_behind(watched: Any) -> None:
-    """Block the host until `watched` is there: Paddle's operator that synchronizes a stream, on a stream that has nothing but this.
+    """Block the host until `watched` is computed: Paddle's operator that synchronizes a stream, on a stream used for nothing else.
 
-    The executor lets that stream wait for the computation. The operator has kernels of few types; float32 is one. A blocking copy
-    would stand behind offload's in the copy engine (measured on H200s: steps with offload 4 to 36 % longer).
+    The executor lets that stream wait for the computation. The operator has kernels for few types; float32 is one. A blocking copy
+    would queue after offload's copies in the copy engine (docs/decisions/006).
     """
     synced = paddle._C_ops.sync_calc_stream_(watched)
     synced.get_defining_op().set_execution_stream(AutoParallelStreamType.HOST_WAIT.value)

@@ -26,7 +26,7 @@ def choose_device() -> Device:
     """The device that Paddle's executor will use.
 
     Raises:
-        PlanError: A device whose rules nobody has written down.
+        PlanError: A device whose rules Interlace does not know.
     """
     place = _current_expected_place_()
     if isinstance(place, paddle.CPUPlace):

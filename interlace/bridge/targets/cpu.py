@@ -19,12 +19,15 @@ class CpuDevice(Device):
     target: ClassVar[Target] = CPU
 
     def copy_out(self, value: Any) -> Any:
+        """A copy to another buffer in host memory."""
         return paddle._C_ops.memcpy_d2h(value, 0)
 
     def label(self, built: Any, text: str) -> None:
+        """Set the label that the transport shows in errors."""
         built.set_str_attr("interlace_at", text)
 
     def finish(self, program: Any, job: str) -> None:
+        """Replace communication by that of the transport, in a run on CPU processes."""
         from interlace.cpu import install
 
         if install.RUN_DIR_VARIABLE in os.environ:

@@ -21,4 +21,5 @@ class CustomDevice(Device):
     target: ClassVar[Target] = CUSTOM
 
     def copy_out(self, value: Any) -> Any:
+        """An asynchronous copy to pinned memory."""
         return paddle._C_ops.memcpy_d2h(value, PINNED)

@@ -1,4 +1,4 @@
-"""CUDA GPUs. Held to what Paddle's source says by tests on the lowered programs; docs/gpu-place.md has the table.
+"""CUDA GPUs. Tests compare the lowered programs with the rules of Paddle's source (docs/gpu-place.md).
 
 The one asynchronous copy out is `memcpy` to pinned memory (destination 2): `memcpy_d2h` blocks the host. Its result has a place
 that operations of the same program cannot read, so it crosses a job boundary; there it is a block argument with the executor's
@@ -26,4 +26,5 @@ class GpuDevice(Device):
     target: ClassVar[Target] = GPU
 
     def copy_out(self, value: Any) -> Any:
+        """An asynchronous copy to pinned memory."""
         return paddle._C_ops.memcpy(value, PINNED)
