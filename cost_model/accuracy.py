@@ -1,4 +1,4 @@
-"""How well predictions meet measurements. Pure functions over `(name, predicted, measured)`; any unit, larger is slower."""
+"""Comparison of predictions with measurements. Pure functions over `(name, predicted, measured)`; any unit, larger is slower."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Case(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Relative, signed: 0.1 is 10 % too slow a prediction."""
+        """Relative, signed: 0.1 is a prediction 10 % too slow."""
         return self.predicted / self.measured - 1
 
 

@@ -1,4 +1,4 @@
-"""What every cost model answers, and one made by hand for tests and experiments."""
+"""The interface of cost models, and a cost model with given times for tests and experiments."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from interlace.ir.program import Group, Op, Program
 
 How = Literal["exact", "interpolated", "extrapolated", "proxy", "roofline", "unknown", "free", "given"]
 HOWS: tuple[How, ...] = ("exact", "interpolated", "extrapolated", "proxy", "roofline", "unknown", "free", "given")
-"""How a time is known, strongest first: a sample of this very shape; between measured sizes of the kind and type; beyond them;
-samples of another kind, type or group size (`proxy`); rates of the device; a lower bound at best (`unknown`)."""
+"""How a time was determined, most reliable first: a sample of this shape; between measured sizes of the kind and type; beyond them;
+samples of another kind, type or group size (`proxy`); rates of the device; at best a lower bound (`unknown`)."""
 MEASURED: tuple[How, ...] = ("exact", "interpolated", "free", "given")
 """Ways that rest on measurements of what is asked for."""
 LARGEST = 4
@@ -28,13 +28,13 @@ Groups = Mapping[int, Group]
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False):
-    """A duration and how far to trust it.
+    """A duration and its reliability.
 
     Attributes:
         dur_ns: Alone on the device; 0 where not even the shapes are known (`how` is then `unknown`).
         how: The weakest of the ways in which the operation's kernels were found.
-        rel_error: Expected relative error: 0.1 means that 10 % more or less would be no surprise.
-        detail: One line for people.
+        rel_error: Expected relative error: with 0.1, 10 % more or less is usual.
+        detail: One line for reports.
     """
 
     dur_ns: int

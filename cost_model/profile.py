@@ -23,7 +23,7 @@ SCHEMA = 1
 
 Source = Literal["measured", "datasheet", "derived"]
 MOST_BYTES = 64 << 20
-"""Of a profile."""
+"""Limit of a profile file."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e24)]
@@ -43,7 +43,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Peak(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A rate a second (FLOP or bytes), its source and what it stands for."""
+    """A rate per second (FLOP or bytes), its source, and a note on what was measured."""
 
     per_s: Rate
     source: Source
@@ -143,9 +143,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         device: Name as the runtime reports it (`NVIDIA H200`).
-        ranks_per_host: Devices joined by the links the collectives were measured on.
+        ranks_per_host: Number of devices connected by the links on which the collectives were measured.
         memory_bytes, pinned_bytes: Capacity of a device, and pinned host memory one rank may take (0: unknown).
-        shortest_kernel_ns: Least time of any kernel.
+        shortest_kernel_ns: Lower bound of the duration of a kernel.
         matrix_flops: FLOP/s of matrix products, by dtype.
         memory_rate: Bytes/s read plus written by a plain device copy.
     """
@@ -259,7 +259,7 @@ def _require_once(pairs: list[tuple[str, object]], where: str) -> dict[str, obje
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ConfigError(f"{where}: field {twice!r} stands twice in one object; leave one of the two out")
+        raise ConfigError(f"{where}: field {twice!r} occurs twice in one object; leave one of the two out")
     return found
 
 

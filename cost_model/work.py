@@ -1,4 +1,4 @@
-"""What an operation asks of the device: kernels with their sizes, from the operation's shapes alone.
+"""The kernels of an operation and their sizes, computed from the operation's shapes alone.
 
 Costs are not known here; `CostModel` turns parts into nanoseconds. Shapes follow Paddle: matmul takes `[..., m, k]` and
 `[..., k, n]` (before transposes), attention `[batch, seq, heads, head_dim]`.
@@ -46,8 +46,8 @@ class Work:
 
     Attributes:
         parts: The kernels.
-        unknown: Why nothing better is known; empty where the parts say all.
-        assumed: Which shapes, known only at run time, were taken from those of the operands, or what was taken for nested blocks.
+        unknown: Why the parts are only a lower bound; empty if they are complete.
+        assumed: Which shapes, known only at run time, were assumed from those of the operands, or what was assumed for nested blocks.
     """
 
     parts: tuple[Part, ...] = ()
@@ -238,7 +238,10 @@ def _param_grad_add(op: Op, values: Values) -> Work:
 
 def attention_part(batch: int, heads: int, kv_heads: int, seq_q: int, seq_k: int, head_dim: int, causal: bool, dtype: str,
                    grad: bool) -> Part:  # fmt: skip
-    """Forward is two products over all pairs of positions (half of them when causal), backward five."""
+    """Attention: two products over all pairs of positions (half of them if causal) in forward, five in backward.
+
+    It has nine parameters because the kernel has as many independent sizes and kinds.
+    """
     pairs = batch * heads * seq_q * seq_k // (2 if causal else 1)
     tensors = batch * head_dim * (2 * seq_q * heads + 2 * seq_k * kv_heads)
     dims = dims_of(

@@ -1,4 +1,4 @@
-"""What a user may ask for: one record of options a pass, from keywords, a dict or a YAML file, checked before anything is built.
+"""The configuration: a record of options for each pass, from keywords, a dict or a YAML file, checked before anything is built.
 
     device: h200
     overlap_column_backward: {min_bytes: 1MB}
@@ -33,14 +33,14 @@ from interlace.passes.base import option_name
 from interlace.user_passes import imported
 
 MOST_BYTES = 1 << 20
-"""Of a file of options."""
+"""Limit of a configuration file."""
 MOST_NODES = 10_000
 MOST_SIZE = 1 << 60
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
 KEY = "#"
-"""Behind a dotted path in the marks of a file: where the name of the option stands, not its value."""
+"""Suffix of a dotted path in the marks of a file: the position of the option's name, without it that of its value."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -97,9 +97,9 @@ def make_config(
     Args:
         options: Field or pass name (snake case) -> value.
         source: Names the origin in messages.
-        marks: Dotted path -> `file:line:column` of the value, with `KEY` behind it of the name, where a file gave the options.
-        strange: Gets names that nobody knows and that resemble none, in the place of an error: a script may still register them.
-        whole: Nothing more will be set; false while flags are set one by one, when a pass may wait for the option it needs.
+        marks: Dotted path -> `file:line:column` of the value, and with the suffix `KEY` of the name, if the options are from a file.
+        strange: If given, unknown names that resemble no known one are added here and are no error: a script may still register them.
+        whole: Whether the options are complete; false while flags are set one by one, when a required option may still be missing.
 
     Raises:
         ConfigError: Unknown name, wrong type, a contradiction, or a file or profile that is missing or cannot be read; with
@@ -180,12 +180,12 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str], around: Sequence[yaml.Node]) -> Any:
-    """The data of a node; `around` are the nodes that it stands in."""
+    """The data of a node; `around` are the nodes that contain it."""
     marks[at] = _mark(node, path)
     if len(marks) > MOST_NODES:
         raise ConfigError(f"{path}: aliases (*name) spell out more than {MOST_NODES} entries; write options plainly")
     if any(node is each for each in around):
-        raise ConfigError(f"{_mark(node, path)}: an alias (*name) stands inside of what it names; write options plainly")
+        raise ConfigError(f"{_mark(node, path)}: an alias (*name) is inside the node that it names; write options plainly")
     around = [*around, node]
     if isinstance(node, yaml.MappingNode):
         table: dict[str, Any] = {}
@@ -193,7 +193,7 @@ def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str], around: 
             if not isinstance(key, yaml.ScalarNode):
                 raise ConfigError(f"{_mark(key, path)}: expected a name of an option, found a {key.id}")
             if key.value in table:
-                raise ConfigError(f"{_mark(key, path)}: option {key.value!r} stands twice")
+                raise ConfigError(f"{_mark(key, path)}: option {key.value!r} occurs twice")
             marks[(f"{at}.{key.value}" if at else str(key.value)) + KEY] = _mark(key, path)
             table[key.value] = _plain(value, f"{at}.{key.value}" if at else str(key.value), path, marks, around)
         return table
@@ -386,7 +386,7 @@ def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], wher
 
 
 def _check_values(chosen: Mapping[str, Pass], where: _Where, whole: bool) -> None:
-    """What a pass's own record cannot tell: files, and options that say nothing or contradict each other."""
+    """Checks that the record of a pass cannot make: files, and options that have no effect or contradict each other."""
     for name, each in chosen.items():
         option, why = each.mistake() or ("", "")
         if why and (option or whole):

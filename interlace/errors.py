@@ -2,7 +2,7 @@
 
 
 class InterlaceError(Exception):
-    """Base of all errors that are the user's to mend; the command line prints them and exits with 2."""
+    """Base of all errors that a user can correct; the command line prints them and exits with 2."""
 
 
 class ConfigError(InterlaceError):
@@ -18,7 +18,7 @@ class PlanError(InterlaceError):
 
 
 class BudgetError(PlanError):
-    """No plan holds the memory budget that is asked for."""
+    """No plan keeps to the memory budget."""
 
 
 class LoadError(PlanError):

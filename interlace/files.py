@@ -1,4 +1,4 @@
-"""Reading files that may be anything: how much of them is read is bounded, and what cannot be read is one sentence."""
+"""Reading of files that may be anything: the size is bounded, and a file that cannot be read is an error of one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a command in one way: KeyboardInterrupt in its main thread, once, never while it puts outputs in place."""
+"""Ctrl-C, SIGTERM and SIGHUP all raise KeyboardInterrupt in the main thread of a command, once, and never while it moves outputs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from types import FrameType
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 EXIT_CODE = 130
-"""Of a command that one of them ended."""
+"""Exit code of a command that one of them ended."""
 
 
 class _State:
-    """Of the outermost `as_interrupts`: whether a signal came, whether it is still to be raised, and who holds it back."""
+    """State of the outermost `as_interrupts`: whether a signal came, whether it is still to be raised, and how many blocks postpone it."""
 
     depth = 0
     came = False
     owed = False
-    holds = 0
+    postponing = 0
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if _State.came:  # the first one is being obeyed: what it began to clean up is cleaned up
+    if _State.came:  # the first one is being handled: let it finish its clean-up
         return
     _State.came = True
-    if _State.holds:
+    if _State.postponing:
         _State.owed = True
         return
     raise KeyboardInterrupt
@@ -56,25 +56,25 @@ def as_interrupts() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """What is done within is done whole: a signal that comes meanwhile interrupts behind it."""
+    """Run the block completely: a signal during it interrupts at its end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _State.holds += 1
+    _State.postponing += 1
     try:
         yield
     finally:
-        _State.holds -= 1
-    if _State.owed and not _State.holds:
+        _State.postponing -= 1
+    if _State.owed and not _State.postponing:
         _State.owed = False
         raise KeyboardInterrupt
 
 
 @contextmanager
 def postponed() -> Iterator[None]:
-    """`uninterrupted` for the import of a library that takes the signals for itself, as Paddle does; behind it they are ours again.
+    """`uninterrupted` for the import of a library that installs its own signal handlers, as Paddle does; afterwards ours are restored.
 
-    It must be the first that starts threads: a thread from before would get the signals, and answer as the library does.
+    No threads may have been started before: such a thread could receive the signals while the library's handlers are installed.
     """
     with uninterrupted():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

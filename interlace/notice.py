@@ -1,4 +1,4 @@
-"""A word to the user from a process whose output goes into a file or a pipe."""
+"""Messages to the user from a process whose output goes into a file or a pipe."""
 
 from __future__ import annotations
 

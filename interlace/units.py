@@ -1,4 +1,4 @@
-"""One unit for each kind of figure in what users read: times in ms, memory in MiB and GiB."""
+"""Figures in texts for users: times in ms, memory in MiB and GiB."""
 
 from __future__ import annotations
 

@@ -128,9 +128,10 @@ class _Rewrite:
         self.issue_after: dict[OpInstance, list[tuple[int, OpInstance]]] = {}
         self.issue_before: dict[OpInstance, list[tuple[int, OpInstance]]] = {}
         self.views: dict[OpInstance, list[OpInstance]] = {}
-        self.place = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
+        self.index = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
 
     def run(self) -> Program:
+        """The rewritten program."""
         for move in self.plan.moves:
             self._move(move)
         for op in self.program.ops:
@@ -155,8 +156,8 @@ class _Rewrite:
         self.edit.before(self._by_position(saved.readers)[0], [back_op])
         self.copied_back[value.id], self.new_storage[saved.storage] = back.id, back.storage
         for transfer in move.transfers:
-            last_read = max(self.place[op, transfer.micro_batch] for op in saved.before)
-            first_read = min(self.place[op, transfer.micro_batch] for op in saved.readers)
+            last_read = max(self.index[op, transfer.micro_batch] for op in saved.before)
+            first_read = min(self.index[op, transfer.micro_batch] for op in saved.readers)
             self.issue_after.setdefault(transfer.out_after, []).append((last_read, (out_op.id, transfer.micro_batch)))
             self.issue_before.setdefault(transfer.back_before, []).append((first_read, (back_op.id, transfer.micro_batch)))
         self._remake(move, back)
@@ -178,7 +179,7 @@ class _Rewrite:
         if made:
             self.edit.before(readers[0], made)
             for micro_batch in range(self.program.pipeline.num_micro_batches):
-                first = min(((op, micro_batch) for op in readers), key=self.place.__getitem__)
+                first = min(((op, micro_batch) for op in readers), key=self.index.__getitem__)
                 self.views.setdefault(first, []).extend((op.id, micro_batch) for op in made)
 
     def _constant(self, value_id: int, like: Op, made: list[Op]) -> int:

@@ -126,7 +126,7 @@ class _Work:
     Attributes:
         order: Ids of all operations.
         after: The operations that each one must come after in every order.
-        taken: Fillers that are assigned to a collective.
+        used: Fillers that are assigned to a collective.
         done: Collectives that were started early.
     """
 
@@ -137,9 +137,9 @@ class _Work:
     backward: Backward = field(init=False)
     sites: list[Op] = field(init=False)
     order: list[int] = field(init=False)
-    place: dict[int, int] = field(init=False)
+    index: dict[int, int] = field(init=False)
     after: dict[int, set[int]] = field(init=False)
-    taken: set[int] = field(default_factory=set)
+    used: set[int] = field(default_factory=set)
     done: dict[int, Op] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class _Work:
         self.backward = Backward(self.graph)
         self.sites = self.backward.collectives()
         self.order = [op.id for op in self.graph.program.ops]
-        self.place = dict(self.graph.position)
+        self.index = dict(self.graph.position)
         self.after = dependencies(self.graph, self.graph.program.ops)
 
     def layer(self, comm: Op) -> str:
@@ -191,8 +191,8 @@ class _Work:
     def _dragged(self, chosen: set[int], comm: Op) -> tuple[set[int], str]:
         """The operations that must move after a collective together with the chosen ones, or why they cannot."""
         moved = set(chosen)
-        start = min((self.place[op_id] for op_id in chosen), default=self.place[comm.id])
-        for op_id in self.order[start : self.place[comm.id] + 1]:
+        start = min((self.index[op_id] for op_id in chosen), default=self.index[comm.id])
+        for op_id in self.order[start : self.index[comm.id] + 1]:
             movers = self.after[op_id] & moved
             if movers and op_id not in moved:
                 why = self._hindrance(self.graph.ops[op_id], [self.graph.ops[each] for each in sorted(movers)], comm)
@@ -229,13 +229,13 @@ class _Work:
 
     def _free_sinks(self, comm: Op) -> set[int]:
         """Sinks before a collective that are not assigned to another one."""
-        return {op_id for op_id in self.backward.sinks - self.taken if self.place[op_id] < self.place[comm.id]}
+        return {op_id for op_id in self.backward.sinks - self.used if self.index[op_id] < self.index[comm.id]}
 
     def _with_bystanders(self, moved: set[int], comm: Op) -> set[int]:
-        start = 1 + max(self.place[op.id] for op in self.backward.sources(comm))
+        start = 1 + max(self.index[op.id] for op in self.backward.sources(comm))
         needed = set(self.after[comm.id])
         idle: set[int] = set()
-        for op_id in reversed(self.order[start : self.place[comm.id]]):
+        for op_id in reversed(self.order[start : self.index[comm.id]]):
             op = self.graph.ops[op_id]
             if op_id in needed or is_comm(op) or is_boundary(op):
                 needed |= self.after[op_id]
@@ -260,7 +260,7 @@ class _Work:
         """Products that compute a weight's gradient before a collective, nearest first."""
         found, passed = [], 0
         sites = {op.id for op in self.sites}
-        for op_id in reversed(self.order[: self.place[comm.id]]):
+        for op_id in reversed(self.order[: self.index[comm.id]]):
             passed += op_id in sites
             if passed == REACH:
                 break
@@ -270,9 +270,9 @@ class _Work:
 
     def _fillers(self, moved: set[int], comm: Op) -> list[int]:
         """What runs beside a collective: what was moved, and what comes after it already, up to its first reader."""
-        start = min((self.place[op_id] for op_id in moved), default=self.place[comm.id])
-        found = [op_id for op_id in self.order[start : self.place[comm.id]] if op_id in moved]
-        for op_id in self.order[self.place[comm.id] + 1 :]:
+        start = min((self.index[op_id] for op_id in moved), default=self.index[comm.id])
+        found = [op_id for op_id in self.order[start : self.index[comm.id]] if op_id in moved]
+        for op_id in self.order[self.index[comm.id] + 1 :]:
             if comm.id in self.after[op_id] or is_comm(self.graph.ops[op_id]):
                 break
             found.append(op_id)
@@ -292,14 +292,14 @@ class _Work:
                                        f"{ms(found.comm + found.fill)}")  # fmt: skip
         else:
             self._apply(moved, comm)
-            self.taken.update(op_id for op_id in fillers if op_id in self.backward.sinks)
+            self.used.update(op_id for op_id in fillers if op_id in self.backward.sinks)
             self.context.change(comm, self._said(comm, own, moved, found))
 
     def _apply(self, moved: set[int], comm: Op) -> None:
-        end = self.place[comm.id] + 1
-        start = min((self.place[op_id] for op_id in moved), default=end)
+        end = self.index[comm.id] + 1
+        start = min((self.index[op_id] for op_id in moved), default=end)
         self.order[start:end] = sorted(self.order[start:end], key=lambda op_id: op_id in moved)
-        self.place.update((op_id, start + k) for k, op_id in enumerate(self.order[start:end]))
+        self.index.update((op_id, start + k) for k, op_id in enumerate(self.order[start:end]))
         self.done[comm.id] = comm
 
     def _nothing(self, comm: Op) -> str:
@@ -307,7 +307,7 @@ class _Work:
         products = {op.id for op in self.backward.sources(comm)}
         known = products | self.backward.sinks
         bound = [op for op in self._readers_of_dout(comm)
-                 if op.kind in PRODUCTS and op.id not in known and self.place[op.id] < self.place[comm.id]]  # fmt: skip
+                 if op.kind in PRODUCTS and op.id not in known and self.index[op.id] < self.index[comm.id]]  # fmt: skip
         if bound:
             return f"{describe(bound[0])} must come first: it feeds more than its gradient's sum"
         return "no weight gradient comes before it" + ("" if products else ", and no matmul with a weight feeds it")

@@ -13,8 +13,8 @@ from interlace.passes.weight_gradients import (
     check_modules,
     check_unscheduled,
     in_modules,
-    is_given,
-    weight_place,
+    is_used,
+    weight_index,
     weight_values,
 )
 
@@ -92,20 +92,20 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
         graph = Graph(program)
         weights = weight_values(graph)
         grads = [op for op in program.ops if op.kind in GEMM_GRADS and op.role == "backward"]
-        check_modules(self.modules, [op.layer for op in grads if weight_place(op, weights) is not None])
+        check_modules(self.modules, [op.layer for op in grads if weight_index(op, weights) is not None])
         split = _Split(Edit(program), graph, context, self.fold)
         others = 0
         for op in grads:
-            place = weight_place(op, weights)
-            if place is None:
+            index = weight_index(op, weights)
+            if index is None:
                 others += 1
             elif not in_modules(self.modules, op.layer):
                 context.decline(op, f"layer is not among the modules asked for ({', '.join(self.modules)})")
             else:
-                split.gradient(op, place)
+                split.gradient(op, index)
         alone = sum(op.kind == ACCUMULATING for op in program.ops)
         for count, what in ((others, "matmul(s) without a weight (attention scores): their gradients stay one operation"),
-                            (alone, f"{ACCUMULATING}: dW stands alone already")):  # fmt: skip
+                            (alone, f"{ACCUMULATING}: dW is an operation of its own already")):  # fmt: skip
             context.declined += [f"{count} {what}"] if count else []
         return split.edit.build()
 
@@ -119,25 +119,25 @@ class _Split:
 
     def gradient(self, op: Op, weight: int) -> None:
         """Replace one gradient, or say why not."""
-        given = [k for k in (0, 1) if is_given(self.graph, op, k)]
+        used = [k for k in (0, 1) if is_used(self.graph, op, k)]
         if op.kind != "matmul_grad":
             self.context.decline(op, "computes dX, dW and dbias in one kernel that has no one-sided form")
         elif any(self.graph.values[value].dtype == "null" for value in op.results):
-            self.context.decline(op, "gives one result alone already")
-        elif not given:
-            self.context.decline(op, "nobody reads its results")
+            self.context.decline(op, "computes only one result already")
+        elif not used:
+            self.context.decline(op, "no operation reads its results")
         else:
-            self._replace(op, weight, sorted(given, key=lambda k: k == weight))
+            self._replace(op, weight, sorted(used, key=lambda k: k == weight))
 
-    def _replace(self, op: Op, weight: int, given: list[int]) -> None:
+    def _replace(self, op: Op, weight: int, used: list[int]) -> None:
         made: list[Op] = []
-        said = []
-        for which in given:
+        lines = []
+        for which in used:
             made += self._result(op, which)
             form = "" if LEFT_OUT not in made[-1].attrs else ", one-sided"
-            said.append(f"{'dW' if which == weight else 'dX'} is #{made[-1].id} {made[-1].name}{form}")
+            lines.append(f"{'dW' if which == weight else 'dX'} is #{made[-1].id} {made[-1].name}{form}")
         self.edit.replace(op.id, made)
-        self.context.change(op, "; ".join(said))
+        self.context.change(op, "; ".join(lines))
 
     def _result(self, op: Op, which: int) -> list[Op]:
         tensors = {name: self.graph.values[value] for name, value in zip(("x", "y", "dout"), op.operands, strict=False)}

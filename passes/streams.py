@@ -10,7 +10,7 @@ class AutoParallelStreamType(str, Enum):
     """What a stream is for; the value is its name in `execution_stream`.
 
     The first three are Paddle's own (`paddle/distributed/passes/pass_utils.py`). Beware of `CALC`: written into an
-    operation, `default` opens a stream of its own; the compute stream is the empty name, or `DefaultStream` said aloud.
+    operation, `default` opens a stream of its own; the compute stream has the empty name, or `DefaultStream`.
     """
 
     CALC = "default"

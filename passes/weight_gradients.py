@@ -33,17 +33,17 @@ def weight_values(graph: Graph) -> set[int]:
     return found
 
 
-def weight_place(op: Op, weights: set[int]) -> int | None:
-    """Which operand of a product or its gradient (0 is x, 1 is y) is a weight; None for none and for two."""
-    places = [k for k in (0, 1) if k < len(op.operands) and op.operands[k] in weights]
-    return places[0] if len(places) == 1 else None
+def weight_index(op: Op, weights: set[int]) -> int | None:
+    """Index of the operand of a product or its gradient (0 is x, 1 is y) that is a weight; None if there are none or two."""
+    found = [k for k in (0, 1) if k < len(op.operands) and op.operands[k] in weights]
+    return found[0] if len(found) == 1 else None
 
 
-def is_given(graph: Graph, op: Op, place: int) -> bool:
-    """Whether the operation gives this result and somebody reads it."""
-    if place >= len(op.results):
+def is_used(graph: Graph, op: Op, index: int) -> bool:
+    """Whether the operation computes the result with this index and an operation reads it."""
+    if index >= len(op.results):
         return False
-    value = op.results[place]
+    value = op.results[index]
     return graph.values[value].dtype != "null" and bool(graph.users.get(value))
 
 
@@ -155,21 +155,21 @@ class Backward:
 
     def is_weight_product(self, op: Op) -> bool:
         """Whether the operation multiplies by a weight: a dX, or a recomputed forward product."""
-        return (op.kind == "matmul" or op.kind in GEMM_GRADS) and weight_place(op, self.weights) is not None
+        return (op.kind == "matmul" or op.kind in GEMM_GRADS) and weight_index(op, self.weights) is not None
 
     def _is_weight_gradient(self, product: Op, value: int) -> bool:
-        return product.kind in GEMM_GRADS and product.results.index(value) != 1 - (weight_place(product, self.weights) or 0)
+        return product.kind in GEMM_GRADS and product.results.index(value) != 1 - (weight_index(product, self.weights) or 0)
 
     def upstream(self, product: Op) -> int:
         """The activation-side operand of a product with a weight: dout of a dX."""
-        place = weight_place(product, self.weights)
+        index = weight_index(product, self.weights)
         if product.kind == "matmul":
-            return product.operands[1 - (place or 0)]
+            return product.operands[1 - (index or 0)]
         return product.operands[-1]
 
     def is_fused(self, product: Op) -> bool:
         """Whether dX and dW are one operation still."""
-        return product.kind in GEMM_GRADS and is_given(self.graph, product, 0) and is_given(self.graph, product, 1)
+        return product.kind in GEMM_GRADS and is_used(self.graph, product, 0) and is_used(self.graph, product, 1)
 
     def chain_of(self, heads: Iterable[int], within: set[int]) -> set[int]:
         """Sinks that follow some heads by data, and those that only they need; all of them out of `within`."""

@@ -1,4 +1,4 @@
-"""Random delays in front of work on the device, and the smallest set of them that still makes a case fail.
+"""Random delays before work on the device, and the smallest set of them that still makes a case fail.
 
 A *site* is a piece of work: (stream number, how many pieces that stream was given before). The host gives work in one order, so
 sites are the same in every run of the same plan.
@@ -28,7 +28,7 @@ _APART = 7919  # a seed a rank, so that ranks are not late together
 
 
 class Site(NamedTuple):
-    """A delay in front of one piece of work, on every rank where none is named."""
+    """A delay before one piece of work, on every rank where none is named."""
 
     stream: int
     ordinal: int
@@ -42,7 +42,7 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A delay that was taken, and what stood behind it; `step` is 0 and `op` of no meaning where steps were not announced."""
+    """A delay that was taken, and the work that it delayed; `step` is 0 and `op` of no meaning where steps were not announced."""
 
     site: Site
     kind: str
@@ -89,7 +89,7 @@ def hold(run: Callable[[], object], us: int, name: str = "") -> None:
 
 
 def begin_step() -> None:
-    """From now on delays say in which step they were taken, and in front of which of its operations."""
+    """From now on delays say in which step they were taken, and before which of its operations."""
     plugin().tb_delays_step()
 
 

@@ -94,7 +94,7 @@ class Issue(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """What a traced stretch of a run left behind."""
+    """The records of a traced part of a run."""
 
     calls: list[Call]
     intervals: list[Interval]

@@ -162,7 +162,7 @@ def let_events_exist(program: Any) -> int:
 
 
 def put_something_first(program: Any) -> bool:
-    """Put a host operation in front of a copy out that is the first of its program.
+    """Put a host operation before a copy out that is the first of its program.
 
     Of such a `memcpy_d2h` Paddle's executor records the events that it waits for anew, on the compute stream: it then waits for what
     the compute stream was given so far, and no longer for what it should. The GPU place's copy out is `memcpy`, where it does not.
@@ -186,7 +186,7 @@ def make_streams(program: Any, job: str) -> int:
     """Make each stream that a program is the first to name, with the priority that its operations ask for; returns how many.
 
     Paddle makes a stream at the first operation that names it, in this process for good. On the GPU place that operation's
-    priority counts; a custom device is told none, and is told here in front of it.
+    priority counts; a custom device does not get it, so the stream is made here, before the operation runs.
 
     Raises:
         TestbedError: Operations of one stream name ask for different priorities.
@@ -301,7 +301,7 @@ def _type_name(value: Any) -> str:
 
 
 def _ops(program: Any) -> Iterator[Any]:
-    """All operations, those of branches behind the operation that holds them."""
+    """All operations; those of branches follow the operation that contains them."""
     return iter(list(_ops_in(program.global_block())))
 
 

@@ -58,7 +58,7 @@ class Case:
             return first_difference(self.right.reports, found.reports) or "", self.taken(Path(folder))
 
     def taken(self, folder: Path) -> list[Site]:
-        """The delays that all ranks of a run took, as they left them in its folder; learns what they stood in front of."""
+        """The delays that all ranks of a run took, as they left them in its folder; records what each of them delayed."""
         sites = []
         for rank in range(self.world):
             path = folder / f"delays{rank}.json"
@@ -96,7 +96,7 @@ def find(case: Case, delays: str, against: str) -> list[Site]:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m testbed.shrink", description="Find the delays that make a training run fail.")
-    parser.add_argument("script", metavar="SCRIPT", help="a training script, as of `interlace run`; its arguments stand behind --")
+    parser.add_argument("script", metavar="SCRIPT", help="a training script, as of `interlace run`; its arguments follow --")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--delays", required=True, metavar="WORDS", help='such as "seed=3,permille=30,max_us=2000", as in TESTBED_DELAYS')
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; takes the place of the script's own")
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"right under {args.delays}: nothing to shrink; try another seed, or longer delays")
         return 1
     for site in sites:
-        print(f"rank {site.rank}, stream {site.stream}, piece {site.ordinal}: {site.us} us in front of {case.labels[str(site)]}")
+        print(f"rank {site.rank}, stream {site.stream}, piece {site.ordinal}: {site.us} us before {case.labels[str(site)]}")
     print(f'{case.num_runs} runs; again: {DELAYS_VARIABLE}="sites={show_sites(sites)}"')
     return 0
 

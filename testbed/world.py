@@ -83,7 +83,7 @@ def _write_report(path: Path) -> None:
 
 
 def _record_delays(path: Path, rank: int) -> None:
-    """Keep in a file what delays were taken so far and in front of what, as of the end of each step."""
+    """Write the delays taken so far, and what each of them delayed, to a file at the end of each step."""
     from paddle.distributed.auto_parallel.static.engine import Engine
 
     run = Engine.run

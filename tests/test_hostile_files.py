@@ -135,11 +135,11 @@ def bomb(levels: int) -> str:
 
 CONFIGS = {
     "aliases": (bomb(9).encode(), r"my\.yaml: aliases \(\*name\) spell out more than 10000 entries"),
-    "self": (b"offload_activations: &a {modules: [*a]}", r"my\.yaml:1:22: an alias \(\*name\) stands inside of what it names"),
+    "self": (b"offload_activations: &a {modules: [*a]}", r"my\.yaml:1:22: an alias \(\*name\) is inside the node that it names"),
     "nesting": (b"dump: " + b"[" * 5000, r"my\.yaml.*(nested too deeply|not YAML)"),
     "large": (b"# " + b"x" * (2 << 20), r"my\.yaml: more than 1 MiB; expected a YAML file"),
     "not text": (b"dump: \xff", r"my\.yaml: cannot be read: not UTF-8 text \(byte 6\)"),
-    "twice": (b"check: on\ncheck: off", r"my\.yaml:2:1: option 'check' stands twice"),
+    "twice": (b"check: on\ncheck: off", r"my\.yaml:2:1: option 'check' occurs twice"),
     "size": (f"schedule_1f1b: {{extra_live_bytes: {'9' * 400}GB}}".encode(), "expected 1 EiB or less"),
     "number": (f"schedule_1f1b: {{extra_live_bytes: {'9' * 5000}}}".encode(), "extra_live_bytes"),
     "endless": (b"offload_activations: {fraction: 1e999}", "fraction"),
@@ -162,7 +162,7 @@ def test_a_shared_list_may_have_a_name(tmp_path: Path) -> None:
 
 
 PROFILES = {
-    "twice": (lambda text: text.replace('"ranks_per_host"', '"device": "x", "ranks_per_host"', 1), "field 'device' stands twice"),
+    "twice": (lambda text: text.replace('"ranks_per_host"', '"device": "x", "ranks_per_host"', 1), "field 'device' occurs twice"),
     "negative": (lambda text: text.replace('"op_ns":', '"op_ns":-', 1), r"Expected `int` >= 0 - at `\$\.host\.op_ns`"),
     "endless": (lambda text: text.replace('"per_s":', '"per_s":1e999, "x":', 1), "out of range"),
     "not a number": (lambda text: text.replace('"per_s":', '"per_s":NaN, "x":', 1), "malformed"),

@@ -96,7 +96,7 @@ def test_the_separator_is_hinted_at(command: list[str], tmp_path: Path, capsys: 
         main([*command, str(script), "--world", "4", "--pp", "2", "--w"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert f"{command[0]} does not know --pp 2 --w; arguments of {script} stand behind --" in said
+    assert f"{command[0]} does not know --pp 2 --w; arguments of {script} follow --" in said
     assert f"interlace {command[0]} {script} --world 4 -- --pp 2 --w" in said
 
 

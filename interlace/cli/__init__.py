@@ -1,7 +1,7 @@
 """The command line. Each command is a module with `add_parser(subparsers)` and `main(args) -> exit code`.
 
-Exit codes everywhere: 0 done, 1 the plan or the run fails, 2 the user's error, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP), 141 what reads
-the output went away. With 130 and 141 no process is left, and output files are there whole or not at all.
+Exit codes everywhere: 0 done, 1 the plan or the run fails, 2 the user's error, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP), 141 the reader of
+the output closed it. With 130 and 141 no process is left running, and output files are complete or absent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMANDS = ("run", "dump", "plan", "show", "check", "timeline", "report", "calib
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; errors of the user's are printed in one line, without a traceback."""
+    """Run one command; user errors are printed in one line, without a traceback."""
     command = "interlace"
     try:
         with as_interrupts():
@@ -56,19 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tell(text: str) -> None:
-    """A last word; nobody may be there to hear it."""
+    """Print a line to standard error, even if it is closed."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:
-    """Let what is still buffered go nowhere when the interpreter ends."""
+    """Discard buffered output, so that the interpreter does not fail on it at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave(code: int) -> None:
-    """End at once: threads that still plan would be waited for."""
+    """End the process without waiting for threads that still plan."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -76,23 +76,23 @@ def _leave(code: int) -> None:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    """The arguments of a command, those of its script behind the first `--`; a wrong one ends the program with code 2."""
+    """The arguments of a command, and those of its script after the first `--`; a wrong argument ends the program with code 2."""
     cut = words.index("--") if "--" in words else len(words)
     known = parser()
     args, unknown = known.parse_known_args(words[:cut])
     runs_script = hasattr(args, "script_args")
     if unknown:
-        hint = f"; arguments of {args.script} stand behind --, as in: {_with_separator(words[:cut], unknown)}" if runs_script else ""
+        hint = f"; arguments of {args.script} follow --, as in: {_with_separator(words[:cut], unknown)}" if runs_script else ""
         known.error(f"{args.command} does not know {' '.join(unknown)}{hint}")
     if cut < len(words):
         if not runs_script:
-            known.error(f"{args.command} starts no script, so nothing may stand behind --")
+            known.error(f"{args.command} starts no script, so nothing may follow --")
         args.script_args = words[cut + 1 :]
     return args
 
 
 def _with_separator(words: list[str], unknown: list[str]) -> str:
-    """The command as it was probably meant.
+    """The command that the user probably meant.
 
     >>> _with_separator(["run", "gpt.py", "--world", "2", "--pp", "2"], ["--pp", "2"])
     'interlace run gpt.py --world 2 -- --pp 2'
@@ -109,7 +109,7 @@ def _with_separator(words: list[str], unknown: list[str]) -> str:
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """Takes options by their whole names: a script's `--log` without `--` before it is no `--log-dir` of ours."""
+    """Accepts only complete option names, so that a script's `--log` without `--` before it is not taken for `--log-dir`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)

@@ -117,7 +117,7 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
 
 
 def _build_all(args: argparse.Namespace, ranks: Sequence[int], folder: Path, alive: Alive) -> Iterator[dict[str, Any]]:
-    """Build ranks, some at once; all are ended where one fails, or what reads of them stops."""
+    """Build ranks, several at once; all are ended if one fails or the caller stops."""
     from interlace.local import processes
     from interlace.units import size
 
@@ -153,7 +153,7 @@ def _is_file(args: argparse.Namespace) -> bool:
 
 @dataclass(slots=True)
 class _Build:
-    """A process that builds a rank's program: where the program goes, and what the process says."""
+    """A process that builds a rank's program: the path of the program, and the output of the process."""
 
     rank: int
     path: Path
@@ -175,7 +175,7 @@ def _start(args: argparse.Namespace, rank: int, folder: Path) -> _Build:
 
 
 def _result(args: argparse.Namespace, build: _Build) -> dict[str, Any]:
-    """What a finished process says of its program. Raises LaunchError or ScriptError where there is none."""
+    """The record that a finished process printed about its program. Raises LaunchError or ScriptError without one."""
     from interlace.errors import LaunchError, ScriptError
 
     code = build.child.process.returncode
@@ -192,7 +192,7 @@ def _result(args: argparse.Namespace, build: _Build) -> dict[str, Any]:
 
 
 def _last_document(text: str) -> dict[str, Any] | None:
-    """What the last line that is a JSON object says; the script may print behind it as it ends."""
+    """The last line that is a JSON object, decoded; the script may print more lines when it ends."""
     for line in reversed(text.splitlines()):
         with contextlib.suppress(ValueError):
             found = json.loads(line)

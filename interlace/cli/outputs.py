@@ -1,5 +1,5 @@
-"""One rule for all outputs: folders are made as they are needed, what cannot be written is refused before any work, and what is
-written is there whole or not at all, before anything is printed of it."""
+"""Rules for all outputs: folders are created, a path that cannot be written is refused before any work, and files are written
+completely or not at all, before anything is printed about them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def check_file(option: str, target: str | os.PathLike[str] | None) -> None:
 
 
 def check_folder(option: str, folder: str | os.PathLike[str], target: str = "") -> None:
-    """Refuse a folder that is not there and could not be made, or where nothing may be written; makes none.
+    """Refuse a folder that could not be created or written; creates none.
 
     Raises:
-        ConfigError: With the option and the part of the path that hinders.
+        ConfigError: With the option, and the part of the path that prevents it.
     """
     path = Path(folder).absolute()
     known = next(each for each in (path, *path.parents) if each.exists())
@@ -47,10 +47,10 @@ def check_folder(option: str, folder: str | os.PathLike[str], target: str = "") 
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A folder to write into in the place of `folder`. Behind the block its files are moved there, all of them; none where it fails.
+    """A temporary folder. At the end of the block all its files are moved to `folder`; none if the block fails.
 
     Raises:
-        ConfigError: Where a file should go stands a folder.
+        ConfigError: There is a folder with the name of one of the files.
     """
     wanted = folder.absolute()
     known = next(each for each in (wanted, *wanted.parents) if each.is_dir())
@@ -71,7 +71,7 @@ def _move(made: Path, folder: Path) -> None:
 
 
 def write_json(target: str | os.PathLike[str] | None, document: Any) -> None:
-    """Write what a command has for machines; None writes nothing."""
+    """Write the JSON output of a command; nothing if `target` is None."""
     if target is not None:
         import msgspec
 

@@ -1,4 +1,4 @@
-"""A sign of life: a line on standard error where a command has been silent for long."""
+"""Progress lines on standard error while a command prints nothing else for long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE_S = (10.0, 30.0)
 
 
 class Alive:
-    """Says what a command is doing, and for how long, while nothing else is said.
+    """Prints what a command is doing, and for how long, while it prints nothing else.
 
     Args:
         command: Name of the command.
@@ -42,7 +42,7 @@ class Alive:
         self._thread.join()
 
     def now(self, doing: str) -> None:
-        """Something was said or something else begins: the silence starts anew."""
+        """Set what the command does now, and restart the time of silence."""
         with self._lock:
             self._doing, self._since_s, self._lines = doing, time.monotonic(), 0
 

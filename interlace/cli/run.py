@@ -1,4 +1,4 @@
-"""`interlace run`: train a script on several local ranks, and prove that a plan changes no bit of it."""
+"""`interlace run`: train a script on several local ranks, and compare every bit with stock Paddle."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Find the user's errors before anything starts."""
+    """Check the arguments before anything starts."""
     from interlace.cli.outputs import check_file, check_folder
     from interlace.errors import ConfigError
     from interlace.installed import require_paddle
@@ -163,7 +163,7 @@ def _attempt(args: argparse.Namespace, env: dict[str, str], name: str) -> Launch
 
 
 def _why_idle(args: argparse.Namespace, planned: LaunchResult, compared: int) -> str:
-    """Why equal runs show nothing; empty where Interlace made a plan and losses were compared."""
+    """Why equal runs prove nothing; empty if Interlace made a plan and losses were compared."""
     if any(report.plan is not None for report in planned.reports):
         return "" if compared else "no rank fetched a loss: there is nothing to compare; train at least one step"
     given = args.plan or args.config
@@ -216,7 +216,7 @@ def _logs(args: argparse.Namespace) -> Iterator[None]:
 
 
 class _Display:
-    """What a run shows while it runs: printed lines on stdout, steps and signs of life on stderr.
+    """What is shown during a run: lines that the script prints on stdout, steps and progress on stderr.
 
     Lines come from rank 0 and from the first rank that has losses (a rank of the last stage). Steps are a bar on a terminal and
     a line each elsewhere.

@@ -1,4 +1,4 @@
-"""What `check` and `timeline` simulate on, by one rule: the device profile, the target's rules, and what the simulator makes of them."""
+"""The device profile and target that `check` and `timeline` simulate, chosen in one way for both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_PROFILE = "h200"
 
 
 def add_options(parser: argparse.ArgumentParser, *more: str) -> None:
-    """Add `--device` and `--target` to a command; `more` goes behind the target's help."""
+    """Add `--device` and `--target` to a command; `more` is appended to the help of `--target`."""
     parser.add_argument("--device", default="", metavar="NAME",
                         help=f"device profile, by name or path (default: that of the plan, else {DEFAULT_PROFILE})")  # fmt: skip
     parser.add_argument("--target", metavar="T", default="",
@@ -28,9 +28,11 @@ def add_options(parser: argparse.ArgumentParser, *more: str) -> None:
 
 
 def add_old_name(parser: argparse.ArgumentParser, old: str, new: str) -> None:
-    """Let an option's old name end in an error that says the new one."""
+    """Make an option's old name an error that says the new one."""
 
     class Renamed(argparse.Action):
+        """Ends the program with that error."""
+
         def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None) -> None:
             parser.error(f"{old} has another name now: {new}")
 
@@ -39,7 +41,7 @@ def add_old_name(parser: argparse.ArgumentParser, old: str, new: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Whose times and whose rules hold.
+    """The times and rules to simulate with.
 
     Attributes:
         profile: Name or path of the device profile.

@@ -224,6 +224,7 @@ class _Library:
         self._calls = ctypes.CDLL(os.fspath(path))
 
     def has(self, name: str, dtype: int) -> bool:
+        """Whether Paddle has a CPU kernel of this name and type."""
         return bool(self._calls.interlace_has(name.encode(), dtype))
 
     def wrap(self, kernels: Iterable[str], dtype: str, replace: bool) -> None:
@@ -253,7 +254,7 @@ class _Library:
         """Let every operation build in half precision, and in any type those without a CPU kernel in float32.
 
         Returns:
-            The operations that no kernel stands behind in some type; they raise when run.
+            The operations without a kernel for some type; they raise when run.
         """
         refused = set()
         for name in operations:

@@ -75,10 +75,11 @@ class _Site:
     where: str
 
     def rank_of(self, attribute: str) -> int:
-        """The rank of the world behind an attribute that counts within the group."""
+        """The global rank for an attribute that is a rank within the group."""
         return self.ranks[int(self.op.int_attr(attribute))]
 
     def reduce_name(self) -> str:
+        """The reduction, such as `sum`."""
         return _REDUCE_NAMES[int(self.op.int_attr("reduce_type"))]
 
 
@@ -511,7 +512,7 @@ def _cross_entropy_grad(site: _Site) -> list[Any]:
 def _python_op_of_many(
     site: _Site, function: Callable[..., Any], meta: Callable[..., Any], inputs: list[str], outputs: list[str]
 ) -> list[Any]:
-    """Insert a Python op in front of `site.op` that takes its operands and has as many results."""
+    """Insert a Python op before `site.op` with the same operands and number of results."""
     label = _unique_label(site.name)
     paddle.pir.set_insertion_point(site.op)
     build = register_op(function, name=label, infer_meta=meta, input_names=inputs, output_names=outputs)

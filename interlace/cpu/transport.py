@@ -1,7 +1,7 @@
 """Arrays between the ranks of one world on one machine: collectives and point-to-point. No Paddle here.
 
 Every pair of ranks shares one unix socket in the run directory. Payloads above a threshold travel as an anonymous
-memory file (`memfd`) whose descriptor is passed over the socket: it has no name, so a crash leaves nothing behind.
+memory file (`memfd`) whose descriptor is passed over the socket: it has no name, so nothing remains after a crash.
 One reader thread a peer drains its socket at all times, so a send never waits for its receiver.
 
 A call is *started* (its data leaves at once) and *finished* later (the answer is waited for). Calls of a group carry a

@@ -1,4 +1,4 @@
-"""Start the ranks of a local run, watch them, and leave nothing behind. No Paddle here.
+"""Start the ranks of a local run, watch them, and end them. No Paddle here.
 
 Where no GPU build of Paddle is, the ranks are processes of `interlace.local.rank` on the CPU, or on a target of one's own.
 Where one is, Paddle's own launcher starts the same module.
@@ -87,6 +87,8 @@ def launch(
     Raises LaunchError with the first rank's own error where one fails, ScriptError where the script or its options are at
     fault; all others are ended at once. Whatever
     happens, no process, socket or shared memory is left.
+
+    It has nine parameters because it is the one entry to a run for the command line, tests and the testbed.
     """
     start_s = time.monotonic()
     logs = Path(log_dir)
@@ -204,7 +206,7 @@ def _new_lines(run: _Run, path: Path) -> list[bytes]:
 
 
 def _explain(run: _Run) -> InterlaceError:
-    """Wait a moment for the cause, then tell it, once; the ranks that only lost a peer come last, in one line."""
+    """The error of a failed run: waits a moment for the cause; ranks that only lost a peer come last, in one line."""
     deadline_s = time.monotonic() + _ORIGIN_GRACE_S
     while time.monotonic() < deadline_s and any(rank.child.process.poll() is None for rank in run.ranks):
         time.sleep(_POLL_S)

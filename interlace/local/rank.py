@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     world = int(os.environ["PADDLE_TRAINERS_NUM"])
     run_dir = os.environ[RUN_DIR_VARIABLE]
-    if os.environ.get(VARIABLE) != "gpu":  # there, Paddle's launcher stands between and keeps the pipe
+    if os.environ.get(VARIABLE) != "gpu":  # on GPUs Paddle's launcher is the parent and keeps the pipe
         end_with_parent()
     transport, recorder, failure = None, None, None
     try:
@@ -209,7 +209,7 @@ def run_script(script: str, arguments: list[str]) -> None:
 
 
 def failure_of(error: BaseException, script: str) -> Failure:
-    """The cause of a failure: Paddle's executor hides what a communication op raised behind a SystemError."""
+    """The cause of a failure: Paddle's executor replaces what a communication op raised by a SystemError."""
     if isinstance(error, SystemExit):
         return _exit_of(error)
     cause = _hidden_cause() or error

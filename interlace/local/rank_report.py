@@ -1,4 +1,4 @@
-"""What a rank tells its launcher, while it runs and at the end. No Paddle here: both sides import it."""
+"""What a rank reports to its launcher, during a run and at its end. No Paddle here: both sides import it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether a run with Interlace gave stock Paddle's bits, and whose fault it is where it did not.
+"""Comparison of a run with Interlace with runs of stock Paddle, bit by bit.
 
-Stock Paddle is itself wrong in known places. Where the two runs differ, or stock's fails, stock runs again: as it is, then without
-what is known to disturb it. DIFFERENT is said only where every one of these runs differs from Interlace's.
+Stock Paddle has known faults. If the two runs differ, or stock's fails, stock runs again: unchanged, then with workarounds for these
+faults. The verdict is DIFFERENT only if all of these runs differ from Interlace's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
-    Fault("stock-training-only", f"Paddle {PADDLE}'s engine keeps one plan for all modes: behind a step of evaluation or prediction it "
+    Fault("stock-training-only", f"Paddle {PADDLE}'s engine keeps one plan for all modes: after a step of evaluation or prediction it "
           "trains with the wrong one (with gradient accumulation an evaluation trains once more; pipelines die)", trains_only=True),
     Fault("stock-no-inplace", f"Paddle {PADDLE}'s in-place pass overwrites values that are still read (GPT with one sequence a step)",
           {"FLAGS_pir_apply_inplace_pass": "0"}),

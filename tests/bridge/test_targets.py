@@ -100,7 +100,7 @@ def test_a_copied_value_crosses_a_job_and_comes_back_from_the_executors_own_plac
     (out,) = ops_of(job(lowered, "forward_0"), "pd_op.memcpy")
     assert [user.name() for user in out.result(0).all_used_ops()] == ["builtin.shadow_output"]
     (back,) = ops_of(job(lowered, "backward_0"), "pd_op.memcpy_h2d")
-    name = next(name for name in job(lowered, "backward_0").holds if name.startswith(PINNED_PREFIX))
+    name = next(name for name in job(lowered, "backward_0").names if name.startswith(PINNED_PREFIX))
     source = job(lowered, "backward_0").program.global_block().kwargs()[name]
     assert back.operand_source(0).is_same(source)
     assert str(source.place_attr) == str(device.place_attribute())
@@ -231,15 +231,15 @@ def test_a_name_is_kept_exactly_where_a_later_job_reads_it(target: str, offload:
     kept = kept_names(made.lowered.jobs, made.device)
     for k, (each, names) in enumerate(zip(made.lowered.jobs, kept, strict=True)):
         later = set().union(*(reads[other.name] for other in made.lowered.jobs[k + 1 :]), set())
-        pinned = {name for name in each.holds if name.startswith(PINNED_PREFIX)} if target != "cpu" else set()
-        assert names == (each.holds & later) | pinned, each.name
+        pinned = {name for name in each.names if name.startswith(PINNED_PREFIX)} if target != "cpu" else set()
+        assert names == (each.names & later) | pinned, each.name
 
 
 def test_shape_only_operands_keep_nothing() -> None:
     """Never moved. add_grad's two operands are held by the backward job, and collected by the forward one."""
     made = case("gpu", offload=False)
     kept = dict(zip([each.name for each in made.lowered.jobs], kept_names(made.lowered.jobs, made.device), strict=True))
-    assert {"v5@0", "v6@0"} <= job(made.lowered, "backward_0").holds
+    assert {"v5@0", "v6@0"} <= job(made.lowered, "backward_0").names
     assert not {"v5@0", "v6@0"} & kept["forward_0"]
     assert "v4@0" in kept["forward_0"]
 
@@ -249,7 +249,7 @@ def test_pinned_buffers_are_never_collected_where_the_device_has_no_events_on_th
     """Pinned memory, no races. In every job that has one, the last reader included."""
     made = case(target)
     for each, names in zip(made.lowered.jobs, kept_names(made.lowered.jobs, made.device), strict=True):
-        pinned = {name for name in each.holds if name.startswith(PINNED_PREFIX)}
+        pinned = {name for name in each.names if name.startswith(PINNED_PREFIX)}
         if each.name.startswith("backward"):
             assert pinned
             assert (pinned <= names) is stays
@@ -268,7 +268,7 @@ def test_the_feed_is_cut_and_losses_are_stacked_once(target: str) -> None:
     assert list(fed.result(0).shape) == [6, 4]
     (cut,) = ops_of(first, "pd_op.split_with_num")
     assert cut.attrs()["num"] == 3
-    assert {"x@0", "x@1", "x@2"} <= first.holds
+    assert {"x@0", "x@1", "x@2"} <= first.names
     (stack,) = ops_of(last, "pd_op.stack")
     assert list(lowered.outputs["loss"].shape) == [3]
     assert [v.name for v in stack.operand_source(0).get_defining_op().operands_source()] == ["loss@0", "loss@1", "loss@2"]
@@ -292,7 +292,7 @@ def test_micro_batches_are_the_parts_of_the_batch_in_order() -> None:
 def test_only_what_another_job_reads_has_a_name() -> None:
     lowered = case("cpu", offload=False).lowered
     for each in lowered.jobs[1:-1]:
-        elsewhere = {name for other in lowered.jobs if other is not each for name in other.holds}
+        elsewhere = {name for other in lowered.jobs if other is not each for name in other.names}
         assert {op.attrs()["output_name"] for op in ops_of(each, "builtin.shadow_output")} <= elsewhere
 
 
@@ -310,7 +310,7 @@ def test_a_micro_batch_without_copies_reads_what_was_to_be_copied() -> None:
     read = set().union(*(each.reads for each in lowered.jobs if each.name.startswith("backward")))
     assert sources
     assert {names.of(value, 0) for value in sources} <= read
-    assert not any(name.startswith(PINNED_PREFIX) and name.endswith("@0") for each in lowered.jobs for name in each.holds)
+    assert not any(name.startswith(PINNED_PREFIX) and name.endswith("@0") for each in lowered.jobs for name in each.names)
 
 
 def test_what_a_pass_made_has_the_role_of_its_half() -> None:
