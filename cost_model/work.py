@@ -69,7 +69,7 @@ def work_of(op: Op, values: Values) -> Work:
         return NOTHING
     if op.num_blocks:
         sized = {**values, **_assumed(op, values)}
-        return Work((_memory(op, op.kind, "unknown", sized),), assumed="control flow: blocks taken as a pass over what goes in and out")
+        return Work((_memory(op, op.kind, "unknown", sized),), assumed="control flow: blocks counted as one pass over what goes in and out")
     assumed = _assumed(op, values)
     work = _work_of_known(op, {**values, **assumed} if assumed else values)
     if not assumed:

@@ -24,7 +24,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep a checkpoint there at the end")
     parser.add_argument("--load", type=Path, metavar="FOLDER", help="go on from the checkpoint there")
-    parser.add_argument("--stop", type=int, metavar="STEP", help="end behind this step, of the --steps that the data are made for")
+    parser.add_argument("--stop", type=int, metavar="STEP", help="end after this step, of the --steps that the data are made for")
     own, rest = parser.parse_known_args(argv)
     return argparse.Namespace(**{**vars(gpt.parse(rest)), **vars(own)})
 

@@ -95,7 +95,7 @@ class Attention(nn.Layer):
         return self.out(self.stage.merge_heads(common.causal_attention(q, k, v, self.kind)))
 
     def _fused(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Heads stay behind the sequence, where the fused operators want them."""
+        """The heads dimension stays after the sequence, as the fused operators expect."""
         q = self.stage.split_heads(self.q(x), self.heads, heads_first=False)
         k = self.stage.split_heads(self.k(x), self.kv_heads, heads_first=False)
         v = self.stage.split_heads(self.v(x), self.kv_heads, heads_first=False)

@@ -30,7 +30,7 @@ def build() -> tuple[paddle.static.Program, paddle.static.Program, paddle.pir.Va
 
 
 def plan(main: paddle.static.Program, startup: paddle.static.Program, loss: paddle.pir.Value) -> PassContext:
-    """The context behind the pass: the executor's plan, the loss as a value of that plan, and ours with its reasons."""
+    """The context after the pass: the executor's plan, the loss as a value of that plan, and ours with its reasons."""
     options = {
         "device": "cpu",  # the device profile that is asked for times
         "fetch_list": [loss],  # what `executor.run` is to give

@@ -27,7 +27,7 @@ registration.register()
 
 
 def __getattr__(name: str) -> Any:
-    """`interlace.passes` behind `import interlace` alone; it is imported when it is asked for, and Paddle is not."""
+    """Make `interlace.passes` available after `import interlace` alone: imported at first use, and without Paddle."""
     if name == "passes":
         return importlib.import_module("interlace.passes")
     raise AttributeError(f"module 'interlace' has no attribute {name!r}")

@@ -41,7 +41,7 @@ def read_plans(paths: Sequence[str]) -> list[Program]:
         raise PlanError(f"{list(paths)}: rank {next(r for r in ranks if ranks.count(r) > 1)} is there twice; give one dump a rank")
     missing = missing_ranks(programs)
     if missing:
-        print(f"no dump of {ranks_text(missing)}: taken to be ready whenever they are needed", file=sys.stderr)
+        print(f"no dump of {ranks_text(missing)}: assumed to be ready whenever they are needed", file=sys.stderr)
     return programs
 
 

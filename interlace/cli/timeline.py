@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--beside", nargs="+", metavar="DUMP", default=[], help="plans or dumps to compare with, such as plan/captured"
     )
-    add_options(parser, "ideal: memory is taken while operations run, whenever they were issued")
+    add_options(parser, "ideal: memory is allocated while operations run, whenever they were issued")
     parser.add_argument("--p2p", choices=("rendezvous", "buffered"),
                         help="whether a send waits for its receive (default: as the target's sends do)")  # fmt: skip
     parser.add_argument(

@@ -152,7 +152,7 @@ class Storages:
         return (Part(self._number[value.storage], value.id, root, value.id),)
 
     def _elements(self, op: Op, vector: Value) -> tuple[Part, ...]:
-        """Tensors of a vector that a kernel gives; the variable of one is named by what is taken out of the vector."""
+        """Tensors of a vector that a kernel gives; the variable of one is named after the value that is extracted from the vector."""
         taken_out = self._taken_out.get(vector.id, ())
         tensors = [self.values[v] for v in taken_out] if len(taken_out) == len(vector.elements) else [vector] * len(vector.elements)
         return tuple(Part(self._new(op, tensor, element.size_bytes), tensor.id, vector.id, ABSENT)
@@ -205,7 +205,7 @@ class Storages:
 
 
 def _taken_out(program: Program) -> dict[int, tuple[int, ...]]:
-    """Vector that a kernel gives -> the tensors that are taken out of it, be it through a vector that shares its memory."""
+    """Vector that a kernel gives -> the tensors that are extracted from it, also through a vector that shares its memory."""
     source: dict[int, int] = {}
     found: dict[int, tuple[int, ...]] = {}
     for op in program.ops:

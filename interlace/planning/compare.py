@@ -42,7 +42,7 @@ class Comparison:
 
     Attributes:
         members: One rank of each stage, or the only rank that is known.
-        stands_for: Every rank of the world -> the member's rank; empty where all other ranks are taken to be always ready.
+        stands_for: Every rank of the world -> the member's rank; empty where all other ranks are assumed to be always ready.
         profile: The device profile's name.
         memory_budget: Device bytes that the plan was to stay under; 0 without a budget.
     """

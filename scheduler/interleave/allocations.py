@@ -109,5 +109,5 @@ def _live_bytes(graph: Graph, storage: Storage) -> int:
 
 
 def _made(op: Op) -> tuple[int, ...]:
-    """Results that take memory; vectors and the tensors taken out of them take none."""
+    """Results that take memory; vectors and the tensors extracted from them take none."""
     return () if op.name in (COMBINE, SPLIT) else op.results

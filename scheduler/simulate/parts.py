@@ -1,4 +1,4 @@
-"""When a rank does not compute, and which part of the step each such moment belongs to: the intervals behind `split_rank`'s sums."""
+"""When a rank does not compute, and which part of the step each such interval belongs to; `split_rank` sums them."""
 
 from __future__ import annotations
 

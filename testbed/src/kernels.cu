@@ -128,7 +128,7 @@ HD At locate(const Layout& at, uint32_t index) {
   return found;
 }
 
-// The same layout with fewer dimensions: those of one element left out, those that lie behind each other made one.
+// The same layout with fewer dimensions: those of one element left out, those that are contiguous merged into one.
 Layout merged(const Layout& at) {
   Layout made;
   for (int d = 0; d < at.num_dims; ++d) {

@@ -166,7 +166,7 @@ void Pool::keep_free(void* address, size_t size) {
   free_.emplace(size, address);
 }
 
-// The next op of this stream is the first that may write what was freed before: behind all that it waits for, and ahead of its work.
+// The next op of this stream is the first that may write what was freed before: after all that it waits for, and before its own work.
 void Pool::op_begins() {
   if (!switches.poison) return;
   std::lock_guard<std::mutex> guard(mutex_);

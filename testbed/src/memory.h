@@ -58,7 +58,7 @@ class Pool : public phi::Allocator {
   bool IsAllocThreadSafe() const override { return true; }
   Stream stream() const { return stream_; }
   void give_back(Block* block);
-  void op_begins();  // an op of this stream is about to be issued, behind what it waits for
+  void op_begins();  // an op of this stream is about to be issued, after what it waits for
 
  private:
   struct Held {

@@ -20,7 +20,7 @@ const float* f32(const char* name, const DenseTensor& tensor) {
 const float* f32(const char* name, const Optional& tensor) { return tensor ? f32(name, *tensor) : nullptr; }
 float* room(Op& op, DenseTensor* tensor) { return tensor ? static_cast<float*>(op.out(tensor, DataType::FLOAT32)) : nullptr; }
 
-// Paddings are one a dimension, or two: in front and behind. Only the first shapes the window; the result's size has both in it.
+// Paddings are one for each dimension, or two: before and after. Only the first shapes the window; the result's size has both in it.
 int64_t front(const std::vector<int64_t>& paddings, size_t dim) { return paddings.size() == 4 ? paddings[2 * dim] : paddings[dim]; }
 
 Window2d window(const char* name, const DenseTensor& x, const DenseTensor& y, const Dims& kernel, const Dims& steps, const Dims& paddings) {

@@ -107,7 +107,7 @@ def test_a_copied_value_crosses_a_job_and_comes_back_from_the_executors_own_plac
 
 
 @pytest.mark.parametrize("target", ["gpu", "testbed"])
-def test_the_host_is_held_back_behind_jobs_that_say_so(target: str) -> None:
+def test_the_host_waits_after_jobs_that_say_so(target: str) -> None:
     """Measured peaks. Memory is taken at issue: what waits for the last computation ends the job."""
     made = case(target, hold=True)
     lowered = made.lowered

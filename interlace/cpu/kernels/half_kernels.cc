@@ -267,7 +267,7 @@ class Call {
 
 // -- kernels called outside of programs ------------------------------------------------------------------------------
 
-// Dynamic mode calls a kernel through a plain function pointer whose type only Paddle knows. What stands behind ours
+// Dynamic mode calls a kernel through a plain function pointer whose type only Paddle knows. Ours
 // takes no arguments (the caller cleans them up) and raises; one function for each kernel, so that it knows its name.
 constexpr size_t kMostKernels = 2048;
 std::array<std::string, kMostKernels> dynamic_messages;
