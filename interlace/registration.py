@@ -17,8 +17,8 @@ from typing import Any
 
 REGISTRY_MODULE = "paddle.distributed.passes.pass_base"
 PREFIX = "interlace_"
-STANDALONE = ("split_backward", "overlap_column_backward", "schedule_1f1b")
-"""Passes that make sense on a plain Paddle program: two rewrite it, the third gives a plan."""
+STANDALONE = ("split_backward", "overlap_column_backward", "schedule_1f1b", "offload_activations")
+"""Passes that make sense on a plain Paddle program: two rewrite it, the others give a plan."""
 
 
 def register() -> None:

@@ -9,7 +9,9 @@ is and gives the executor's plan as the context's attribute `plan`:
     executor.run(main, feed=..., fetch_list=context.get_attr("fetch_list"))
 
 It takes Paddle's own pipeline attributes (num_micro_batches, pp_degree, pp_stage, vpp_degree) and schedule_mode, the options of
-the pass, and in `interlace` the options of the others. Every pass takes `device`, a profile by name or path, and `force_paddle`.
+the pass, and in `interlace` the options of the others. `interlace_offload_activations` does the same with Paddle's own order of jobs
+and no split gradients: offload needs a plan, because what it moves leaves in one job and returns in another.
+Every pass takes `device`, a profile by name or path, and `force_paddle`.
 
 Whatever fails, the user's program is as it was.
 """
@@ -17,7 +19,7 @@ Whatever fails, the user's program is as it was.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import paddle
@@ -52,7 +54,7 @@ LEAST = {"num_micro_batches": 1, "pp_degree": 1, "pp_stage": 0, "vpp_degree": 1}
 
 def make(name: str) -> PassBase:
     """An instance for Paddle's `new_pass`, of a class of its own: Paddle drops a second pass of one class in silence."""
-    kinds: dict[str, type[_Pass]] = {kind.key: kind for kind in (SplitBackwardPass, OverlapColumnBackwardPass, SchedulePass)}
+    kinds: dict[str, type[_Pass]] = {kind.key: kind for kind in (SplitBackwardPass, OverlapColumnBackwardPass, SchedulePass, OffloadPass)}
     return kinds[name]()
 
 
@@ -96,6 +98,13 @@ class _Pass(PassBase):  # type: ignore[misc]
             raise self._wrong("device", "the name or path of a device profile")
         return costs_for(config, device, profile)
 
+    def _warn(self, plan: Plan, keys: Sequence[str] = ()) -> None:
+        """Log where what was asked for (this pass, and others that run for it) changed nothing."""
+        asked = {key.replace("_", "-") for key in (self.key, *keys)}
+        reports = [report for report in plan.reports if report.name in asked]
+        if not any(report.changed for report in reports):
+            LOG.warning("%s changed nothing: %s", self.name, "; ".join(line for report in reports for line in report.declined[:3]))
+
     def _keep(self, plan: Plan, program: Program, config: Config, device: Device) -> None:
         """Store a plan where that was asked for, and prove what runs."""
         if config.dump:
@@ -120,8 +129,7 @@ class RewritePass(_Pass):
         self._keep(plan, plan.program, config, device)
         ops = list(main_program.global_block().ops)
         write_back(Captured(found, main_program, ops, {}), plan.program, device, roles=not derived)
-        if not any(report.changed for report in plan.reports):
-            LOG.warning("%s changed nothing: %s", self.name, "; ".join(line for report in plan.reports for line in report.declined[:3]))
+        self._warn(plan, self.on)
         context.set_attr(self.name, plan)
 
     def _config(self) -> Config:
@@ -151,6 +159,8 @@ class SchedulePass(_Pass):
 
     key = "schedule_1f1b"
     name = PREFIX + key
+    others: ClassVar[Mapping[str, Any]] = {}
+    """Options of the other passes, where the attribute `interlace` says nothing of them."""
 
     def _apply_single_impl(self, main_program: Any, startup_program: Any, context: Any) -> None:
         self._require_version()
@@ -166,6 +176,7 @@ class SchedulePass(_Pass):
         self._keep(plan, program, config, device)
         device.prepare()
         lowered = lower(captured, program, device)
+        self._warn(plan)
         context.set_attr(self.name, plan)
         context.set_attr("plan", lowered)
         context.set_attr("fetch_list", [lowered.fetched[value] for value in fetches])
@@ -173,11 +184,11 @@ class SchedulePass(_Pass):
     def _config(self) -> Config:
         others = self._attrs.get("interlace", {})
         if not isinstance(others, Mapping):
-            raise self._wrong("interlace", "a table of options, such as {'offload_activations': {'fraction': 0.5}}")
-        if "schedule_1f1b" in others or "enable" in others:
-            raise self._wrong("interlace", "options of other passes only: schedule_1f1b's are attributes of this one")
-        own = {"schedule_1f1b": self._options((*PIPELINE, "interlace", "fetch_list")) or "on"}
-        return make_config({**others, **own}, f"pass {self.name}")
+            raise self._wrong("interlace", "a table of options of other passes, such as {'assign_streams': {'throttle_host': 'off'}}")
+        if self.key in others or "enable" in others:
+            raise self._wrong("interlace", f"options of other passes only: {self.key}'s are attributes of this one")
+        own = {self.key: self._options((*PIPELINE, "interlace", "fetch_list")) or "on"}
+        return make_config({**self.others, **others, **own}, f"pass {self.name}")
 
     def _pipeline(self) -> Pipeline:
         """Paddle's pipeline attributes, each checked."""
@@ -207,3 +218,12 @@ class SchedulePass(_Pass):
         if found is None:
             raise self._wrong("fetch_list", f"values of the program's main block only, not {value}")
         return found
+
+
+class OffloadPass(SchedulePass):
+    """`interlace_offload_activations`: as `interlace_schedule_1f1b`, in Paddle's own order, with offload alone."""
+
+    key = "offload_activations"
+    name = PREFIX + key
+    others: ClassVar[Mapping[str, Any]] = {
+        "split_backward": "off", "overlap_column_backward": "off", "schedule_1f1b": {"interleave": "off"}}  # fmt: skip

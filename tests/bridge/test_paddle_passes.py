@@ -18,12 +18,14 @@ from interlace.cpu import ops as cpu_ops  # noqa: E402
 from interlace.cpu.transport import Pending  # noqa: E402
 from interlace.errors import ConfigError, InterlaceError, PlanError, ProgramError  # noqa: E402
 from interlace.ir import parse  # noqa: E402
+from interlace.ir.kinds import is_copy  # noqa: E402
 from interlace.local.build_rank import LonelyTransport  # noqa: E402
 from tests.bridge.small import small_program  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 C = paddle._C_ops
-NAMES = ("split_backward", "overlap_column_backward", "schedule_1f1b")
+NAMES = ("split_backward", "overlap_column_backward", "schedule_1f1b", "offload_activations")
+MOVES_ALL = {"fraction": 1.0, "min_bytes": 0}
 X = np.arange(32, dtype=np.float32).reshape(4, 8) / 7 - 2
 Made = tuple[Any, Any, Any, list[Any]]
 
@@ -37,16 +39,20 @@ def adamw(parameters: Any) -> Any:
     return paddle.optimizer.AdamW(0.01, parameters=parameters, grad_clip=clip)
 
 
-def mlp(optimizer: Any = sgd) -> Made:
-    """A plain program as a user of `paddle.static` writes it: no operation has a role."""
+def mlp(optimizer: Any = sgd, depth: int = 1) -> Made:
+    """A plain program as a user of `paddle.static` writes it: no operation has a role; `depth` layers, and the last."""
     paddle.enable_static()
     paddle.seed(3)
     main, startup = paddle.static.Program(), paddle.static.Program()
     with paddle.utils.unique_name.guard(), paddle.static.program_guard(main, startup):
         x = paddle.static.data("x", [4, 8], "float32")
-        first, second = paddle.nn.Linear(8, 16), paddle.nn.Linear(16, 4)
-        loss = second(paddle.nn.functional.gelu(first(x))).mean()
-        parameters = first.parameters() + second.parameters()
+        layers = [paddle.nn.Linear(16 if k else 8, 16) for k in range(depth)]
+        last = paddle.nn.Linear(16, 4)
+        h = x
+        for layer in layers:
+            h = paddle.nn.functional.gelu(layer(h))
+        loss = last(h).mean()
+        parameters = [each for layer in (*layers, last) for each in layer.parameters()]
         optimizer(parameters).minimize(loss)
     return main, startup, loss, [p.name for p in parameters]
 
@@ -168,7 +174,7 @@ def test_overlap_moves_the_collective_and_changes_no_bit(roles: int) -> None:
         assert trained(made) == expected
 
 
-OFFLOAD = {"interlace": {"offload_activations": {"fraction": 1.0, "min_bytes": 0}}}
+OFFLOAD = {"interlace": {"offload_activations": MOVES_ALL}}
 
 
 @pytest.mark.parametrize("attrs", [{}, OFFLOAD, {"schedule_mode": "none"}])
@@ -185,6 +191,23 @@ def test_a_plan_of_a_plain_program_trains_to_the_same_bits(optimizer: Any, attrs
     for op in plan.program.ops:
         if op.id in job_of and op.kind in ("matmul_grad", "sgd", "adamw"):
             assert job_of[op.id] == ("backward" if op.kind == "matmul_grad" else "optimizer")
+    assert trained(made, context.get_attr("plan"), context.get_attr("fetch_list")) == expected
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adamw])
+def test_offload_alone_trains_a_plain_program_to_the_same_bits(optimizer: Any) -> None:
+    """What forward saves leaves for the host and returns; jobs stand in Paddle's order, no gradient is split."""
+    expected = trained(mlp(optimizer, 4))
+    made = mlp(optimizer, 4)
+    before = str(made[0])
+    context = apply(made, "offload_activations", fetch_list=[made[2]], device="h200", **MOVES_ALL)
+    assert str(made[0]) == before
+    plan = context.get_attr("interlace_offload_activations")
+    assert [job.kind for job in plan.jobs if job.items] == ["forward", "backward", "optimizer"]
+    assert {"split-backward", "overlap-column-backward"}.isdisjoint(plan.program.passes)
+    copies = [op for op in plan.program.ops if is_copy(op)]
+    assert len(copies) > 10
+    assert len(copies) % 2 == 0
     assert trained(made, context.get_attr("plan"), context.get_attr("fetch_list")) == expected
 
 
@@ -232,7 +255,7 @@ def test_what_cannot_be_told_is_refused() -> None:
     wrong = r"op #\d+ pd_op\.sgd_ updates a parameter, and its role is forward \(op_role 0\); expected optimize"
     for name in NAMES:
         with pytest.raises(ProgramError, match=wrong):
-            apply(made, name)
+            apply(made, name, **(MOVES_ALL if name == "offload_activations" else {}))
     assert str(made[0]) == before
     made = mlp()
     made[0].global_block().ops[-1].op_role = 2
@@ -248,13 +271,17 @@ def test_nothing_to_do_is_said(caplog: Any) -> None:
         C.mean(paddle.static.data("x", [2, 8], "float32"), [], False)
     with caplog.at_level("WARNING", logger="interlace"):
         apply((main, paddle.static.Program(), None, []), "split_backward")
+        apply((main, paddle.static.Program(), None, []), "offload_activations", fraction=0.5)
     assert "interlace_split_backward changed nothing: found nothing to do" in caplog.text
+    assert "interlace_offload_activations changed nothing: " in caplog.text
 
 
 WRONG = [
     ("schedule_1f1b", {"rows": "my.txt"}, "option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
     ("split_backward", {"foo": 1}, r"unknown attributes \['foo'\]; there are \['device', 'fold', 'force_paddle', 'modules'\]"),
     ("overlap_column_backward", {"min_bytes": "lots"}, "size 'lots': expected a number with B"),
+    ("offload_activations", {}, "pass interlace_offload_activations: .*on, but nothing says what to move; choose modules"),
+    ("offload_activations", {"interlace": {"offload_activations": "on"}}, "other passes only: offload_activations's are attributes"),
     ("split_backward", {"device": 7}, "attribute device: found 7, expected the name or path of a device profile"),
     ("split_backward", {"device": "abacus"}, "no device profile 'abacus'"),
     ("schedule_1f1b", {"num_micro_batches": 0}, "_1f1b': attribute num_micro_batches: found 0, expected a whole number, 1 or more"),
