@@ -69,4 +69,5 @@ def test_passes_are_known_to_paddle() -> None:
     """Plain programs: names appear as soon as both packages are imported."""
     rank, world, arguments = PIPELINES["1F1B"]
     assert built(rank, world, "off", arguments)["registered"] == [
-        "interlace_offload_activations", "interlace_overlap_column_backward", "interlace_schedule_1f1b", "interlace_split_backward"]  # fmt: skip
+        "interlace_offload_activations", "interlace_overlap_column_backward", "interlace_schedule_1f1b",
+        "interlace_split_backward"]  # fmt: skip
