@@ -25,6 +25,7 @@ class Context:
         facts: What `Pass.facts` gave on every rank, by rank; this rank's alone where the others are not known; empty without facts.
         is_whole: Whether `facts` are of every rank of the world.
         memo: Results for the same programs, where several forms of a plan are compared.
+        draft: Whether the plan is only simulated: orders that keep memory safe and cost no time, and numbers for reports, are left out.
         reserve_bytes: Device bytes that passes with a memory budget leave free for what later passes add.
         changed: What was moved or made, one line each.
         declined: What was left as it was, with the reason.
@@ -37,6 +38,7 @@ class Context:
     is_whole: bool = False
     reserve_bytes: int = 0
     memo: dict[Any, Any] = field(default_factory=dict)
+    draft: bool = False
 
     def change(self, op: Op, what: str) -> None:
         """Report something done at an operation."""
@@ -58,6 +60,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         needs: Capabilities that passes before it must give.
         gives: Capabilities that hold after it.
         after: Names of passes that it must run after, if they run at all.
+        only_safety: Whether it keeps a plan safe and takes no time: a plan that is only simulated does without.
         is_default: Whether it runs unless it is turned off.
         instead_of_off: What to write in place of `off` where other passes need what it gives.
         renamed: Former names of options -> the names they have now; the error for a former name says the new one.
@@ -68,6 +71,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     needs: ClassVar[frozenset[str]] = frozenset()
     gives: ClassVar[frozenset[str]] = frozenset()
     after: ClassVar[tuple[str, ...]] = ()
+    only_safety: ClassVar[bool] = False
     is_default: ClassVar[bool] = False
     instead_of_off: ClassVar[str] = ""
     renamed: ClassVar[Mapping[str, str]] = {}

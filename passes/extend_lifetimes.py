@@ -40,6 +40,7 @@ class ExtendLifetimes(Pass, frozen=True, kw_only=True):
     needs = frozenset({"scheduled"})
     gives = frozenset({"lifetimes"})
     after = ("name-streams",)
+    only_safety = True
     is_default = True
     formerly = ("assign-streams",)
 

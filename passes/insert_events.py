@@ -36,6 +36,7 @@ class InsertEvents(Pass, frozen=True, kw_only=True):
     needs = frozenset({"scheduled"})
     gives = frozenset({"events"})
     after = ("extend-lifetimes",)
+    only_safety = True
     is_default = True
     formerly = ("assign-streams",)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
-from interlace.ir import Program
+from interlace.ir import Op, Program
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import is_collective, is_copy, is_receive, is_send
-from interlace.ir.storage import Storages
+from interlace.ir.storage import storages_of
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType, mp_stream
 
@@ -50,19 +53,20 @@ class NameStreams(Pass, frozen=True, kw_only=True):
         return None
 
     def run(self, program: Program, context: Context) -> Program:
-        names = _names(program)
-        count: dict[str, int] = {}
-        ops = []
-        for op in program.ops:
-            name = names.get(op.id)
-            if name:
-                count[name] = count.get(name, 0) + 1
-                op = msgspec.structs.replace(op, stream=name, priority=0 if is_copy(op) else self.priority)
-            ops.append(op)
+        key = (self.name, id(program.ops), self.priority)
+        if key not in context.memo:  # plans that are compared hold the same operations, and what follows from these is worked out once
+            context.memo[key] = (program.ops, _with_names(program.ops, _names(program), self.priority))
+        named: tuple[Op, ...] = context.memo[key][1]
+        count = Counter(new.stream for op, new in zip(program.ops, named, strict=True) if new is not op)
         context.changed += [f"stream {name}: {number} operations, priority {self.priority}" for name, number in sorted(count.items())]
         if not count:
             context.declined.append("one rank alone communicates with nobody")
-        return program.with_ops(ops)
+        return program.with_ops(named)
+
+
+def _with_names(ops: Iterable[Op], names: Mapping[int, str], priority: int) -> tuple[Op, ...]:
+    return tuple(msgspec.structs.replace(op, stream=names[op.id], priority=0 if is_copy(op) else priority) if op.id in names else op
+                 for op in ops)  # fmt: skip
 
 
 def _names(program: Program) -> dict[int, str]:
@@ -83,6 +87,6 @@ def _names(program: Program) -> dict[int, str]:
 
 def _parameters(program: Program) -> set[int]:
     """Values that last, and that only the optimizer part writes: no event says to the next step's first reader that it has."""
-    table = Storages(program)
+    table = storages_of(program)
     written = {n for op in program.ops if op.role != "optimize" for value in written_operands(op) for n in table.numbers(value)}
     return {value.id for value in program.values if table.is_persistable(value.id) and not written.intersection(table.numbers(value.id))}

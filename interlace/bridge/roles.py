@@ -13,7 +13,7 @@ from interlace.bridge.capture import complete_roles
 from interlace.errors import ProgramError
 from interlace.ir import Graph, Program, describe
 from interlace.ir.kinds import DATA, is_boundary, is_random, is_receive
-from interlace.ir.storage import Storages
+from interlace.ir.storage import storages_of
 
 FORWARD, BACKWARD, OPTIMIZE = 0, 1, 2
 MISSING = -1
@@ -91,7 +91,7 @@ def _by_place(ops: list[Any]) -> list[int]:
 
 def _made_anew(program: Program) -> set[int]:
     """Values that each micro-batch computes anew; persistable values with a name do not count (`Storages.is_once`)."""
-    table = Storages(program)
+    table = storages_of(program)
     found: set[int] = set()
     for op in program.ops:
         if op.role == "optimize":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from interlace.ir.kinds import COMBINE, is_comm, is_random
 from interlace.ir.program import ABSENT, Op, Program, Value
-from interlace.ir.storage import Storages
+from interlace.ir.storage import Storages, storages_of
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Graph:
     def storages(self) -> Storages:
         """The storage of every value; computed at the first use."""
         if self._storages is None:
-            self._storages = Storages(self.program)
+            self._storages = storages_of(self.program)
         return self._storages
 
     def __post_init__(self) -> None:

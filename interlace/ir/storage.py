@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from interlace.ir.kinds import COMBINE, DATA, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_boundary, views_of
+from interlace.ir.per_ops import once_per_ops
 from interlace.ir.program import ABSENT, Op, OpInstance, Program, Value
 
 FETCH = "interlace_fetch"
@@ -204,6 +205,10 @@ class Storages:
         return op.name == SHADOW_OUTPUT and (FETCH in op.attrs or not self.is_once(op.operands[0]))
 
 
+storages_of = once_per_ops(Storages)
+"""The storages of a program."""
+
+
 def _taken_out(program: Program) -> dict[int, tuple[int, ...]]:
     """Vector that a kernel gives -> the tensors that are extracted from it, also through a vector that shares its memory."""
     source: dict[int, int] = {}
@@ -233,7 +238,7 @@ def collect_items(program: Program, storages: Storages | None = None) -> list[Op
     """Op instances of the job at the end of the step, which collects the outputs: each output for each micro-batch, or once."""
     if not any(op.name == SHADOW_OUTPUT for op in program.ops):
         return []
-    table = storages or Storages(program)
+    table = storages or storages_of(program)
     return [(op.id, m) for op in program.ops if table.is_collected(op)
             for m in range(1 if table.is_once(op.operands[0]) else program.pipeline.num_micro_batches)]  # fmt: skip
 

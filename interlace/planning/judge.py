@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 
 import msgspec
 
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
-from interlace.ir import Program
+from interlace.ir import Op, Program, Value
+from interlace.ir.per_ops import KEPT, once_per_ops
 from interlace.passes.base import Pass
 from interlace.passes.peers import Peers, gather
 from interlace.passes.pipeline import PassReport, Pipeline
@@ -93,13 +95,35 @@ def step_ns(program: Program, cost: Costs, peers: Peers | None, stands_for: dict
     """
     if peers is None:
         return _simulated([program], cost, {})
-    mine = zlib.compress(msgspec.msgpack.encode(program), 1) if stands_for[program.rank] == program.rank else b""
-    plans = gather(peers, "plans of stages", mine)
+    plans = gather(peers, "plans of stages", _shown(program) if stands_for[program.rank] == program.rank else Shown())
     found = Step()
     if program.rank == 0:
-        programs = [msgspec.msgpack.decode(zlib.decompress(plans[rank]), type=Program) for rank in sorted(set(stands_for.values()))]
-        found = Step(_simulated(programs, cost, stands_for))
+        found = Step(_simulated([_seen(plans[rank]) for rank in sorted(set(stands_for.values()))], cost, stands_for))
     return gather(peers, "the simulated step", found)[0].step_ns
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A plan as a rank shows it: operations and values apart, which are the same in many plans."""
+
+    ops: bytes = b""
+    rest: bytes = b""
+
+
+_packed = once_per_ops(lambda program: zlib.compress(msgspec.msgpack.encode((program.ops, program.values)), 1))
+
+
+@lru_cache(maxsize=KEPT)
+def _unpacked(packed: bytes) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
+    return msgspec.msgpack.decode(zlib.decompress(packed), type=tuple[tuple[Op, ...], tuple[Value, ...]])
+
+
+def _shown(program: Program) -> Shown:
+    return Shown(_packed(program), zlib.compress(msgspec.msgpack.encode(program.with_ops((), ())), 1))
+
+
+def _seen(shown: Shown) -> Program:
+    """The plan that was shown; plans of the same operations and values hold the same tuples of them."""
+    return msgspec.msgpack.decode(zlib.decompress(shown.rest), type=Program).with_ops(*_unpacked(shown.ops))
 
 
 class Step(msgspec.Struct, frozen=True):

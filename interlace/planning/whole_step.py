@@ -38,7 +38,7 @@ class Found(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A form as a draft, and the passes after it: its simulated step (None: it never ends) and its peak on the worst stage."""
+    """A form and the passes after it, as drafted: its simulated step (None: it never ends) and its peak on the worst stage."""
 
     form: Schedule1F1B
     later: tuple[Pass, ...]
@@ -55,8 +55,8 @@ def run_best(
 ) -> Run:
     """Run the passes with the form of `asked`, one of them, that is simulated fastest within the memory.
 
-    Every form is planned without its local search and compared; the fastest is then planned with it. Where Paddle's own plan is the
-    fastest it is kept as it is. Rank 0 simulates and tells the others, so that all decide alike.
+    Every form is drafted, without local search inside its jobs, and simulated; the fastest is then planned in full. Where Paddle's own
+    plan is the fastest it is kept as it is. Rank 0 simulates and tells the others, so that all decide alike.
 
     Raises:
         PassError: As `Pipeline.run`.
@@ -81,30 +81,31 @@ class _Choice:
         """Whether this rank makes drafts: one of each stage does, and all where a pass asks them."""
 
     def run(self) -> Run:
-        stock = self._stock()
-        peaks = self._peaks(stock[1])
-        own = Judged(self.asked.stock(), (), self._step_ns(stock[1]), max(peaks))
+        made = self._stock(draft=True)[1] if self.drafts else self.before
+        peaks = self._peaks(made)
+        own = Judged(self.asked.stock(), (), self._step_ns(made), max(peaks))
         limit = memory_budget(self.pipeline.passes) or int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
         forms = [self._named(name) for name in NAMED if self._may(name)]
         if self._may("dx-first") and self.program.pipeline.num_chunks == 1:
             forms += [self._lagged(each) for each in self._schedules(peaks[self.program.rank if self.peers else 0], limit)]
-        judged = [each for form in dict.fromkeys(forms) for each in self._judge(form, limit)]
+        judged = [each for form in dict.fromkeys(form.draft() for form in forms) for each in self._judge(form, limit)]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
         best = min(fitting, key=lambda each: each.step_ns or 0, default=None)
         if best is None and own.step_ns is None and forms:
             unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
-            return noted(self._whole(forms[0], self.later), Schedule1F1B.name, [], [unknown, *self._lost(judged, None, limit)])
+            return noted(self._whole(forms[0], self.later), Schedule1F1B.name, [], [unknown, *self._lost(judged, limit)])
         if best is None or (own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
             lines = [f"auto: Paddle's own plan, whole step simulated {_text(own)}"]
-            return noted(stock, Schedule1F1B.name, lines, self._lost(judged, None, limit))
-        run, final = self._searched(best, limit)
-        lines = [f"auto: {best.label(self.later)}: whole step simulated {ms(final)}, Paddle's own plan {_text(own)}; "
+            return noted(self._stock(), Schedule1F1B.name, lines, self._lost(judged, limit))
+        run = self._whole(best.form, best.later)
+        lines = [f"auto: {best.label(self.later)}: whole step simulated {ms(self._step_ns(run[1]) or 0)}, Paddle's own plan {_text(own)}; "
                  f"no stage may hold more than {size(limit)}"]  # fmt: skip
-        return noted(run, Schedule1F1B.name, lines, self._lost(judged, best, limit))
+        return noted(run, Schedule1F1B.name, lines, self._lost([each for each in judged if each is not best], limit))
 
-    def _stock(self) -> Run:
+    def _stock(self, draft: bool = False) -> Run:
         """Paddle's own jobs and streams; a user's other passes run all the same."""
         passes = tuple(kept for each in self.pipeline.passes if (kept := each.stock()) is not None)
+        passes = _drafted(passes) if draft else passes
         made, reports = Pipeline(passes).run(self.program, self.cost, self.peers, self.reserve_bytes)
         return Pipeline(passes), made, reports
 
@@ -156,7 +157,7 @@ class _Choice:
         return found
 
     def _draft(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Judged:
-        made = self._run((form.draft(), *later))[0] if self.drafts else self.before
+        made = self._run(_drafted((form, *later)))[0] if self.drafts else self.before
         return Judged(form, later, self._step_ns(made), max(self._peaks(made)))
 
     def _run(self, passes: tuple[Pass, ...]) -> tuple[Program, list[PassReport]]:
@@ -170,24 +171,21 @@ class _Choice:
         """Device bytes of the plan at its peak, by rank; a rank without jobs holds nothing."""
         return gather(self.peers, "peaks", in_order(made).peak() if made.jobs else 0)
 
-    def _searched(self, best: Judged, limit: int) -> tuple[Run, int]:
-        """The plan of the best form: with the local search inside its jobs, or as the draft was where that makes the step no faster, or
-        holds more than it may."""
-        run = self._whole(best.form, best.later)
-        took, draft = self._step_ns(run[1]), best.step_ns or 0
-        if took is not None and took <= draft and max(self._peaks(run[1])) <= limit:
-            return run, took
-        return self._whole(msgspec.structs.replace(best.form, search=False), best.later), draft
-
     def _whole(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Run:
         passes = (form, *later)
         made, reports = self._run(passes)
         return Pipeline((*self.earlier, *passes)), made, [*self.first, *reports]
 
-    def _lost(self, judged: list[Judged], best: Judged | None, limit: int) -> list[str]:
+    def _lost(self, judged: list[Judged], limit: int) -> list[str]:
         """A line for each form that was not taken, with the reason."""
         return [f"{each.label(self.later)}: {_text(each)}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
-                for each in judged if each is not best]  # fmt: skip
+                for each in judged]  # fmt: skip
+
+
+def _drafted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
+    """Without passes that a simulation would not notice, unless another one needs what they give."""
+    needed = frozenset().union(*(each.needs for each in passes))
+    return tuple(each for each in passes if not each.only_safety or each.gives & needed)
 
 
 def _text(judged: Judged) -> str:

@@ -13,7 +13,7 @@ from enum import Enum
 from interlace.ir import Op, OpInstance, Program
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import NO_KERNEL, SHADOW_OUTPUT, is_boundary, stream_of
-from interlace.ir.storage import Part, Storage, Storages, collect_items, feed_items
+from interlace.ir.storage import Part, Storage, Storages, collect_items, feed_items, storages_of
 from interlace.scheduler.schedule import SCHEDULES
 
 
@@ -121,7 +121,7 @@ class _Writers:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.storages = Storages(program)
+        self.storages = storages_of(program)
         self.values = self.storages.values
         self.body: dict[tuple[int, int], int] = {}
         self.once: dict[tuple[int, int], int] = {}

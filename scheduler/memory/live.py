@@ -18,7 +18,8 @@ import numpy.typing as npt
 from interlace.ir import OpInstance, Program
 from interlace.ir.copies import indices_by_op
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
-from interlace.ir.storage import Storages
+from interlace.ir.per_ops import once_per_ops
+from interlace.ir.storage import storages_of
 from interlace.scheduler.memory.executor import feed_bytes, forms
 from interlace.scheduler.target import IDEAL, Target
 
@@ -69,26 +70,32 @@ class Lifetimes:
 
 def lifetimes(program: Program, workspace: Mapping[int, int] | None = None) -> Lifetimes:
     """The lifetimes of a program, and a row for each op that takes a `workspace` (bytes) while it runs; O(ops + operands)."""
-    table = Storages(program)
+    return _lifetimes(program, workspace) if workspace else _plain_lifetimes(program)
+
+
+def _lifetimes(program: Program, workspace: Mapping[int, int]) -> Lifetimes:
+    table = storages_of(program)
     users = table.users()
     outputs = {n for op in program.ops if op.name in (SHADOW_OUTPUT, SET_PARAMETER) for v in op.operands for n in table.numbers(v)}
     rows = [n for n, storage in enumerate(table.storages) if not storage.persistable]
     mine = [table.storages[n] for n in rows]
-    used = workspace or {}
-    listed = [ops for n in rows for ops in users[n].values()] + [[op_id] for op_id in used]
-    num_readers = [*(sum(map(len, users[n].values())) for n in rows), *(1 for _ in used)]
+    listed = [ops for n in rows for ops in users[n].values()] + [[op_id] for op_id in workspace]
+    num_readers = [*(sum(map(len, users[n].values())) for n in rows), *(1 for _ in workspace)]
     lasting = [storage for storage in table.storages if storage.persistable]
     base = {"device": 0, "pinned": 0}
     for storage in lasting:
         base[_pool(storage.memory)] += max(0, storage.size_bytes)
     return Lifetimes(
-        _ints([*(storage.producer for storage in mine), *used]),
-        np.maximum(_ints([*(storage.size_bytes for storage in mine), *used.values()]), 0),
-        np.array([*(_pool(storage.memory) == "pinned" for storage in mine), *(False for _ in used)], np.bool_),
-        np.array([*(n in outputs for n in rows), *(False for _ in used)], np.bool_),
+        _ints([*(storage.producer for storage in mine), *workspace]),
+        np.maximum(_ints([*(storage.size_bytes for storage in mine), *workspace.values()]), 0),
+        np.array([*(_pool(storage.memory) == "pinned" for storage in mine), *(False for _ in workspace)], np.bool_),
+        np.array([*(n in outputs for n in rows), *(False for _ in workspace)], np.bool_),
         _offsets(num_readers), _ints([op_id for ops in listed for op_id in ops]), _offsets([len(ops) for ops in listed]), base,
         list(dict.fromkeys(storage.value for storage in (*mine, *lasting) if storage.size_bytes < 0)),
     )  # fmt: skip
+
+
+_plain_lifetimes = once_per_ops(lambda program: _lifetimes(program, {}))
 
 
 def _pool(memory: str) -> Literal["device", "pinned"]:

@@ -26,7 +26,7 @@ from interlace.scheduler.simulate.arrays import Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
 from interlace.scheduler.simulate.simulator import run
 from interlace.scheduler.target import GPU
-from interlace.units import ms, ms_figure, size
+from interlace.units import size
 
 LOOK_BACK = 50
 """The awaited op lies back this many times the host's time for one wait (about 1 ms on an H200): enough to issue what follows."""
@@ -49,7 +49,6 @@ class HostSyncs:
         serial_bytes: Peak if every op completed before the next is issued.
         free_bytes, throttled_bytes: Peak on a GPU without waits of the host, and with the chosen ones; the host issues in no time,
             so that it runs ahead as far as it can.
-        free_ns, throttled_ns: Time of the step without and with the waits.
         reason: Why these waits, or none, were chosen.
     """
 
@@ -57,8 +56,6 @@ class HostSyncs:
     serial_bytes: int = 0
     free_bytes: int = 0
     throttled_bytes: int = 0
-    free_ns: int = 0
-    throttled_ns: int = 0
     reason: str = ""
 
     @property
@@ -69,7 +66,7 @@ class HostSyncs:
     def text(self) -> str:
         """The numbers in one line."""
         return (f"GPU peak {size(self.free_bytes)} -> {size(self.throttled_bytes)} ({size(self.serial_bytes)} "
-                f"without any run-ahead), step of this rank alone {ms_figure(self.free_ns)} -> {ms(self.throttled_ns)}")  # fmt: skip
+                "without any run-ahead)")  # fmt: skip
 
 
 def jobs_with_side_work(program: Program) -> list[str]:
@@ -143,9 +140,8 @@ class _Search:
         free_sim = self._lowered({})
         fast = _fast_host(free_sim)
         serial, free = in_order(self.program).peak(), _peak(fast)
-        free_ns = run(free_sim, with_memory=False).step_ns
         if free <= serial + run_ahead_bytes:
-            return HostSyncs({}, serial, free, free, free_ns, free_ns, f"run_ahead_bytes allows {size(run_ahead_bytes)}")
+            return HostSyncs({}, serial, free, free, f"run_ahead_bytes allows {size(run_ahead_bytes)}")
         tried: list[tuple[int, dict[str, tuple[HostSync, ...]]]] = [(free, {})]
         for form in self._forms(free_sim):
             waits = awaits(with_host_syncs(self.program, form), free_sim.awaits >= 0)
@@ -154,8 +150,7 @@ class _Search:
                 break
         least = min(peak for peak, _ in tried)
         best, found = next((peak, form) for peak, form in tried if peak <= max(least + run_ahead_bytes // NEAR, serial))
-        throttled_ns = run(self._lowered(found), with_memory=False).step_ns if found else free_ns
-        return HostSyncs(found, serial, free, best, free_ns, throttled_ns, "" if found else "no wait lowers the peak")
+        return HostSyncs(found, serial, free, best, "" if found else "no wait lowers the peak")
 
     def _forms(self, sim: SimInput) -> Iterator[dict[str, tuple[HostSync, ...]]]:
         back_ns = LOOK_BACK * max(1, wait_ns(self.program, self.cost))

@@ -7,16 +7,17 @@ import numpy as np
 
 from interlace.errors import PlanError
 from interlace.ir import Graph, Program, dependencies, describe
-from interlace.ir.copies import Variant, indices_by_op, variants
+from interlace.ir.copies import indices_by_op, variants
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import is_boundary, is_comm
+from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.simulate.arrays import Flags, Ints, direction, pairs_of, rows
 
 
 def item_order(program: Program, items: Ints) -> Ints:
     """Pairs `[n, 2]` (before, after) of op instances: by data of one micro-batch, persistable memory, events, and groups."""
     pairs = [_persistable(program, items), _group_order(program, items), _events(program, items)]
-    edges = {m: table for variant in variants(program) for table in [_op_edges(variant)] for m in variant.micro_batches}
+    edges = {m: table for variant in variants(program) for table in [_op_edges(variant.program)] for m in variant.micro_batches}
     num_ids = 1 + max((op.id for op in program.ops), default=-1)
     for micro_batch, index in indices_by_op(items, num_ids):
         both = index[edges[micro_batch]]
@@ -24,9 +25,9 @@ def item_order(program: Program, items: Ints) -> Ints:
     return np.concatenate(pairs)
 
 
-def _op_edges(variant: Variant) -> Ints:
+@once_per_ops
+def _op_edges(program: Program) -> Ints:
     """Pairs of op ids that data orders. Order within groups and among random draws is left to the issue order."""
-    program = variant.program
     plain = [msgspec.structs.replace(op, group=-1) if op.group >= 0 else op for op in program.ops]
     after = dependencies(Graph(program), plain)
     return pairs_of([(before, op_id) for op_id, befores in after.items() for before in befores])

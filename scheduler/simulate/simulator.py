@@ -33,6 +33,7 @@ in which nothing runs on the rank. What runs in a bubble is neither exposed nor 
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -51,7 +52,9 @@ from interlace.scheduler.target import IDEAL, Target
 NEVER = 1 << 62
 """Later than any time."""
 WORTH_COMPILING = 5000
-"""Op instances from which on `auto` uses the compiled engine; below, the plain one ends before numba is imported (0.2 s)."""
+"""Op instances from which on `auto` uses the compiled engine, if no other run has loaded it; below, the plain one ends before numba
+is imported (0.2 s)."""
+COMPILED = "interlace.scheduler.simulate.compiled"
 
 
 class Stall(PlanError):
@@ -142,7 +145,8 @@ def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_
 
 
 def _compiled(engine: Engine, num_items: int) -> Any:
-    if engine == "plain" or (engine == "auto" and num_items < WORTH_COMPILING):
+    small = num_items < WORTH_COMPILING and COMPILED not in sys.modules
+    if engine == "plain" or (engine == "auto" and small):
         return None
     try:
         from interlace.scheduler.simulate import compiled

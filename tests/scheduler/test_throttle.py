@@ -80,7 +80,6 @@ def test_short_jobs_wait_at_their_ends() -> None:
     assert set(found.waits) == {f"forward_{m}" for m in range(MICRO_BATCHES - 1)}
     assert all(waits == (((5, m), (5, m)),) for m, waits in enumerate(found.waits.values()))
     assert found.throttled_bytes < found.free_bytes // 2
-    assert found.throttled_ns > found.free_ns
 
 
 @settings(max_examples=60, deadline=None)
