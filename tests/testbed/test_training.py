@@ -148,6 +148,10 @@ def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, name: str
     planned = of_the_road(tmp_path, name, CASES[name][3], TESTBED_DELAYS=delays)
     assert bits(planned) == bits(stock)
     assert digests(planned) == digests(stock)
+    if name.startswith("auto"):
+        said = [line for rank in planned.reports for each in rank.plan["passes"] for line in each["changed"] if line.startswith("auto: ")]
+        assert said
+        assert not any("auto: Paddle's own plan" in line for line in said), "another form is faster here"
 
 
 ZOO = [name for name, (_, _, options) in test_zoo.CASES.items() if "name_streams" not in options]

@@ -7,6 +7,9 @@ Acceptance: S5, F2, O1, O7, O8, R1, M1, M2, U1.
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
 MIXED = {"interleave": "mixed", "extra_live_bytes": "1GB"}
 HALF = {"fraction": 0.5, "min_bytes": 64}
+AUTO = {"device": "slow", "schedule_1f1b": {"interleave": "auto", "extra_live_bytes": "1GB"}}
 ROOMY = {"interleave": "dx-first", "extra_live_bytes": "1GB"}
 
 CASES = {
@@ -52,12 +56,21 @@ CASES = {
         4, "llama", "--pp 2 --mp 2 --amp O2 --master-grad --clip-grad 1", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}
     ),
     "pp4 mixed, offload": (4, "gpt", "--pp 4 --micro-batches 8", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
+    "auto, mp2, accumulation": (2, "gpt", "--mp 2 --gradient-accumulation 3 --batch-size 6", AUTO),
+    "auto, pp2 mp2, recompute": (4, "gpt", "--pp 2 --mp 2 --micro-batches 6 --batch-size 6 --recompute full", AUTO),
+    "auto, pp2 mp2, sequence parallel, bfloat16 O2, master gradients": (
+        4, "llama", "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel --micro-batches 6 --batch-size 6 --amp O2 --master-grad", AUTO
+    ),
+    "auto, pp4": (4, "gpt", "--pp 4 --micro-batches 8", AUTO),
+    "auto, pp2 vpp2": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", AUTO),
+    "auto, dp2 pp2, offload": (4, "gpt", "--dp 2 --pp 2", {**AUTO, "offload_activations": HALF}),
 }  # fmt: skip
 
 FUSED = "over fused buffers"
 """The testbed has no kernel for Paddle's `coalesce_tensor_`, which lays parameters and gradients into one buffer."""
 ON_THE_TESTBED = [name for name in CASES if FUSED not in name]
 TESTBED_ALONE = {
+    *(name for name in CASES if name.startswith("auto")),
     "one rank, no accumulation, offload",
     "mp2 without accumulation",
     "pp2, half offload, pp micro-batches",
@@ -76,10 +89,24 @@ ROWS = """
 """A schedule of one's own: stage 0 in pairs, stage 1 with backward in parts."""
 
 
+@functools.cache
+def slow_device() -> str:
+    """A profile of a device on which a model this small takes longer than its host: an H200 with a fraction of its rates."""
+    profile = msgspec.json.decode(Path(str(importlib.resources.files("interlace.configs") / "devices" / "h200.json")).read_bytes())
+    for table in (profile["matrix_flops"], profile["vector_flops"]):
+        for rate in table.values():
+            rate["per_s"] *= 1e-6
+    profile["memory_rate"]["per_s"] *= 1e-5
+    path = Path(tempfile.mkdtemp()) / "slow.json"
+    path.write_bytes(msgspec.json.encode({**profile, "device": "a slow H200", "ops": []}))
+    return str(path)
+
+
 def configured(options: dict[str, Any]) -> str:
-    """A configuration as YAML that takes the schedule as it is asked for: models this small gain nothing."""
+    """A configuration as YAML that takes the schedule as it is asked for: models this small gain nothing on an H200."""
     kept = {"schedule_1f1b": {**options.get("schedule_1f1b", {}), "only_gains": False}}
-    return yaml.safe_dump({"device": "h200", **options, **kept})
+    device = slow_device() if options.get("device") == "slow" else "h200"
+    return yaml.safe_dump({**options, **kept, "device": device})
 
 
 def verified(tmp_path: Path, world: int, model: str, arguments: str, options: dict[str, Any]) -> dict[str, Any]:
