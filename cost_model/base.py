@@ -168,11 +168,11 @@ def expected_error(rows: Sequence[Row]) -> float:
     return sum(row.runs * row.dur_ns * row.rel_error for row in rows) / total if total else 0.0
 
 
-def trust_text(rows: Sequence[Row]) -> str:
+def trust_text(rows: Sequence[Row], whose: str = "") -> str:
     """Two lines for reports: shares of a step's device time by how it is known, and the largest that were not measured themselves."""
     total = sum(row.runs * row.dur_ns for row in rows)
     shares = ", ".join(f"{how} {share:.0%}" for how, share in shares_by_how(rows).items())
-    lines = [f"device time {total / 1e6:.3f} ms a step, one operation after another: {shares or 'none'}; "
+    lines = [f"device time{whose} {total / 1e6:.3f} ms a step, one operation after another: {shares or 'none'}; "
              f"expected error of one {expected_error(rows):.0%}"]  # fmt: skip
     largest = largest_unmeasured(rows)
     if largest:

@@ -48,10 +48,22 @@ def test_one_unit_for_each_kind_of_figure(world: Path, capsys: pytest.CaptureFix
     assert OTHER_UNITS.findall(text) == []
 
 
-def test_alike_ranks_are_told_once(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "plan", world / "dumps", "-o", world / "once")
-    heads = [line for line in text.splitlines() if "stage" in line and line.startswith("rank")]
-    assert [head.partition(", stage")[0] for head in heads] == ["ranks 0-1 of 4", "ranks 2-3 of 4"]
+def test_a_plan_is_one_screen(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alike ranks once with the split of their step, Paddle's own under it; what was done is told by rule, in names of layers."""
+    text = printed(capsys, "plan", world / "dumps", "--config", "offload-half", "-o", world / "once", "--json", world / "once.json")
+    lines = text.splitlines()
+    assert len(lines) <= 50
+    assert lines[0].startswith("ranks 0-3 of 4, 2 of 2 stages, 4 micro-batches, schedule 1F1B, profile h200")
+    assert [line.split("  ")[0] for line in lines[2:6:2]] == ["stage 0, ranks 0-1", "stage 1, ranks 2-3"]
+    outcome = json.loads((world / "once.json").read_text(encoding="utf-8"))["ranks"][0]["outcome"]
+    for side, offset in (("plan", 2), ("before", 3)):
+        for place, stage in enumerate(outcome[side]["stages"]):
+            found = [float(cell) for cell in lines[offset + 2 * place].split()[-8:]]
+            names = ("compute_ns", "exposed_ns", "bubble_ns", "host_ns", "hidden_ns")
+            assert found[:6] == pytest.approx([outcome[side]["step_ns"] / 1e6, *(stage[name] / 1e6 for name in names)], abs=1e-3)
+            assert sum(stage[name] for name in names[:4]) == outcome[side]["step_ns"]
+    assert not re.search(r"(?<!\w)[#%]\d", text)
+    assert "split-backward          matmul_grad: dX is matmul" in text
 
 
 def reversed_jobs(program: Program) -> Program:

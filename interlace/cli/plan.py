@@ -32,7 +32,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.errors import ConfigError, ProgramError
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
-    from interlace.planning.plan import explain_all, make_plans
+    from interlace.planning.plan import make_plans, summary_text
     from interlace.units import ranks_text
 
     check_folder("-o", args.output)
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     summaries = [{**plan.summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)}
                  for plan, rows in zip(plans, costs, strict=True)]  # fmt: skip
     write_json(args.json, {"ranks": summaries})
-    print(explain_all(plans, 4, [trust_text(rows) for rows in costs]), end="\n\n")
+    print(summary_text(plans, trust_text([row for rows in costs for row in rows], " of all ranks")), end="\n\n")
     one = args.output / f"rank{min(ranks)}.ilp"
     print(f"{len(plans)} plans in {args.output}; reasons in full: `interlace show {one} --why`; "
           f"proof and times: `interlace check {args.output}`; to look at: `interlace report {args.output}`")  # fmt: skip

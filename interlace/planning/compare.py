@@ -58,16 +58,20 @@ class Comparison:
             stock, plan = self._results(costs)
         except PlanError:
             return None
-        return Outcome(Step.of(plan), self.profile, Step.of(stock), STOCK)
+        return Outcome(Step.of(plan, self._alike()), self.profile, Step.of(stock, self._alike()), STOCK)
 
     def page(self, costs: CostModel) -> Any:
         """The data of the plan's page. Raises PlanError where a step would never end."""
         from interlace.report.page.build import OURS, Given, Simulated, build_page
 
-        alike = {rank: [each for each, other in self.stands_for.items() if other == rank] for rank in self.stands_for.values()}
+        alike = self._alike()
         stock, plan = (Simulated(name, result, alike) for name, result in zip((STOCK, OURS), self._results(costs), strict=True))
         reports = {member.plan.rank: member.reports for member in self.members}
         return build_page(plan, stock, reports, Given(self.profile, costs, target_of(self.profile).name), self.memory_budget)
+
+    def _alike(self) -> dict[int, list[int]]:
+        """Member's rank -> the ranks that it stands for."""
+        return {rank: [each for each, other in self.stands_for.items() if other == rank] for rank in self.stands_for.values()}
 
     def _results(self, costs: Costs) -> tuple[Result, Result]:
         target = target_of(self.profile)

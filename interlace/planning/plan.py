@@ -25,6 +25,7 @@ from interlace.planning.compare import Comparison, compare
 from interlace.planning.judge import Run, run_judged
 from interlace.planning.whole_step import run_best
 from interlace.report.outcome import Outcome
+from interlace.report.screen import rules_text, step_table
 from interlace.units import ranks_text
 
 BUDGET_ROUNDS = 4
@@ -108,7 +109,9 @@ class Plan:
         """What was moved and why, and what was declined and why, at most `limit` lines of each sort a pass; last, what it brings."""
         if self.why_off:
             return f"Interlace is off ({self.why_off}): Paddle's plan is untouched"
-        return f"rank {self.program.rank} {self._text(limit)}\n{self.sentence()}"
+        loaded = f", loaded from {self.loaded_from}" if self.loaded_from else ""
+        head = f"{heading([self.program], self.profile)}{loaded}"
+        return "\n".join([head, *(report.text(limit) for report in self.reports), self.sentence()])
 
     def sentence(self) -> str:
         """Paddle's own step and this plan's, in one sentence; or why they are not compared."""
@@ -143,14 +146,6 @@ class Plan:
                             "plans of all ranks")  # fmt: skip
         write_page(compared.page(CostModel(load_profile(self.profile))), path)
         return Path(path)
-
-    def _text(self, limit: int) -> str:
-        """The explanation without the rank's number: the same for ranks that plan alike."""
-        pipe = self.program.pipeline
-        head = (f"of {self.program.world}, stage {pipe.stage} of {pipe.num_stages}, "
-                f"{pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, profile {self.profile}"
-                + (f", loaded from {self.loaded_from}" if self.loaded_from else ""))  # fmt: skip
-        return "\n".join([head, *(report.text(limit) for report in self.reports)])
 
     def dump(self, path: str | Path) -> list[Path]:
         """Write the planned program, the captured one and the options and reports below a folder; gives the files' paths."""
@@ -188,12 +183,21 @@ def digest_of_set(digests: Sequence[str]) -> str:
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:32]
 
 
-def explain_all(plans: Sequence[Plan], limit: int = 8, notes: Sequence[str] = ()) -> str:
-    """What was moved and declined on every rank, each with its note; ranks that have the same to tell are told once."""
-    ranks: dict[str, list[int]] = {}
-    for k, plan in enumerate(plans):
-        ranks.setdefault("\n".join([plan._text(limit), *notes[k : k + 1]]), []).extend(plan.program.ranks)
-    return "\n\n".join(f"{ranks_text(sorted(alike))} {text}" for text, alike in ranks.items())
+def heading(programs: Sequence[Program], profile: str) -> str:
+    """Which ranks these are, and of what, in one line."""
+    pipe, stages = programs[0].pipeline, {program.pipeline.stage for program in programs}
+    where = f"stage {pipe.stage} of {pipe.num_stages}" if len(stages) == 1 else f"{len(stages)} of {pipe.num_stages} stages"
+    ranks = sorted(rank for program in programs for rank in program.ranks)
+    return (f"{ranks_text(ranks)} of {programs[0].world}, {where}, {pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, "
+            f"profile {profile}")  # fmt: skip
+
+
+def summary_text(plans: Sequence[Plan], trust: str) -> str:
+    """All plans on one screen: the step by stage, what was done and declined by rule, how well times are known."""
+    head = heading([plan.program for plan in plans], plans[0].profile)
+    reports = {plan.program.pipeline.stage: plan.reports for plan in reversed(plans)}
+    table = [step_table(plans[0].outcome)] if plans[0].outcome else []
+    return "\n".join([head, *table, rules_text(reports), trust])
 
 
 def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers: Peers | None = None) -> Plan:

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from interlace.scheduler.simulate.simulator import Result
 from interlace.units import ms_figure, size
+
+
+class StageStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The step of ranks of a stage that are alike; parts as `scheduler/simulate/simulator.py` defines them."""
+
+    stage: int
+    ranks: tuple[int, ...]
+    compute_ns: int
+    exposed_ns: int
+    bubble_ns: int
+    host_ns: int
+    hidden_ns: int
+    peak_bytes: int
+    pinned_bytes: int
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -14,19 +30,33 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         exposed_ns, bubble_ns: Means over the ranks.
         peak_bytes: Device memory of the fullest rank.
+        stages: Alike ranks together, by stage.
     """
 
     step_ns: int
     exposed_ns: int
     bubble_ns: int
     peak_bytes: int
+    stages: tuple[StageStep, ...] = ()
 
     @classmethod
-    def of(cls, result: Result) -> Step:
-        """The figures of a simulation with memory."""
-        count = max(1, len(result.ranks))
-        exposed, bubble = (sum(getattr(rank, name) for rank in result.ranks) // count for name in ("exposed_comm_ns", "bubble_ns"))
-        return cls(result.step_ns, exposed, bubble, max((rank.peak_bytes for rank in result.ranks), default=0))
+    def of(cls, result: Result, stands_for: Mapping[int, Sequence[int]] | None = None) -> Step:
+        """The figures of a simulation with memory.
+
+        Args:
+            result: The simulated step.
+            stands_for: Rank -> the ranks that it stands for, itself among them; what is not named, as its program says.
+        """
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for program, rank in zip(result.input.programs, result.ranks, strict=True):
+            figures = (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns, rank.host_ns, rank.hidden_comm_ns, rank.peak_bytes,
+                       rank.pinned_bytes)  # fmt: skip
+            alike.setdefault((program.pipeline.stage, *figures), []).extend((stands_for or {}).get(program.rank, program.ranks))
+        stages = sorted((StageStep(key[0], tuple(sorted(ranks)), *key[1:]) for key, ranks in alike.items()),
+                        key=lambda each: (each.stage, each.ranks))  # fmt: skip
+        count = max(1, sum(len(each.ranks) for each in stages))
+        exposed, bubble = (sum(getattr(each, name) * len(each.ranks) for each in stages) // count for name in ("exposed_ns", "bubble_ns"))
+        return cls(result.step_ns, exposed, bubble, max((each.peak_bytes for each in stages), default=0), tuple(stages))
 
 
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -62,7 +62,7 @@ def test_one_rank_of_each_stage_is_the_whole_world(forked_ranks: None, tmp_path:
     assert main(["dump", str(TINY), "--world", "8", "--stages", "-o", str(folder), "--json", str(figures), "--", *model]) == 0
     assert [each["rank"] for each in json.loads(figures.read_text())["ranks"]] == [0, 4]
     assert main(["plan", str(folder), "-o", str(tmp_path / "plan")]) == 0
-    assert "ranks 0-3 of 8, stage 0 of 2" in capsys.readouterr().out
+    assert "ranks 0-7 of 8, 2 of 2 stages" in capsys.readouterr().out
     assert main(["check", str(tmp_path / "plan")]) == 0
     told = capsys.readouterr().out
     assert "8 of 8 ranks" in told

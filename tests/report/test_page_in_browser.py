@@ -74,7 +74,7 @@ def test_every_section_is_filled_with_the_numbers_of_the_data(page: Path) -> Non
     assert all(line[-1] == mine.get((line[0], line[1]), "–") for line in seen["tables"]["comm"])
     assert [line[-1] for line in seen["tables"]["moves"]] == [ms(row["slack_ns"]) for row in data["plans"][1]["offload"]]
     for name, rules in (("changed", data["done"]), ("declined", data["declined"])):
-        assert [(line[1], line[2]) for line in seen["tables"][name]] == [(rule["text"], str(rule["count"])) for rule in rules]
+        assert [(line[1], line[3]) for line in seen["tables"][name]] == [(rule["text"], str(rule["count"])) for rule in rules]
     assert seen["schedule"] == ["\n".join(plan["schedule"]) for plan in reversed(data["plans"])]
     assert len(seen["tables"]["trust"]) == len(data["device"]["shares"])
     assert all(seen["tables"][name] for name in ("waits", "holds0", "holds1", "unmeasured"))

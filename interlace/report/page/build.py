@@ -17,7 +17,8 @@ from interlace.report.causes import held, waits
 from interlace.report.outcome import Outcome, Step
 from interlace.report.page.document import Device, Label, Memory, Page, PlanPart, Row, Split, World
 from interlace.report.page.picture import Items, compute_runs, curve, gap_runs, jobs, packed, side_runs
-from interlace.report.page.tables import RankStep, communication, offloaded, rules
+from interlace.report.page.tables import RankStep, communication, offloaded
+from interlace.report.rules import rules
 from interlace.report.slots import slot_text
 from interlace.scheduler.simulate.parts import parts_of
 from interlace.scheduler.simulate.simulator import Result
@@ -66,7 +67,7 @@ def build_page(
     costs = {label.ranks[0]: _costs(ours.result, label.ranks[0], given) for label in labels}
     parts = [_plan(each, labels, given) for each in both]
     of_stage = {label.stage: reports[label.ranks[0]] for label in reversed(labels) if label.ranks[0] in reports}
-    outcome = Outcome(Step.of(ours.result), given.profile, Step.of(other.result) if other else None,
+    outcome = Outcome(Step.of(ours.result, ours.stands_for), given.profile, Step.of(other.result, other.stands_for) if other else None,
                       other.name if other else "")  # fmt: skip
     return Page(
         VERSION, _world(ours.result.input.programs, labels), _device(given, [row for rows in costs.values() for row in rows]),

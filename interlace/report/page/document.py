@@ -10,6 +10,7 @@ import msgspec
 from interlace.cost_model.base import How
 from interlace.report.causes import Held, Wait
 from interlace.report.outcome import Outcome
+from interlace.report.rules import Rule
 
 KINDS = ("forward", "backward", "weight", "optimizer", "collective", "p2p", "copy", "exposed", "host", "bubble")
 """Codes of what the picture shows, by position: computation of forward, of backward (input gradients, and in plans that do not split
@@ -130,15 +131,6 @@ class Label(_Part, frozen=True):
 
     stage: int
     ranks: list[int]
-
-
-class Rule(_Part, frozen=True):
-    """What one pass did, or declined, in `count` places of one rank of each of these stages."""
-
-    name: str
-    text: str
-    count: int
-    stages: list[int]
 
 
 class Device(_Part, frozen=True):

@@ -1,19 +1,17 @@
-"""The tables of the page: communication and how much of it is hidden, what is offloaded, what passes did and declined."""
+"""The tables of the page: communication and how much of it is hidden, and what is offloaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from interlace.ir import Graph, Op, Program
 from interlace.ir.kinds import is_comm, is_copy
-from interlace.passes.pipeline import PassReport
 from interlace.report.causes import layer_pattern
-from interlace.report.page.document import Communication, Offload, Rule
+from interlace.report.page.document import Communication, Offload
 from interlace.report.page.picture import Items
-from interlace.report.rules import by_rule
 from interlace.scheduler.simulate.parts import Parts, overlap, union
 
 
@@ -131,13 +129,3 @@ def _readers(graph: Graph, value: int) -> list[Op]:
             seen |= views
             stack += sorted(views)
     return found
-
-
-def rules(reports: Mapping[int, Sequence[PassReport]], lines: Callable[[PassReport], Sequence[str]]) -> list[Rule]:
-    """What passes say, by rule: `reports` of each stage are those of one of its ranks."""
-    said: dict[str, list[tuple[int, str]]] = {}
-    for stage, each in sorted(reports.items()):
-        for report in each:
-            said.setdefault(report.name, []).extend((stage, line) for line in lines(report))
-    return [Rule(name, text, len(numbers), sorted({each[number][0] for number in numbers}))
-            for name, each in said.items() for text, numbers in by_rule(line for _, line in each)]  # fmt: skip
