@@ -59,6 +59,7 @@ def _cell(text: str) -> str:
 def meanings(kind: type) -> dict[str, str]:
     """What the docstrings of a record and of its bases say of each field, on one line.
 
+    >>> from interlace.passes.base import REGISTRY
     >>> meanings(REGISTRY["name-streams"])["priority"]
     'Stream priority of communication; 0 is normal, lower runs first.'
     """
