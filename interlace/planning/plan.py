@@ -17,6 +17,7 @@ from interlace.files import read_file
 from interlace.ir import Job, Program, load, save
 from interlace.ir.dump import MOST_BYTES, SUFFIX, find_dumps, write_whole
 from interlace.ir.stand_ins import seats
+from interlace.notice import say_once
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.peers import Peers, gather, plan_together
 from interlace.passes.schedule_1f1b import Schedule1F1B
@@ -122,18 +123,20 @@ class Plan:
     def report(self, path: str | Path) -> Path | None:
         """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's own; times are simulated.
 
-        Rank 0 writes it, for all ranks; on the others nothing happens.
+        Rank 0 writes it, for all ranks; on the others nothing happens. Where Interlace is off a line on standard error says that there
+        is none, so that a script runs either way.
 
         Returns:
-            The file's path; None on other ranks than 0.
+            The file's path; None where nothing is written.
 
         Raises:
-            PlanError: Interlace is off, the other stages' plans are not known here, or a step cannot be simulated.
+            PlanError: The other stages' plans are not known here, or a step cannot be simulated.
         """
         from interlace.report.page.write import write_page
 
         if self.why_off:
-            raise PlanError(f"Interlace is off ({self.why_off}): there is no plan to show")
+            say_once(f"no {path}: Interlace is off ({self.why_off}), there is no plan to show")
+            return None
         if self.program.rank:
             return None
         compared = self.compared

@@ -178,7 +178,7 @@ def test_one_sentence_everywhere(made: Path, page: dict[str, Any], tmp_path: Pat
     assert page["sentence"].startswith("Paddle's own plan takes ")
 
 
-def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path) -> None:
+def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """`plan_of(model).report(...)`: rank 0 knows one rank of each stage, and its page has the same figures."""
     from interlace.config import load_config
     from interlace.errors import PlanError
@@ -200,8 +200,9 @@ def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path) -> None:
     assert alone.explain().splitlines()[-1].startswith("Not compared with Paddle's own plan")
     with pytest.raises(PlanError, match="no page of rank 0 alone"):
         alone.report(tmp_path / "none.html")
-    with pytest.raises(PlanError, match="Interlace is off"):
-        Plan.off("for a test").report(tmp_path / "none.html")
+    assert Plan.off("for a test").report(tmp_path / "none.html") is None
+    assert "Interlace is off (for a test), there is no plan to show" in capfd.readouterr().err
+    assert not (tmp_path / "none.html").exists()
 
 
 def test_one_rank_of_each_stage_gives_the_same_page(made: Path, page: dict[str, Any], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Started by `interlace run`; arguments are those of `examples/gpt.py`.
 from __future__ import annotations
 
 import sys
+import tempfile
 from itertools import islice
 from pathlib import Path
 
@@ -57,7 +58,11 @@ assert normed.shape[0] == count if count > 1 else normed.ndim == 3, normed.shape
 assert np.isfinite(normed).all()
 assert len(model.state_dict()) > 0
 assert interlace.plan_of(model).jobs
-assert interlace.plan_of(model).explain()
+assert interlace.plan_of(model).explain().splitlines()[-1].startswith("Paddle's own plan takes ")
+with tempfile.TemporaryDirectory() as folder:
+    page = interlace.plan_of(model).report(Path(folder) / "report.html")
+    assert (page is None) == (dist.get_rank() > 0)
+    assert page is None or "Paddle's own plan takes " in page.read_text(encoding="utf-8")
 with pytest.raises(PlanError, match=r"model\.predict\(\)"):
     interlace.plan_of(model, "predict")
 
