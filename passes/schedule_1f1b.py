@@ -68,8 +68,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             0 minimizes the duration alone. One number for all stages, or one for each.
         search: Whether a local search improves the order inside each kind of job; False keeps the list scheduler's, and so does `auto`:
             the search looks at one job, and made whole steps up to 5 % longer as often as 0.3 % shorter.
-        schedule_file: Path of a file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md); replaces
-            `interleave` and `lag`.
+        schedule_file: Path of a file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), in the place
+            of `lag` and `depth`; jobs of several parts are ordered as with `dx-first`, or with `mixed` where `interleave` says so.
         extra_live_bytes: Bytes by which the live memory of a job may exceed that of its plain order (all parts one after another), and the
             memory of a stage that of Paddle's plan.
         max_ops_per_job: A pair with more operations stays two jobs (the executor's build time is quadratic in them).
@@ -98,9 +98,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def mistake(self) -> tuple[str, str] | None:
         if not self.schedule_file:
             return None
-        if self.interleave != Schedule1F1B().interleave:
-            return "interleave", (f"schedule_file gives every job, so interleave={self.interleave} would do nothing; "
-                                  "leave one of the two out")  # fmt: skip
+        if self.interleave in ("off", "zb-h1"):
+            return "interleave", (f"schedule_file gives every job, so interleave={self.interleave} would do nothing; leave one of the two "
+                                  "out (dx-first and mixed say how jobs of several parts are ordered)")  # fmt: skip
         try:
             read_schedule(self.schedule_file)
         except (ConfigError, PlanError) as error:
@@ -157,7 +157,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if not any(op.role == "backward" for op in program.ops):
             return {stage: [slot for slot in row if slot.parts[0].kind == "F"] for stage, row in plain.items()}, "dx-first"
         if self.schedule_file:
-            return self._given_rows(program), "dx-first"
+            return self._given_rows(program), "mixed" if self.interleave == "mixed" else "dx-first"
         if self.interleave == "off":
             return plain, "dx-first"
         if self.interleave == "auto":

@@ -53,7 +53,7 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("schedule_1f1b: {interleave: both}",
          "my.yaml:1:29: Invalid enum value 'both'; there are ['auto', 'dx-first', 'mixed', 'off', 'zb-h1']"),
         ("schedule_1f1b: {interleave: Mixed}", "my.yaml:1:29: Invalid enum value 'Mixed'; did you mean 'mixed'? there are ["),
-        ("schedule_1f1b:\n  interleave: mixed\n  schedule_file: here", "my.yaml:2:15: schedule_file gives every job, so interleave=mixed "),
+        ("schedule_1f1b:\n  interleave: zb-h1\n  schedule_file: here", "my.yaml:2:15: schedule_file gives every job, so interleave=zb-h1 "),
         ("schedule_1f1b: {schedule_file: nowhere.txt}", "my.yaml:1:32: schedule file 'nowhere.txt' in "),
         ("schedule_1f1b:\n  rows: my.txt", "my.yaml:2:3: option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
         ("schedule_1f1b: {allowance_bytes: 1GB}", "my.yaml:1:17: option 'allowance_bytes' of schedule-1f1b was renamed; write 'extra_l"),

@@ -33,6 +33,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
     from interlace.planning.plan import make_plans, summary_text
+    from interlace.planning.rows import CONFIG, ROWS, write_rows
     from interlace.units import ranks_text
 
     check_folder("-o", args.output)
@@ -55,6 +56,7 @@ def main(args: argparse.Namespace) -> int:
     with staged(args.output) as folder:
         for plan in plans:
             plan.dump(folder)
+        has_rows = write_rows(plans, folder, args.output)
     costs = [cost.table(plan.program) for plan in plans]
     summaries = [{**plan.summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)}
                  for plan, rows in zip(plans, costs, strict=True)]  # fmt: skip
@@ -63,5 +65,7 @@ def main(args: argparse.Namespace) -> int:
     one = args.output / f"rank{min(ranks)}.ilp"
     print(f"{len(plans)} plans in {args.output}; reasons in full: `interlace show {one} --why`; "
           f"proof and times: `interlace check {args.output}`; to look at: `interlace report {args.output}`")  # fmt: skip
+    if has_rows:
+        print(f"schedule, a row for each stage: {args.output / ROWS}; edited, it is planned with --config {args.output / CONFIG}")
     print(plans[0].sentence())
     return 0

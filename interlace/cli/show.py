@@ -18,12 +18,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `show` to the command line."""
     parser = subparsers.add_parser("show", help="print a dump, a plan, one job, or what a pass changed",
                                    description="Print a dump or plan file; FILE may be a folder with one file.")  # fmt: skip
-    parser.add_argument("file", metavar="FILE", help="a dump or plan file")
+    parser.add_argument("file", metavar="FILE", help="a dump or plan file; with --rows a folder of plans")
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--job", metavar="J", help="only this job's operations, in issue order: its name or slot, such as 0B+2F")
     one.add_argument("--before-after", metavar="PASS", help="what this pass changed (of a plan), as a diff of program text")
     one.add_argument("--why", action="store_true", help="what each pass of a plan did and declined, with the reasons")
     one.add_argument("--costs", action="store_true", help="each operation's estimated time and how it was found")
+    one.add_argument("--rows", action="store_true", help="the schedule of the plans in a folder as text, a row for each stage")
     parser.add_argument("--device", metavar="NAME", default="", help="device profile for --costs (default: the plan's, else h200)")
     add_import(parser)
     parser.add_argument("--json", metavar="FILE", help="write the same for machines there")
@@ -40,8 +41,8 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"--device {args.device}: only --costs asks a device profile; add --costs or leave it out")
     check_file("--json", args.json)
     import_own(args.imports)
-    path = find_dumps([args.file], one=True)[0]
-    shown = _shown(path, args)
+    path = Path(args.file) if args.rows else find_dumps([args.file], one=True)[0]
+    shown = _rows(path) if args.rows else _shown(path, args)
     write_json(args.json, {"file": str(path), **shown.data})
     for line in shown.lines:
         print(line)
@@ -66,6 +67,15 @@ def _shown(path: Path, args: argparse.Namespace) -> Shown:
         return _costs(load(path), args.device or profile_of([path])[0])
     program = load(path)
     return _job(program, args.job) if args.job else Shown(show(program).splitlines(), {"program": program})
+
+
+def _rows(path: Path) -> Shown:
+    from interlace.ir import load
+    from interlace.ir.dump import find_dumps
+    from interlace.planning.rows import rows_of, rows_text
+
+    rows = rows_of([load(each) for each in find_dumps([path])])
+    return Shown(rows_text(rows).splitlines(), {"rows": {stage: [str(slot) for slot in slots] for stage, slots in rows.items()}})
 
 
 def _job(program: Program, name: str) -> Shown:

@@ -1,0 +1,88 @@
+"""What was decided, as small text: a row of slots for each stage, and the configuration that plans these rows again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from interlace.errors import PlanError
+from interlace.ir import Program
+from interlace.ir.dump import write_whole
+from interlace.passes.base import REGISTRY, Pass, option_name
+from interlace.passes.schedule_1f1b import Schedule1F1B
+from interlace.planning.plan import Plan
+from interlace.report.slots import slot_text
+from interlace.scheduler.schedule import Slot, parse_rows, show_row
+
+ROWS, CONFIG = "schedule.rows", "schedule.yaml"
+"""What a folder of plans holds beside them."""
+
+
+def rows_of(programs: Sequence[Program]) -> dict[int, list[Slot]]:
+    """The slots of each stage, as the jobs of its first rank here have them.
+
+    Raises:
+        PlanError: A program has no jobs.
+    """
+    found: dict[int, list[Slot]] = {}
+    for program in sorted(programs, key=lambda program: program.rank):
+        if not program.jobs:
+            raise PlanError(f"rank {program.rank}: no jobs, so no rows; expected a plan, as `interlace plan` makes it")
+        stage = program.pipeline.stage
+        if stage not in found:
+            found |= parse_rows(f"{stage} | {' '.join(slot_text(job.name) for job in program.jobs)}")
+    return dict(sorted(found.items()))
+
+
+def rows_text(rows: dict[int, list[Slot]]) -> str:
+    """The text of a schedule file."""
+    return "".join(show_row(stage, slots) + "\n" for stage, slots in rows.items())
+
+
+def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
+    """Leave `schedule.rows` in a folder, and `schedule.yaml`, with which these rows and all other options are planned again.
+
+    Args:
+        plans: Of the ranks of a world.
+        folder: Where to write.
+        shown_as: How the configuration calls the folder: commands find the rows by it.
+
+    Returns:
+        Whether all stages are there; without one of them a schedule file would be refused, and nothing is written.
+    """
+    rows = rows_of([plan.program for plan in plans])
+    if len(rows) < plans[0].program.pipeline.num_stages:
+        return False
+    write_whole(folder / ROWS, rows_text(rows).encode())
+    options = {"device": plans[0].profile, **_options(plans[0].passes, shown_as / ROWS)}
+    text = f"# The schedule in {shown_as / ROWS}, and all other options as they were decided; edit the rows and plan with this file.\n"
+    write_whole(folder / CONFIG, (text + yaml.safe_dump(options, sort_keys=False, default_flow_style=None, width=120)).encode())
+    return True
+
+
+def _options(passes: Sequence[Pass], rows: Path) -> dict[str, Any]:
+    """Each pass as a configuration has it; those that are on by default and did not run are off."""
+    options: dict[str, Any] = {option_name(kind.name): "off" for kind in REGISTRY.values() if kind.is_default}
+    for each in passes:
+        each = _given(each, str(rows)) if isinstance(each, Schedule1F1B) else each
+        defaults = {field.name: field.default for field in msgspec.structs.fields(each)}
+        differ = {name: value for name, value in msgspec.to_builtins(each).items() if value != msgspec.to_builtins(defaults[name])}
+        options[option_name(each.name)] = _plain(differ) or "on"
+    return options
+
+
+def _given(schedule: Schedule1F1B, rows: str) -> Schedule1F1B:
+    """The same with the rows in the place of what made them; what orders the inside of a job stays."""
+    form = "mixed" if schedule.interleave == "mixed" else "auto"
+    return msgspec.structs.replace(schedule, schedule_file=rows, interleave=form, lag=0, depth=(), only_gains=True)
+
+
+def _plain(value: Any) -> Any:
+    """As YAML has it: tuples are lists."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
