@@ -85,8 +85,8 @@ def test_plan_writes_what_check_accepts(dumps: Path, tmp_path: Path, capsys: Any
     assert f"2 plans in {out}; reasons in full: `interlace show {out}/rank0.ilp --why`" in said
     assert "ranks 0-1 of 2, 2 of 2 stages, 4 micro-batches, schedule 1F1B, profile h200" in said
     assert sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()) == [
-        f"{folder}rank{rank}{suffix}" for folder, suffixes in (("captured/", (".ilp", ".json")), ("", (".ilp",)))
-        for rank in (0, 1) for suffix in sorted(suffixes, reverse=False)
+        *(f"{folder}rank{rank}{suffix}" for folder, suffixes in (("captured/", (".ilp", ".json")), ("", (".ilp",)))
+        for rank in (0, 1) for suffix in sorted(suffixes, reverse=False)), "schedule.rows", "schedule.yaml"
     ]  # fmt: skip
     ranks = json.loads(summary.read_text())["ranks"]
     assert [each["rank"] for each in ranks] == [0, 1]
