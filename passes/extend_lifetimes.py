@@ -33,7 +33,7 @@ class ExtendLifetimes(Pass, frozen=True, kw_only=True):
     side stream or, where it has nothing to wait for (a send), by a reader on that stream; 2 compute waits at the end of the step for
     what side streams wrote to persistable values.
 
-    Source: paddle-gpu rules 1 to 5 in docs/gpu-place.md.
+    Source: rules 6 to 8 in docs/gpu-place.md.
     """
 
     name = "extend-lifetimes"
@@ -59,8 +59,8 @@ def _with_lifetimes_extended(program: Program, context: Context) -> Program:
         missing = _missing_readers(program)
         if not missing:
             return program
-        places = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
-        program = _with_readers(program, missing, places, context)
+        index_of = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
+        program = _with_readers(program, missing, index_of, context)
     ops = {op.id: op for op in program.ops}
     for reader in _missing_readers(program):
         context.decline(ops[reader.side], f"%{reader.value} would be freed while it is read, even after {READER_ROUNDS} rounds of added "
@@ -118,7 +118,7 @@ def _waiter(needs: Needs, use: int, last: int) -> int:
     return -1
 
 
-def _with_readers(program: Program, missing: Sequence[MissingReader], places: Mapping[OpInstance, int], context: Context) -> Program:
+def _with_readers(program: Program, missing: Sequence[MissingReader], index_of: Mapping[OpInstance, int], context: Context) -> Program:
     graph, edit = Graph(program), Edit(program)
     added: dict[OpInstance, list[OpInstance]] = {}
     for reader in missing:
@@ -130,9 +130,9 @@ def _with_readers(program: Program, missing: Sequence[MissingReader], places: Ma
         group = [op_id for op_id in (reader.side, reader.last, reader.waiter) if op_id >= 0]
         edit.after(max(group, key=graph.position.__getitem__), [reader_op])
         for m in range(program.pipeline.num_micro_batches):
-            there = [(op_id, m) for op_id in group if (op_id, m) in places]
+            there = [(op_id, m) for op_id in group if (op_id, m) in index_of]
             if there:  # a micro-batch may lack operations that run once a step, and copies
-                added.setdefault(max(there, key=places.__getitem__), []).append((reader_op.id, m))
+                added.setdefault(max(there, key=index_of.__getitem__), []).append((reader_op.id, m))
         how = f"until {waiter.kind} #{waiter.id} has waited for it" if waiter else f"after {graph.ops[reader.last].kind} #{reader.last}"
         context.change(side, f"%{reader.value} is kept alive {how}")
     jobs = tuple(msgspec.structs.replace(job, items=tuple(new for item in job.items for new in (item, *added.get(item, ()))))

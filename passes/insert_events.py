@@ -29,7 +29,7 @@ class InsertEvents(Pass, frozen=True, kw_only=True):
         job backward_0: 9@0                             job backward_0: 9@0
                                                         event interlace_4_0: recorded after 4@0, waited for by 9@0
 
-    Source: paddle-gpu rules 1 to 5 in docs/gpu-place.md.
+    Source: rules 5 to 7 in docs/gpu-place.md.
     """
 
     name = "insert-events"

@@ -60,8 +60,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             Paddle's warm-up depth; `mixed` mixes both op by op with `2 (stages - 1 - stage) + 1` micro-batches in flight, which it
             needs; `zb-h1` postpones weight gradients to fill bubbles.
         lag: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and `mixed`: one
-            number for all stages, or one for each. From 1 on they do not depend on their job, so they run during its first collectives,
-            and the last ones fill the pipeline's end; each micro-batch of lag keeps the operands of its weight gradients live.
+            number for all stages, or one for each. From 1 on they do not depend on the rest of their job, so they run during its first
+            collectives, and the last ones fill the pipeline's end. Each micro-batch of lag keeps the operands of its weight gradients
+            live.
         depth: Micro-batches in flight on each stage, with `dx-first`; without it as in 1F1B. With more of them a stage sends activations
             before it needs the next gradient, so that a late message does not stop the pipeline.
         early_sends: Weight of the time at which each send of a job starts, against the duration of the job, when its order is chosen:

@@ -18,15 +18,15 @@ from interlace.passes.pipeline import built_in
 HEAD = """\
 # Options
 
-Written by `python -m interlace.report.options` from the passes' own records; a test holds it to them. An option is set in YAML
+Written by `python -m interlace.report.options` from the passes' own records; a test compares the two. An option is set in YAML
 (`schedule_1f1b: {interleave: mixed}`), as a keyword (`interlace.enable(strategy, schedule_1f1b={"interleave": "mixed"})`) or as a flag
 (`strategy.interlace.schedule_1f1b.interleave = "mixed"`). A pass is `on`, `off` or a table of its options; sizes are bytes, or text such
 as `64MiB` and `1.5GB`.
 
 Later calls of `interlace.enable` go on top of earlier ones, keywords on top of a file. Refused before anything is built:
 `schedule_1f1b: off` while passes are on that need a schedule (`{interleave: off}` keeps Paddle's own order of jobs),
-`overlap_column_backward` without `split_backward`, `schedule_file` together with another `interleave`, an offload that is on and is told
-nothing to move. Flags of Paddle that do nothing there (`FLAGS_1f1b_backward_forward_overlap`,
+`overlap_column_backward` without `split_backward`, `schedule_file` together with another `interleave`, an offload that is on without
+anything to move. Flags of Paddle that do nothing there (`FLAGS_1f1b_backward_forward_overlap`,
 `FLAGS_mp_async_allreduce_in_backward`, `allreduce_matmul_grad_overlapping`, `enable_send_recv_overlap`) are read when the model is
 built and count as asked for, unless an option of ours says otherwise; the log tells.
 """
@@ -45,7 +45,9 @@ def reference() -> str:
     return "\n".join([*parts, "## Presets\n", _presets()])
 
 
-def _table(kind: type[msgspec.Struct], names: typing.Iterable[str]) -> str:
+def _table(kind: type[msgspec.Struct], names: typing.Collection[str]) -> str:
+    if not names:
+        return "No options.\n"
     told, hints = meanings(kind), typing.get_type_hints(kind)
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
     rows = [f"| `{name}` | {_type(hints[name], name)} | {_default(defaults[name])} | {_cell(told.get(name, ''))} |" for name in names]
@@ -84,7 +86,7 @@ def _type(hint: typing.Any, name: str) -> str:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
     kinds = [kind for kind in typing.get_args(hint) if kind is not Ellipsis]
     if typing.get_origin(hint) is tuple:
-        return "list of " + _type(kinds[0], name) + ("s" if kinds[0] is int else "")
+        return "list of " + _type(kinds[0], name) + ("s" if kinds[0] in (int, float) else "")
     if kinds:
         return " or ".join(_type(kind, name) for kind in kinds)
     if hint is int and name.endswith(("_bytes", "_budget")):
