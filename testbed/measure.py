@@ -49,6 +49,7 @@ class Gate:
             time.sleep(_POLL_S)
 
     def leave(self) -> None:
+        """Release the GPUs for other runs."""
         for lock in self.locks:
             lock.close()
         self.locks.clear()
@@ -68,6 +69,7 @@ class Measurer:
 
     @contextmanager
     def step(self, engine: Any) -> Iterator[None]:
+        """Measure one step; the last one is traced too, if asked."""
         last = len(self.steps) + 1 == self.num_steps
         tracing = device.Trace([], [], []) if last and self.traced else None
         before = device.memory()
@@ -91,6 +93,7 @@ class Measurer:
             self.write()
 
     def write(self) -> None:
+        """Write what was measured to the folder, one file for each rank."""
         found = {"rank": self.rank, "steps": self.steps, "trace": self.trace}
         (self.folder / f"rank{self.rank}.json").write_text(json.dumps(found) + "\n")
 

@@ -93,7 +93,10 @@ def _layers(
     script: str, seq: int, mp: int, pp: int = 1, vpp: int = 1, plans: tuple[Plan, ...] = ALL, batch: int = 1,
     micro_batches: int = 8, more: tuple[str, ...] = (),
 ) -> Case:  # fmt: skip
-    """Layers of the 6.7B size: two a stage and chunk, `micro_batches` of `batch` sequences."""
+    """Layers of the 6.7B size: two a stage and chunk, `micro_batches` of `batch` sequences.
+
+    Nine parameters: what a case may vary; each has a usual value that is left out of the case's name.
+    """
     sizes = (("pp", pp, 1), ("vpp", vpp, 1), ("b", batch, 1), ("m", micro_batches, 8))
     parts = [script, f"s{seq}", f"mp{mp}", *(f"{name}{size}" for name, size, usual in sizes if size != usual),
              *(["fused"] if "--fused" in more else [])]  # fmt: skip

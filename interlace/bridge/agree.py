@@ -19,7 +19,17 @@ from interlace.errors import PlanError
 from interlace.ir import Group, Program
 from interlace.passes.peers import Peers, require_one_topic
 from interlace.planning.plan import Plan
-from interlace.scheduler.hazards import Ask, Teller, Told, Voice, check_together, refuse, tell, trace_of, unpacked
+from interlace.scheduler.hazards import (
+    AnswerQueries,
+    CallAnswer,
+    CallQuery,
+    RankComm,
+    answer_queries,
+    check_together,
+    refuse,
+    trace_of,
+    unpacked,
+)
 from interlace.scheduler.target import Target
 
 CHANNEL = -2
@@ -31,7 +41,7 @@ Run = tuple[int, int, int]
 """Ranks of a group in short form: first, step, count."""
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class PlanSummary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What each rank sends about its plan, a few hundred bytes: digests of its options and of its skeleton, its groups, and the
     groups of the skeleton's rings."""
 
@@ -41,14 +51,14 @@ class Said(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     rings: tuple[int, ...]
 
 
-def require_agreement(plan: Plan, voice: Voice, target: Target) -> None:
+def require_agreement(plan: Plan, comm: RankComm, target: Target) -> None:
     """Compare options and prove the plans of all ranks together: partners issue matching calls, and there is no deadlock.
 
     Every rank sends a few hundred bytes; the order of its communication is sent once for all ranks that have the same one.
 
     Args:
         plan: This rank's plan.
-        voice: Its communication, as `require_safe` returned it.
+        comm: Its communication, as `require_safe` returned it.
         target: The rules of the device.
 
     Raises:
@@ -56,28 +66,28 @@ def require_agreement(plan: Plan, voice: Voice, target: Target) -> None:
     """
     peers = peers_of(plan.program)
     if peers is not None:
-        agree(peers, plan.program, plan.fingerprint(), voice, target)
+        agree(peers, plan.program, plan.fingerprint(), comm, target)
 
 
-def agree(peers: Peers, program: Program, options: str, voice: Voice, target: Target) -> None:
+def agree(peers: Peers, program: Program, options: str, comm: RankComm, target: Target) -> None:
     """Do the exchange of `require_agreement` through given peers."""
-    mine = Said(_mark(options), voice.skeleton.mark, tuple((group.id, runs(group.ranks)) for group in voice.groups), voice.rings)
-    said = [msgspec.msgpack.decode(each, type=Said) for each in peers.gather("the finished plan", msgspec.msgpack.encode(mine))]
-    _require_one_choice(peers, program.rank, options, said)
-    firsts = _firsts([each.skeleton for each in said])
-    own = voice.skeleton.packed if program.rank in firsts.values() else b""
+    mine = PlanSummary(_mark(options), comm.skeleton.mark, tuple((group.id, runs(group.ranks)) for group in comm.groups), comm.rings)
+    summaries = [msgspec.msgpack.decode(each, type=PlanSummary) for each in peers.gather("the finished plan", msgspec.msgpack.encode(mine))]
+    _require_one_choice(peers, program.rank, options, summaries)
+    firsts = _firsts([each.skeleton for each in summaries])
+    own = comm.skeleton.packed if program.rank in firsts.values() else b""
     packed = peers.gather("orders of communication", own)
     skeletons = {mark: unpacked(packed[rank]) for mark, rank in firsts.items()}
-    voices = [
-        Voice(rank, tuple(Group(number, members(each)) for number, each in one.groups), one.rings, skeletons[one.skeleton])
-        for rank, one in enumerate(said)
+    comms = [
+        RankComm(rank, tuple(Group(number, members(each)) for number, each in one.groups), one.rings, skeletons[one.skeleton])
+        for rank, one in enumerate(summaries)
     ]
-    found = check_together(voices, target, _teller(peers, program, target))
+    found = check_together(comms, target, _answers_of_ranks(peers, program, target))
     refuse(found, f"the plans of all ranks together are not safe on {target.name}")
 
 
-def _require_one_choice(peers: Peers, rank: int, options: str, said: Sequence[Said]) -> None:
-    firsts = list(_firsts([each.options for each in said]).values())
+def _require_one_choice(peers: Peers, rank: int, options: str, summaries: Sequence[PlanSummary]) -> None:
+    firsts = list(_firsts([each.options for each in summaries]).values())
     if len(firsts) > 1:
         texts = peers.gather("options that differ", options.encode() if rank in firsts else b"")
         raise PlanError(f"ranks 0 and {firsts[1]} planned with different options: {texts[0].decode()} and {texts[firsts[1]].decode()}; "
@@ -96,15 +106,15 @@ def _mark(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
-def _teller(peers: Peers, program: Program, target: Target) -> Teller:
+def _answers_of_ranks(peers: Peers, program: Program, target: Target) -> AnswerQueries:
     """A function that gets names of calls from the ranks that issue them; every rank must ask for the same calls."""
 
-    def ask(asks: Sequence[Ask]) -> list[Told]:
-        mine = [each for each in asks if each.rank == program.rank]
-        answers = tell(trace_of(program, target), program.rank, mine) if mine else []
+    def ask(queries: Sequence[CallQuery]) -> list[CallAnswer]:
+        mine = [each for each in queries if each.rank == program.rank]
+        answers = answer_queries(trace_of(program, target), program.rank, mine) if mine else []
         said = peers.gather("what waits", msgspec.msgpack.encode(answers))
-        told = [iter(msgspec.msgpack.decode(each, type=list[Told])) for each in said]
-        return [next(told[each.rank]) for each in asks]
+        by_rank = [iter(msgspec.msgpack.decode(each, type=list[CallAnswer])) for each in said]
+        return [next(by_rank[each.rank]) for each in queries]
 
     return ask
 

@@ -31,7 +31,7 @@ from interlace.passes.insert_events import fetching
 from interlace.passes.peers import gather
 from interlace.planning.loaded import load_plan
 from interlace.planning.plan import Plan, make_plan
-from interlace.scheduler.hazards import Voice, require_safe, require_straight
+from interlace.scheduler.hazards import RankComm, require_safe, require_straight
 
 DISABLE_VARIABLE = "INTERLACE_DISABLE"
 PADDLES_OWN = {"split_backward": "off", "overlap_column_backward": "off", "schedule_1f1b": {"interleave": "off"}}
@@ -41,7 +41,7 @@ SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
 
 @dataclass(slots=True)
 class Mode:
-    """What an engine runs in one mode: the plan, the captured program, and the lowered plan; `unheard` is the communication that the
+    """What an engine runs in one mode: the plan, the captured program, and the lowered plan; `to_compare` is the communication that the
     proof with the other ranks needs, until the first step."""
 
     plan: Plan
@@ -49,7 +49,7 @@ class Mode:
     lowered: Lowered
     user_values: Any
     fetches: tuple[int, ...] = ()
-    unheard: Voice | None = None
+    to_compare: RankComm | None = None
 
 
 @dataclass(slots=True)
@@ -243,12 +243,12 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
     plan = _plan(captured.program, state.config, device)
     if state.config.dump:
         plan.dump(Path(state.config.dump) if mode == "train" else Path(state.config.dump) / mode)
-    voice = require_safe([plan.program], device.target)[0] if state.config.check else None
+    comm = require_safe([plan.program], device.target)[0] if state.config.check else None
     device.prepare()
     lowered = lower(captured, plan.program, device)
     if mode == "train":
         _last_plan[:] = [plan]
-    state.modes[mode] = Mode(plan, captured, lowered, mapping, unheard=voice)
+    state.modes[mode] = Mode(plan, captured, lowered, mapping, to_compare=comm)
     return lowered
 
 
@@ -287,9 +287,9 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
     engine._job_plan = mode.lowered if mode else None
     try:
         if mode is not None:
-            if mode.unheard is not None:
-                require_agreement(mode.plan, mode.unheard, choose_device().target)
-                mode.unheard = None
+            if mode.to_compare is not None:
+                require_agreement(mode.plan, mode.to_compare, choose_device().target)
+                mode.to_compare = None
             engine._pir_fetch_values = _translate(engine, mode, asked, state.config.check)
             engine._job_plan = mode.lowered
         engine._executor._set_plan(engine._job_plan)

@@ -21,27 +21,27 @@ depend on them.
 """
 
 from interlace.scheduler.hazards.all_ranks import check_together
-from interlace.scheduler.hazards.call_names import Ask, Teller, Told, tell
+from interlace.scheduler.hazards.call_names import AnswerQueries, CallAnswer, CallQuery, answer_queries
 from interlace.scheduler.hazards.check import check, refuse, require_safe, trace_of
 from interlace.scheduler.hazards.communication import require_straight
 from interlace.scheduler.hazards.finding import Finding, Where, findings_text
-from interlace.scheduler.hazards.skeleton import Skeleton, Voice, unpacked
+from interlace.scheduler.hazards.skeleton import RankComm, Skeleton, unpacked
 
 __all__ = [
-    "Ask",
+    "AnswerQueries",
+    "CallAnswer",
+    "CallQuery",
     "Finding",
+    "RankComm",
     "Skeleton",
-    "Teller",
-    "Told",
-    "Voice",
     "Where",
+    "answer_queries",
     "check",
     "check_together",
     "findings_text",
     "refuse",
     "require_safe",
     "require_straight",
-    "tell",
     "trace_of",
     "unpacked",
 ]

@@ -12,7 +12,7 @@ from interlace.scheduler.hazards.happens_before import NEVER, Trace
 from interlace.scheduler.hazards.skeleton import call_items
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CallQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A request for the name of a rank's call, by number, and of an earlier call that it waits for (`NEVER`: none)."""
 
     rank: int
@@ -20,7 +20,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     earlier: int = NEVER
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class CallAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The answer: the call, the earlier one, and why the call waits for it."""
 
     call: Where
@@ -28,22 +28,22 @@ class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     why: str = ""
 
 
-Teller = Callable[[Sequence[Ask]], list[Told]]
+AnswerQueries = Callable[[Sequence[CallQuery]], list[CallAnswer]]
 """A function that answers requests, in their order."""
 
 
-def tell(trace: Trace, rank: int, asks: Sequence[Ask]) -> list[Told]:
+def answer_queries(trace: Trace, rank: int, queries: Sequence[CallQuery]) -> list[CallAnswer]:
     """Answers to the requests that are put to one rank."""
-    items = call_items(trace.plan) if asks else []
-    return [_told(trace, rank, items, ask) for ask in asks]
+    items = call_items(trace.plan) if queries else []
+    return [_answer(trace, rank, items, ask) for ask in queries]
 
 
-def _told(trace: Trace, rank: int, items: list[int], ask: Ask) -> Told:
+def _answer(trace: Trace, rank: int, items: list[int], ask: CallQuery) -> CallAnswer:
     item = items[ask.call]
     if ask.earlier == NEVER:
-        return Told(_where(trace, item, rank))
+        return CallAnswer(_where(trace, item, rank))
     earlier = items[ask.earlier]
-    return Told(_where(trace, item, rank), _where(trace, earlier, rank), _reason(trace, earlier, item))
+    return CallAnswer(_where(trace, item, rank), _where(trace, earlier, rank), _reason(trace, earlier, item))
 
 
 def _where(trace: Trace, item: int, rank: int) -> Where:

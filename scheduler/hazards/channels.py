@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from interlace.scheduler.hazards.call_names import Ask, Told
+from interlace.scheduler.hazards.call_names import CallAnswer, CallQuery
 from interlace.scheduler.hazards.communication import VPP_CROSSES, Signature
 from interlace.scheduler.hazards.finding import Finding
-from interlace.scheduler.hazards.skeleton import COLLECTIVE, ROLES, Channel, Skeleton, Voice
+from interlace.scheduler.hazards.skeleton import COLLECTIVE, ROLES, Channel, RankComm, Skeleton
 from interlace.scheduler.rings import RingName, RingNames
 
 NOBODY = -1
@@ -21,44 +21,44 @@ class World:
     """The communication of several ranks.
 
     Attributes:
-        voices: By rank.
+        comms: By rank.
         skeletons: The different skeletons, each once.
         kind: Rank -> index of its skeleton.
         lines: Line -> rank -> the rank's own name of that channel.
     """
 
-    def __init__(self, voices: Sequence[Voice]) -> None:
-        voices = sorted(voices, key=lambda voice: voice.rank)
-        self.voices = {voice.rank: voice for voice in voices}
-        self.names = RingNames({voice.rank: voice.groups for voice in voices})
+    def __init__(self, comms: Sequence[RankComm]) -> None:
+        comms = sorted(comms, key=lambda comm: comm.rank)
+        self.comms = {comm.rank: comm for comm in comms}
+        self.names = RingNames({comm.rank: comm.groups for comm in comms})
         marks: dict[bytes, int] = {}
-        self.kind = {voice.rank: marks.setdefault(voice.skeleton.mark, len(marks)) for voice in voices}
-        by_kind = {self.kind[voice.rank]: voice.skeleton for voice in voices}
+        self.kind = {comm.rank: marks.setdefault(comm.skeleton.mark, len(marks)) for comm in comms}
+        by_kind = {self.kind[comm.rank]: comm.skeleton for comm in comms}
         self.skeletons = [by_kind[kind] for kind in range(len(marks))]
         self.lines: dict[Line, dict[int, Channel]] = defaultdict(dict)
-        for voice in voices:
-            self._add(voice)
+        for comm in comms:
+            self._add(comm)
 
-    def _add(self, voice: Voice) -> None:
+    def _add(self, comm: RankComm) -> None:
         rings: dict[int, tuple[RingName, int]] = {}
-        listed = {group.id for group in voice.groups}
-        for number, group in enumerate(voice.rings):
+        listed = {group.id for group in comm.groups}
+        for number, group in enumerate(comm.rings):
             if group not in listed:
                 continue  # a finding of the rank by itself
-            name = self.names.name(voice.rank, group)
-            if voice.rank in name[0]:
-                rings[number] = name, name[0].index(voice.rank)
-        for channel in self.skeletons[self.kind[voice.rank]].channels:
+            name = self.names.name(comm.rank, group)
+            if comm.rank in name[0]:
+                rings[number] = name, name[0].index(comm.rank)
+        for channel in self.skeletons[self.kind[comm.rank]].channels:
             if channel[0] in rings:
                 name, index = rings[channel[0]]
                 line = _line(name, index, channel[1])
                 if line is not None:
-                    self.lines[line][voice.rank] = channel
+                    self.lines[line][comm.rank] = channel
 
     def present(self, line: Line) -> list[int]:
         """The known ranks that take part."""
         (ranks, _), source, target = line
-        return [rank for rank in ((source, target) if source != NOBODY else ranks) if rank in self.voices]
+        return [rank for rank in ((source, target) if source != NOBODY else ranks) if rank in self.comms]
 
 
 def _line(name: RingName, index: int, way: int) -> Line | None:
@@ -87,9 +87,9 @@ class Difference:
     index: int
     calls: tuple[int, int]
 
-    def asks(self) -> list[Ask]:
+    def queries(self) -> list[CallQuery]:
         """Requests for the names of the two calls."""
-        return [Ask(rank, call) for rank, call in zip(self.ranks, self.calls, strict=True) if call != NOBODY]
+        return [CallQuery(rank, call) for rank, call in zip(self.ranks, self.calls, strict=True) if call != NOBODY]
 
 
 def differences(world: World) -> list[Difference]:
@@ -134,29 +134,29 @@ def _agree(x: Signature, y: Signature) -> bool:
     return x == y or (x[0] == y[0] and x[2:] == y[2:] and -1 in (x[1], y[1]))
 
 
-def difference_text(world: World, found: Difference, told: Sequence[Told]) -> Finding:
-    """A difference as a finding; `told` answers `found.asks()`."""
-    p2p, ring = found.line[1] != NOBODY, world.voices[found.ranks[0]]
-    words = iter(told)
+def difference_text(world: World, found: Difference, answers: Sequence[CallAnswer]) -> Finding:
+    """A difference as a finding; `answers` answers `found.queries()`."""
+    p2p, ring = found.line[1] != NOBODY, world.comms[found.ranks[0]]
+    words = iter(answers)
     texts = []
     for rank, call in zip(found.ranks, found.calls, strict=True):
         if call == NOBODY:
             texts.append(f"rank {rank} has only {found.index}")
         else:
-            texts.append(f"{next(words).call} ({_call_text(world.voices[rank].skeleton, call)})")
+            texts.append(f"{next(words).call} ({_call_text(world.comms[rank].skeleton, call)})")
     what, mend = ("message", "send and receive in one order, with equal sizes and dtypes") if p2p else (
         "collective", "issue the group's collectives in one order on all its ranks")  # fmt: skip
     mend += f". {VPP_CROSSES}" if p2p and ring.skeleton.schedule == "VPP" else ""
     way = f", {found.line[1]} to {found.line[2]}" if p2p else ""
     title = f"group {_number(world, found.line[0])} of ranks {list(found.line[0][0])}{way}"
-    return Finding("p2p-mismatch" if p2p else "collective-order", tuple(sorted(found.ranks)), tuple(each.call for each in told),
+    return Finding("p2p-mismatch" if p2p else "collective-order", tuple(sorted(found.ranks)), tuple(each.call for each in answers),
                    f"{title}: {what} {found.index} differs: {', '.join(texts)}", mend)  # fmt: skip
 
 
 def _number(world: World, name: RingName) -> int:
     """The number that the first rank that lists a ring has for it."""
     for rank in name[0]:
-        for group in world.voices[rank].groups if rank in world.voices else ():
+        for group in world.comms[rank].groups if rank in world.comms else ():
             if world.names.name(rank, group.id) == name:
                 return group.id
     return name[1]

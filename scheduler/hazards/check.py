@@ -14,7 +14,7 @@ from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.stand_ins import with_given_partners
 from interlace.scheduler.hazards.all_ranks import check_together
-from interlace.scheduler.hazards.call_names import Ask, Told, tell
+from interlace.scheduler.hazards.call_names import CallAnswer, CallQuery, answer_queries
 from interlace.scheduler.hazards.communication import shared_streams, wrong_groups
 from interlace.scheduler.hazards.finding import Finding, findings_text, merged
 from interlace.scheduler.hazards.flat_plan import flatten
@@ -22,7 +22,7 @@ from interlace.scheduler.hazards.freed_memory import freed_in_use, overlapping_s
 from interlace.scheduler.hazards.happens_before import Fault, Trace, Tracer
 from interlace.scheduler.hazards.random_draws import draws_out_of_order
 from interlace.scheduler.hazards.rank_findings import finding_of
-from interlace.scheduler.hazards.skeleton import Skeleton, Voice, skeleton_of, voice_of
+from interlace.scheduler.hazards.skeleton import RankComm, Skeleton, comm_of, skeleton_of
 from interlace.scheduler.target import GPU, Target
 
 
@@ -55,7 +55,7 @@ class Proof:
     """What is unsafe in some plans, and the communication of each rank, for the proof with other ranks."""
 
     findings: list[Finding]
-    voices: list[Voice]
+    comms: list[RankComm]
 
 
 def prove(programs: Sequence[Program], target: Target) -> Proof:
@@ -69,7 +69,7 @@ def _prove(programs: Sequence[Program], target: Target) -> Proof:
     walked: dict[bytes, tuple[Trace, list[Fault], Skeleton]] = {}
     traces: dict[int, Trace] = {}
     findings: list[Finding] = []
-    voices = []
+    comms = []
     for program in with_given_partners(programs):
         key = _content(program)
         if key not in walked:
@@ -78,14 +78,14 @@ def _prove(programs: Sequence[Program], target: Target) -> Proof:
             walked[key] = (trace, faults, skeleton_of(trace, target))
         trace, faults, skeleton = walked[key]
         traces[program.rank] = trace
-        voices.append(voice_of(program, skeleton))
+        comms.append(comm_of(program, skeleton))
         findings += [*_described(trace, faults, program.rank), *wrong_groups(program)]
         findings += shared_streams(program) if target.one_ring_a_stream else []
 
-    def ask(asks: Sequence[Ask]) -> list[Told]:
-        return [tell(traces[each.rank], each.rank, [each])[0] for each in asks]
+    def ask(queries: Sequence[CallQuery]) -> list[CallAnswer]:
+        return [answer_queries(traces[each.rank], each.rank, [each])[0] for each in queries]
 
-    return Proof(findings + check_together(voices, target, ask), voices)
+    return Proof(findings + check_together(comms, target, ask), comms)
 
 
 def trace_of(program: Program, target: Target) -> Trace:
@@ -93,7 +93,7 @@ def trace_of(program: Program, target: Target) -> Trace:
     return Tracer(flatten(program, target.serial), target).run()
 
 
-def require_safe(programs: Sequence[Program], target: Target = GPU) -> list[Voice]:
+def require_safe(programs: Sequence[Program], target: Target = GPU) -> list[RankComm]:
     """Refuse an unsafe plan; returns the communication of each rank, for `check_together` with the other ranks.
 
     Raises:
@@ -101,7 +101,7 @@ def require_safe(programs: Sequence[Program], target: Target = GPU) -> list[Voic
     """
     proof = prove(programs, target)
     refuse(proof.findings, f"the plan is not safe on {target.name}")
-    return proof.voices
+    return proof.comms
 
 
 def refuse(findings: Sequence[Finding], what: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from interlace.scheduler.hazards.call_names import Ask, Told
+from interlace.scheduler.hazards.call_names import CallAnswer, CallQuery
 from interlace.scheduler.hazards.channels import NOBODY, World
 from interlace.scheduler.hazards.finding import Finding
 from interlace.scheduler.hazards.happens_before import NEVER
@@ -52,7 +52,7 @@ class Waits:
 class Circle:
     """A cycle of waits, each for the call of the next one, and the number of communications that never start."""
 
-    waits: list[Ask]
+    waits: list[CallQuery]
     stuck: int
 
 
@@ -63,12 +63,12 @@ def circle(world: World, target: Target) -> Circle | None:
     if not stuck:
         return None
     suspects = {call for node in stuck for call in folded.nodes[node]}
-    ranks = list(world.voices)
+    ranks = list(world.comms)
     allowed = [{call for actor, call in suspects if actor == world.kind[rank]} for rank in ranks]
     skeletons = [world.skeletons[world.kind[rank]] for rank in ranks]
     whole = _waits(skeletons, world, {rank: k for k, rank in enumerate(ranks)}, target, allowed)
     stuck = _stuck(whole)
-    return Circle([Ask(ranks[actor], call, earlier) for actor, earlier, call in _cycle(whole, stuck)], len(stuck)) if stuck else None
+    return Circle([CallQuery(ranks[actor], call, earlier) for actor, earlier, call in _cycle(whole, stuck)], len(stuck)) if stuck else None
 
 
 def _waits(skeletons: Sequence[Skeleton], world: World, actor: Mapping[int, int], target: Target,
@@ -171,11 +171,11 @@ def _shortened(steps: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return short
 
 
-def circle_text(found: Circle, told: Sequence[Told]) -> Finding:
-    """A cycle as a finding; `told` answers `found.waits`."""
-    items = tuple(each.call for each in told)
+def circle_text(found: Circle, answers: Sequence[CallAnswer]) -> Finding:
+    """A cycle as a finding; `answers` answers `found.waits`."""
+    items = tuple(each.call for each in answers)
     message = "ranks wait in a circle:"
-    for each, last in zip(told, (None, *told), strict=False):
+    for each, last in zip(answers, (None, *answers), strict=False):
         partner = "" if last is None else "and its partner "
         subject = "which" if last and last.earlier == each.call else f"{partner}{each.call}"
         message += f"\n    {subject} waits for " + (f"{each.earlier} ({each.why})" if each.earlier else "what its partner sends")

@@ -1,7 +1,7 @@
 """What other ranks must know of a rank's communication to prove the absence of deadlocks.
 
 A skeleton has no rank, group number or operation in it, so ranks that do the same at other positions of the mesh have equal
-skeletons: a world of thousands of ranks has one for each stage. Together with the groups of each rank (`Voice`) it is all that the
+skeletons: a world of thousands of ranks has one for each stage. Together with the groups of each rank (`RankComm`) it is all that the
 proof needs (`all_ranks.check_together`).
 """
 
@@ -133,7 +133,7 @@ def _misfit(skeleton: Skeleton) -> str:
 
 
 @dataclass(slots=True, frozen=True)
-class Voice:
+class RankComm:
     """The communication of one rank: its number, its groups, the groups of its skeleton's rings, and the skeleton."""
 
     rank: int
@@ -142,10 +142,10 @@ class Voice:
     skeleton: Skeleton
 
 
-def voice_of(program: Program, skeleton: Skeleton) -> Voice:
+def comm_of(program: Program, skeleton: Skeleton) -> RankComm:
     """The communication of a program's rank; the skeleton may be that of another rank with the same operations and jobs."""
     used = dict.fromkeys(op.group for op in program.ops if is_comm(op))
-    return Voice(program.rank, program.groups, tuple(used), skeleton)
+    return RankComm(program.rank, program.groups, tuple(used), skeleton)
 
 
 def call_items(plan: FlatPlan) -> list[int]:

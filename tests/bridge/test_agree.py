@@ -16,7 +16,7 @@ import pytest
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.passes.peers import Peers, plan_together
-from interlace.scheduler.hazards import Voice, check, require_safe
+from interlace.scheduler.hazards import RankComm, check, require_safe
 from interlace.scheduler.target import GPU
 from tests.scheduler.test_together import pair, three_ranks_in_a_circle
 from tests.strategies import World, plan
@@ -187,10 +187,10 @@ def test_a_circle_is_refused_through_the_store(agree: Any, stores: Callable[...,
     rounds = stores(3)
     for straight in (True, False):
         ranks = three_ranks_in_a_circle(straight)
-        voices = [require_safe([one])[0] for one in ranks]
+        comms = [require_safe([one])[0] for one in ranks]
 
-        def act(each: Any, ranks: list[Program] = ranks, voices: list[Voice] = voices) -> None:
-            agree.agree(Ranks(each), ranks[each.rank], "", voices[each.rank], GPU)
+        def act(each: Any, ranks: list[Program] = ranks, comms: list[RankComm] = comms) -> None:
+            agree.agree(Ranks(each), ranks[each.rank], "", comms[each.rank], GPU)
 
         texts = on_all(rounds, act)
         assert [text is None for text in texts] == [straight] * 3

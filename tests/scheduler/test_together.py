@@ -10,7 +10,7 @@ import pytest
 from interlace.cost_model import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, parse, verify
-from interlace.scheduler.hazards import Finding, Skeleton, Voice, check, check_together, unpacked
+from interlace.scheduler.hazards import Finding, RankComm, Skeleton, check, check_together, unpacked
 from interlace.scheduler.hazards.check import prove
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, GPU
@@ -58,9 +58,9 @@ def test_three_ranks_and_three_groups_of_two_stand_in_a_circle() -> None:
 # ------------------------------------------------------------------------------------------------------ what each rank says
 
 
-def heard(voice: Voice) -> Voice:
-    """A voice as another rank gets it."""
-    return Voice(voice.rank, voice.groups, voice.rings, unpacked(voice.skeleton.packed))
+def received(comm: RankComm) -> RankComm:
+    """Communication of a rank as another rank gets it."""
+    return RankComm(comm.rank, comm.groups, comm.rings, unpacked(comm.skeleton.packed))
 
 
 def test_what_ranks_say_is_all_that_the_proof_needs() -> None:
@@ -70,11 +70,11 @@ def test_what_ranks_say_is_all_that_the_proof_needs() -> None:
         for target in (GPU, CPU):
             proof = prove(ranks, target)
             assert proof.findings == []
-            assert check_together([heard(voice) for voice in proof.voices], target, lambda asks: pytest.fail(f"{asks}")) == []
+            assert check_together([received(comm) for comm in proof.comms], target, lambda queries: pytest.fail(f"{queries}")) == []
 
 
 def test_a_skeleton_that_did_not_come_whole_is_refused() -> None:
-    skeleton = prove(three_ranks_in_a_circle(), GPU).voices[0].skeleton
+    skeleton = prove(three_ranks_in_a_circle(), GPU).comms[0].skeleton
     assert unpacked(skeleton.packed) == skeleton
     for wrong in (skeleton.packed[:-9], b"", b"x" + skeleton.packed, skeleton.packed[:20] + b"?" + skeleton.packed[21:]):
         with pytest.raises(PlanError, match="did not come whole"):
@@ -89,16 +89,16 @@ def test_a_skeleton_that_did_not_come_whole_is_refused() -> None:
 )  # fmt: skip
 def test_a_skeleton_whose_columns_do_not_fit_is_refused(column: dict[str, list[int]], told: str) -> None:
     """It unpacks, but is none that a rank would say."""
-    skeleton = prove(three_ranks_in_a_circle(), GPU).voices[0].skeleton
+    skeleton = prove(three_ranks_in_a_circle(), GPU).comms[0].skeleton
     wrong = msgspec.structs.replace(skeleton, calls=msgspec.structs.replace(skeleton.calls, **column))
     with pytest.raises(PlanError, match=rf"{told}.*run the same version of Interlace on all ranks"):
         unpacked(wrong.packed)
 
 
-def grid(stages: int, data: int, tensor: int, calls: int) -> tuple[list[Voice], int]:
+def grid(stages: int, data: int, tensor: int, calls: int) -> tuple[list[RankComm], int]:
     """What the ranks of a mesh say whose stages do `calls` reductions, each over both of two axes, and pass on to the next stage."""
     world, lanes = stages * data * tensor, data * tensor
-    voices = []
+    comms = []
     shared: dict[int, Skeleton] = {}
     for rank in range(world):
         stage, lane = divmod(rank, lanes)
@@ -108,11 +108,11 @@ def grid(stages: int, data: int, tensor: int, calls: int) -> tuple[list[Voice], 
         groups += [Group(9000 + rank - lanes, (rank - lanes, rank))] if stage else []
         groups += [Group(9000 + rank, (rank, rank + lanes))] if stage < stages - 1 else []
         if stage not in shared:
-            shared[stage] = prove([_stage_program(groups, rank, world, stage, stages, calls)], GPU).voices[0].skeleton
+            shared[stage] = prove([_stage_program(groups, rank, world, stage, stages, calls)], GPU).comms[0].skeleton
         used = tuple(group.id for group in groups)
         used = (*used[2:3], *used[:2], *used[3:]) if stage else used
-        voices.append(Voice(rank, tuple(groups), used, shared[stage]))
-    return voices, len(shared)
+        comms.append(RankComm(rank, tuple(groups), used, shared[stage]))
+    return comms, len(shared)
 
 
 def _stage_program(groups: list[Group], rank: int, world: int, stage: int, stages: int, calls: int) -> Program:
@@ -132,12 +132,12 @@ def _stage_program(groups: list[Group], rank: int, world: int, stage: int, stage
 
 def test_a_large_world_costs_one_rank_a_stage() -> None:
     """2,048 ranks: eight skeletons of a few kilobytes, judged in seconds."""
-    voices, stages = grid(8, 32, 8, 500)
-    assert len(voices) == 2048
-    assert stages == len({voice.skeleton.mark for voice in voices}) == 8
-    assert max(len(voice.skeleton.packed) for voice in voices[::256]) < 20_000
+    comms, stages = grid(8, 32, 8, 500)
+    assert len(comms) == 2048
+    assert stages == len({comm.skeleton.mark for comm in comms}) == 8
+    assert max(len(comm.skeleton.packed) for comm in comms[::256]) < 20_000
     start_s = time.process_time()
-    assert check_together(voices, GPU, lambda asks: pytest.fail(f"{asks}")) == []
+    assert check_together(comms, GPU, lambda queries: pytest.fail(f"{queries}")) == []
     assert time.process_time() - start_s < 20
 
 
@@ -160,7 +160,7 @@ def test_what_is_a_circle_of_stages_and_none_of_ranks_passes() -> None:
 
     assert check(chain(closed=False)) == []
     proof = prove(chain(closed=False), GPU)
-    assert len({voice.skeleton.mark for voice in proof.voices}) == 3
+    assert len({comm.skeleton.mark for comm in proof.comms}) == 3
     (finding,) = check(chain(closed=True))
     assert finding.kind == "deadlock"
     assert finding.ranks == (0, 1, 2, 3)
