@@ -519,7 +519,7 @@ def test_the_command_checks_a_world_and_writes_json(tmp_path: Path, capsys: pyte
     names = {"step_ns", "compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns", "peak_bytes", "pinned_bytes"}
     assert names <= set(written["ranks"][0])
     assert command(str(tmp_path / "rank1.ilp.gz")) == 0
-    assert "not given: ranks 0, 2, 3" in capsys.readouterr().out
+    assert "not given: ranks 0, 2-3" in capsys.readouterr().out
 
 
 def test_the_command_fails_on_an_unsafe_plan_and_names_the_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
