@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     except Stall as stall:
         print(f"interlace timeline: {stall}", file=sys.stderr)
         return 1
-    write_trace(results[mine], args.output)
+    write_trace(results[mine], args.output, {other: results[other]} if args.beside else None)
     write_json(args.json, {"device": setting.profile, "target": setting.target.name, "ranks": rows(results[mine])})
     print(f"trace of {len(results[mine].ranks)} rank(s) in {args.output}; open it at https://ui.perfetto.dev\n")
     print(f"{setting}, a step of each rank:")

@@ -1,20 +1,24 @@
-"""A simulated step as Chrome-trace JSON, which opens in Perfetto: ranks as processes, streams as threads.
+"""Simulated steps as Chrome-trace JSON, which opens in Perfetto: ranks as processes, streams as threads.
 
 Thread 0 of each rank is the host with its jobs, from the first op's issue to the last's. Arrows go from communication and
 copies to the ops on other streams that wait for them, and from each send to its receive. Counters are device and pinned
-memory.
+memory. Two threads more give the overview: micro-batches (as letters, so that each has its colour), and the time without
+computation by its part of the step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from interlace.ir import Op
 from interlace.ir.dump import write_whole
 from interlace.ir.kinds import is_comm, is_copy, is_receive, is_send
+from interlace.scheduler.simulate.parts import parts_of
 from interlace.scheduler.simulate.simulator import Result
 from interlace.units import ranks_text
 
@@ -23,28 +27,44 @@ HOST = 0
 """Thread of the host; stream k of a rank is thread k + 1."""
 
 
-def chrome_trace(result: Result) -> dict[str, Any]:
-    """The trace as plain data; times in microseconds, as the format has it."""
+def chrome_trace(result: Result, beside: Mapping[str, Result] | None = None) -> dict[str, Any]:
+    """The trace as plain data; times in microseconds, as the format has it.
+
+    With `beside`, a plan to compare with by its name, each of its ranks stands above the same rank of the result.
+    """
+    events = _events(result, "plan" if beside else "")
+    shift = 1 + max(result.input.ranks)
+    flows = 1 + max((event["id"] for event in events if "id" in event), default=-1)
+    for name, other in (beside or {}).items():
+        for event in _events(other, name):
+            moved = {**event, "pid": event["pid"] + shift, **({"id": event["id"] + flows} if "id" in event else {})}
+            if event["name"] == "process_sort_index":
+                moved["args"] = {"sort_index": event["args"]["sort_index"] - 1}
+            events.append(moved)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _events(result: Result, plan: str) -> list[Event]:
     events: list[Event] = []
     for at in range(len(result.input.ranks)):
-        events += _names(result, at) + _jobs(result, at) + _slices(result, at) + _memory(result, at)
-    return {"traceEvents": events + _arrows(result), "displayTimeUnit": "ms"}
+        events += _names(result, at, plan) + _jobs(result, at) + _slices(result, at) + _overview(result, at) + _memory(result, at)
+    return events + _arrows(result)
 
 
-def write_trace(result: Result, path: str | Path) -> None:
+def write_trace(result: Result, path: str | Path, beside: Mapping[str, Result] | None = None) -> None:
     """Write the trace; equal results give equal bytes."""
-    write_whole(Path(path), msgspec.json.encode(chrome_trace(result), order="deterministic"))
+    write_whole(Path(path), msgspec.json.encode(chrome_trace(result, beside), order="deterministic"))
 
 
-def _names(result: Result, at: int) -> list[Event]:
+def _names(result: Result, at: int, plan: str) -> list[Event]:
     sim = result.input
     rank, pipe = sim.ranks[at], sim.programs[at].pipeline
     streams = sim.stream_names[int(sim.first_stream[at]) : int(sim.first_stream[at + 1])]
     events = [
-        _meta(rank, "process_name", name=f"{ranks_text(sim.programs[at].ranks)} (stage {pipe.stage})"),
-        _meta(rank, "process_sort_index", sort_index=at),
+        _meta(rank, "process_name", name=f"{ranks_text(sim.programs[at].ranks)} (stage {pipe.stage}){', ' if plan else ''}{plan}"),
+        _meta(rank, "process_sort_index", sort_index=2 * at + 1),
     ]
-    for thread, name in enumerate(["host", *streams]):
+    for thread, name in enumerate(["host", *streams, "micro-batches", "without computation"]):
         events += [
             _meta(rank, "thread_name", thread, name=name),
             _meta(rank, "thread_sort_index", thread, sort_index=thread),
@@ -84,6 +104,34 @@ def _slices(result: Result, at: int) -> list[Event]:
         thread = stream - int(sim.first_stream[at]) + 1
         events.append({**_span(sim.ranks[at], thread, name, _category(op), start, end), "args": args})
     return events
+
+
+def _overview(result: Result, at: int) -> list[Event]:
+    """Two threads more: computation by micro-batch, and the time without computation by its part of the step."""
+    sim, times, rank = result.input, result.times, result.input.ranks[at]
+    thread = int(sim.first_stream[at + 1] - sim.first_stream[at]) + 1
+    first, last = int(sim.first[at]), int(sim.first[at + 1])
+    mine = first + np.flatnonzero(~np.asarray(sim.side[first:last]) & (times.end[first:last] > times.start[first:last]))
+    runs: list[list[int]] = []
+    for item in mine[np.argsort(times.start[mine], kind="stable")].tolist():
+        start, end, micro_batch = int(times.start[item]), int(times.end[item]), int(sim.micro_batch[item])
+        if runs and runs[-1][2] == micro_batch and start <= runs[-1][1]:
+            runs[-1][1] = max(end, runs[-1][1])
+        elif not runs or end > runs[-1][1]:
+            runs.append([max(start, runs[-1][1] if runs else 0), end, micro_batch])
+    events = [_span(rank, thread, f"micro-batch {letters(number)}", "micro-batch", start, end) for start, end, number in runs]
+    for part, spans in zip(("exposed communication", "host", "bubble"), parts_of(result, at), strict=True):
+        events += [_span(rank, thread + 1, part, "without computation", low, high) for low, high in spans.tolist()]
+    return events
+
+
+def letters(number: int) -> str:
+    """A micro-batch as letters: Perfetto colours slices by their names without digits.
+
+    >>> [letters(number) for number in (0, 25, 26)]
+    ['A', 'Z', 'AA']
+    """
+    return (letters(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
 
 
 def _category(op: Op) -> str:

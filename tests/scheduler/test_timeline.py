@@ -21,6 +21,8 @@ COST = CostModel.from_table(
     {"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, {("gemm", "comm"): (1.5, 2.0)}, 2, 5
 )
 
+OVERVIEW = ("job", "micro-batch", "without computation")
+
 
 @pytest.fixture(scope="module")
 def result() -> Result:
@@ -30,7 +32,7 @@ def result() -> Result:
 def test_every_item_is_a_slice_of_its_stream(result: Result) -> None:
     """Slices of one thread never overlap; names are kind, layer and micro-batch."""
     events = chrome_trace(result)["traceEvents"]
-    slices = [e for e in events if e["ph"] == "X" and e["cat"] != "job"]
+    slices = [e for e in events if e["ph"] == "X" and e["cat"] not in OVERVIEW]
     assert len(slices) == result.input.num_items
     assert "matmul layers.1.fc @2" in {e["name"] for e in slices}
     threads: dict[tuple[int, int], list[tuple[float, float]]] = {}
@@ -62,6 +64,32 @@ def test_arrows_lead_from_a_slice_to_a_later_one(result: Result) -> None:
     assert all(
         tails[n]["ts"] <= heads[n]["ts"] or "recv" in spans[h["pid"], h["tid"], h["ts"]]["name"] for n, h in heads.items()
     )
+
+
+def test_time_without_computation_is_marked_by_its_part(result: Result) -> None:
+    events = [e for e in chrome_trace(result)["traceEvents"] if e["ph"] == "X"]
+    for rank in result.ranks:
+        mine = [e for e in events if e["pid"] == rank.rank]
+        for name, length in (("exposed communication", rank.exposed_comm_ns), ("bubble", rank.bubble_ns), ("host", rank.host_ns)):
+            assert sum(e["dur"] for e in mine if e["cat"] == "without computation" and e["name"] == name) == pytest.approx(length / 1e3)
+        batches = sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in mine if e["cat"] == "micro-batch")
+        assert {name for _, _, name in batches} == {"micro-batch A", "micro-batch B", "micro-batch C"}
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(batches))
+
+
+def test_two_plans_stand_in_one_trace(result: Result) -> None:
+    """Each rank of the other plan directly above the same rank, with arrows of its own."""
+    alone = [e for e in chrome_trace(result)["traceEvents"] if e["name"] != "process_name"]
+    both = chrome_trace(result, {"Paddle's own plan": result})["traceEvents"]
+    order = {e["pid"]: e["args"]["sort_index"] for e in both if e["name"] == "process_sort_index"}
+    names = {e["pid"]: e["args"]["name"] for e in both if e["name"] == "process_name"}
+    assert [names[pid] for pid in sorted(order, key=order.__getitem__)][:3] == [
+        "rank 0 (stage 0), Paddle's own plan", "rank 0 (stage 0), plan", "rank 1 (stage 0), Paddle's own plan"]  # fmt: skip
+    assert len(both) == 2 * (len(alone) + len(result.ranks))
+    tails, heads = ([e["id"] for e in both if e["ph"] == phase] for phase in "sf")
+    assert len(set(tails)) == len(tails)
+    assert sorted(tails) == sorted(heads)
+    assert alone == [e for e in both if e["pid"] < len(result.ranks) and e["name"] != "process_name"]
 
 
 def test_counters_reach_the_peaks(result: Result) -> None:
@@ -110,7 +138,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(json.loads(table.read_text())["ranks"]) == 4
     assert json.loads(trace.read_text())["traceEvents"]
     assert main(["timeline", str(plans / "rank0.ilp"), "-o", str(trace)]) == 0
-    assert "no dump of rank(s) 1, 2, 3" in capsys.readouterr().err
+    assert "no dump of ranks 1-3" in capsys.readouterr().err
     for program in world(Shape(2, 1, 2, 1)):
         save(program, tmp_path / "circle" / f"rank{program.rank}.ilp")
     assert main(["timeline", str(tmp_path / "circle"), "-o", str(trace)]) == 1
