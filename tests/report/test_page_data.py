@@ -21,7 +21,7 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
 from interlace.scheduler.target import GPU
 from tests.report.pages import columns, data_in, make_plans
-from tests.strategies import World
+from tests.strategies import World, programs
 
 CONFIG = """\
 device: h200
@@ -212,6 +212,22 @@ def test_one_rank_of_each_stage_gives_the_same_page(made: Path, page: dict[str, 
     assert main(["plan", str(tmp_path / "dumps"), "--config", str(made / "config.yaml"), "-o", str(tmp_path / "plan")]) == 0
     assert main(["report", str(tmp_path / "plan"), "-o", str(tmp_path / "page.html")]) == 0
     assert data_in(tmp_path / "page.html") == page
+
+
+@pytest.mark.parametrize(
+    "world", [World(), World(mp=2, micro_batches=3), World(pp=4, micro_batches=2), World(pp=2, dp=2, schedule="FThenB")]
+)
+@pytest.mark.parametrize("preset", ["overlap", "offload-half", "stock"])
+def test_worlds_of_all_shapes_have_a_page(world: World, preset: str, tmp_path: Path) -> None:
+    """Also where there is no pipeline, nothing to overlap, or fewer micro-batches than stages."""
+    for program in programs(world):
+        save(program, tmp_path / "dumps" / f"rank{program.rank}.ilp")
+    assert main(["plan", str(tmp_path / "dumps"), "--config", preset, "-o", str(tmp_path / "plan")]) == 0
+    assert main(["report", str(tmp_path / "plan"), "-o", str(tmp_path / "page.html")]) == 0
+    found = data_in(tmp_path / "page.html")
+    assert sorted(rank for label in found["rows"] for rank in label["ranks"]) == list(range(world.pp * world.mp * world.dp))
+    if preset == "stock":
+        assert found["outcome"]["plan"] == found["outcome"]["before"]
 
 
 def test_the_template_has_one_place_for_data() -> None:
