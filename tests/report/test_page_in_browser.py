@@ -104,7 +104,10 @@ def test_looking_closer(page: Path) -> None:
     const where = () => ({ clientX: x(), clientY: at.top + lane.y + 8, bubbles: true, pointerId: 1 });
     const send = (kind, more) => canvas.dispatchEvent(new (kind === "wheel" ? WheelEvent : PointerEvent)(kind, { ...where(), ...more }));
     const before = view.to - view.from;
-    for (let k = 0; k < 12; k++) send("wheel", { deltaY: -200 });
+    for (let k = 0; k < 12; k++) send("wheel", { deltaY: -100, ctrlKey: true });
+    const closer = view.to - view.from;
+    send("wheel", { deltaY: -100 });
+    const scrolls = view.to - view.from === closer;
     await pause(300);
     const text = lane.data.jobs[2][0], zoomed = (view.to - view.from) / before, drawn = [...drawnOps.keys()];
     canvas.setPointerCapture = () => {};
@@ -112,7 +115,7 @@ def test_looking_closer(page: Path) -> None:
     send("pointerdown", {}); send("pointerup", {});
     await pause(300);
     document.getElementById("whole").click();
-    return { slot: text, zoomed, drawn, tip, chosen: [chosen.plan, chosen.row, chosen.job], whole: view.to - view.from === before,
+    return { slot: text, zoomed, scrolls, drawn, tip, chosen: [chosen.plan, chosen.row, chosen.job], whole: view.to - view.from === before,
              shown: Number(document.getElementById("ops").dataset.shown), about: document.getElementById("jobtext").textContent };
     """
     console, seen = ask(page, steps)
@@ -122,6 +125,7 @@ def test_looking_closer(page: Path) -> None:
     row = data["plans"][0]["rows"][1]
     slot, start, end, _ = row["jobs"][2]
     assert seen["zoomed"] < 0.1
+    assert seen["scrolls"], "a plain wheel is for the page"
     assert "0/1" in seen["drawn"]
     assert seen["chosen"] == [0, 1, 2]
     assert seen["about"].startswith(f"{slot} of stage 1")
