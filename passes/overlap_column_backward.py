@@ -89,7 +89,7 @@ class Estimate:
 
     Attributes:
         comm, fill: Alone.
-        done: Of `comm`, what is over when the fillers are: less than it runs beside them, where they slow it.
+        done: How much of `comm` has been done when the fillers end: less than the time beside them, where they slow it.
         both: From the start of the collective until it and its fillers are over.
     """
 

@@ -30,7 +30,7 @@ DONE = (0, 1)
 
 
 def run_tests(out: Path, variant: str, gpus: int) -> dict[str, Any]:
-    """Run them all; the results, which also lie in `out`."""
+    """Run them all and return the results, which are also written to `out`."""
     groups = [("load", [TESTS / APART]), ("loadfile", sorted(path for path in TESTS.glob("test_*.py") if path.name != APART))]
     env = {**os.environ, VARIANT_VARIABLE: variant, "PYTHONPATH": python_path()}
     if variant == "cuda":

@@ -266,7 +266,7 @@ def check_streams(program: Any, job: str) -> None:
 
 
 def check_kernels(program: Any, job: str) -> None:
-    """Name the first operation that Paddle would run on the CPU in silence."""
+    """Name the first operation that Paddle would silently run on the CPU."""
     for op in _ops(program):
         dialect, _, name = op.name().partition(".")
         plain = name.removesuffix("_")

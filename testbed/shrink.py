@@ -1,7 +1,7 @@
 """Find the delays that make a training run fail: `python -m testbed.shrink SCRIPT --world N --delays WORDS -- ARGS`.
 
 Trains undelayed with Paddle's own plan (`--against undelayed`: with the same plan), then under the drawn delays; where losses, parameters
-or optimizer state then differ in a bit, or a rank fails, or all stand still, it takes delays away on every rank, as long as the
+or optimizer state then differ in a bit, or a rank fails, or all stop, it takes delays away on every rank, as long as the
 run still fails. What is left is printed with the operations that it delays, and as words for `TESTBED_DELAYS`. Exit codes: 0 found,
 1 the run never fails, 2 the user's error.
 

@@ -155,7 +155,7 @@ def make_ring(ring: int, rank: int, size: int, path: Path) -> None:
     """
     name = _ring_id(ring, rank, path)
     if device.plugin().tb_ring_make(str(ring).encode(), 0, rank, size, ctypes.c_char_p(name)):
-        raise device.TestbedError(f"ring {ring}: no communicator of {size} ranks; the reason stands above")
+        raise device.TestbedError(f"ring {ring}: no communicator of {size} ranks; see the reason above")
 
 
 def _ring_id(ring: int, rank: int, meeting: Path) -> bytes:
@@ -214,7 +214,7 @@ def _patch_engine() -> None:
     fed: list[dict[str, Any]] = []
 
     def feed_device(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Jobs after the first read what was fed as it lies: on the device, as a loader on a GPU would give it.
+        """Jobs after the first read what was fed where it is: on the device, as a loader on a GPU would give it.
 
         The host goes on meanwhile, and so must not give back what steps before may still read.
         """

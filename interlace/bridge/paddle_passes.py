@@ -53,7 +53,7 @@ LEAST = {"num_micro_batches": 1, "pp_degree": 1, "pp_stage": 0, "vpp_degree": 1}
 
 
 def make(name: str) -> PassBase:
-    """An instance for Paddle's `new_pass`, of a class of its own: Paddle drops a second pass of one class in silence."""
+    """An instance for Paddle's `new_pass`, of a class of its own: Paddle silently drops a second pass of the same class."""
     kinds: dict[str, type[_Pass]] = {kind.key: kind for kind in (SplitBackwardPass, OverlapColumnBackwardPass, SchedulePass, OffloadPass)}
     return kinds[name]()
 

@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "report",
         help="write a page that shows a plan: the step as a picture, where time and memory go, what was done",
         description="Simulate the plans of all ranks and write one HTML file. It compares with Paddle's own plan, made of the captured "
-                    "programs that lie beside a plan.",
+                    "programs that are in the folder of a plan.",
     )  # fmt: skip
     parser.add_argument("plans", nargs="+", metavar="PLAN", help="plan files, or folders of them")
     parser.add_argument("--beside", nargs="+", metavar="PLAN", default=[],
@@ -78,7 +78,7 @@ def _compared(files: Sequence[Path], beside: Sequence[str], setting: Setting) ->
     captured_files = [path.parent / "captured" / path.name for path in files]
     if all(path.is_file() for path in captured_files):
         return Simulated(STOCK, simulated([str(path) for path in captured_files], setting))
-    print("interlace report: no captured programs lie beside these plans, so there is nothing to compare with; --beside names it",
+    print("interlace report: no captured programs are in the folder of these plans, so there is nothing to compare with; --beside names it",
           file=sys.stderr)  # fmt: skip
     return None
 

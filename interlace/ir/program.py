@@ -197,7 +197,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         jobs, events: The schedule; empty before a schedule pass.
         notes: What capture found and could not express, one line each.
         paddle: Version of Paddle that built it.
-        alike: Ranks behind `rank` that are not given and for which this program stands: theirs is the same but for the ranks of groups.
+        alike: Higher ranks that have no program of their own here: this one stands for theirs, which differ in the ranks of groups only.
     """
 
     ops: tuple[Op, ...]

@@ -16,29 +16,29 @@ def stand_ins(programs: Sequence[Program]) -> dict[int, int]:
     Raises:
         ProgramError: A rank has two programs, its own or one that stands for it.
     """
-    seats: dict[int, int] = {}
+    program_of: dict[int, int] = {}
     for program in programs:
         for rank in program.ranks:
-            if rank in seats:
-                raise ProgramError(f"rank {rank} is given twice, in the dumps of ranks {seats[rank]} and {program.rank}; give one dump a "
-                                   "rank, and one world at a time")  # fmt: skip
-            seats[rank] = program.rank
-    return {rank: seat for rank, seat in seats.items() if rank != seat}
+            if rank in program_of:
+                raise ProgramError(f"rank {rank} is given twice, in the dumps of ranks {program_of[rank]} and {program.rank}; give one "
+                                   "dump a rank, and one world at a time")  # fmt: skip
+            program_of[rank] = program.rank
+    return {rank: other for rank, other in program_of.items() if rank != other}
 
 
 def missing_ranks(programs: Sequence[Program]) -> list[int]:
-    """Ranks of the world of which neither the program is given nor one that stands for it, rising."""
+    """Ranks of the world without a program of their own and without one that stands for them, in ascending order."""
     known = {rank for program in programs for rank in program.ranks}
     return [rank for rank in range(max((program.world for program in programs), default=0)) if rank not in known]
 
 
 def seats(programs: Sequence[Program]) -> list[int] | None:
-    """For each rank of a world the place of its program among these; None where they are not the whole of one world."""
+    """For each rank of a world the index of its program in `programs`; None if they are not the whole of one world."""
     if not programs or len({program.world for program in programs}) > 1 or missing_ranks(programs):
         return None
     stands = stand_ins(programs)
-    places = {program.rank: place for place, program in enumerate(programs)}
-    return [places[stands.get(rank, rank)] for rank in range(programs[0].world)]
+    index_of = {program.rank: index for index, program in enumerate(programs)}
+    return [index_of[stands.get(rank, rank)] for rank in range(programs[0].world)]
 
 
 def with_given_partners(programs: Sequence[Program]) -> list[Program]:
@@ -53,8 +53,8 @@ def with_given_partners(programs: Sequence[Program]) -> list[Program]:
 
 def _within(group: Group, program: Program, stands: dict[int, int]) -> Group:
     ranks = list(group.ranks)
-    for place, rank in enumerate(ranks):
-        seat = stands.get(rank, rank)
-        if seat != program.rank and seat not in ranks:
-            ranks[place] = seat
+    for index, rank in enumerate(ranks):
+        other = stands.get(rank, rank)
+        if other != program.rank and other not in ranks:
+            ranks[index] = other
     return Group(group.id, tuple(ranks))

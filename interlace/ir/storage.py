@@ -1,6 +1,6 @@
-"""Where every tensor lies: its storage, the executor's variable that names it, and the value whose contents it has.
+"""Where every tensor is stored: its storage, the executor's variable that names it, and the value whose contents it has.
 
-The executor orders operations, and frees memory, by variable: an in-place result lives in its operand's variable, a view has a
+The executor orders operations, and frees memory, by variable: an in-place result has its operand's variable, a view has a
 variable of its own over the same memory. Races are about memory. An analysis has to choose whether it compares variables or
 storages; this table has both.
 
@@ -54,9 +54,9 @@ class Storage:
         size_bytes: -1 where unknown.
         persistable: One for all micro-batches, there before and after the step.
         memory: `device`, `pinned` or `host`.
-        kept: Never freed within the step: an input, a parameter or an output of the program lies in it.
+        kept: Never freed within the step: it holds an input, a parameter or an output of the program.
         variables: All variables that name it.
-        values: Tensors that lie in it, in program order; an element that no operation takes out of its vector does not count.
+        values: Tensors stored in it, in program order, without elements that no operation extracts from their vector.
         vectors: Vectors of which it is an element.
     """
 
@@ -118,7 +118,7 @@ class Storages:
         return value if self.values[value].dtype == "vector" else self.parts[value][0].variable
 
     def is_persistable(self, value: int) -> bool:
-        """Whether a value lies in memory that outlives the step, as all results written into a buffer do that outlives it."""
+        """Whether a value is stored in memory that outlives the step, such as a result written into a persistable buffer."""
         return any(storage.persistable for storage in self.of(value))
 
     def _register(self, op: Op, value: Value) -> None:

@@ -82,7 +82,7 @@ def _ranks(program: Program) -> list[str]:
             faults.append(f"group {group.id} has rank(s) {', '.join(map(str, outside))}, outside of the world of {program.world}")
     wrong = [rank for rank in program.alike if not program.rank < rank < program.world]
     if wrong or len(set(program.alike)) < len(program.alike):
-        faults.append(f"rank {program.rank} stands for {list(program.alike)[:4]}...; expected other ranks behind it, each once")
+        faults.append(f"rank {program.rank} stands for {list(program.alike)[:4]}...; expected higher ranks, each once")
     pipe = program.pipeline
     if not 0 <= pipe.stage < pipe.num_stages:
         faults.append(f"stage {pipe.stage} is outside of a pipeline of {pipe.num_stages}")

@@ -75,7 +75,7 @@ def without(spans: Ints, others: Ints) -> Ints:
 
 
 def overlap(spans: Ints, others: Ints) -> Ints:
-    """How much of each interval lies inside the others, which are disjoint and rising. `[n]`; cost O((n + m) log m).
+    """How much of each interval lies inside the others, which are disjoint and ascending. `[n]`; cost O((n + m) log m).
 
     >>> overlap(np.array([[0, 4], [3, 9]]), np.array([[1, 2], [3, 5]])).tolist()
     [2, 2]
