@@ -70,3 +70,12 @@ def test_road(tmp_path: Path) -> None:
     row, = quick("road", tmp_path / "road.json")["rows"]
     assert row["share"]["median"] > 0  # of a model this small it says nothing: the search for an order takes the same time for all
     assert set(row["cpu_s"]) == {"paddle", "interlace", "capture", "passes", "checks", "lowering"}
+
+
+@pytest.mark.slow
+@pytest.mark.paddle
+def test_stages(tmp_path: Path) -> None:
+    pytest.importorskip("paddle")
+    row, = quick("stages", tmp_path / "stages.json")["rows"]
+    assert (row["world"], row["programs"], row["safe"]) == (8, 2, True)
+    assert all(row[name]["cpu_s"] > 0 for name in ("dump", "plan", "check", "timeline", "report"))
