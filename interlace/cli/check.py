@@ -118,5 +118,7 @@ def _time_lines(times: Sequence[dict[str, Any]], setting: Setting) -> list[str]:
         bodies |= dict.fromkeys(row["ranks"], " ".join(cells))
         causes |= dict.fromkeys(row["ranks"], waited)
     title = f"{setting}, a step of each rank:"
-    table = ["ranks " + " ".join(f"{head:>16}" for head in heads), *(f"{label:>5} {bodies[rank]}" for label, rank in merged(bodies))]
-    return [title, *table, *(f"{label:>5} {causes[rank]}" for label, rank in merged(causes))]
+    wide = max(5, *(len(label) for label, _ in (*merged(bodies), *merged(causes))))
+    table = [" ".join(["ranks".rjust(wide), *(f"{head:>16}" for head in heads)]),
+             *(f"{label:>{wide}} {bodies[rank]}" for label, rank in merged(bodies))]  # fmt: skip
+    return [title, *table, *(f"{label:>{wide}} {causes[rank]}" for label, rank in merged(causes))]

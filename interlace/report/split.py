@@ -40,8 +40,6 @@ def split_text(results: Mapping[str, Result]) -> str:
     """The splits of one or more plans side by side, equal ranks on one row, then the mean and what the last gains over the first."""
     names = list(results)
     width = max((len(name) for name in ("plan", *names)), default=0)
-    head = f"{'ranks':>5}  {'plan':<{width}}  {'step':>9}" + "".join(f"  {label:>8}" for label, _ in COLUMNS)
-    lines = [head + f"  {'peak GiB':>8}  {'pinned':>8}"]
     found = {name: {number: rank for rank, program in zip(result.ranks, result.input.programs, strict=True) for number in program.ranks}
              for name, result in results.items()}  # fmt: skip
 
@@ -49,10 +47,14 @@ def split_text(results: Mapping[str, Result]) -> str:
         return [_line(label, name, width, [found[name][rank]]) for name in names if rank in found[name]]
 
     every = sorted({rank for table in found.values() for rank in table})
-    for label, rank in merged({rank: tuple(shown("", rank)) for rank in every}):
-        lines += shown(label, rank)
+    labels = merged({rank: tuple(shown("", rank)) for rank in every})
+    wide = max(5, *(len(label) for label, _ in labels))
+    head = f"{'ranks':>{wide}}  {'plan':<{width}}  {'step':>9}" + "".join(f"  {label:>8}" for label, _ in COLUMNS)
+    lines = [head + f"  {'peak GiB':>8}  {'pinned':>8}"]
+    for label, rank in labels:
+        lines += shown(label.rjust(wide), rank)
     if any(len(table) > 1 for table in found.values()):
-        lines += [_line("mean", name, width, list(found[name].values())) for name in names]
+        lines += [_line("mean".rjust(wide), name, width, list(found[name].values())) for name in names]
     return "\n".join([*lines, "", _LEGEND, *_gain(results)])
 
 
