@@ -230,5 +230,11 @@ def test_worlds_of_all_shapes_have_a_page(world: World, preset: str, tmp_path: P
         assert found["outcome"]["plan"] == found["outcome"]["before"]
 
 
+def test_the_guide_has_the_sections_of_the_page() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide-page.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| ([^|]+?) \|", guide, re.M)[3:]
+    assert told == re.findall(r"<h2>(.*?)</h2>", template())
+
+
 def test_the_template_has_one_place_for_data() -> None:
     assert template().count("/*DATA*/") == 1
