@@ -9,7 +9,7 @@ import msgspec
 
 from interlace.passes.pipeline import PassReport
 
-_ID = re.compile(r"(?<!\w)[#%]\d+\b ?")
+_ID = re.compile(r" ?(?<!\w)[#%]\d+\b")
 _LAYER = re.compile(r"(?<=[A-Za-z_]\.)\d+(?=[.)\s:]|$)")
 _WHERE = re.compile(r"^(\w+) \(([\w.*]+)\): ")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)")
@@ -56,7 +56,7 @@ def _plain(line: str) -> tuple[str, str]:
     >>> _plain("#1 pd_op.add (blocks.0.mlp): %3 (2.0 MiB) moves")
     ('add: (2.0 MiB) moves', 'blocks.*.mlp')
     """
-    plain = _LAYER.sub("*", _ID.sub("", line)).replace("pd_op.", "").replace("builtin.", "")
+    plain = _LAYER.sub("*", _ID.sub("", line).lstrip()).replace("pd_op.", "").replace("builtin.", "")
     where = _WHERE.match(plain)
     return (f"{where[1]}: {plain[where.end():]}", where[2]) if where else (plain, "")
 
