@@ -89,7 +89,8 @@ def compared_in(folder: Path) -> Comparison:
     costs = CostModel(load_profile(plans[0].profile))
     members = tuple(Member(stock_plan(plan.captured, costs), plan.program, plan.reports)
                     for at, plan in enumerate(plans) if stages.index(stages[at]) == at)  # fmt: skip
-    stands_for = {plan.program.rank: plans[stages.index(stage)].program.rank for plan, stage in zip(plans, stages, strict=True)}
+    stands_for = {rank: plans[stages.index(stage)].program.rank for plan, stage in zip(plans, stages, strict=True)
+                  for rank in plan.program.ranks}  # fmt: skip
     return Comparison(members, stands_for, plans[0].profile, memory_budget(plans[0].passes))
 
 

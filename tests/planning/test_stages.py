@@ -96,6 +96,22 @@ def test_ranks_of_a_stage_that_differ_are_told(built: list[int], tmp_path: Path,
     assert not (tmp_path / "out").exists()
 
 
+def test_commands_take_stages_for_the_whole_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for program in firsts(programs(World(pp=2, mp=2, dp=2, micro_batches=4))):
+        save(program, tmp_path / "dumps" / f"rank{program.rank}.ilp")
+    folder = str(tmp_path / "plan")
+    assert main(["plan", str(tmp_path / "dumps"), "-o", folder]) == 0
+    assert "ranks 0-7 of 8, 2 of 2 stages" in capsys.readouterr().out
+    assert main(["check", folder]) == 0
+    assert "8 of 8 ranks" in capsys.readouterr().out
+    assert main(["timeline", folder, "-o", str(tmp_path / "trace.json")]) == 0
+    told = capsys.readouterr()
+    assert "  4-7  plan " in told.out
+    assert "taken to be ready" not in told.err
+    assert main(["report", folder, "-o", str(tmp_path / "report.html")]) == 0
+    assert main(["show", str(tmp_path / "plan" / "rank4.ilp"), "--before-after", "schedule_1f1b"]) == 0
+
+
 def test_what_stages_do_to_each_other_is_still_found() -> None:
     """The last stage sends its gradients in another order than the first takes them: wrong with one rank a stage as with all."""
     every = plan(World(pp=2, mp=2, dp=2, micro_batches=3, schedule="FThenB"))
