@@ -21,6 +21,8 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
 from interlace.scheduler.target import GPU
 from tests.report.pages import columns, data_in, make_plans
+from tests.scheduler.plans import Shape
+from tests.scheduler.plans import world as stuck_world
 from tests.strategies import World, programs
 
 CONFIG = """\
@@ -63,7 +65,11 @@ def test_the_file_needs_nothing_else(made: Path) -> None:
 
 def test_its_steps_are_those_of_the_simulator(page: dict[str, Any], results: list[Result]) -> None:
     for name, result in zip(("before", "plan"), results, strict=True):
-        assert page["outcome"][name] == json.loads(msgspec.json.encode(Step.of(result)))
+        found = page["outcome"][name]
+        assert found == json.loads(msgspec.json.encode(Step.of(result)))
+        assert (found["step_ns"], found["peak_bytes"]) == (result.step_ns, max(rank.peak_bytes for rank in result.ranks))
+        assert found["exposed_ns"] == sum(rank.exposed_comm_ns for rank in result.ranks) // 4
+        assert found["bubble_ns"] == sum(rank.bubble_ns for rank in result.ranks) // 4
     assert [plan["name"] for plan in page["plans"]] == ["Paddle's own plan", "This plan"]
     assert page["rows"] == [{"stage": 0, "ranks": [0, 1]}, {"stage": 1, "ranks": [2, 3]}]
     for plan, result in zip(page["plans"], results, strict=True):
@@ -108,6 +114,9 @@ def test_the_picture_covers_what_runs(page: dict[str, Any]) -> None:
             assert (runs[:, 0] + runs[:, 1]).max() == compute.sum(axis=0).max()
             for low, length, _ in gaps.tolist():
                 assert not ((compute[0] < low + length) & (compute.sum(axis=0) > low)).any()
+            for name, field in (("exposed", "exposed_comm_ns"), ("host", "host_ns"), ("bubble", "bubble_ns")):
+                shown = sum(length for _, length, code in gaps.tolist() if page["kinds"][code] == name)
+                assert row["split"][field] - len(compute.T) * 20 <= shown <= row["split"][field]
             starts = [start for _, start, _, _ in row["jobs"]]
             assert starts == sorted(starts)
 
@@ -124,7 +133,25 @@ def test_a_schedule_is_read_back_as_the_jobs(page: dict[str, Any]) -> None:
 
 
 def test_communication_is_hidden_exposed_or_in_a_bubble(page: dict[str, Any]) -> None:
+    """Counted again from the packed operations, moment by moment of their starts and ends."""
     for plan in page["plans"]:
+        counted: dict[str, list[int]] = {}
+        for row in plan["rows"]:
+            found = columns(row["ops"])
+            kinds = [row["ops"]["table"][k] for k in found[2].tolist()]
+            timed = list(zip(found[0].tolist(), found[1].tolist(), kinds, strict=True))
+            computing = [(start, start + length) for start, length, kind in timed if kind[3] < page["kinds"].index("collective")]
+            for start, length, kind in timed:
+                if page["kinds"][kind[3]] in ("collective", "p2p"):
+                    beside = sum(max(0, min(end, start + length) - max(begin, start)) for begin, end in computing)
+                    mine = counted.setdefault(kind[0], [0, 0, 0])
+                    counted[kind[0]] = [mine[0] + 1, mine[1] + length, mine[2] + beside]
+        for kind, (count, time_ns, hidden_ns) in counted.items():
+            rows = [row for row in plan["communication"] if row["kind"] == kind]
+            assert sum(row["count"] for row in rows) == count / 2, "two rows stand for two ranks each"
+            assert sum(row["time_ns"] for row in rows) == pytest.approx(time_ns / 2, abs=len(rows))
+            assert sum(row["hidden_ns"] for row in rows) == pytest.approx(hidden_ns / 2, abs=len(rows))
+        assert sum(row["exposed_ns"] for row in plan["communication"]) > 0
         assert plan["communication"]
         for row in plan["communication"]:
             assert row["hidden_ns"] + row["exposed_ns"] <= row["time_ns"] + 1
@@ -164,6 +191,14 @@ def test_what_is_compared_can_be_named(made: Path, tmp_path: Path, capsys: pytes
     assert "nothing to compare with" in capsys.readouterr().err
     assert main(["report", str(made / "plan"), "--beside", str(made / "plan" / "rank0.ilp"), "-o", str(out)]) == 2
     assert "plans of the same ranks" in capsys.readouterr().err
+
+
+def test_a_step_that_never_ends_has_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for program in stuck_world(Shape(2, 1, 2, 1)):
+        save(program, tmp_path / "circle" / f"rank{program.rank}.ilp")
+    assert main(["report", str(tmp_path / "circle"), "-o", str(tmp_path / "page.html")]) == 1
+    assert "interlace report: " in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_one_sentence_everywhere(made: Path, page: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
