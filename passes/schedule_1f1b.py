@@ -265,7 +265,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def order(self, program: Program, parts: Parts, kinds: Kinds, form: Form, context: Context) -> tuple[PairPlan, SlotTimes]:
         """The order of one kind of job, and its times and memory; computed once for the same program."""
         early = self.early_sends[program.pipeline.stage] if isinstance(self.early_sends, tuple) else self.early_sends
-        key = (id(program), kinds, form, self.extra_live_bytes, self.max_ops_per_job, early, self.search)
+        key = (id(program.ops), kinds, form, self.extra_live_bytes, self.max_ops_per_job, early, self.search)
         if key not in context.memo:
             ops = [PartOps(label, kind, parts.ops[kind, chunk]) for label, kind, chunk in kinds]
             pair = Pair(program, ops, context.cost, early, planner.SEARCH_WORK if self.search else 0)
@@ -346,7 +346,8 @@ def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]
         line: list[tuple[int, int]] = []
         for op_id, m in job.items:
             if ops[op_id].role == "backward" and is_send(ops[op_id]):
-                early = [(r, k) for k, r in receives if k < sent_before(neighbour, m) and (r, k) not in done]
+                count = sent_before(neighbour, m)
+                early = [(r, k) for k, r in receives if k < count and (r, k) not in done]
                 line += early
                 done.update(early)
             if (op_id, m) not in done:

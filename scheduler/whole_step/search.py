@@ -40,7 +40,9 @@ class Ranked(msgspec.Struct, frozen=True):
 
 
 def find_schedules(stages: Sequence[StageTimes], num_micro_batches: int, limit_bytes: int, count: int, fixed_depth: bool) -> list[Ranked]:
-    """The best schedules of different lag or depth that the coarse model finds, the fastest first; the same on every machine.
+    """The best schedules of different depth, orders and time that the coarse model finds, the fastest first; the same on every machine.
+
+    Schedules that only differ in the lag of a stage that waits anyway have one time: one of them is enough.
 
     Args:
         stages: One for each stage.
@@ -67,10 +69,11 @@ class _Search:
         known = [(took, each) for each, took in self.seen.items() if took is not None]
         unit = SAME * min((took for took, _ in known), default=1.0)
         known.sort(key=lambda pair: (round(pair[0] / unit), sum(pair[1].lag) + sum(pair[1].depth), pair))
-        distinct: dict[tuple[Numbers, Numbers], Ranked] = {}
+        best: dict[tuple[Numbers, tuple[bool, ...]], Ranked] = {}
         for took, each in known:
-            distinct.setdefault((each.lag, each.depth), Ranked(each, took))
-        return list(distinct.values())[:count]
+            best.setdefault((each.depth, each.early), Ranked(each, took))
+        distinct = {round(ranked.step_ns / unit): ranked for ranked in reversed(best.values())}
+        return list(reversed(distinct.values()))[:count]
 
     def _starts(self) -> list[LagSchedule]:
         stages = range(len(self.stages))

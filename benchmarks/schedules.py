@@ -1,0 +1,164 @@
+"""Schedules of a step compared by simulation: Paddle's own, the named forms and `auto`, and how near each comes to the bound.
+
+The programs are Paddle's, float32, one rank of each stage, sequence 2048; the times are those of the H200 profile. They are built where
+DIR lacks them (minutes each). A program of 16 micro-batches differs from one of 8 only in the number by which the loss is divided.
+
+    python benchmarks/schedules.py DIR [--case NAME ...] [-o FILE]
+    python benchmarks/schedules.py --quick [-o FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from measuring import ROOT, meta, store
+from msgspec.structs import replace
+
+from interlace.config import make_config
+from interlace.cost_model import CostModel, Costs, load_profile
+from interlace.cost_model.base import tables_of
+from interlace.errors import InterlaceError
+from interlace.ir import Op, Program, load
+from interlace.ir.dump import find_dumps
+from interlace.ir.kinds import NO_KERNEL, is_comm
+from interlace.passes import Pipeline, find_pass
+from interlace.passes.schedule_1f1b import Parts
+from interlace.planning.plan import Plan, make_plans
+from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.simulator import simulate
+
+MODELS = {"GPT-3 6.7B": ("gpt", "gpt3-6.7b"), "Llama 7B": ("llama", "llama-7b")}
+SHAPES = {"pp 1": (1, 1), "pp 2": (2, 1), "pp 4": (4, 1), "pp 8": (8, 1), "pp 2, vpp 2": (2, 2), "pp 4, vpp 2": (4, 2)}
+"""Stages and chunks of each."""
+MP, LAYERS = 2, 4
+"""Tensor-parallel ranks, and layers a stage: with eight stages the whole model."""
+MICRO_BATCHES = (8, 16)
+FORMS = {"stock": "off", "dx-first": "dx-first", "mixed": "mixed", "zb-h1": "zb-h1", "auto": "auto"}
+
+
+def built(name: str, folder: Path) -> list[Program]:
+    """Programs of a case, built by `interlace dump --stages` where the folder lacks them."""
+    model, _, shape = name.partition(", ")
+    (script, preset), (stages, chunks) = MODELS[model], SHAPES[shape]
+    where = folder / name.replace(" ", "-").replace(",", "")
+    if not where.is_dir():
+        schedule = f"--schedule VPP --vpp {chunks}" if chunks > 1 else "--schedule 1F1B"
+        words = f"--preset {preset} --layers {stages * LAYERS} --seq-len 2048 --pp {stages} --mp {MP} --micro-batches 8 {schedule}"
+        subprocess.run([sys.executable, "-m", "interlace", "dump", f"examples/{script}.py", "--world", str(stages * MP), "--stages",
+                        "-o", str(where), "--", *words.split()], cwd=ROOT, check=True)  # fmt: skip
+    return [load(path) for path in find_dumps([where])]
+
+
+def small() -> list[Program]:
+    """Programs of two stages, small enough for a test."""
+    name = "pp2, clip"
+    sys.path.insert(0, str(ROOT))
+    from tests.captured.build import member, ranks
+    from tests.captured.test_targets import stored
+
+    return [stored()[1][member(name, rank)] for rank in ranks(name)]
+
+
+def with_micro_batches(programs: Sequence[Program], count: int) -> list[Program]:
+    """The same programs for a step of so many micro-batches."""
+    return [replace(program, pipeline=replace(program.pipeline, num_micro_batches=count)) for program in programs]
+
+
+def bound_ns(programs: Sequence[Program], cost: Costs) -> int:
+    """Less than any schedule takes: every stage's computation at full speed, behind the forwards that fill the pipeline.
+
+    A stage computes all its micro-batches; or all their forwards and input gradients, before the last gradient passes the stages
+    before it, the first of which then has weight gradients and its optimizer to run. Collectives and messages count nothing.
+    """
+    work = [_work(program, cost) for program in sorted(programs, key=lambda program: program.pipeline.stage)]
+    count, longest = programs[0].pipeline.num_micro_batches, 0
+    for stage, mine in enumerate(work):
+        fill = sum(each["F", 0] for each in work[:stage])
+        drain = sum(each["I", 0] for each in work[:stage]) + work[0]["W", 0] + work[0]["O", 0]
+        once = {kind: sum(took for (each, _), took in mine.items() if each == kind) for kind in "FIWO"}
+        longest = max(longest, fill + count * (once["F"] + once["I"]) + max(count * once["W"] + once["O"], drain if stage else 0))
+    return longest
+
+
+def _work(program: Program, cost: Costs) -> dict[tuple[str, int], int]:
+    """Computation of each part and chunk of a micro-batch, in nanoseconds."""
+    split, _ = Pipeline((find_pass("split-backward")(), find_pass("overlap-column-backward")())).run(program, cost)
+    tables = tables_of(split)
+
+    def took(op: Op) -> int:
+        return 0 if is_comm(op) or op.name in NO_KERNEL else cost.op_time(op, *tables).dur_ns
+
+    return {part: sum(map(took, ops)) for part, ops in Parts(split, {"I", "W"}).ops.items()}
+
+
+def judged(plans: Sequence[Plan], cost: Costs) -> dict[str, Any]:
+    """Step, and what the slowest stage's consists of; in milliseconds and bytes."""
+    programs = [plan.program for plan in plans]
+    stands_for = {rank: each.rank for each in programs for rank in each.alike}
+    ranks = simulate(programs, cost, Options(stands_for=stands_for), with_memory=False).ranks
+    busiest = max(ranks, key=lambda rank: rank.compute_ns)
+    return {"step_ms": round(max(rank.step_ns for rank in ranks) / 1e6, 1), "compute_ms": round(busiest.compute_ns / 1e6, 1),
+            "exposed_ms": round(busiest.exposed_comm_ns / 1e6, 1), "bubble_ms": round(busiest.bubble_ns / 1e6, 1),
+            "peak_bytes": max(in_order(each).peak() for each in programs)}  # fmt: skip
+
+
+def chosen(plan: Plan) -> str:
+    """What `auto` says that it took."""
+    said = next((line for report in plan.reports for line in report.changed if line.startswith("auto: ")), "auto: ")
+    return said.removeprefix("auto: ").partition(": whole step")[0].partition(", whole step")[0]
+
+
+def rows_of(name: str, programs: Sequence[Program], cost: CostModel) -> Iterator[dict[str, Any]]:
+    """A row for each number of micro-batches."""
+    for count in MICRO_BATCHES:
+        given = with_micro_batches(programs, count)
+        row: dict[str, Any] = {"case": name, "micro_batches": count, "bound_ms": round(bound_ns(given, cost) / 1e6, 1)}
+        for label, form in FORMS.items():
+            config = make_config({"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}})
+            begin = time.process_time()
+            try:
+                plans = make_plans(given, stock() if label == "stock" else config, cost, "h200")
+            except InterlaceError as error:
+                row[label] = {"why_not": str(error)}
+                continue
+            row[label] = {"cpu_s": round(time.process_time() - begin, 1), **judged(plans, cost)}
+            row[label] |= {"chosen": chosen(plans[0])} if label == "auto" else {}
+        yield row
+
+
+def stock() -> Any:
+    """The configuration of Paddle's own plan."""
+    from interlace.config import load_config
+
+    return load_config("stock")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Simulate, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="where the programs are, or will be built")
+    parser.add_argument("--case", action="append", choices=[f"{model}, {shape}" for model in MODELS for shape in SHAPES], default=[])
+    parser.add_argument("--quick", action="store_true", help="one pipeline of a tiny model")
+    parser.add_argument("-o", "--out", type=Path)
+    args = parser.parse_args(argv)
+    if not args.quick and args.folder is None:
+        parser.error("name the folder of the programs, or take --quick")
+    cost = CostModel(load_profile("h200"))
+    names = ["tiny, pp 2"] if args.quick else args.case or [f"{model}, {shape}" for model in MODELS for shape in SHAPES]
+    rows = []
+    for name in names:
+        for row in rows_of(name, small() if args.quick else built(name, args.folder), cost):
+            rows.append(row)
+            print(row, flush=True)
+            store("schedules", {**meta(), "profile": "h200", "mp": MP, "layers_a_stage": LAYERS, "rows": rows}, args.out)
+
+
+if __name__ == "__main__":
+    main()
