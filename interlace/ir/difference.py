@@ -36,12 +36,12 @@ def first_unlike(found: Program, expected: Program) -> str:
     Compared are the pipeline, operations in order with their operands, layers and roles, shapes, dtypes and storage of values, and how many
     ranks each communication joins. Not compared are attributes, which hold a rank's own place (`start_index` of its part of a table).
     """
-    plain = (_without_place(program) for program in (found, expected))
+    plain = (without_place(program) for program in (found, expected))
     return next(filter(None, (each(*pair) for pair in [tuple(plain)] for each in (_of_pipelines, _of_lasting, _of_ops))), "")
 
 
-def _without_place(program: Program) -> Program:
-    """With the sizes of groups in their place, and no attributes."""
+def without_place(program: Program) -> Program:
+    """The program with the sizes of groups in the place of their numbers, and without attributes: equal for ranks that are alike."""
     sizes = {group.id: len(group.ranks) for group in program.groups}
     return program.with_ops([msgspec.structs.replace(op, attrs={}, group=sizes.get(op.group, op.group), stream="") for op in program.ops])
 

@@ -1,13 +1,37 @@
-"""Worlds of which one rank of each stage is given: who stands for whom (`Program.alike`)."""
+"""Ranks of a stage that do the same: which of them are alike, and worlds of which one rank of each stage is given (`Program.alike`)."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
 
 from interlace.errors import ProgramError
-from interlace.ir.program import Group, Program
+from interlace.ir.difference import without_place
+from interlace.ir.kinds import is_p2p
+from interlace.ir.program import Group, Op, Program
+
+
+def stage_of(rank: int, program: Program) -> int:
+    """The stage on which Paddle 3.3.1 takes a rank to lie (`auto_parallel/static/utils.py`, get_pp_stage_by_rank)."""
+    return rank // max(1, program.world // program.pipeline.num_stages)
+
+
+def sends_within_stage(program: Program) -> Op | None:
+    """The first send or receive whose partner lies on the same stage; ranks of a stage that do this are not alike."""
+    own = stage_of(program.rank, program)
+    within = {group.id for group in program.groups if all(stage_of(rank, program) == own for rank in group.ranks)}
+    return next((op for op in program.ops if is_p2p(op) and op.group in within), None)
+
+
+def likeness(program: Program) -> bytes:
+    """Equal for ranks of which each can stand for the others: of one stage, with programs that differ in attributes and in the ranks of
+    groups only. A rank that sends within its stage is like no other. O(operations).
+    """
+    plain = without_place(program)
+    alone = program.rank if sends_within_stage(program) is not None else -1
+    return hashlib.sha256(msgspec.msgpack.encode((alone, plain.pipeline, plain.ops, plain.values))).digest()[:16]
 
 
 def stand_ins(programs: Sequence[Program]) -> dict[int, int]:

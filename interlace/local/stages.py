@@ -5,17 +5,16 @@ from __future__ import annotations
 from interlace.errors import ProgramError
 from interlace.ir import Program
 from interlace.ir.difference import first_unlike
-from interlace.ir.kinds import is_p2p
+from interlace.ir.stand_ins import sends_within_stage
 from interlace.units import ranks_text
 
 
 def stages_of(program: Program) -> list[range]:
     """The ranks of each stage of the world that a captured program is of.
 
-    Paddle 3.3.1 takes rank `r` of `world` to lie on stage `r // (world // stages)` (`auto_parallel/static/utils.py`, get_pp_stage_by_rank).
-
     Raises:
-        ProgramError: The world is no multiple of its stages, or ranks send to each other and there is no pipeline that says who is where.
+        ProgramError: The world is no multiple of its stages, or ranks of a stage send to each other (as where no pipeline schedule says
+            which ranks are of a stage).
 
     >>> stages_of(Program((), (), world=4))
     [range(0, 4)]
@@ -24,10 +23,11 @@ def stages_of(program: Program) -> list[range]:
     if program.world % count:
         raise ProgramError(f"--stages: {program.world} ranks do not divide into {count} stages; expected as many ranks on each, or dump "
                            "all ranks")  # fmt: skip
-    sends = next((op for op in program.ops if is_p2p(op)), None)
-    if count == 1 and sends is not None:
-        raise ProgramError(f"--stages: rank {program.rank} has #{sends.id} {sends.name}, and the script asks for no pipeline schedule that "
-                           "says which ranks are of a stage; set strategy.pipeline.enable, or dump all ranks")  # fmt: skip
+    sends = sends_within_stage(program)
+    if sends is not None:
+        hint = "set strategy.pipeline.enable, which the script does not ask for, or dump all ranks" if count == 1 else "dump all ranks"
+        raise ProgramError(f"--stages: rank {program.rank} has #{sends.id} {sends.name} to or from a rank of its own stage "
+                           f"{program.pipeline.stage} of {count}, so one rank does not stand for the others; {hint}")  # fmt: skip
     size = program.world // count
     return [range(stage * size, (stage + 1) * size) for stage in range(count)]
 

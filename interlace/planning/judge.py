@@ -11,6 +11,7 @@ from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Op, Program, Value
 from interlace.ir.per_ops import KEPT, once_per_ops
+from interlace.ir.stand_ins import likeness
 from interlace.passes.base import Pass
 from interlace.passes.peers import Peers, gather
 from interlace.passes.pipeline import PassReport, Pipeline
@@ -80,11 +81,13 @@ def noted(run: Run, name: str, changed: list[str], declined: list[str]) -> Run:
 
 
 def stand_ins(program: Program, peers: Peers | None) -> dict[int, int]:
-    """Rank -> the first rank of its stage, which is simulated in its place; empty if no other rank plans at the same time."""
+    """Rank -> the first rank that is like it, which is simulated in its place: one of each stage, where all ranks of a stage are alike.
+    Empty if no other rank plans at the same time.
+    """
     if peers is None:
         return {}
-    stages = gather(peers, "stages", program.pipeline.stage)
-    return {rank: stages.index(stage) for rank, stage in enumerate(stages)}
+    kinds = gather(peers, "stages", likeness(program))
+    return {rank: kinds.index(kind) for rank, kind in enumerate(kinds)}
 
 
 def step_ns(program: Program, cost: Costs, peers: Peers | None, stands_for: dict[int, int]) -> int | None:

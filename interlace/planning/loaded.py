@@ -16,6 +16,7 @@ from interlace.errors import InterlaceError, LoadError, PlanError
 from interlace.ir import Program, load
 from interlace.ir.difference import first_difference
 from interlace.ir.dump import SUFFIX
+from interlace.ir.stand_ins import likeness
 from interlace.passes.peers import Peers, gather
 from interlace.planning.budget import memory_budget
 from interlace.planning.compare import Comparison, Member
@@ -85,7 +86,7 @@ def compared_in(folder: Path) -> Comparison:
         InterlaceError: As `read_plan`.
     """
     plans = [read_plan(folder, rank) for rank in sorted(_ranks_in(folder))]
-    stages = [plan.program.pipeline.stage for plan in plans]
+    stages = [likeness(plan.captured) for plan in plans]
     costs = CostModel(load_profile(plans[0].profile))
     members = tuple(Member(stock_plan(plan.captured, costs), plan.program, plan.reports)
                     for at, plan in enumerate(plans) if stages.index(stages[at]) == at)  # fmt: skip

@@ -18,12 +18,13 @@ from interlace.errors import ProgramError
 from interlace.ir import Group, Pipeline, Program, load, parse, save, show, verify
 from interlace.ir.difference import first_unlike
 from interlace.ir.dump import find_dumps
-from interlace.ir.stand_ins import missing_ranks, seats, stand_ins, with_given_partners
+from interlace.ir.stand_ins import likeness, missing_ranks, seats, stand_ins, with_given_partners
 from interlace.local.stages import require_alike, stages_of
 from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
+from interlace.scheduler.target import CPU
 from tests.strategies import World, plan, programs, worlds
 
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
@@ -154,5 +155,20 @@ def test_stages_that_nobody_tells_are_refused() -> None:
     one = programs(World(pp=2, micro_batches=2))[0]
     with pytest.raises(ProgramError, match="5 ranks do not divide into 2 stages"):
         stages_of(msgspec.structs.replace(one, world=5))
-    with pytest.raises(ProgramError, match="asks for no pipeline schedule that says which ranks are of a stage"):
+    with pytest.raises(ProgramError, match=r"#\d+ pd_op.send_v2 to or from a rank of its own stage 0 of 1.*pipeline.enable"):
         stages_of(msgspec.structs.replace(one, pipeline=Pipeline()))
+
+
+def test_ranks_of_a_stage_that_do_other_things_are_simulated_each() -> None:
+    """A mesh of stages without a pipeline schedule: all ranks are of one stage as Paddle counts, and send to each other."""
+    accumulated = Pipeline(num_micro_batches=2, schedule="accumulate")
+    world = World(pp=3, mp=2, micro_batches=2, schedule="FThenB", streams=True)
+    every = [msgspec.structs.replace(each, pipeline=accumulated) for each in programs(world)]
+    assert len({likeness(each) for each in every}) == len(every)
+    plans = make_plans(every, make_config({}), COSTS, "given")
+    assert check([each.program for each in plans], CPU) == []
+    assert any("Paddle's own plan" in line for report in plans[0].reports for line in report.changed)
+    uneven = programs(World(pp=2, mp=2, micro_batches=2))
+    uneven[1] = uneven[1].with_ops([msgspec.structs.replace(op, layer=f"{op.layer}.other") for op in uneven[1].ops])
+    assert [likeness(each) == likeness(uneven[0]) for each in uneven] == [True, False, False, False]
+    assert likeness(uneven[2]) == likeness(uneven[3])
