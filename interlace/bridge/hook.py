@@ -25,7 +25,7 @@ from interlace.config import Config, make_config
 from interlace.cost_model import load_profile
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program
-from interlace.notice import say
+from interlace.notice import say, say_once
 from interlace.outside import Outside, asked_outside
 from interlace.passes.insert_events import fetching
 from interlace.passes.peers import gather
@@ -248,6 +248,7 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
     lowered = lower(captured, plan.program, device)
     if mode == "train":
         _last_plan[:] = [plan]
+        say_once(plan.sentence())
     state.modes[mode] = Mode(plan, captured, lowered, mapping, to_compare=comm)
     return lowered
 
