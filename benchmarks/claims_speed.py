@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from claiming import claim, raw, span
+from typing import Any
+
+from claiming import claim, raw, span, table
 
 
 @claim
@@ -84,3 +86,46 @@ def simulator() -> str:
     plain = [row["plain_over_fast"] for row in raw("simulator.json")["rows"] if "plain_over_fast" in row]
     return (f"{said}. 5 million take {min(whole):.1f} to {max(whole):.1f} s of one core in all, the events alone {min(engine):.1f} to "
             f"{max(engine):.1f}, for which the plain simulator takes {min(plain):.0f} to {max(plain):.0f} times as long")  # fmt: skip
+
+
+@claim
+def schedules() -> str:
+    """Simulated steps of every form, beside the bound."""
+    return _schedules(raw("schedules.json")["rows"])
+
+
+@claim
+def schedules_gpt() -> str:
+    """The same of GPT on two and four stages, eight micro-batches."""
+    cases = ("GPT-3 6.7B, pp 2", "GPT-3 6.7B, pp 4", "GPT-3 6.7B, pp 4, all layers")
+    return _schedules([row for row in raw("schedules.json")["rows"] if row["case"] in cases and row["micro_batches"] == 8])
+
+
+def _schedules(rows: list[dict[str, Any]]) -> str:
+    forms = ("stock", "dx-first", "mixed", "zb-h1", "auto")
+    return table(["mp 2, micro-batches", "bound", *forms, "auto over the bound"], [
+        [f"{row['case']}, {row['micro_batches']}", f"{row['bound_ms']:.0f}", *(_schedule(row[form], row["stock"]) for form in forms),
+         f"{row['auto']['step_ms'] / row['bound_ms'] - 1:+.0%}"] for row in rows])  # fmt: skip
+
+
+def _schedule(form: dict[str, Any], stock: dict[str, Any]) -> str:
+    """Step, gain, exposed communication and bubble of the busiest stage, and the worst stage's peak."""
+    if "why_not" in form:
+        return "-"
+    over = " over" if form["peak_bytes"] > 1.01 * stock["peak_bytes"] else ""
+    gain = "" if form is stock else f" ({stock['step_ms'] / form['step_ms'] - 1:+.1%})"
+    return f"{form['step_ms']:.0f}{gain}, {form['exposed_ms']:.0f} + {form['bubble_ms']:.0f}, {form['peak_bytes'] / 2**30:.1f}{over}"
+
+
+@claim
+def schedules_in_short() -> str:
+    """Gains of auto, and how far it is ahead of the best form that holds no more."""
+    gains, ahead = [], []
+    for row in raw("schedules.json")["rows"]:
+        stock = row["stock"]
+        others = [row[form]["step_ms"] for form in ("stock", "dx-first", "mixed", "zb-h1")
+                  if "why_not" not in row[form] and row[form]["peak_bytes"] <= 1.01 * stock["peak_bytes"]]  # fmt: skip
+        gains.append(stock["step_ms"] / row["auto"]["step_ms"] - 1)
+        ahead.append(stock["step_ms"] / row["auto"]["step_ms"] - stock["step_ms"] / min(others))
+    return (f"`auto` gains {span(gains)} over Paddle's own plan in {len(gains)} cases, "
+            f"{100 * min(ahead):.1f} to {100 * max(ahead):.1f} points more than the best other form that holds no more")  # fmt: skip

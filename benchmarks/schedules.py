@@ -35,10 +35,11 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 
 MODELS = {"GPT-3 6.7B": ("gpt", "gpt3-6.7b"), "Llama 7B": ("llama", "llama-7b")}
-SHAPES = {"pp 1": (1, 1), "pp 2": (2, 1), "pp 4": (4, 1), "pp 8": (8, 1), "pp 2, vpp 2": (2, 2), "pp 4, vpp 2": (4, 2)}
-"""Stages and chunks of each."""
-MP, LAYERS = 2, 4
-"""Tensor-parallel ranks, and layers a stage: with eight stages the whole model."""
+SHAPES = {"pp 1": (1, 1, 4), "pp 2": (2, 1, 8), "pp 4": (4, 1, 16), "pp 4, all layers": (4, 1, 32), "pp 8": (8, 1, 32),
+          "pp 2, vpp 2": (2, 2, 8), "pp 4, vpp 2": (4, 2, 16)}  # fmt: skip
+"""Stages, chunks and layers of each: four layers a stage, which is the whole model with eight stages, or all 32 on four."""
+MP = 2
+"""Tensor-parallel ranks."""
 MICRO_BATCHES = (8, 16)
 FORMS = {"stock": "off", "dx-first": "dx-first", "mixed": "mixed", "zb-h1": "zb-h1", "auto": "auto"}
 
@@ -46,11 +47,11 @@ FORMS = {"stock": "off", "dx-first": "dx-first", "mixed": "mixed", "zb-h1": "zb-
 def built(name: str, folder: Path) -> list[Program]:
     """Programs of a case, built by `interlace dump --stages` where the folder lacks them."""
     model, _, shape = name.partition(", ")
-    (script, preset), (stages, chunks) = MODELS[model], SHAPES[shape]
+    (script, preset), (stages, chunks, layers) = MODELS[model], SHAPES[shape]
     where = folder / name.replace(" ", "-").replace(",", "")
     if not where.is_dir():
         schedule = f"--schedule VPP --vpp {chunks}" if chunks > 1 else "--schedule 1F1B"
-        words = f"--preset {preset} --layers {stages * LAYERS} --seq-len 2048 --pp {stages} --mp {MP} --micro-batches 8 {schedule}"
+        words = f"--preset {preset} --layers {layers} --seq-len 2048 --pp {stages} --mp {MP} --micro-batches 8 {schedule}"
         subprocess.run([sys.executable, "-m", "interlace", "dump", f"examples/{script}.py", "--world", str(stages * MP), "--stages",
                         "-o", str(where), "--", *words.split()], cwd=ROOT, check=True)  # fmt: skip
     return [load(path) for path in find_dumps([where])]
@@ -157,7 +158,7 @@ def main(argv: list[str] | None = None) -> None:
         for row in rows_of(name, small() if args.quick else built(name, args.folder), cost):
             rows.append(row)
             print(row, flush=True)
-            store("schedules", {**meta(), "profile": "h200", "mp": MP, "layers_a_stage": LAYERS, "rows": rows}, args.out)
+            store("schedules", {**meta(), "profile": "h200", "mp": MP, "rows": rows}, args.out)
 
 
 if __name__ == "__main__":

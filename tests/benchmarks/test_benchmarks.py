@@ -57,6 +57,14 @@ def test_splitting(tmp_path: Path) -> None:
     assert all(row["gain"] < (0.01 if row["overhead"] == 0 else 0.0) for row in rows)
 
 
+@pytest.mark.slow
+def test_schedules(tmp_path: Path) -> None:
+    """`auto` is no slower than Paddle's own plan, and nothing is faster than the bound."""
+    for row in quick("schedules", tmp_path / "schedules.json")["rows"]:
+        assert row["auto"]["step_ms"] <= row["stock"]["step_ms"]
+        assert row["bound_ms"] <= min(row[form]["step_ms"] for form in ("stock", "dx-first", "mixed", "zb-h1", "auto"))
+
+
 @pytest.mark.paddle
 def test_executor(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
