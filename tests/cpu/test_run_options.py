@@ -122,7 +122,7 @@ def result(plan: dict[str, Any] | None, bits: str = "00") -> LaunchResult:
     return LaunchResult((report,), 1.0, "logs")
 
 
-PLAN = {"rank": 0, "passes": []}
+PLAN = {"rank": 0, "passes": [], "sentence": "no comparison"}
 
 
 @pytest.mark.parametrize(
