@@ -89,6 +89,17 @@ def simulator() -> str:
 
 
 @claim
+def stages() -> str:
+    """CPU seconds of each command on large worlds."""
+    names = ("dump", "plan", "check", "timeline", "report")
+    head = ["ranks: pp x mp x dp", "layers", "micro-batches", "programs", *(f"`{name}` s" for name in names)]
+    return table(head, [
+        [f"{row['world']:,}: {row['pp']} x {row['mp']} x {row['dp']}", str(row["layers"]), str(row["micro_batches"]), str(row["programs"]),
+         *("as above" if name == "dump" and row["built"] else f"{row[name]['cpu_s']:.1f}" for name in names)]
+        for row in raw("stages.json")["rows"]])  # fmt: skip
+
+
+@claim
 def schedules() -> str:
     """Simulated steps of every form, beside the bound."""
     return _schedules(raw("schedules.json")["rows"])
