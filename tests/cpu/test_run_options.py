@@ -72,7 +72,7 @@ def test_a_scripts_own_pass_may_stand_in_the_configuration(script: Path, tmp_pat
     passes = {each["name"]: each["changed"] for each in json.loads(out.read_text())["runs"]["run"]["ranks"][0]["plan"]["passes"]}
     assert passes["noisy"] == ["said hush"]
     assert "schedule-1f1b" in passes
-    told = f"interlace: --config {asked} decides; what the script asked for with interlace.enable() is left aside"
+    told = f"interlace: --config {asked} decides; the script's own interlace.enable() is ignored"
     assert capfd.readouterr().err.count(told) == 1
 
 
