@@ -29,6 +29,7 @@ from interlace.scheduler.schedule import (
     parse_rows,
     sent_before,
     stall,
+    trailing,
     zero_bubble,
 )
 from interlace.scheduler.whole_step.slot_times import SlotTimes, slot_times
@@ -62,7 +63,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         lag: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and `mixed`: one
             number for all stages, or one for each. From 1 on they do not depend on the rest of their job, so they run during its first
             collectives, and the last ones fill the pipeline's end. Each micro-batch of lag keeps the operands of its weight gradients
-            live.
+            live. With VPP it counts backwards of one chunk.
         depth: Micro-batches in flight on each stage, with `dx-first`; without it as in 1F1B. With more of them a stage sends activations
             before it needs the next gradient, so that a late message does not stop the pipeline.
         early_sends: Weight of the time at which each send of a job starts, against the duration of the job, when its order is chosen:
@@ -183,7 +184,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             if self.interleave not in forms or self.schedule_file:
                 beside = f"schedule_file: {self.schedule_file}" if self.schedule_file else f"interleave: {self.interleave}"
                 raise ConfigError(f"{found} beside {beside}; it goes with interleave {' or '.join(forms)}; leave one of them out")
-            if pipe.num_chunks > 1:
+            if name == "depth" and pipe.num_chunks > 1:
                 raise ConfigError(f"{found} with {pipe.num_chunks} chunks a stage; expected a pipeline without chunks; leave {name} out")
             if isinstance(given, tuple) and len(given) != pipe.num_stages:
                 raise ConfigError(f"{found}, {len(given)} numbers; expected one for each of {pipe.num_stages} stages")
@@ -230,9 +231,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _row(self, program: Program, stage: int, mixed: bool) -> list[Slot]:
         """A stage's slots with backward and forward joined."""
         pipe = program.pipeline
-        if pipe.schedule == "VPP":
-            return pair_up(interleaved(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks))
         lag = self.lag[stage] if isinstance(self.lag, tuple) else self.lag
+        if pipe.schedule == "VPP":
+            return trailing(pair_up(interleaved(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)), lag)
         depth = self.depth[stage] if self.depth else self._depth(program, stage) if mixed else None
         return lagged(stage, pipe.num_stages, pipe.num_micro_batches, lag=lag, warmup=depth)
 

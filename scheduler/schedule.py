@@ -190,6 +190,24 @@ def pair_up(slots: list[Slot]) -> list[Slot]:
     return joined
 
 
+def trailing(slots: list[Slot], lag: int) -> list[Slot]:
+    """The same schedule with the weight gradients of each backward computed `lag` backwards later, in the same order, the rest at its end.
+
+    >>> show_row(1, trailing(pair_up(interleaved(1, 2, 2, 2)), 2))
+    '1 | 0F 1F 0F.1 1F.1 0I.1 1I.1 0I+0W.1 1I+1W.1 0W 1W O'
+    """
+    made: list[Slot] = []
+    waiting: list[Part] = []
+    for each in slots if lag else []:
+        parts = [msgspec.structs.replace(part, kind="I") if part.kind == "B" else part for part in each.parts]
+        waiting += [msgspec.structs.replace(part, kind="W") for part in parts if part.kind == "I"]
+        if any(part.kind == "I" for part in parts) and len(waiting) > lag:
+            parts.append(waiting.pop(0))
+        made += [Slot((part,)) for part in waiting] if each == OPTIMIZER else []
+        made.append(Slot(tuple(parts)))
+    return made or slots
+
+
 def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
     """Where stages would wait for each other for ever, if a slot needs its inputs at its start and has its outputs at its end.
 

@@ -26,6 +26,8 @@ from interlace.units import ms, size
 NAMED = ("dx-first", "mixed", "zb-h1")
 LAG_SCHEDULES = 3
 """Schedules of the coarse model that are planned in full, as drafts."""
+CHUNK_LAGS = ((0, 1), (0, 2), (1, 2))
+"""With VPP: lag of the first stage, and by how much it grows from stage to stage; all are drafted, no coarse model ranks them."""
 SLACK = 1.01
 """A peak counts as Paddle's own up to this factor: allocators round by more."""
 
@@ -86,7 +88,10 @@ class _Choice:
         own = Judged(self.asked.stock(), (), self._step_ns(made), max(peaks))
         limit = memory_budget(self.pipeline.passes) or int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
         forms = [self._named(name) for name in NAMED if self._may(name)]
-        if self._may("dx-first") and self.program.pipeline.num_chunks == 1:
+        if self._may("dx-first") and self.program.pipeline.num_chunks > 1:
+            stages = range(self.program.pipeline.num_stages)
+            forms += [msgspec.structs.replace(self._named("dx-first"), lag=tuple(a + b * s for s in stages)) for a, b in CHUNK_LAGS]
+        elif self._may("dx-first"):
             forms += [self._lagged(each) for each in self._schedules(peaks[self.program.rank if self.peers else 0], limit)]
         judged = [each for form in dict.fromkeys(form.draft() for form in forms) for each in self._judge(form, limit)]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]

@@ -18,6 +18,7 @@ from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
+from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
 
 
@@ -108,6 +109,18 @@ def test_other_schedules(world: World) -> None:
         assert step_ns(auto, LOADED) <= step_ns(stock, LOADED)
     assert check([plan.program for plan in auto], CPU) == []
     assert any(line.startswith("auto: ") for line in told(auto))
+
+
+@pytest.mark.parametrize("lag", [1, 3, (0, 2)])
+def test_weight_gradients_trail_with_chunks(lag: int | tuple[int, ...]) -> None:
+    """VPP with any lag is proved, and computes every part once; weight gradients of a chunk stay in the order of their micro-batches."""
+    plain = programs(World(pp=2, mp=2, micro_batches=4, layers=4, schedule="VPP"))
+    plans = planned(plain, LOADED, "dx-first", lag=lag, search=False)
+    for place in (GPU, CPU, CUSTOM):
+        assert [str(finding) for finding in check([plan.program for plan in plans], place) if finding.kind not in KNOWN] == []
+    for plan, whole in zip(plans, planned(plain, LOADED, "dx-first", search=False), strict=True):
+        assert sorted(item for job in plan.jobs for item in job.items) == sorted(item for job in whole.jobs for item in job.items)
+    assert any("W" in job.name or "backward_w" in job.name for job in plans[-1].jobs)
 
 
 def test_a_rank_alone_takes_dx_first_and_says_so() -> None:
