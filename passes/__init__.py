@@ -1,6 +1,7 @@
 """Program rewrites. A pass is a frozen record of options with a contract; `Pipeline` orders, checks and runs them."""
 
 from interlace.passes.base import REGISTRY, Context, Pass, find_pass, register
+from interlace.passes.drop_recompute import DropRecompute
 from interlace.passes.extend_lifetimes import ExtendLifetimes
 from interlace.passes.insert_events import InsertEvents
 from interlace.passes.name_streams import NameStreams
@@ -14,6 +15,7 @@ from interlace.passes.throttle_host import ThrottleHost
 __all__ = [
     "REGISTRY",
     "Context",
+    "DropRecompute",
     "ExtendLifetimes",
     "InsertEvents",
     "NameStreams",

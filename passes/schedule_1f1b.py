@@ -10,15 +10,15 @@ import msgspec
 
 from interlace.errors import ConfigError, PlanError
 from interlace.files import read_text
-from interlace.ir import Graph, Job, Op, Program
+from interlace.ir import Graph, Job, Program
 from interlace.ir.kinds import is_boundary, is_random, is_receive, is_send
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.allocations import PairMemory
-from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, chain_ops, plan_pair
+from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, plan_pair
+from interlace.scheduler.jobs import Parts, job_of
 from interlace.scheduler.schedule import (
     SCHEDULES,
-    Part,
     Schedule,
     Slot,
     check_rows,
@@ -34,9 +34,6 @@ from interlace.scheduler.schedule import (
 )
 from interlace.scheduler.whole_step.slot_times import SlotTimes, slot_times
 from interlace.units import size
-
-KIND_NAMES = {"F": "forward", "B": "backward", "R": "recv_forward", "S": "send_backward", "I": "backward_b", "W": "backward_w",
-              "O": "optimizer"}  # fmt: skip
 
 MOST_SCHEDULE_BYTES = 1 << 20
 
@@ -279,17 +276,17 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         """The job of a slot; if it would be too large, a job for each part, cut after the part's last operation."""
         kinds = _kinds(slot)
         if kinds not in plans:
-            return [_job(slot.parts[0], parts)]
+            return [job_of(slot.parts[0], parts)]
         of_label = {label: part for (label, _, _), part in zip(kinds, slot.parts, strict=True)}
         items = tuple((op_id, of_label[label].micro_batch) for label, op_id in plans[kinds].order)
         if len(slot.parts) == 1:
-            return [msgspec.structs.replace(_job(slot.parts[0], parts), items=items)]
+            return [msgspec.structs.replace(job_of(slot.parts[0], parts), items=items)]
         if len(items) <= self.max_ops_per_job:
             name = "_".join(str(part).replace(".", "c") for part in slot.parts)
             return [Job(f"pair_{name}", "pair", slot.parts[0].micro_batch, items)]
         last = {label: k for k, (label, _) in enumerate(plans[kinds].order)}
         cuts = [0, *(1 + max(last[label] for label, _, _ in kinds[: k + 1]) for k in range(len(kinds)))]
-        return [msgspec.structs.replace(_job(part, parts), items=items[start:end])
+        return [msgspec.structs.replace(job_of(part, parts), items=items[start:end])
                 for part, start, end in zip(slot.parts, cuts, cuts[1:], strict=False)]  # fmt: skip
 
 
@@ -365,39 +362,3 @@ def draws_twice(program: Program) -> bool:
 
 def _draws(program: Program, role: str) -> bool:
     return any(op.role == role and is_random(op) for op in program.ops)
-
-
-class Parts:
-    """The program's operations by slot kind and chunk, in program order."""
-
-    def __init__(self, program: Program, kinds: set[str]) -> None:
-        self.chunked = program.pipeline.num_chunks > 1
-        self.kinds = kinds
-        backward = [op for op in program.ops if op.role == "backward" and not is_boundary(op)]
-        self.chain = chain_ops(Graph(program), backward) if "I" in kinds else set()
-        chunks = range(program.pipeline.num_chunks)
-        self.ops: dict[tuple[str, int], list[Op]] = {(kind, chunk): [] for chunk in chunks for kind in KIND_NAMES}
-        for op in program.ops:
-            if not is_boundary(op):
-                self.ops[self._kind(op), 0 if op.role == "optimize" else op.chunk].append(op)
-
-    def _kind(self, op: Op) -> str:
-        if op.role == "optimize":
-            return "O"
-        if op.role == "forward":
-            return "R" if "R" in self.kinds and is_receive(op) else "F"
-        if "S" in self.kinds and is_send(op):
-            return "S"
-        return "B" if "I" not in self.kinds else "I" if op.id in self.chain else "W"
-
-    def kind_name(self, part: Part) -> str:
-        """Paddle's name of a job type."""
-        return KIND_NAMES[part.kind] + (str(part.chunk) if self.chunked and part.kind != "O" else "")
-
-
-def _job(part: Part, parts: Parts) -> Job:
-    kind = parts.kind_name(part)
-    if part.kind == "O":
-        return Job(kind, kind, 0, tuple((op.id, 0) for op in parts.ops["O", 0]))
-    m = part.micro_batch
-    return Job(f"{kind}_{m}", kind, m, tuple((op.id, m) for op in parts.ops[part.kind, part.chunk]))

@@ -14,13 +14,13 @@ from interlace.config import Config, load_config, make_config, parse_bytes, requ
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, PassError, ProgramError
 from interlace.ir import Op, Program
-from interlace.passes import REGISTRY, Context, OffloadActivations, Pass, Pipeline, Schedule1F1B, register
+from interlace.passes import REGISTRY, Context, DropRecompute, OffloadActivations, Pass, Pipeline, Schedule1F1B, register
 from tests.strategies import World, programs
 
 PRESETS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / "presets").glob("*.yaml"))
 
 
-DEFAULT = ["split-backward", "overlap-column-backward", "schedule-1f1b",
+DEFAULT = ["drop-recompute", "split-backward", "overlap-column-backward", "schedule-1f1b",
            "name-streams", "extend-lifetimes", "insert-events", "throttle-host"]  # fmt: skip
 NO_JOBS = dict.fromkeys(("schedule_1f1b", "extend_lifetimes", "insert_events", "throttle_host"), "off")
 
@@ -82,6 +82,8 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("a: b: c", "my.yaml:1:5: not YAML"),
         ("[a, b]: 1", "my.yaml:1:1: expected a name of an option, found a sequence"),
         ("device: 7", "my.yaml:1:9: expected str, found 7"),
+        ("memory_budget: much", "my.yaml:1:16: size 'much': expected a number with B, KB"),
+        ("memory_budget: 0", "my.yaml:1:16: found 0, expected a size such as 70GB"),
         ("split_backward: off", "my.yaml:1:17: split_backward is off, and overlap_column_backward (on by default) cannot do w"),
         ("schedule_1f1b: off\noffload_activations: {fraction: 1}", "my.yaml:1:16: schedule_1f1b is off, and extend_lifetimes,"),
     ],
@@ -155,6 +157,14 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     assert sorted(make_config({}).passes) == sorted(DEFAULT)
 
 
+def test_a_memory_budget_is_for_every_pass_that_was_not_told_otherwise() -> None:
+    config = make_config({"memory_budget": "2GB", "offload_activations": {"fraction": 0.5}})
+    assert config.memory_budget == 2 * 10**9
+    assert config.passes["drop-recompute"] == DropRecompute(memory_budget=2 * 10**9)
+    assert config.passes["offload-activations"] == OffloadActivations(fraction=0.5)
+    assert make_config({"memory_budget": 70}).passes["offload-activations"] == OffloadActivations(memory_budget=70)
+
+
 def test_everything_off_asks_for_nothing() -> None:
     """One line."""
     names = [name.replace("-", "_") for name in make_config({}).passes]
@@ -225,11 +235,11 @@ def test_a_users_pass_runs_where_it_asks_to() -> None:
     own("behind-split", after=("split-backward",))
     own("needs-mine", needs=frozenset({"shuffled"}))
     config = make_config(dict.fromkeys(("needs_mine", "behind_split", "my_shuffle", "first_of_all"), "on"))
-    assert order_of(config) == ["first-of-all", "split-backward", "behind-split", "overlap-column-backward", "schedule-1f1b",
-                                "my-shuffle", "needs-mine", *DEFAULT[3:]]  # fmt: skip
+    assert order_of(config) == ["first-of-all", "drop-recompute", "split-backward", "behind-split", "overlap-column-backward",
+                                "schedule-1f1b", "my-shuffle", "needs-mine", *DEFAULT[4:]]  # fmt: skip
     program, reports = make_config({"my_shuffle": {"level": 4}}).pipeline().run(programs(World())[0], GivenCosts({"default": 1}))
-    assert program.passes == ("split-backward", "overlap-column-backward", "schedule-1f1b", "my-shuffle", *DEFAULT[3:])
-    assert reports[3].changed == ("level 4",)
+    assert program.passes == ("drop-recompute", "split-backward", "overlap-column-backward", "schedule-1f1b", "my-shuffle", *DEFAULT[4:])
+    assert reports[4].changed == ("level 4",)
     assert program.ops[0].layer.endswith("|my-shuffle")
     assert order_of(make_config({})) == DEFAULT
     with pytest.raises(ConfigError, match=r"keywords: my_shuffle\.levl: unknown option 'levl' of my-shuffle; did you mean 'level'\?"):

@@ -10,7 +10,6 @@ from interlace.cost_model import Costs
 from interlace.errors import BudgetError, PlanError
 from interlace.ir import Program
 from interlace.passes.base import Pass
-from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.pipeline import PassReport
 from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.units import size
@@ -27,7 +26,7 @@ def bytes_over(planned: Program, passes: Sequence[Pass], cost: Costs) -> int:
 
 
 def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], cost: Costs) -> list[PassReport]:
-    """The reports, with the peak of the whole plan on a GPU against `memory_budget` in that of `offload-activations`.
+    """The reports, with the peak of the whole plan on a GPU against `memory_budget` in that of the last pass which was given one.
 
     Raises:
         BudgetError: The peak exceeds the budget; the message has the bytes, and what to do.
@@ -40,17 +39,18 @@ def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassRepor
         line = f"{asked}: what a GPU holds is not known, the rank cannot be simulated; `interlace check` says where it stands"
     elif peak > budget:
         raise BudgetError(f"rank {planned.rank}, stage {planned.pipeline.stage}: {asked} ({budget} bytes): on a GPU the plan holds "
-                        f"{size(peak)}, of which side streams hold {size(peak - budget)}, however much is moved; ask for {peak} bytes, or "
+                        f"{size(peak)}, of which side streams hold {size(peak - budget)}, however much is moved or recomputed; "
+                        f"ask for {peak} bytes, or "
                         "lower run_ahead_bytes of throttle_host")  # fmt: skip
     else:
         line = f"{asked}: on a GPU the plan holds {size(peak)} at most, however fast its host"
-    return [_with(report, line, peak is not None) if report.name == OffloadActivations.name else report for report in reports]
+    name = next(each.name for each in reversed(passes) if getattr(each, "memory_budget", None))
+    return [_with(report, line, peak is not None) if report.name == name else report for report in reports]
 
 
 def memory_budget(passes: Sequence[Pass]) -> int:
-    """Device bytes that `offload-activations` is to stay under; 0 without a budget."""
-    offload = next((each for each in passes if isinstance(each, OffloadActivations)), None)
-    return (offload.memory_budget or 0) if offload else 0
+    """Device bytes that a rank is to stay under, the least that a pass was given; 0 without a budget."""
+    return min((budget for each in passes if (budget := getattr(each, "memory_budget", None))), default=0)
 
 
 def _peak(planned: Program, cost: Costs) -> int | None:

@@ -13,10 +13,11 @@ from interlace.ir import Program
 from interlace.passes.base import Context, Pass
 from interlace.passes.peers import Peers, gather
 from interlace.passes.pipeline import PassReport, Pipeline
-from interlace.passes.schedule_1f1b import Parts, Schedule1F1B, draws_twice
+from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
 from interlace.planning.budget import memory_budget
 from interlace.planning.judge import Run, noted, stand_ins, step_ns
 from interlace.scheduler.interleave.planner import EARLY
+from interlace.scheduler.jobs import Parts
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.schedule import in_flight
 from interlace.scheduler.whole_step.search import Ranked, find_schedules, kinds_of

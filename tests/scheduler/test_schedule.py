@@ -15,7 +15,7 @@ from interlace.errors import ConfigError, PlanError
 from interlace.ir import Pipeline, Program, parse
 from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context
-from interlace.passes.schedule_1f1b import Parts
+from interlace.scheduler.jobs import Parts
 from interlace.scheduler.schedule import (
     OPTIMIZER,
     SCHEDULES,

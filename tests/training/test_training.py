@@ -56,6 +56,16 @@ CASES = {
         4, "llama", "--pp 2 --mp 2 --amp O2 --master-grad --clip-grad 1", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}
     ),
     "pp4 mixed, offload": (4, "gpt", "--pp 4 --micro-batches 8", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
+    "mp2 sequence parallel, recompute that is left out": (
+        2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2",
+        {"schedule_1f1b": ROOMY, "drop_recompute": {"memory_budget": "1GB"}},
+    ),
+    "pp2, recompute of which some is left out": (
+        2, "gpt", "--pp 2 --recompute full", {"schedule_1f1b": ROOMY, "drop_recompute": {"memory_budget": "1180KB"}}
+    ),
+    "pp2 vpp2, recompute, a budget that offload keeps": (
+        2, "gpt", "--pp 2 --vpp 2 --micro-batches 4 --recompute full", {"memory_budget": "2200KB"}
+    ),
     "auto, mp2, accumulation": (2, "gpt", "--mp 2 --gradient-accumulation 3 --batch-size 6", AUTO),
     "auto, pp2 mp2, recompute": (4, "gpt", "--pp 2 --mp 2 --micro-batches 6 --batch-size 6 --recompute full", AUTO),
     "auto, pp2 mp2, sequence parallel, bfloat16 O2, master gradients": (
@@ -70,7 +80,7 @@ FUSED = "over fused buffers"
 """The testbed has no kernel for Paddle's `coalesce_tensor_`, which lays parameters and gradients into one buffer."""
 ON_THE_TESTBED = [name for name in CASES if FUSED not in name]
 TESTBED_ALONE = {
-    *(name for name in CASES if name.startswith("auto")),
+    *(name for name in CASES if name.startswith("auto") or "recompute, a" in name or "left out" in name),
     "one rank, no accumulation, offload",
     "mp2 without accumulation",
     "pp2, half offload, pp micro-batches",

@@ -1,0 +1,57 @@
+"""From slots of a schedule to jobs of a program."""
+
+from __future__ import annotations
+
+from interlace.ir import Graph, Job, Op, Program
+from interlace.ir.kinds import is_boundary, is_receive, is_send
+from interlace.scheduler.interleave.planner import chain_ops
+from interlace.scheduler.schedule import SCHEDULES, Part
+
+KIND_NAMES = {"F": "forward", "B": "backward", "R": "recv_forward", "S": "send_backward", "I": "backward_b", "W": "backward_w",
+              "O": "optimizer"}  # fmt: skip
+"""Paddle's names of job types."""
+
+
+class Parts:
+    """The program's operations by slot kind and chunk, in program order."""
+
+    def __init__(self, program: Program, kinds: set[str]) -> None:
+        self.chunked = program.pipeline.num_chunks > 1
+        self.kinds = kinds
+        backward = [op for op in program.ops if op.role == "backward" and not is_boundary(op)]
+        self.chain = chain_ops(Graph(program), backward) if "I" in kinds else set()
+        chunks = range(program.pipeline.num_chunks)
+        self.ops: dict[tuple[str, int], list[Op]] = {(kind, chunk): [] for chunk in chunks for kind in KIND_NAMES}
+        for op in program.ops:
+            if not is_boundary(op):
+                self.ops[self._kind(op), 0 if op.role == "optimize" else op.chunk].append(op)
+
+    def _kind(self, op: Op) -> str:
+        if op.role == "optimize":
+            return "O"
+        if op.role == "forward":
+            return "R" if "R" in self.kinds and is_receive(op) else "F"
+        if "S" in self.kinds and is_send(op):
+            return "S"
+        return "B" if "I" not in self.kinds else "I" if op.id in self.chain else "W"
+
+    def kind_name(self, part: Part) -> str:
+        """Paddle's name of a job type."""
+        return KIND_NAMES[part.kind] + (str(part.chunk) if self.chunked and part.kind != "O" else "")
+
+
+def job_of(part: Part, parts: Parts) -> Job:
+    """The job of one part of a slot."""
+    kind = parts.kind_name(part)
+    if part.kind == "O":
+        return Job(kind, kind, 0, tuple((op.id, 0) for op in parts.ops["O", 0]))
+    m = part.micro_batch
+    return Job(f"{kind}_{m}", kind, m, tuple((op.id, m) for op in parts.ops[part.kind, part.chunk]))
+
+
+def stock_jobs(program: Program) -> tuple[Job, ...]:
+    """The jobs of Paddle's own schedule for this rank, each in program order."""
+    pipe = program.pipeline
+    slots = SCHEDULES[pipe.schedule](pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
+    parts = Parts(program, {part.kind for slot in slots for part in slot.parts})
+    return tuple(job for slot in slots for part in slot.parts if (job := job_of(part, parts)).items)

@@ -1,0 +1,170 @@
+"""Recomputation in a program: which operations of backward repeat operations of forward, and what it costs to do without them.
+
+Paddle's recompute pass repeats a segment of forward in backward and marks originals (`fwd_recompute_id`) and copies
+(`bwd_recompute_id`). Where a copy repeats its original exactly, backward can read the original's results instead: they stay in memory
+for longer, and copies that nobody reads any more go away, with their collectives.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from interlace.ir import ABSENT, Edit, Op, Program
+from interlace.ir.kinds import is_random
+from interlace.ir.storage import Storages
+
+ORIGINAL, COPY = "fwd_recompute_id", "bwd_recompute_id"
+"""Attributes that Paddle's recompute pass sets on the operations of a segment and on their copies."""
+IDENTITY = frozenset({"pd_op.share_data", "pd_op.share_data_"})
+
+
+class Recomputation:
+    """The copies of a program that repeat their originals, and what keeping originals saves.
+
+    A *group* is a set of copies' results that share memory in forward and that operations of backward read. A group is either
+    kept (backward reads the originals) or recomputed.
+
+    Attributes:
+        original: Result of a copy -> the result of its original.
+        groups: Results of copies, in the order in which recomputing them pays: most bytes freed for each nanosecond first.
+    """
+
+    def __init__(self, program: Program, op_ns: Mapping[int, int]) -> None:
+        self.program, self.op_ns = program, op_ns
+        self.storages = Storages(program)
+        self.copies, self.original = _match(program, self.storages)
+        self.producer = {value: op for op in self.copies.values() for value in op.results}
+        self.groups = self._ordered(self._groups())
+
+    def needed(self, kept: Iterable[tuple[int, ...]]) -> set[int]:
+        """Ids of the copies that still run if these groups are kept."""
+        held = {value for group in kept for value in group}
+        found: set[int] = set()
+        for op in self.program.ops:
+            if op.id not in self.copies:
+                self._require((v for v in op.reads if v not in held), held, found)
+        return found
+
+    def without(self, kept: Iterable[tuple[int, ...]]) -> Program:
+        """The program in which backward reads the originals of these groups, and without the copies that nothing reads then."""
+        kept = list(kept)
+        held, run = {value for group in kept for value in group}, self.needed(kept)
+        edit = Edit(self.program)
+        for op in self.program.ops:
+            if op.id in self.copies and op.id not in run:
+                edit.replace(op.id, [])
+                continue
+            operands = tuple(self._source(op, k, value, held, run) for k, value in enumerate(op.operands))
+            if operands != op.operands:
+                edit.replace(op.id, [msgspec.structs.replace(op, operands=operands)])
+        return _aliased(edit.build())
+
+    def _source(self, op: Op, k: int, value: int, held: set[int], run: set[int]) -> int:
+        """What an operand becomes: the original where it is kept, and where only its shape is read and the copy is gone."""
+        made = self.producer.get(value)
+        if made is None or not (value in held or (k in op.no_buffer and made.id not in run)):
+            return value
+        return self.original[value]
+
+    def _require(self, values: Iterable[int], held: set[int], found: set[int]) -> int:
+        """Add the copies that give these values, and what they need, to those found; returns the nanoseconds that are added."""
+        took, stack = 0, [v for v in values if v in self.producer]
+        while stack:
+            op = self.producer[stack.pop()]
+            if op.id not in found:
+                found.add(op.id)
+                took += self.op_ns[op.id]
+                stack += [v for v in op.reads if v in self.producer and v not in held]
+        return took
+
+    def _groups(self) -> list[tuple[int, ...]]:
+        """Results of copies whose contents other operations read, by shared memory of their originals."""
+        read = {v: None for op in self.program.ops if op.id not in self.copies for v in op.reads if v in self.producer}
+        group_of: dict[int, list[int]] = {}
+        for value in read:
+            joined = [value]
+            for number in self.storages.numbers(self.original[value]):
+                if (other := group_of.get(number)) is not None and other is not joined:
+                    other += [v for v in joined if v not in other]
+                    joined = other
+            for v in joined:
+                group_of.update(dict.fromkeys(self.storages.numbers(self.original[v]), joined))
+        return list({id(group): tuple(sorted(group)) for group in group_of.values()}.values())
+
+    def _ordered(self, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Groups by bytes freed for each nanosecond of recomputation, worked out anew as neighbours are recomputed."""
+        held = {value for group in groups for value in group}
+        run = self.needed(groups)
+
+        def price(group: tuple[int, ...]) -> float:
+            took = self._require(group, held - set(group), set(run))
+            return took / max(1, self.bytes_of(group))
+
+        heap = [(price(group), group) for group in groups]
+        heapq.heapify(heap)
+        order = []
+        while heap:
+            stale, group = heapq.heappop(heap)
+            now = price(group)
+            if now > stale and heap and now > heap[0][0]:
+                heapq.heappush(heap, (now, group))
+                continue
+            held -= set(group)
+            self._require(group, held, run)
+            order.append(group)
+        return order
+
+    def bytes_of(self, group: tuple[int, ...]) -> int:
+        """Bytes that a group holds from forward to backward."""
+        numbers = {number for value in group for number in self.storages.numbers(self.original[value])}
+        return sum(max(0, self.storages.storages[number].size_bytes) for number in numbers)
+
+
+def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, int]]:
+    """Copies that repeat their original exactly, by id, and the original of each of their results.
+
+    An operation that draws random numbers, writes in place or has nested blocks repeats nothing, and neither does one whose original's
+    result is written over later.
+    """
+    root = {op.results[0]: op.operands[0] for op in program.ops if op.name in IDENTITY}
+    written = {number for op in program.ops if op.name not in IDENTITY
+               for _, operand in op.inplace for number in table.numbers(op.operands[operand])}  # fmt: skip
+    originals: dict[tuple[object, ...], Op] = {}
+    copies: dict[int, Op] = {}
+    original: dict[int, int] = {}
+
+    def first(value: int) -> int:
+        while value in original or value in root:
+            value = original.get(value, root.get(value, value))
+        return value
+
+    def key(op: Op, mark: str) -> tuple[object, ...]:
+        attrs = {name: each for name, each in op.attrs.items() if name not in (ORIGINAL, COPY)}
+        operands = tuple(v if v == ABSENT else first(v) for v in op.operands)
+        return (op.attrs[mark], op.name, json.dumps(attrs, sort_keys=True, default=str), operands, op.group, op.chunk)
+
+    for op in program.ops:
+        if is_random(op) or op.inplace or op.num_blocks:
+            continue
+        if any(number in written for value in op.results for number in table.numbers(value)):
+            continue
+        if ORIGINAL in op.attrs:
+            originals.setdefault(key(op, ORIGINAL), op)
+        elif COPY in op.attrs and (same := originals.get(key(op, COPY))) is not None:
+            copies[op.id] = op
+            original.update(zip(op.results, same.results, strict=True))
+    return copies, original
+
+
+def _aliased(program: Program) -> Program:
+    """The program with views, and what is written in place, in the storage of what they are now made from."""
+    storage = {value.id: value.storage for value in program.values}
+    for op in program.ops:
+        storage.update((op.results[result], storage[op.operands[operand]]) for result, operand in (*op.views, *op.inplace))
+    values = [value if value.storage == storage[value.id] else msgspec.structs.replace(value, storage=storage[value.id])
+              for value in program.values]  # fmt: skip
+    return msgspec.structs.replace(program, values=tuple(values))
