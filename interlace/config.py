@@ -29,7 +29,7 @@ from interlace.cost_model.profile import load_profile, profile_names
 from interlace.errors import ConfigError
 from interlace.files import read_text
 from interlace.passes import REGISTRY, Pass, Pipeline, ordered
-from interlace.passes.base import is_built_in, option_name
+from interlace.passes.base import option_name
 from interlace.user_passes import imported
 
 MOST_BYTES = 1 << 20
@@ -51,8 +51,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         device: Name of a device profile in `interlace.configs`, or a path to one; empty means the device in use.
         force_device: On a GPU, plan with a profile of another device than the one in use; without it that is an error.
         force_paddle: Plan with another version of Paddle than the supported one; without it models stay stock there.
-        memory_budget: Limit of the live device bytes of a rank at any time of the step, for every pass that can keep one and was not
-            told otherwise: recomputation is left out as far as it fits, and activations are offloaded where they do not; 0 for none.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         check: Prove every plan before it is lowered.
         dump: Folder for the dumps of every rank; empty for none.
@@ -65,7 +63,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     device: str = ""
     force_device: bool = False
     force_paddle: bool = False
-    memory_budget: int = 0
     passes: dict[str, Pass] = {}
     check: bool = True
     dump: str = ""
@@ -83,7 +80,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 PLAIN_KINDS: dict[str, type] = {"enable": bool, "device": str, "force_device": bool, "force_paddle": bool, "check": bool, "dump": str,
-                                "plan": str, "memory_budget": int}  # fmt: skip
+                                "plan": str}  # fmt: skip
 PLAIN_FIELDS = tuple(PLAIN_KINDS)
 
 
@@ -109,7 +106,7 @@ def make_config(
             the place and the choices there are.
     """
     where = _Where(source, marks or {})
-    plain = {key: _switch(_size(key, value, where), PLAIN_KINDS[key]) for key, value in options.items() if key in PLAIN_FIELDS}
+    plain = {key: _switch(value, PLAIN_KINDS[key]) for key, value in options.items() if key in PLAIN_FIELDS}
     _check_plain(plain, where)
     _check_device(plain.get("device", ""), where)
     if plain.get("plan"):
@@ -132,9 +129,6 @@ def make_config(
         chosen.pop(names[key], None)
         if made is not None:
             chosen[names[key]] = made
-    if budget := plain.get("memory_budget"):
-        chosen |= {name: kind(memory_budget=budget) for name, kind in REGISTRY.items()
-                   if "memory_budget" in kind.__struct_fields__ and is_built_in(kind) and option_name(name) not in options}  # fmt: skip
     _check_names(chosen, where)
     _check_together(chosen, options, where)
     _check_values(chosen, where, whole)
@@ -245,11 +239,9 @@ class _Where:
 
 def _check_plain(plain: Mapping[str, Any], where: _Where) -> None:
     for key, value in plain.items():
-        if not isinstance(value, PLAIN_KINDS[key]) or (PLAIN_KINDS[key] is int and isinstance(value, bool)):
+        if not isinstance(value, PLAIN_KINDS[key]):
             hint = "; write on or off" if PLAIN_KINDS[key] is bool else ""
             raise ConfigError(f"{where.at(key)}: expected {PLAIN_KINDS[key].__name__}, found {value!r}{hint}")
-        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-            raise ConfigError(f"{where.at(key)}: found {value!r}, expected a size such as 70GB")
 
 
 def _check_device(device: str, where: _Where) -> None:
@@ -264,7 +256,7 @@ def _check_device(device: str, where: _Where) -> None:
 
 def _check_plan(folder: str, options: Mapping[str, Any], where: _Where) -> None:
     """That the folder is there, and that nothing is asked for that its plans say already."""
-    beside = [key for key in options if key in ("device", "memory_budget") or key not in PLAIN_FIELDS]
+    beside = [key for key in options if key == "device" or key not in PLAIN_FIELDS]
     if beside:
         raise ConfigError(f"{where.key(beside[0])}: beside plan: {folder}, {beside[0]} would do nothing: the plans there have their "
                           "profile and the options of their passes; leave one of the two out")  # fmt: skip

@@ -14,7 +14,7 @@ from interlace.config import Config, load_config, make_config, parse_bytes, requ
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, PassError, ProgramError
 from interlace.ir import Op, Program
-from interlace.passes import REGISTRY, Context, DropRecompute, OffloadActivations, Pass, Pipeline, Schedule1F1B, register
+from interlace.passes import REGISTRY, Context, OffloadActivations, Pass, Pipeline, Schedule1F1B, register
 from tests.strategies import World, programs
 
 PRESETS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / "presets").glob("*.yaml"))
@@ -82,8 +82,6 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("a: b: c", "my.yaml:1:5: not YAML"),
         ("[a, b]: 1", "my.yaml:1:1: expected a name of an option, found a sequence"),
         ("device: 7", "my.yaml:1:9: expected str, found 7"),
-        ("memory_budget: much", "my.yaml:1:16: size 'much': expected a number with B, KB"),
-        ("memory_budget: 0", "my.yaml:1:16: found 0, expected a size such as 70GB"),
         ("split_backward: off", "my.yaml:1:17: split_backward is off, and overlap_column_backward (on by default) cannot do w"),
         ("schedule_1f1b: off\noffload_activations: {fraction: 1}", "my.yaml:1:16: schedule_1f1b is off, and extend_lifetimes,"),
     ],
@@ -155,14 +153,6 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
     """One line."""
     assert loaded(tmp_path, "").passes == make_config({}).passes
     assert sorted(make_config({}).passes) == sorted(DEFAULT)
-
-
-def test_a_memory_budget_is_for_every_pass_that_was_not_told_otherwise() -> None:
-    config = make_config({"memory_budget": "2GB", "offload_activations": {"fraction": 0.5}})
-    assert config.memory_budget == 2 * 10**9
-    assert config.passes["drop-recompute"] == DropRecompute(memory_budget=2 * 10**9)
-    assert config.passes["offload-activations"] == OffloadActivations(fraction=0.5)
-    assert make_config({"memory_budget": 70}).passes["offload-activations"] == OffloadActivations(memory_budget=70)
 
 
 def test_everything_off_asks_for_nothing() -> None:

@@ -75,7 +75,8 @@ def test_the_cheapest_byte_is_recomputed_first() -> None:
         (PLAIN.replace('%11:float32[512,512] = pd_op.gelu(%10) backward layer="act" {', '%11:float32[512,512] = pd_op.gelu(%10) backward '
                        'layer="act" {"approximate":true,'), ["gelu", *BEHIND]),
         (PLAIN.replace('%19:float32[512,512] = pd_op.gelu_grad(%10, %17) backward layer="act"',
-                       '%19:float32[512,512]~10 = pd_op.gelu_grad_(%10, %17) backward layer="act" inplace=0:0'), ["matmul", "gelu", *BEHIND]),
+                       '%19:float32[512,512]~10 = pd_op.gelu_grad_(%10, %17) backward layer="act" inplace=0:0'),
+         ["matmul", "gelu", *BEHIND]),
     ],
     ids=["draws", "other attributes", "written over"],
 )  # fmt: skip
