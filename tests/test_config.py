@@ -132,6 +132,7 @@ def test_words_and_numbers_of_yaml(tmp_path: Path) -> None:
     config = loaded(tmp_path, """
 split_backward: on
 overlap_column_backward: "off"
+drop_recompute: off
 name_streams: false
 extend_lifetimes: off
 insert_events: off

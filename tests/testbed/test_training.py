@@ -18,7 +18,7 @@ from interlace.local.launch import LaunchResult, launch
 from testbed import device
 from tests.testbed.variant import need_ranks, switches
 from tests.training import test_zoo
-from tests.training.test_training import CASES, ON_THE_TESTBED, configured, few_layers
+from tests.training.test_training import ON_THE_TESTBED, configured, few_layers
 
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -128,7 +128,7 @@ DELAYED = {
 
 def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **variables: str) -> LaunchResult:
     """One of the road's cases with as few layers as it takes."""
-    world, model, words = CASES[name][:3]
+    world, model, words = ON_THE_TESTBED[name][:3]
     need_ranks(world)
     env = {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", **variables}
     if options is None:
@@ -145,7 +145,7 @@ def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, name: str
     """Equal results, no races, first reader, many ranks."""
     stock = of_the_road(tmp_path, name, None)
     delays = DELAYED.get(name, f"seed={len(name)},permille=25,max_us=1500")
-    planned = of_the_road(tmp_path, name, CASES[name][3], TESTBED_DELAYS=delays)
+    planned = of_the_road(tmp_path, name, ON_THE_TESTBED[name][3], TESTBED_DELAYS=delays)
     assert bits(planned) == bits(stock)
     assert digests(planned) == digests(stock)
     if name.startswith("auto"):
