@@ -13,7 +13,7 @@ from interlace.passes.base import Context, Pass, register
 from interlace.passes.weight_gradients import check_unscheduled
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.recompute import COPY, Recomputation
+from interlace.scheduler.recompute import Recomputation
 from interlace.units import ms, size
 
 
@@ -79,7 +79,7 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
     def _found(self, program: Program, context: Context) -> Recomputation:
         if "recomputation" not in context.memo or context.memo["recomputation"].program is not program:
             values, groups = {value.id: value for value in program.values}, {group.id: group for group in program.groups}
-            op_ns = {op.id: context.cost.op_time(op, values, groups).dur_ns for op in program.ops if COPY in op.attrs}
+            op_ns = {op.id: context.cost.op_time(op, values, groups).dur_ns for op in program.ops if op.role == "backward"}
             context.memo["recomputation"] = Recomputation(program, op_ns)
         found: Recomputation = context.memo["recomputation"]
         return found
@@ -105,11 +105,11 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
         left = {op.id for op in made.ops}
         gone = [op for op in found.copies.values() if op.id not in left]
         took = sum(found.op_ns[op.id] for op in gone)
-        whole = sum(found.op_ns.values())
+        whole = sum(found.op_ns[op_id] for op_id in found.copies)
         if gone:
             saved = size(sum(found.bytes_of(group) for group in kept))
-            context.changed.append(f"{len(gone)} of {len(found.op_ns)} operations are not recomputed: {ms(took)} of {ms(whole)} a "
-                                   f"micro-batch; for it {len(kept)} of {len(found.groups)} groups of values stay in memory, {saved} a "
+            context.changed.append(f"{len(gone)} of {len(found.copies)} repeated operations are not recomputed: {ms(took)} of {ms(whole)} "
+                                   f"a micro-batch; for it {len(kept)} of {len(found.groups)} groups of values stay in memory, {saved} a "
                                    "micro-batch")  # fmt: skip
         else:
             context.declined.append("every copy is read, and the memory budget has no room to keep originals")

@@ -1,8 +1,8 @@
 """Recomputation in a program: which operations of backward repeat operations of forward, and what it costs to do without them.
 
 Paddle's recompute pass repeats a segment of forward in backward and marks originals (`fwd_recompute_id`) and copies
-(`bwd_recompute_id`). Where a copy repeats its original exactly, backward can read the original's results instead: they stay in memory
-for longer, and copies that nobody reads any more go away, with their collectives.
+(`bwd_recompute_id`); collectives that are inserted later have no mark. Where a copy repeats its original exactly, backward can read the
+original's results instead: they stay in memory for longer, and copies that nobody reads any more go away, with their collectives.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from interlace.ir.kinds import is_random
 from interlace.ir.storage import Storages
 
 ORIGINAL, COPY = "fwd_recompute_id", "bwd_recompute_id"
-"""Attributes that Paddle's recompute pass sets on the operations of a segment and on their copies."""
+"""Attributes that Paddle's recompute pass sets on the operations of a segment, and on their copies."""
 IDENTITY = frozenset({"pd_op.share_data", "pd_op.share_data_"})
 
 
@@ -127,8 +127,9 @@ class Recomputation:
 def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, int]]:
     """Copies that repeat their original exactly, by id, and the original of each of their results.
 
-    An operation that draws random numbers, writes in place or has nested blocks repeats nothing, and neither does one whose original's
-    result is written over later.
+    An operation of backward is a copy where it has the mark, or reads a copy's result as its original reads the original's. One that
+    draws random numbers, writes in place or has nested blocks repeats nothing, and neither does one whose result, or whose original's, is
+    written over later.
     """
     root = {op.results[0]: op.operands[0] for op in program.ops if op.name in IDENTITY}
     written = {number for op in program.ops if op.name not in IDENTITY
@@ -142,21 +143,22 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
             value = original.get(value, root.get(value, value))
         return value
 
-    def key(op: Op, mark: str) -> tuple[object, ...]:
+    def key(op: Op) -> tuple[object, ...]:
         attrs = {name: each for name, each in op.attrs.items() if name not in (ORIGINAL, COPY)}
         operands = tuple(v if v == ABSENT else first(v) for v in op.operands)
-        return (op.attrs[mark], op.name, json.dumps(attrs, sort_keys=True, default=str), operands, op.group, op.chunk)
+        return (op.name, json.dumps(attrs, sort_keys=True, default=str), operands, op.group, op.chunk)
 
     for op in program.ops:
         if is_random(op) or op.inplace or op.num_blocks:
             continue
         if any(number in written for value in op.results for number in table.numbers(value)):
             continue
-        if ORIGINAL in op.attrs:
-            originals.setdefault(key(op, ORIGINAL), op)
-        elif COPY in op.attrs and (same := originals.get(key(op, COPY))) is not None:
+        if op.role == "forward":
+            same = originals.setdefault(key(op), op)
+            root.update((mine, other) for mine, other in zip(op.results, same.results, strict=True) if mine != other)
+        elif (COPY in op.attrs or any(v in original for v in op.operands)) and (repeated := originals.get(key(op))) is not None:
             copies[op.id] = op
-            original.update(zip(op.results, same.results, strict=True))
+            original.update(zip(op.results, repeated.results, strict=True))
     return copies, original
 
 
