@@ -140,3 +140,16 @@ def schedules_in_short() -> str:
         ahead.append(stock["step_ms"] / row["auto"]["step_ms"] - stock["step_ms"] / min(others))
     return (f"`auto` gains {span(gains)} over Paddle's own plan in {len(gains)} cases, "
             f"{100 * min(ahead):.1f} to {100 * max(ahead):.1f} points more than the best other form that holds no more")  # fmt: skip
+
+
+@claim
+def recompute() -> str:
+    """Steps and peaks of a program with full recomputation, by how much of it is left out."""
+    found = raw("recompute.json")
+    stock = found["stock"]
+    rows = [("Paddle's own plan", stock), ("without what nothing reads", found["unread"])]
+    rows += [(f"budget {each['budget_bytes'] / 2**30:.1f} GiB", each) for each in found["budgets"] if "why_not" not in each]
+    rows += [("Paddle's own plan of the program built without recomputation", found["without"])]
+    return table(["simulated", "step ms", "gain", "live peak GiB", "peak on a GPU GiB"], [
+        [name, f"{each['step_ms']:.1f}", "" if each is stock else f"{stock['step_ms'] / each['step_ms'] - 1:+.1%}",
+         f"{each['peak_bytes'] / 2**30:.1f}", f"{each['gpu_peak_bytes'] / 2**30:.1f}"] for name, each in rows])  # fmt: skip

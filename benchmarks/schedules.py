@@ -28,8 +28,8 @@ from interlace.ir import Op, Program, load
 from interlace.ir.dump import find_dumps
 from interlace.ir.kinds import NO_KERNEL, is_comm
 from interlace.passes import Pipeline, find_pass
-from interlace.passes.schedule_1f1b import Parts
 from interlace.planning.plan import Plan, make_plans
+from interlace.scheduler.jobs import Parts
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
@@ -52,7 +52,7 @@ def built(name: str, folder: Path) -> list[Program]:
     if not where.is_dir():
         schedule = f"--schedule VPP --vpp {chunks}" if chunks > 1 else "--schedule 1F1B"
         words = f"--preset {preset} --layers {layers} --seq-len 2048 --pp {stages} --mp {MP} --micro-batches 8 {schedule}"
-        subprocess.run([sys.executable, "-m", "interlace", "dump", f"examples/{script}.py", "--world", str(stages * MP), "--stages",
+        subprocess.run([sys.executable, "-m", "interlace.cli", "dump", f"examples/{script}.py", "--world", str(stages * MP), "--stages",
                         "-o", str(where), "--", *words.split()], cwd=ROOT, check=True)  # fmt: skip
     return [load(path) for path in find_dumps([where])]
 

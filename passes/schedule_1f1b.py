@@ -66,7 +66,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         early_sends: Weight of the time at which each send of a job starts, against the duration of the job, when its order is chosen:
             0 minimizes the duration alone. One number for all stages, or one for each.
         search: Whether a local search improves the order inside each kind of job; False keeps the list scheduler's, and so does `auto`:
-            the search looks at one job, and made whole steps up to 5 % longer as often as 0.3 % shorter.
+            the search looks at one job, and what it makes of a whole step is as often slower.
         schedule_file: Path of a file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), in the place
             of `lag` and `depth`; jobs of several parts are ordered as with `dx-first`, or with `mixed` where `interleave` says so.
         extra_live_bytes: Bytes by which the live memory of a job may exceed that of its plain order (all parts one after another), and the

@@ -65,6 +65,16 @@ def test_schedules(tmp_path: Path) -> None:
         assert row["bound_ms"] <= min(row[form]["step_ms"] for form in ("stock", "dx-first", "mixed", "zb-h1", "auto"))
 
 
+def test_recompute(tmp_path: Path) -> None:
+    """The more memory, the less is recomputed; and what nothing reads costs none."""
+    found = quick("recompute", tmp_path / "recompute.json")
+    assert found["unread"]["step_ms"] <= found["stock"]["step_ms"]
+    assert found["unread"]["peak_bytes"] <= found["stock"]["peak_bytes"]
+    kept = [each for each in found["budgets"] if "why_not" not in each]
+    assert kept
+    assert all(each["gpu_peak_bytes"] <= each["budget_bytes"] for each in kept)
+
+
 @pytest.mark.paddle
 def test_executor(tmp_path: Path) -> None:
     pytest.importorskip("paddle")

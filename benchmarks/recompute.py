@@ -1,0 +1,97 @@
+"""What leaving out recomputation gains, and what it costs in memory: simulated steps at several budgets, in Paddle's own schedule.
+
+The program is GPT-3 6.7B with 8 layers, float32, pp 2, mp 2, sequence 2048, 8 micro-batches, built with full recomputation (and without,
+for comparison); the times are those of the H200 profile. Programs are built where DIR lacks them.
+
+    python benchmarks/recompute.py DIR [-o FILE]
+    python benchmarks/recompute.py --quick [-o FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from measuring import ROOT, meta, store
+
+from interlace.config import make_config
+from interlace.cost_model import CostModel, Costs, load_profile
+from interlace.errors import BudgetError
+from interlace.ir import Program, load
+from interlace.ir.dump import find_dumps
+from interlace.planning.plan import make_plans
+from interlace.planning.stock import stock_plan
+from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.memory.throttle import gpu_peak
+from interlace.scheduler.simulate.simulator import simulate
+
+WORDS = "--preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8"
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Budgets: the peak of the program with recomputation, and so much of what the one without holds more."""
+ALONE = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams", "throttle_host"), "off")
+
+
+def built(recompute: str, folder: Path) -> list[Program]:
+    """All ranks' programs, built by `interlace dump` where the folder lacks them."""
+    where = folder / recompute
+    if not where.is_dir():
+        subprocess.run([sys.executable, "-m", "interlace.cli", "dump", "examples/gpt.py", "--world", "4", "-o", str(where), "--",
+                        *WORDS.split(), "--recompute", recompute], cwd=ROOT, check=True)  # fmt: skip
+    return [load(path) for path in find_dumps([where])]
+
+
+def small() -> list[Program]:
+    """Programs of two stages with recomputation, small enough for a test."""
+    sys.path.insert(0, str(ROOT))
+    from tests.captured.build import member, ranks
+    from tests.captured.test_targets import stored
+
+    return [stored()[1][member("pp2 recompute", rank)] for rank in ranks("pp2 recompute")]
+
+
+def judged(programs: Sequence[Program], cost: Costs) -> dict[str, Any]:
+    """Step in milliseconds; peaks of live memory on the fullest rank, in issue order and on a GPU, in bytes."""
+    took = max(rank.step_ns for rank in simulate(programs, cost, with_memory=False).ranks)
+    return {"step_ms": round(took / 1e6, 3), "peak_bytes": max(in_order(each).peak() for each in programs),
+            "gpu_peak_bytes": max(gpu_peak(each, cost) for each in programs)}  # fmt: skip
+
+
+def planned(programs: Sequence[Program], budget: int | None, cost: CostModel) -> dict[str, Any]:
+    """Paddle's own schedule with as much recomputation as the budget needs."""
+    options = {"drop_recompute": {"memory_budget": budget}} if budget else {}
+    config = make_config({"schedule_1f1b": {"interleave": "off"}, **ALONE, **options})
+    try:
+        plans = make_plans(programs, config, cost, "h200")
+    except BudgetError as error:
+        return {"budget_bytes": budget, "why_not": str(error)}
+    said = [report.changed[-1] for report in plans[0].reports if report.name == "drop-recompute" and report.changed]
+    return {"budget_bytes": budget, "said": said, **judged([plan.program for plan in plans], cost)}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Simulate, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="where the programs are, or will be built")
+    parser.add_argument("--quick", action="store_true", help="one pipeline of a tiny model")
+    parser.add_argument("-o", "--out", type=Path)
+    args = parser.parse_args(argv)
+    if not args.quick and args.folder is None:
+        parser.error("name the folder of the programs, or take --quick")
+    cost = CostModel(load_profile("h200"))
+    given = small() if args.quick else built("full", args.folder)
+    stock = judged([stock_plan(program, cost) for program in given], cost)
+    most = planned(given, 1 << 50, cost)
+    between = [int(stock["gpu_peak_bytes"] + share * (most["gpu_peak_bytes"] - stock["gpu_peak_bytes"])) for share in SHARES]
+    result = {"stock": stock, "unread": planned(given, None, cost), "budgets": [planned(given, each, cost) for each in between]}
+    if not args.quick:
+        result["without"] = judged([stock_plan(program, cost) for program in built("none", args.folder)], cost)
+    print(result)
+    store("recompute", {**meta(), "profile": "h200", "arguments": WORDS, **result}, args.out)
+
+
+if __name__ == "__main__":
+    main()
