@@ -25,7 +25,6 @@ class Context:
         facts: What `Pass.facts` gave on every rank, by rank; this rank's alone where the others are not known; empty without facts.
         is_whole: Whether `facts` are of every rank of the world.
         memo: Results for the same programs, where several forms of a plan are compared.
-        draft: Whether the plan is only simulated: orders that keep memory safe and cost no time, and numbers for reports, are left out.
         reserve_bytes: Device bytes that passes with a memory budget leave free for what later passes add.
         changed: What was moved or made, one line each.
         declined: What was left as it was, with the reason.
@@ -38,7 +37,6 @@ class Context:
     is_whole: bool = False
     reserve_bytes: int = 0
     memo: dict[Any, Any] = field(default_factory=dict)
-    draft: bool = False
 
     def change(self, op: Op, what: str) -> None:
         """Report something done at an operation."""

@@ -18,10 +18,12 @@ from interlace.units import ms, size
 
 
 class RecomputeFacts(msgspec.Struct, frozen=True):
-    """What a rank tells the others: its stage, its groups of values in the order in which they are recomputed, and how many must be."""
+    """What a rank tells the others: its stage, its groups of values in the order in which they are recomputed (`Recomputation.names`), and
+    how many of them must be.
+    """
 
     stage: int
-    groups: tuple[tuple[int, ...], ...]
+    groups: tuple[tuple[tuple[int, int], ...], ...]
     count: int
 
 
@@ -61,7 +63,7 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
         """The order of this rank's values, and how many of them its budget makes it recompute."""
         check_unscheduled(program)
         found = self._found(program, context)
-        return RecomputeFacts(program.pipeline.stage, tuple(found.groups), self._count(found, context.reserve_bytes))
+        return RecomputeFacts(program.pipeline.stage, found.names(), self._count(found, context.reserve_bytes))
 
     def run(self, program: Program, context: Context) -> Program:
         everyone: Sequence[RecomputeFacts] = context.facts
@@ -70,7 +72,12 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
         if not found.copies:
             context.declined.append("the program recomputes nothing that repeats forward exactly")
             return program
-        count = max(each.count for each in everyone if each.stage == mine.stage and each.groups == mine.groups)
+        stage = [each for each in everyone if each.stage == mine.stage]
+        if any(each.groups != mine.groups for each in stage):
+            context.declined.append("ranks of this stage differ in what they recompute: what is read is recomputed on all of them")
+            count = len(found.groups)
+        else:
+            count = max(each.count for each in stage)
         kept = found.groups[count:]
         made = found.without(kept)
         self._report(found, kept, made, context)
@@ -112,7 +119,8 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
                                    f"a micro-batch; for it {len(kept)} of {len(found.groups)} groups of values stay in memory, {saved} a "
                                    "micro-batch")  # fmt: skip
         else:
-            context.declined.append("every copy is read, and the memory budget has no room to keep originals")
+            why = "the memory budget has no room to keep originals" if self.memory_budget else "a memory_budget would keep originals"
+            context.declined.append(f"every copy is read; {why}")
 
 
 def _peak(program: Program) -> int:

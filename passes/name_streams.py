@@ -9,7 +9,7 @@ import msgspec
 
 from interlace.ir import Op, Program
 from interlace.ir.graph import written_operands
-from interlace.ir.kinds import is_collective, is_copy, is_receive, is_send
+from interlace.ir.kinds import is_collective, is_receive, is_send
 from interlace.ir.storage import storages_of
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType, mp_stream
@@ -60,12 +60,13 @@ class NameStreams(Pass, frozen=True, kw_only=True):
         count = Counter(new.stream for op, new in zip(program.ops, named, strict=True) if new is not op)
         context.changed += [f"stream {name}: {number} operations, priority {self.priority}" for name, number in sorted(count.items())]
         if not count:
-            context.declined.append("one rank alone communicates with nobody")
+            context.declined.append("one rank alone communicates with nobody" if program.world < 2 else
+                                    "no communication of forward or backward may have a stream of its own")  # fmt: skip
         return program.with_ops(named)
 
 
 def _with_names(ops: Iterable[Op], names: Mapping[int, str], priority: int) -> tuple[Op, ...]:
-    return tuple(msgspec.structs.replace(op, stream=names[op.id], priority=0 if is_copy(op) else priority) if op.id in names else op
+    return tuple(msgspec.structs.replace(op, stream=names[op.id], priority=priority) if op.id in names else op
                  for op in ops)  # fmt: skip
 
 

@@ -18,10 +18,10 @@ from interlace.scheduler.interleave.allocations import PairMemory
 from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, plan_pair
 from interlace.scheduler.jobs import Parts, job_of
 from interlace.scheduler.schedule import (
-    SCHEDULES,
     Schedule,
     Slot,
     check_rows,
+    find_schedule,
     in_flight,
     interleaved,
     lagged,
@@ -53,7 +53,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     Options:
         interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a lag and depth for each stage: the
             whole step is simulated, and no stage may need more memory than Paddle's own plan does on its worst stage (plus
-            `extra_live_bytes`; or `memory_budget` of offload-activations). `off` gives Paddle's own job list; `dx-first` runs
+            `extra_live_bytes`; or a `memory_budget`). `off` gives Paddle's own job list; `dx-first` runs
             backward's chain of input gradients first and runs weight gradients during backward's and forward's collectives, at
             Paddle's warm-up depth; `mixed` mixes both op by op with `2 (stages - 1 - stage) + 1` micro-batches in flight, which it
             needs; `zb-h1` postpones weight gradients to fill bubbles.
@@ -150,9 +150,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         """Slots of every stage, and the form of pairs."""
         pipe = program.pipeline
         self._check_shape(program)
-        if pipe.schedule not in SCHEDULES:
-            raise ConfigError(f"schedule {pipe.schedule!r} is not known; there are {sorted(SCHEDULES)}")
-        plain = self._every_stage(program, SCHEDULES[pipe.schedule])
+        plain = self._every_stage(program, find_schedule(pipe.schedule))
         if not any(op.role == "backward" for op in program.ops):
             return {stage: [slot for slot in row if slot.parts[0].kind == "F"] for stage, row in plain.items()}, "dx-first"
         if self.schedule_file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.kinds import is_boundary, is_receive, is_send
 from interlace.scheduler.interleave.planner import chain_ops
-from interlace.scheduler.schedule import SCHEDULES, Part
+from interlace.scheduler.schedule import Part, find_schedule
 
 KIND_NAMES = {"F": "forward", "B": "backward", "R": "recv_forward", "S": "send_backward", "I": "backward_b", "W": "backward_w",
               "O": "optimizer"}  # fmt: skip
@@ -50,8 +50,12 @@ def job_of(part: Part, parts: Parts) -> Job:
 
 
 def stock_jobs(program: Program) -> tuple[Job, ...]:
-    """The jobs of Paddle's own schedule for this rank, each in program order."""
+    """The jobs of Paddle's own schedule for this rank, each in program order.
+
+    Raises:
+        ConfigError: As `find_schedule`.
+    """
     pipe = program.pipeline
-    slots = SCHEDULES[pipe.schedule](pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
+    slots = find_schedule(pipe.schedule)(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
     parts = Parts(program, {part.kind for slot in slots for part in slot.parts})
     return tuple(job for slot in slots for part in slot.parts if (job := job_of(part, parts)).items)

@@ -14,12 +14,15 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from interlace.ir import ABSENT, Edit, Op, Program
-from interlace.ir.kinds import is_random
+from interlace.ir.kinds import is_boundary, is_p2p, is_random
 from interlace.ir.storage import Storages
+from interlace.scheduler.offload.saved_values import is_constant
 
 ORIGINAL, COPY = "fwd_recompute_id", "bwd_recompute_id"
 """Attributes that Paddle's recompute pass sets on the operations of a segment, and on their copies."""
 IDENTITY = frozenset({"pd_op.share_data", "pd_op.share_data_"})
+FOREIGN = frozenset({"py_func", "print", "assert"})
+"""Kinds that run code of the user, or act on more than their results."""
 
 
 class Recomputation:
@@ -118,6 +121,11 @@ class Recomputation:
             order.append(group)
         return order
 
+    def names(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The groups as `(index of the copy, index of its result)`, which ranks that run the same operations share; ids may differ."""
+        at = {op_id: k for k, op_id in enumerate(self.copies)}
+        return tuple(tuple((at[self.producer[v].id], self.producer[v].results.index(v)) for v in group) for group in self.groups)
+
     def bytes_of(self, group: tuple[int, ...]) -> int:
         """Bytes that a group holds from forward to backward."""
         numbers = {number for value in group for number in self.storages.numbers(self.original[value])}
@@ -127,13 +135,14 @@ class Recomputation:
 def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, int]]:
     """Copies that repeat their original exactly, by id, and the original of each of their results.
 
-    An operation of backward is a copy where it has the mark, or reads a copy's result as its original reads the original's. One that
-    draws random numbers, writes in place or has nested blocks repeats nothing, and neither does one whose result, or whose original's, is
-    written over later.
+    An operation of backward is a copy where it has the mark, or reads a copy's result as its original reads the original's. Nothing is
+    repeated by what gives another result each time (`_is_pure`), by what reads memory that is written in place within forward and
+    backward, or by what gives a result that is written over later.
     """
     root = {op.results[0]: op.operands[0] for op in program.ops if op.name in IDENTITY}
-    written = {number for op in program.ops if op.name not in IDENTITY
-               for _, operand in op.inplace for number in table.numbers(op.operands[operand])}  # fmt: skip
+    writers = [op for op in program.ops if op.name not in IDENTITY]
+    written = {number for op in writers for _, k in op.inplace for number in table.numbers(op.operands[k])}
+    changing = {number for op in writers if op.role != "optimize" for _, k in op.inplace for number in table.numbers(op.operands[k])}
     originals: dict[tuple[object, ...], Op] = {}
     copies: dict[int, Op] = {}
     original: dict[int, int] = {}
@@ -149,7 +158,7 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
         return (op.name, json.dumps(attrs, sort_keys=True, default=str), operands, op.group, op.chunk)
 
     for op in program.ops:
-        if is_random(op) or op.inplace or op.num_blocks:
+        if not _is_pure(op) or any(number in changing for value in op.reads for number in table.numbers(value)):
             continue
         if any(number in written for value in op.results for number in table.numbers(value)):
             continue
@@ -160,6 +169,14 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
             copies[op.id] = op
             original.update(zip(op.results, repeated.results, strict=True))
     return copies, original
+
+
+def _is_pure(op: Op) -> bool:
+    """Whether the same operands and attributes always give the same results, and nothing else happens."""
+    ours = op.name.startswith(("pd_op.", "builtin.")) and op.kind not in FOREIGN
+    known = "unreadable" not in op.attrs.values()
+    steady = not (is_random(op) or is_p2p(op) or is_boundary(op) or op.inplace or op.num_blocks)
+    return ours and known and steady and bool(op.results) and (bool(op.operands) or is_constant(op))
 
 
 def _aliased(program: Program) -> Program:

@@ -17,7 +17,7 @@ from itertools import combinations
 
 import msgspec
 
-from interlace.errors import PlanError
+from interlace.errors import ConfigError, PlanError
 
 _TOKEN = re.compile(r"([0-9]{1,9})([FBRSIW])(?:\.([0-9]{1,9}))?")
 _STAGE = re.compile(r"\s*[0-9]{1,9}\s*")
@@ -172,6 +172,17 @@ def _virtual_order(stages: int, micro_batches: int, chunks: int) -> tuple[list[t
 
 
 SCHEDULES: dict[str, Schedule] = {"FThenB": f_then_b, "1F1B": one_f_one_b, "VPP": interleaved, "accumulate": accumulate, "none": accumulate}
+
+
+def find_schedule(name: str) -> Schedule:
+    """The schedule of a name.
+
+    Raises:
+        ConfigError: It is not known; the message lists those there are.
+    """
+    if name not in SCHEDULES:
+        raise ConfigError(f"schedule {name!r} is not known; there are {sorted(SCHEDULES)}")
+    return SCHEDULES[name]
 """Paddle's own schedules by the name its strategy gives them."""
 
 

@@ -42,7 +42,8 @@ FLASH = frozenset({"flash_attn", "flash_attn_unpadded", "flash_attn_qkvpacked", 
 COPIES = frozenset({"memcpy", "memcpy_d2h", "memcpy_h2d"})
 RANDOM = frozenset({"dropout", "uniform", "gaussian", "randint", "randperm", "bernoulli", "multinomial", "exponential",
                     "truncated_gaussian_random", "fused_dropout_add", "poisson", "standard_gamma", "dirichlet",
-                    "binomial", "rrelu", "class_center_sample", "top_p_sampling"})  # fmt: skip
+                    "binomial", "rrelu", "class_center_sample", "top_p_sampling", "gumbel_softmax", "dropout_nd", "seed",
+                    "fused_dot_product_attention", "fused_bias_dropout_residual_layer_norm"})  # fmt: skip
 """Kinds that draw from the device's only generator: their order decides the numbers."""
 NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, "pd_op.full_int_array", "pd_op.share_var"}
 """Names of operations that launch nothing on the device."""

@@ -44,7 +44,8 @@ def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassRepor
                         "lower run_ahead_bytes of throttle_host")  # fmt: skip
     else:
         line = f"{asked}: on a GPU the plan holds {size(peak)} at most, however fast its host"
-    name = next(each.name for each in reversed(passes) if getattr(each, "memory_budget", None))
+    ran = {report.name for report in reports}
+    name = next((each.name for each in reversed(passes) if each.name in ran and getattr(each, "memory_budget", None)), reports[-1].name)
     return [_with(report, line, peak is not None) if report.name == name else report for report in reports]
 
 

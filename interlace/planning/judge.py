@@ -38,7 +38,7 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
     at = next((k for k, each in enumerate(pipeline.passes) if each.fallbacks()), None)
     if at is None:
         return (pipeline, *pipeline.run(program, cost, peers, reserve_bytes))
-    before, first = Pipeline(pipeline.passes[:at]).run(program, cost, peers)
+    before, first = Pipeline(pipeline.passes[:at]).run(program, cost, peers, reserve_bytes)
 
     def run(form: Pass, draft: bool = False) -> Run:
         passes = (form, *(kept for each in pipeline.passes[at + 1 :] if (kept := each.draft() if draft else each) is not None))

@@ -51,7 +51,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def memory_budget(self) -> int:
         """Device bytes that the plan was to stay under; 0 without a budget."""
-        return int(self.options.get("offload-activations", {}).get("memory_budget") or 0)
+        return min((int(budget) for each in self.options.values() if (budget := each.get("memory_budget"))), default=0)
 
     def passes(self, names: Sequence[str]) -> tuple[Pass, ...]:
         """Some of the passes with their options.
@@ -214,11 +214,11 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
         pipeline, planned, reports = _run(asked, program, cost, peers, reserve_bytes)
         if not memory_budget(asked.passes):
             break
-        over = bytes_over(planned, pipeline.passes, cost)
+        over = bytes_over(planned, asked.passes, cost)
         if not any(gather(peers, "bytes over the budget", over)):
             break
         reserve_bytes += over
-    reports = say_budget(planned, pipeline.passes, reports, cost)
+    reports = say_budget(planned, asked.passes, reports, cost)
     digests = gather(peers, "finished plans", digest_of(planned))
     compared, outcome = compare(program, planned, reports, cost, profile, memory_budget(asked.passes), peers)
     return Plan(program, planned, tuple(reports), profile, pipeline.passes, set_digest=digest_of_set(digests), outcome=outcome,

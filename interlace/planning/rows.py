@@ -69,10 +69,17 @@ def _options(passes: Sequence[Pass], rows: Path) -> dict[str, Any]:
     options: dict[str, Any] = {option_name(kind.name): "off" for kind in REGISTRY.values() if kind.is_default}
     for each in passes:
         each = _given(each, str(rows)) if isinstance(each, Schedule1F1B) else each
-        defaults = {field.name: field.default for field in msgspec.structs.fields(each)}
-        differ = {name: value for name, value in msgspec.to_builtins(each).items() if value != msgspec.to_builtins(defaults[name])}
+        defaults = {field.name: _default(field) for field in msgspec.structs.fields(each)}
+        differ = {name: value for name, value in msgspec.to_builtins(each).items() if value != defaults[name]}
         options[option_name(each.name)] = _plain(differ) or "on"
     return options
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    """An option's default as plain data; `NODEFAULT`, which equals no value, where it has none."""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return msgspec.to_builtins(field.default_factory())
+    return field.default if field.default is msgspec.NODEFAULT else msgspec.to_builtins(field.default)
 
 
 def _given(schedule: Schedule1F1B, rows: str) -> Schedule1F1B:

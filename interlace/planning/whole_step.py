@@ -78,9 +78,10 @@ class _Choice:
         at = pipeline.passes.index(asked)
         self.earlier, self.later = pipeline.passes[:at], pipeline.passes[at + 1 :]
         self.early = asked.early_sends if isinstance(asked.early_sends, float) else EARLY
-        self.before, self.first = Pipeline(self.earlier).run(program, cost, peers)
+        self.before, self.first = Pipeline(self.earlier).run(program, cost, peers, reserve_bytes)
         self.stands_for = stand_ins(program, peers)
-        self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or Pipeline(self.later).asks_ranks()
+        asking = (Pipeline(self.later), self._paddles())
+        self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks() for each in asking)
         """Whether this rank makes drafts: one of each stage does, and all where a pass asks them."""
 
     def run(self) -> Run:
@@ -88,7 +89,7 @@ class _Choice:
         peaks = self._peaks(made)
         own = Judged(self.asked.stock(), (), self._step_ns(made), max(peaks))
         limit = memory_budget(self.pipeline.passes) or int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
-        forms = [self._named(name) for name in NAMED if self._may(name)]
+        forms = [self.asked.stock(), *(self._named(name) for name in NAMED if self._may(name))]
         if self._may("dx-first") and self.program.pipeline.num_chunks > 1:
             stages = range(self.program.pipeline.num_stages)
             forms += [msgspec.structs.replace(self._named("dx-first"), lag=tuple(a + b * s for s in stages)) for a, b in CHUNK_LAGS]
@@ -100,7 +101,7 @@ class _Choice:
         if best is None and own.step_ns is None and forms:
             unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
             return noted(self._whole(forms[0], self.later), Schedule1F1B.name, [], [unknown, *self._lost(judged, limit)])
-        if best is None or (own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
+        if best is None or (own.peak_bytes <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
             lines = [f"auto: Paddle's own plan, whole step simulated {_text(own)}"]
             return noted(self._stock(), Schedule1F1B.name, lines, self._lost(judged, limit))
         run = self._whole(best.form, best.later)
@@ -108,10 +109,12 @@ class _Choice:
                  f"no stage may hold more than {size(limit)}"]  # fmt: skip
         return noted(run, Schedule1F1B.name, lines, self._lost([each for each in judged if each is not best], limit))
 
-    def _stock(self, draft: bool = False) -> Run:
+    def _paddles(self) -> Pipeline:
         """Paddle's own jobs and streams; a user's other passes run all the same."""
-        passes = tuple(kept for each in self.pipeline.passes if (kept := each.stock()) is not None)
-        passes = _drafted(passes) if draft else passes
+        return Pipeline(tuple(kept for each in self.pipeline.passes if (kept := each.stock()) is not None))
+
+    def _stock(self, draft: bool = False) -> Run:
+        passes = _drafted(self._paddles().passes) if draft else self._paddles().passes
         made, reports = Pipeline(passes).run(self.program, self.cost, self.peers, self.reserve_bytes)
         return Pipeline(passes), made, reports
 

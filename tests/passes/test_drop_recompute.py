@@ -33,6 +33,21 @@ VIEWED = PLAIN.replace(
 """The same with a view between the product and gelu."""
 
 
+RECEIVED = """program rank=1 world=2 mode=train
+pipeline stage=1 of 2 micro_batches=2 chunks=1 schedule=1F1B
+group 12 = 0,1
+#0 %1:float32[512,512] = pd_op.recv_v2() forward group=12 {"peer":0}
+#1 %2:float32[512,512] = pd_op.recv_v2() forward group=12 {"peer":0}
+#2 %3:float32[512,512] = pd_op.gelu(%1) forward {"fwd_recompute_id":0}
+#3 %4:float32[512,512] = pd_op.gelu(%2) forward {"fwd_recompute_id":0}
+#4 %5:float32[512,512] = pd_op.matmul(%3, %4) forward {"fwd_recompute_id":0,"transpose_x":false,"transpose_y":false}
+#5 %6:float32[512,512] = pd_op.gelu(%1) backward {"bwd_recompute_id":0}
+#6 %7:float32[512,512] = pd_op.gelu(%2) backward {"bwd_recompute_id":0}
+#7 %8:float32[512,512], %9:float32[512,512] = pd_op.matmul_grad(%6, %7, %5) backward {"transpose_x":false,"transpose_y":false}
+#8 builtin.shadow_output(%8) optimize {"output_name":"dx"}
+"""
+
+
 def parsed(text: str) -> Program:
     program = parse(text)
     verify(program)
@@ -77,12 +92,26 @@ def test_the_cheapest_byte_is_recomputed_first() -> None:
         (PLAIN.replace('%19:float32[512,512] = pd_op.gelu_grad(%10, %17) backward layer="act"',
                        '%19:float32[512,512]~10 = pd_op.gelu_grad_(%10, %17) backward layer="act" inplace=0:0'),
          ["matmul", "gelu", *BEHIND]),
+        (PLAIN.replace("#4 %4", '#26 %26:float32[512,512]~2 = pd_op.relu_(%2) forward inplace=0:0\n#4 %4'),
+         ["matmul", "gelu", "matmul", "add"]),
+        (PLAIN.replace("pd_op.gelu(", "custom_op.gelu("), ["gelu", *BEHIND]),
     ],
-    ids=["draws", "other attributes", "written over"],
+    ids=["draws", "other attributes", "written over", "reads what changes", "not Paddle's"],
 )  # fmt: skip
 def test_what_is_no_exact_repetition_stays(text: str, left: list[str]) -> None:
     found = recomputation(parsed(text))
     assert kinds(found.without(found.groups)) == left
+
+
+def test_two_receives_are_two_values() -> None:
+    """They have no operands, and the same attributes."""
+    text = RECEIVED.replace("512", "4")
+    program = parsed(text)
+    found = recomputation(program)
+    made = found.without(found.groups)
+    verify(made)
+    (both,) = [op for op in made.ops if op.kind == "matmul_grad"]
+    assert both.operands[:2] == (3, 4)
 
 
 def test_a_budget_keeps_as_much_as_it_has_room_for() -> None:
@@ -104,6 +133,18 @@ def test_ranks_of_a_stage_recompute_alike() -> None:
         mine = msgspec.structs.replace(program, rank=rank)
         asked = DropRecompute(memory_budget=1 << 30 if rank else 100)
         return kinds(Pipeline((asked,)).run(mine, COSTS, peers)[0])
+
+    assert plan_together(plan_one, [0, 1]) == [["matmul", "gelu"]] * 2
+
+
+def test_ranks_that_differ_recompute_what_is_read() -> None:
+    """Ids of values may differ; what is recomputed in which order must not."""
+    program = parsed(PLAIN)
+    other = parsed(PLAIN.replace("pd_op.gelu_grad(%10, %17)", "pd_op.gelu_grad(%11, %17)"))
+
+    def plan_one(rank: int, peers: Peers) -> list[str]:
+        mine = msgspec.structs.replace(other if rank else program, rank=rank)
+        return kinds(Pipeline((DropRecompute(memory_budget=1 << 30),)).run(mine, COSTS, peers)[0])
 
     assert plan_together(plan_one, [0, 1]) == [["matmul", "gelu"]] * 2
 

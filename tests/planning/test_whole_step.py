@@ -12,12 +12,16 @@ from hypothesis import example, given, settings
 from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.cost_model.base import Estimate, Groups, Values
-from interlace.ir import Op, Program
+from interlace.errors import BudgetError
+from interlace.ir import Op, Program, parse
+from interlace.passes import DropRecompute
+from interlace.planning import plan as plan_module
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
+from tests.passes.test_drop_recompute import PLAIN
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
 
@@ -126,3 +130,35 @@ def test_weight_gradients_trail_with_chunks(lag: int | tuple[int, ...]) -> None:
 def test_a_rank_alone_takes_dx_first_and_says_so() -> None:
     (plan,) = planned(programs(World(pp=2, micro_batches=4))[:1], CALM, "auto")
     assert "auto: the whole step was not simulated, the other stages' plans are not known here; dx-first instead" in told([plan])
+
+
+def recomputing(schedule: str) -> list[Program]:
+    """Two ranks of a tensor-parallel model with full recomputation."""
+    text = PLAIN.replace("512", "64").replace("schedule=accumulate", f"schedule={schedule}")
+    program = parse(text if schedule == "accumulate" else text.replace("micro_batches=3", "micro_batches=1"))
+    return [msgspec.structs.replace(program, rank=rank) for rank in range(2)]
+
+
+@pytest.mark.parametrize("schedule", ["accumulate", "none", "FThenB"])
+def test_recomputation_is_left_out_whatever_the_schedule(schedule: str) -> None:
+    for plan in planned(recomputing(schedule), LOADED, "auto"):
+        assert [op.kind for op in plan.program.ops if "bwd_recompute_id" in op.attrs] == ["matmul", "gelu"]
+
+
+def test_a_budget_that_cannot_be_kept_is_refused() -> None:
+    config = make_config({"drop_recompute": {"memory_budget": 1000}})
+    with pytest.raises(BudgetError, match="memory_budget 1000 B"):
+        make_plans(recomputing("accumulate"), config, LOADED, "given")
+
+
+def test_a_plan_over_its_budget_is_made_again_with_less_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that are too many reach the passes before the schedule, with every form of it."""
+    seen = []
+    count = DropRecompute._count
+    monkeypatch.setattr(DropRecompute, "_count", lambda self, found, reserve: seen.append(reserve) or count(self, found, reserve))
+    monkeypatch.setattr(plan_module, "bytes_over", lambda *_: 777)
+    for form in ("auto", "dx-first"):
+        seen.clear()
+        config = make_config({"drop_recompute": {"memory_budget": 1 << 30}, "schedule_1f1b": {"interleave": form}})
+        make_plans(recomputing("accumulate"), config, LOADED, "given")
+        assert set(seen) == {0, 777, 2 * 777, 3 * 777}, form
