@@ -83,24 +83,48 @@ class Neighbours:
     def _said(self, topic: str, mine: bytes) -> list[bytes]:
         import msgspec
 
-        from interlace.planning.judge import Shown
-
-        if topic not in ("stages", "plans of stages"):
+        if topic == "stages":
+            like = msgspec.msgpack.decode(mine, type=bytes)
+            stages = [like if stage == self.stage else like + bytes([stage]) for stage in range(PP)]
+        elif topic == "plans of stages":
+            stages = self._shown(mine)
+        elif topic == "plans to compare":
+            stages = self._compared(mine)
+        else:
             return [mine] * (PP * MP)
-        shown = msgspec.msgpack.decode(mine, type=Shown)
-        plans = [_of_stage(shown, stage) if shown.plan else b"" for stage in range(PP)]
-        every = [Shown(rank, rank // MP, plans[rank // MP] if rank % MP == 0 else b"") for rank in range(PP * MP)]
-        return [msgspec.msgpack.encode(each) for each in every]
+        return [msgspec.msgpack.encode(stages[rank // MP]) for rank in range(PP * MP)]
+
+    def _shown(self, mine: bytes) -> list[Any]:
+        """What one rank of each stage shows of its plan."""
+        import msgspec
+
+        from interlace.planning import judge
+
+        shown = msgspec.msgpack.decode(mine, type=judge.Shown)
+        program = judge._seen(shown) if shown.ops else None
+        return [judge._shown(_of_stage(program, stage)) if program else shown for stage in range(PP)]
+
+    def _compared(self, mine: bytes) -> list[bytes]:
+        """What one rank of each stage gives for the comparison with Paddle's own plan."""
+        import zlib
+
+        import msgspec
+
+        from interlace.planning.compare import Member
+
+        packed = msgspec.msgpack.decode(mine, type=bytes)
+        if not packed:
+            return [packed] * PP
+        member = msgspec.msgpack.decode(zlib.decompress(packed), type=Member)
+        moved = [Member(_of_stage(member.stock, stage), _of_stage(member.plan, stage), member.reports) for stage in range(PP)]
+        return [zlib.compress(msgspec.msgpack.encode(each), 1) for each in moved]
 
 
-def _of_stage(shown: Any, stage: int) -> bytes:
+def _of_stage(program: Any, stage: int) -> Any:
     """The plan of another stage: ranks moved along; at the ends nothing is received from, or sent to, beyond."""
-    import zlib
-
     import msgspec
 
-    by = MP * (stage - shown.stage)
-    program = shown.program()
+    by = MP * (stage - program.pipeline.stage)
     ends = {("forward", "recv_v2"): 0, ("backward", "send_v2"): 0, ("backward", "recv_v2"): PP - 1, ("forward", "send_v2"): PP - 1}
     world = range(PP * MP)
     ranks = {group.id: tuple(rank + by for rank in group.ranks) for group in program.groups
@@ -111,12 +135,11 @@ def _of_stage(shown: Any, stage: int) -> bytes:
         beyond = ends.get((op.role, op.kind)) == stage
         ops.append(msgspec.structs.replace(op, name="pd_op.full", operands=(), no_buffer=(), group=-1, stream="", attrs={})
                    if beyond else msgspec.structs.replace(op, group=number[op.group]))  # fmt: skip
-    moved = msgspec.structs.replace(
+    return msgspec.structs.replace(
         program.with_ops(ops), rank=program.rank + by, pipeline=msgspec.structs.replace(program.pipeline, stage=stage),
         groups=tuple(msgspec.structs.replace(group, id=number[group.id], ranks=ranks[group.id])
                      for group in program.groups if group.id in ranks),
     )  # fmt: skip
-    return zlib.compress(msgspec.msgpack.encode(moved), 1)
 
 
 def build_both(options: list[str], profile: bool) -> dict[str, Any]:

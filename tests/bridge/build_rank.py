@@ -69,8 +69,9 @@ def built_engine(how: str, arguments: list[str]) -> Any:
     from interlace.config import make_config
     from interlace.passes.base import option_name
 
+    ordered = {"extend_lifetimes": "on", "insert_events": "on"}
     off = {option_name(name): "off" for name in make_config({}).passes}
-    options = {"off": {**off}, "plain": {**off, "schedule_1f1b": {"interleave": "off"}}}.get(how, {})
+    options = {"off": {**off}, "plain": {**off, **ordered, "schedule_1f1b": {"interleave": "off"}}}.get(how, {})
     enable = interlace.enable
 
     def enable_with_flags(strategy: Any) -> None:

@@ -384,7 +384,7 @@ def test_a_fused_buffer_holds_the_parameters_of_its_name(buffer: str, known: set
 
 
 def test_a_fused_buffer_whose_name_reads_two_ways_is_refused() -> None:
-    with pytest.raises(ProgramError, match=r"fused@-x-y' may hold .* or .* without hyphens"):
+    with pytest.raises(ProgramError, match=r"fused@-x-y' may contain .* or .* without hyphens"):
         fused_parameters("fused@-x-y", {"x", "y", "x-y"})
 
 

@@ -64,13 +64,15 @@ def digest_of_times(plans: Sequence[Program], cost: CostModel) -> list[Any]:
 
 def digest(name: str, title: str) -> list[str]:
     """Of a case under a configuration: its plans and its times, or why there is no plan."""
-    interleave.SEARCH_WORK = WORK if title in SEARCHED else 0
     cost, config = CostModel(load_profile("h200")), CONFIGS[title]
+    interleave.SEARCH_WORK = WORK if title in SEARCHED else 0
     try:
         plans = [plan.program for plan in make_plans([stored()[1][member(name, rank)] for rank in ranks(name)], config, cost, "h200")]
         found = [[digest_of_plan(plan) for plan in plans], digest_of_times(plans, cost)]
     except InterlaceError as error:
         return [type(error).__name__]
+    finally:
+        interleave.SEARCH_WORK = WORK
     return [hashlib.blake2b(json.dumps(each).encode(), digest_size=8).hexdigest() for each in found]
 
 

@@ -16,7 +16,8 @@ class Plant(Pass, frozen=True, kw_only=True):
     """Take this rank's plan from a folder of packed programs."""
 
     name = "plant"
-    needs = frozenset({"streams"})
+    needs = frozenset({"events"})
+    after = ("throttle-host",)
 
     folder: str = ""
 
