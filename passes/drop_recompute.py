@@ -8,12 +8,13 @@ from typing import Annotated
 
 import msgspec
 
+from interlace.cost_model.base import tables_of
 from interlace.ir import Program
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.weight_gradients import check_unscheduled
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.recompute import Recomputation
+from interlace.scheduler.recompute import Recomputation, recomputes
 from interlace.units import ms, size
 
 
@@ -85,8 +86,8 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
 
     def _found(self, program: Program, context: Context) -> Recomputation:
         if "recomputation" not in context.memo or context.memo["recomputation"].program is not program:
-            values, groups = {value.id: value for value in program.values}, {group.id: group for group in program.groups}
-            op_ns = {op.id: context.cost.op_time(op, values, groups).dur_ns for op in program.ops if op.role == "backward"}
+            tables, timed = tables_of(program), program.ops if recomputes(program) else ()
+            op_ns = {op.id: context.cost.op_time(op, *tables).dur_ns for op in timed if op.role == "backward"}
             context.memo["recomputation"] = Recomputation(program, op_ns)
         found: Recomputation = context.memo["recomputation"]
         return found

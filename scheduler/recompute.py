@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from interlace.ir import ABSENT, Edit, Op, Program
-from interlace.ir.kinds import is_boundary, is_p2p, is_random
-from interlace.ir.storage import Storages
+from interlace.ir.kinds import OPAQUE, is_boundary, is_p2p, is_random
+from interlace.ir.storage import Storages, storages_of
 from interlace.scheduler.offload.saved_values import is_constant
 
 ORIGINAL, COPY = "fwd_recompute_id", "bwd_recompute_id"
@@ -38,7 +38,7 @@ class Recomputation:
 
     def __init__(self, program: Program, op_ns: Mapping[int, int]) -> None:
         self.program, self.op_ns = program, op_ns
-        self.storages = Storages(program)
+        self.storages = storages_of(program)
         self.copies, self.original = _match(program, self.storages)
         self.producer = {value: op for op in self.copies.values() for value in op.results}
         self.groups = self._ordered(self._groups())
@@ -132,6 +132,11 @@ class Recomputation:
         return sum(max(0, self.storages.storages[number].size_bytes) for number in numbers)
 
 
+def recomputes(program: Program) -> bool:
+    """Whether Paddle's recompute pass has repeated anything in it."""
+    return any(COPY in op.attrs for op in program.ops)
+
+
 def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, int]]:
     """Copies that repeat their original exactly, by id, and the original of each of their results.
 
@@ -139,6 +144,8 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
     repeated by what gives another result each time (`_is_pure`), by what reads memory that is written in place within forward and
     backward, or by what gives a result that is written over later.
     """
+    if not recomputes(program):
+        return {}, {}
     root = {op.results[0]: op.operands[0] for op in program.ops if op.name in IDENTITY}
     writers = [op for op in program.ops if op.name not in IDENTITY]
     written = {number for op in writers for _, k in op.inplace for number in table.numbers(op.operands[k])}
@@ -174,7 +181,7 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
 def _is_pure(op: Op) -> bool:
     """Whether the same operands and attributes always give the same results, and nothing else happens."""
     ours = op.name.startswith(("pd_op.", "builtin.")) and op.kind not in FOREIGN
-    known = "unreadable" not in op.attrs.values()
+    known = OPAQUE not in op.attrs.values()
     steady = not (is_random(op) or is_p2p(op) or is_boundary(op) or op.inplace or op.num_blocks)
     return ours and known and steady and bool(op.results) and (bool(op.operands) or is_constant(op))
 

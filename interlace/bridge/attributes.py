@@ -7,8 +7,7 @@ from typing import Any
 
 import paddle
 
-OPAQUE = "unreadable"
-"""Placeholder in a captured program for an attribute that Paddle cannot return; lowering clones the operation with the attribute."""
+from interlace.ir.kinds import OPAQUE
 
 
 def attributes(op: Any) -> dict[str, Any]:

@@ -45,6 +45,8 @@ RANDOM = frozenset({"dropout", "uniform", "gaussian", "randint", "randperm", "be
                     "binomial", "rrelu", "class_center_sample", "top_p_sampling", "gumbel_softmax", "dropout_nd", "seed",
                     "fused_dot_product_attention", "fused_bias_dropout_residual_layer_norm"})  # fmt: skip
 """Kinds that draw from the device's only generator: their order decides the numbers."""
+OPAQUE = "unreadable"
+"""Placeholder in a captured program for an attribute that Paddle cannot return; lowering clones the operation with the attribute."""
 NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, "pd_op.full_int_array", "pd_op.share_var"}
 """Names of operations that launch nothing on the device."""
 COMPUTE_STREAMS = frozenset({"", "DefaultStream"})

@@ -11,7 +11,7 @@ paddle = pytest.importorskip("paddle")
 
 from paddle.distributed.auto_parallel.static.process_group import new_process_group, remove_process_group  # noqa: E402
 
-from interlace.bridge.attributes import OPAQUE, attributes  # noqa: E402
+from interlace.bridge.attributes import attributes  # noqa: E402
 from interlace.bridge.capture import Captured, capture, complete_roles, dtype_name, feeds, fused_parameters, plain, with_group  # noqa: E402
 from interlace.bridge.lower import lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
@@ -32,6 +32,7 @@ from interlace.ir import (  # noqa: E402
     show,
     verify,
 )  # fmt: skip
+from interlace.ir.kinds import OPAQUE  # noqa: E402
 from tests.bridge.small import Build, C, captured_small, small_program  # noqa: E402
 
 pytestmark = pytest.mark.paddle
