@@ -69,8 +69,9 @@ def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
 STOCK, AGAIN = Plan("stock", None), Plan("stock-again", None)
 COLUMN, DX, MIXED, ZB = (Plan(name, _pairs(form)) for name, form in (("column", "off"), ("dx-first", "dx-first"), ("mixed", "mixed"),
                                                                      ("zb-h1", "zb-h1")))  # fmt: skip
-LAGS = tuple(Plan(name, _pairs(f"dx-first, lag: {lag}")) for name, lag in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]")))
-"""Weight gradients trail by one micro-batch; on the second of two stages by more."""
+LAGS = tuple(Plan(name, _pairs(f"dx-first, lag: {lag}")) for name, lag in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]"),
+                                                                                       ("lag-2", "2")))  # fmt: skip
+"""Weight gradients trail by one micro-batch or more; on the second of two stages by more."""
 AUTO = tuple(Plan(name, f"device: h200\nschedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n")
              for name, extra in (("auto", "0"), ("auto-8gb", "8GB")))  # fmt: skip
 """Within the memory of Paddle's own plan, and with more."""
@@ -99,7 +100,7 @@ def _layers(
     """
     sizes = (("pp", pp, 1), ("vpp", vpp, 1), ("b", batch, 1), ("m", micro_batches, 8))
     parts = [script, f"s{seq}", f"mp{mp}", *(f"{name}{size}" for name, size, usual in sizes if size != usual),
-             *(["fused"] if "--fused" in more else [])]  # fmt: skip
+             *(name for option, name in (("--fused", "fused"), ("--sequence-parallel", "sp")) if option in more)]  # fmt: skip
     args = (*BIG, "--layers", str(2 * pp * vpp), "--seq-len", str(seq), "--batch-size", str(micro_batches * batch),
             "--micro-batches", str(micro_batches), "--mp", str(mp), "--pp", str(pp), *more)  # fmt: skip
     if script == "llama":
@@ -112,15 +113,17 @@ def _layers(
 def cases(gpus: int) -> list[Case]:
     """What is run on so many GPUs, what matters most first."""
     models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
-    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, LAGS[0], *AUTO, *FREE, AGAIN, *LEVEL[:2], *PINNED))
+    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, LAGS[0], LAGS[3], *AUTO, *FREE, AGAIN, *LEVEL[:2], *PINNED))
              for mp in widths for model in models]  # fmt: skip
     found += [_layers("llama", 2048, mp, batch=4, plans=SOME, more=("--fused",)) for mp in widths]
+    found += [_layers(model, 2048, mp, batch=4, plans=(*FORMS[:3], LAGS[0], LAGS[3], *AUTO), more=("--sequence-parallel",))
+              for mp in widths for model in models]  # fmt: skip
     found += [_layers(model, 4096, mp, batch=2, plans=(*ALL, *LEVEL[:2], *PINNED)) for mp in widths for model in models]
     found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
-        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS, *AUTO, *LEVEL, COLUMN, *OFFLOADS,
+        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS[:3], *AUTO, *LEVEL, COLUMN, *OFFLOADS,
                                                          AGAIN)) for model in models]
-        found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS, *AUTO), micro_batches=count)
+        found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS[:3], *AUTO), micro_batches=count)
                   for seq, count in ((4096, 8), (2048, 4), (4096, 4)) for model in models]  # fmt: skip
         found.append(_layers("gpt", 2048, 1, 2, 2, plans=SOME))
         found += _peaks()
