@@ -70,7 +70,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         schedule_file: Path of a file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), in the place
             of `lag` and `depth`; jobs of several parts are ordered as with `dx-first`, or with `mixed` where `interleave` says so.
         extra_live_bytes: Bytes by which the live memory of a job may exceed that of its plain order (all parts one after another), and the
-            memory of a stage that of Paddle's plan.
+            memory of a stage that of Paddle's plan. What `extend-lifetimes` keeps alive for side streams after that is not counted
+            here; a `memory_budget` counts it.
         max_ops_per_job: A pair with more operations stays two jobs (the executor's build time is quadratic in them).
         only_gains: Fall back to a simpler form (`dx-first`, then `off`) if the simulated step would be slower than with `off`.
 
