@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from interlace.bridge.feeds import matching_feed
 from interlace.bridge.flags import Flags, final_config
 from interlace.bridge.layers import LayerNames
 from interlace.bridge.lower import Lowered, lower
-from interlace.bridge.profiles import costs_for, require_own_gpu
+from interlace.bridge.profiles import costs_for, known_name, require_own_gpu
 from interlace.bridge.targets import Device, choose_device
 from interlace.config import Config, make_config
 from interlace.cost_model import load_profile
@@ -144,7 +145,7 @@ def install() -> None:
             return stock_run(self, *args, **kwargs)
         if kwargs.get("mode") is not None:
             self.to_mode(kwargs["mode"])
-        with _ready(self, state), _fed(self, state, args, kwargs):
+        with _ready(self, state), _fed(self, state, args, kwargs), _timed(self, state):
             return stock_run(self, *args, **kwargs)
 
     engine_module.pipeline_pass = pipeline_pass
@@ -247,6 +248,7 @@ def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipel
     device.prepare()
     lowered = lower(captured, plan.program, device)
     if mode == "train":
+        plan.measured.device, plan.measured.profile_device = known_name(device), load_profile(plan.profile).device
         _last_plan[:] = [plan]
         say_once(plan.sentence())
     state.modes[mode] = Mode(plan, captured, lowered, mapping, to_compare=comm)
@@ -305,6 +307,21 @@ def _fed(engine: Any, state: State, args: Sequence[Any], kwargs: Mapping[str, An
     given = [*args[:2], kwargs.get("data"), kwargs.get("feed")]
     feeds = [each for item in given for each in (item if isinstance(item, (list, tuple)) else [item])]
     return matching_feed(mode.lowered, feeds) if mode is not None else nullcontext()
+
+
+@contextmanager
+def _timed(engine: Any, state: State) -> Iterator[None]:
+    """Measure the step, if it is one of the first of training; after the last of them the log says what a step took."""
+    mode = state.modes.get(engine._mode)
+    if mode is None or engine._mode != "train" or not mode.plan.measured.is_open:
+        yield
+        return
+    start_ns = time.perf_counter_ns()
+    yield
+    choose_device().synchronize()
+    mode.plan.measured.took_ns.append(time.perf_counter_ns() - start_ns)
+    if not mode.plan.measured.is_open:
+        say_once(mode.plan.measured_line())
 
 
 def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[Any]:

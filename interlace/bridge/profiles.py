@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import paddle
+import contextlib
 
 from interlace.bridge.targets import Device
 from interlace.config import Config
@@ -11,6 +11,8 @@ from interlace.errors import ConfigError
 from interlace.scheduler.target import CPU, GPU
 
 DEFAULT = "h200"
+UNREADABLE = (ValueError, RuntimeError, OSError)
+"""What Paddle raises where a GPU has no name."""
 
 
 def costs_for(config: Config, device: Device, profile: str = "") -> tuple[CostModel, str]:
@@ -43,9 +45,16 @@ def require_own_gpu(profile: DeviceProfile, config: Config, device: Device, what
             raise ConfigError(f"{config.source}: {what}: {error} (force_device: on)") from error
 
 
+def known_name(device: Device) -> str:
+    """What the device in use is, as profiles call theirs; empty where that cannot be known."""
+    with contextlib.suppress(*UNREADABLE):
+        return device.name()
+    return ""
+
+
 def _gpu_name(device: Device) -> str:
     """What Paddle says the GPU is. Raises ConfigError where it cannot say."""
     try:
-        return str(paddle.device.cuda.get_device_name(device.place))
-    except (ValueError, RuntimeError, OSError) as error:
+        return device.name()
+    except UNREADABLE as error:
         raise ConfigError(f"this GPU has no name that Paddle could read ({error}); force the profile to plan without the check") from error

@@ -60,14 +60,15 @@ class Comparison:
             return None
         return Outcome(Step.of(plan, self._alike()), self.profile, Step.of(stock, self._alike()), STOCK)
 
-    def page(self, costs: CostModel) -> Any:
-        """The data of the plan's page. Raises PlanError where a step would never end."""
+    def page(self, costs: CostModel, measured: str = "") -> Any:
+        """The data of the plan's page; `measured` says what a step really took. Raises PlanError where a step would never end."""
         from interlace.report.page.build import OURS, Given, Simulated, build_page
 
         alike = self._alike()
         stock, plan = (Simulated(name, result, alike) for name, result in zip((STOCK, OURS), self._results(costs), strict=True))
         reports = {member.plan.rank: member.reports for member in self.members}
-        return build_page(plan, stock, reports, Given(self.profile, costs, target_of(self.profile).name), self.memory_budget)
+        return build_page(plan, stock, reports, Given(self.profile, costs, target_of(self.profile).name), self.memory_budget,
+                          measured)  # fmt: skip
 
     def _alike(self) -> dict[int, list[int]]:
         """Member's rank -> the ranks that it stands for."""

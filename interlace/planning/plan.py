@@ -25,6 +25,7 @@ from interlace.planning.budget import bytes_over, memory_budget, say_budget
 from interlace.planning.compare import Comparison, compare
 from interlace.planning.judge import Run, run_judged
 from interlace.planning.whole_step import run_best
+from interlace.report.measured import Measured
 from interlace.report.outcome import Outcome
 from interlace.report.screen import rules_text, step_table
 from interlace.units import ranks_text
@@ -82,6 +83,7 @@ class Plan:
         outcome: The whole step by Paddle's own plan and by this one, simulated; None where the other stages' plans are not known here,
             or a step would never end.
         compared: What was simulated for that; on rank 0 alone.
+        measured: How long the first training steps with it took in this process.
     """
 
     captured: Program
@@ -94,6 +96,7 @@ class Plan:
     loaded_from: str = ""
     outcome: Outcome | None = None
     compared: Comparison | None = None
+    measured: Measured = field(default_factory=Measured, compare=False)
 
     @classmethod
     def off(cls, why: str) -> Plan:
@@ -115,10 +118,15 @@ class Plan:
         return "\n".join([head, *(report.text(limit) for report in self.reports), self.sentence()])
 
     def sentence(self) -> str:
-        """Paddle's own step and this plan's, in one sentence; or why they are not compared."""
-        return self.outcome.sentence() if self.outcome else (
+        """Paddle's own step and this plan's, in one sentence, measured too once steps have run; or why they are not compared."""
+        measured = self.measured.clause()
+        return self.outcome.sentence(measured) if self.outcome else (
             "Not compared with Paddle's own plan: the other stages' plans are not known here, or a step would never end; "
-            "`interlace check` on the plans of all ranks says what stands in the way.")  # fmt: skip
+            f"`interlace check` on the plans of all ranks says what stands in the way.{f' A step was {measured}.' if measured else ''}")
+
+    def measured_line(self) -> str:
+        """The measured step beside the predicted one, with what to do where they do not fit; empty until the first steps have run."""
+        return self.measured.beside(self.outcome.plan.step_ns if self.outcome else None, self.profile)
 
     def report(self, path: str | Path) -> Path | None:
         """Write the page of this plan, one HTML file: the whole step as a picture, beside Paddle's own; times are simulated.
@@ -147,7 +155,7 @@ class Plan:
         if compared is None:
             raise PlanError("no page of rank 0 alone, the other stages' plans are not known here; `interlace report` writes it from the "
                             "plans of all ranks")  # fmt: skip
-        write_page(compared.page(CostModel(load_profile(self.profile))), path)
+        write_page(compared.page(CostModel(load_profile(self.profile)), self.measured.clause()), path)
         return Path(path)
 
     def dump(self, path: str | Path) -> list[Path]:
@@ -168,7 +176,8 @@ class Plan:
         pipe = self.program.pipeline
         return {"rank": self.program.rank, "stage": pipe.stage, "profile": self.profile, "ops": len(self.program.ops),
                 "jobs": len(self.program.jobs), "passes": [msgspec.to_builtins(report) for report in self.reports],
-                "outcome": msgspec.to_builtins(self.outcome), "sentence": self.sentence()}  # fmt: skip
+                "outcome": msgspec.to_builtins(self.outcome), "measured_step_ns": self.measured.step_ns,
+                "sentence": self.sentence()}  # fmt: skip
 
     def _record(self) -> Record:
         options = {each.name: msgspec.to_builtins(each) for each in self.passes}

@@ -73,8 +73,8 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: Step | None = None
     against: str = "Paddle's own plan"
 
-    def sentence(self) -> str:
-        """All of it in one sentence.
+    def sentence(self, measured: str = "") -> str:
+        """All of it in one sentence; `measured` says what a step really took, where steps have run.
 
         >>> one, other = Step(300_000_000, 9_000_000, 60_000_000, 3 << 30), Step(250_000_000, 2_000_000, 30_000_000, 7 << 29)
         >>> Outcome(other, "h200", one).sentence()
@@ -82,7 +82,7 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 9.000 -> 2.000 ms, bubble 60.000 -> 30.000 ms (means over ranks), peak memory 3.000 GiB -> 3.500 GiB (fullest rank)."
         """
         new, old = self.plan, self.before
-        how = f"simulated with the profile {self.profile}"
+        how = f"simulated with the profile {self.profile}" + (f"; {measured}" if measured else "")
         if old is None:
             return (f"This plan takes {ms_figure(new.step_ns)} ms a step ({how}): exposed communication {ms_figure(new.exposed_ns)} "
                     f"ms, bubble {ms_figure(new.bubble_ns)} ms (means over ranks), peak memory {size(new.peak_bytes)} (fullest "

@@ -15,6 +15,7 @@ from interlace.cli import main
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import load, save
 from interlace.planning.stock import stock_plan
+from interlace.report.measured import COUNTED, WARM_UP
 from interlace.report.outcome import Step
 from interlace.report.page.write import template
 from interlace.scheduler.simulate.arrays import Options
@@ -227,6 +228,10 @@ def test_a_plan_writes_its_own_page(made: Path, tmp_path: Path, capfd: pytest.Ca
     mine, whole = data_in(tmp_path / "page.html"), data_in(made / "report.html")
     assert mine == whole
     assert plans[0].explain().splitlines()[-1] == whole["sentence"]
+    plans[0].measured.took_ns += [7_000_000] * (WARM_UP + COUNTED)
+    plans[0].report(tmp_path / "measured.html")
+    assert "; measured 7.000 ms, median of 5 steps): " in data_in(tmp_path / "measured.html")["sentence"]
+    assert plans[0].explain().splitlines()[-1] == data_in(tmp_path / "measured.html")["sentence"]
     loaded = read_plan(made / "plan", 0)
     loaded.report(tmp_path / "loaded.html")
     assert data_in(tmp_path / "loaded.html") == whole

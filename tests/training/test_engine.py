@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from interlace.bridge.calibrate import device_name
 from interlace.cli import main
+from interlace.cost_model import load_profile
+from interlace.cost_model.profile import save_profile
+from interlace.report.measured import COUNTED, WARM_UP
+from interlace.units import ms, ms_figure
 
 pytestmark = pytest.mark.paddle
 SCRIPT = Path(__file__).with_name("engine_script.py")
@@ -48,3 +56,34 @@ def test_a_script_that_explains_its_plan_runs_with_interlace_off_too(tmp_path: P
     script = Path(__file__).with_name("off_script.py")
     assert main(["run", str(script), "--world", "1", "--verify", "--log-dir", str(tmp_path)]) == 0
     assert "SAME" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("device", ["h200", "own"])
+def test_the_log_says_what_a_step_took_beside_what_was_predicted(device: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """After the first steps, once; with a hint only where the profile is of the device in use."""
+    profile, result = device, tmp_path / "result.json"
+    if device == "own":
+        profile = str(tmp_path / "mine.json")
+        mine = msgspec.structs.replace(load_profile("h200"), device=device_name("cpu"))
+        save_profile(mine, profile)
+    config = tmp_path / "config.yaml"
+    config.write_text(f"device: {profile}\n")
+    command = ["run", str(SCRIPT.parents[2] / "examples" / "gpt.py"), "--world", "2", "--config", str(config), "--json", str(result),
+               "--", "--pp", "2", "--layers", "2", "--steps", str(WARM_UP + COUNTED + 2)]  # fmt: skip
+    assert main(command) == 0
+    said = capfd.readouterr()
+    lines = [line for line in said.err.splitlines() if line.startswith("interlace: measured ")]
+    assert len(lines) == 1
+    report = json.loads(result.read_text())["runs"]["run"]["ranks"][0]
+    took = [loss["dur_ns"] for loss in report["losses"]][WARM_UP : WARM_UP + COUNTED]
+    assert report["plan"]["measured_step_ns"] == pytest.approx(statistics.median(took), rel=0.2)
+    assert lines[0].startswith(f"interlace: measured {ms(report['plan']['measured_step_ns'])} a step")
+    predicted = ms_figure(report["plan"]["outcome"]["plan"]["step_ns"])
+    if device == "own":
+        assert f"predicted {predicted} ms (profile {profile})" in lines[0]
+        assert "interlace calibrate -o" in lines[0]
+    else:
+        assert f"the {predicted} ms predicted are for another device, NVIDIA H200 (profile h200)" in lines[0]
+        assert "calibrate" not in lines[0]
+    assert said.out.splitlines()[-1] == report["plan"]["sentence"]
+    assert f"; measured {ms(report['plan']['measured_step_ns'])}" in report["plan"]["sentence"]

@@ -32,6 +32,18 @@ class Device:
         made.set_place(self.place)
         return made
 
+    def name(self) -> str:
+        """What the device is, as profiles call theirs; empty where that cannot be known.
+
+        Raises:
+            ValueError, RuntimeError, OSError: Paddle cannot tell.
+        """
+        return ""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that was issued."""
+        paddle.device.synchronize(self.place)
+
     def undefined(self) -> Any:
         """The place of inputs that the executor finds where they are."""
         return core.Place()

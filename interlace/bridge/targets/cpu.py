@@ -18,6 +18,15 @@ class CpuDevice(Device):
 
     target: ClassVar[Target] = CPU
 
+    def name(self) -> str:
+        """The model of the CPU."""
+        from interlace.bridge.calibrate import device_name
+
+        return device_name("cpu")
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the host's back."""
+
     def copy_out(self, value: Any) -> Any:
         """A copy to another buffer in host memory."""
         return paddle._C_ops.memcpy_d2h(value, 0)

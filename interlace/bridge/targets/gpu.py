@@ -25,6 +25,10 @@ class GpuDevice(Device):
 
     target: ClassVar[Target] = GPU
 
+    def name(self) -> str:
+        """The GPU's name, such as `NVIDIA H200`."""
+        return str(paddle.device.cuda.get_device_name(self.place))
+
     def copy_out(self, value: Any) -> Any:
         """An asynchronous copy to pinned memory."""
         return paddle._C_ops.memcpy(value, PINNED)

@@ -55,9 +55,10 @@ class Given:
 
 
 def build_page(
-    ours: Simulated, other: Simulated | None, reports: Mapping[int, Sequence[PassReport]], given: Given, memory_budget: int = 0
+    ours: Simulated, other: Simulated | None, reports: Mapping[int, Sequence[PassReport]], given: Given, memory_budget: int = 0,
+    measured: str = "",
 ) -> Page:
-    """The page's data; `reports` by rank.
+    """The page's data; `reports` by rank, `measured` what a step really took.
 
     Raises:
         PlanError: The plans are not of the same ranks.
@@ -71,7 +72,7 @@ def build_page(
                       other.name if other else "")  # fmt: skip
     return Page(
         VERSION, _world(ours.result.input.programs, labels), _device(given, [row for rows in costs.values() for row in rows]),
-        outcome, outcome.sentence(), memory_budget, labels, parts, rules(of_stage, lambda report: report.changed),
+        outcome, outcome.sentence(measured), memory_budget, labels, parts, rules(of_stage, lambda report: report.changed),
         rules(of_stage, lambda report: report.declined),
     )  # fmt: skip
 

@@ -1,0 +1,82 @@
+"""The first training steps as they were measured, beside the step that was predicted."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+from interlace.units import ms, ms_figure
+
+WARM_UP = 3
+"""Steps that are not counted: caches of the executor and of the allocator fill."""
+COUNTED = 5
+APART = 0.1
+"""Above this share of the prediction the two do not fit."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """Wall times of a rank's first training steps.
+
+    Attributes:
+        device: What the rank runs on, as device profiles call theirs; empty where that cannot be known.
+        profile_device: What the profile of the plan was measured on.
+        took_ns: Of each step, from its start until the device was done with it; at most `WARM_UP + COUNTED`.
+    """
+
+    device: str = ""
+    profile_device: str = ""
+    took_ns: list[int] = field(default_factory=list)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next step is to be measured too."""
+        return len(self.took_ns) < WARM_UP + COUNTED
+
+    @property
+    def step_ns(self) -> int | None:
+        """Median of the steps that count; None until all have run."""
+        return None if self.is_open else int(statistics.median(self.took_ns[WARM_UP:]))
+
+    @property
+    def is_other_device(self) -> bool:
+        """Whether the profile is known to be of another device, so that its times say nothing of these."""
+        return bool(self.device) and self.device.casefold() != self.profile_device.casefold()
+
+    def clause(self) -> str:
+        """For the sentence about the plan; empty until all steps have run.
+
+        >>> Measured("NVIDIA H200", "NVIDIA H200", [9, 9, 9, 5, 5, 5, 5, 5]).clause()
+        'measured 0.000005 ms, median of 5 steps'
+        """
+        if self.step_ns is None:
+            return ""
+        other = f" on {self.device}, another device than the profile's" if self.is_other_device else ""
+        return f"measured {ms(self.step_ns)}{other}, median of {COUNTED} steps"
+
+    def beside(self, predicted_ns: int | None, profile: str) -> str:
+        """For the log: the measured step beside the predicted one, and what to do where they do not fit; empty until all steps have run.
+
+        Args:
+            predicted_ns: None where no whole step was simulated.
+            profile: The device profile's name.
+
+        >>> print(Measured("NVIDIA H200", "NVIDIA H200", [90, 80, 70, 50, 50, 51, 52, 52]).beside(50, "h200"))
+        measured 0.000051 ms a step (median of steps 4 to 8), predicted 0.000050 ms (profile h200): measured +2.0 %
+        """
+        if self.step_ns is None:
+            return ""
+        found = f"measured {ms(self.step_ns)} a step (median of steps {WARM_UP + 1} to {WARM_UP + COUNTED})"
+        if not predicted_ns:
+            return f"{found}; no whole step was simulated to compare it with"
+        if self.is_other_device:
+            return (f"{found} on {self.device}; the {ms_figure(predicted_ns)} ms predicted are for another device, {self.profile_device} "
+                    f"(profile {profile}), so the two are not compared")  # fmt: skip
+        off = self.step_ns / predicted_ns - 1
+        line = f"{found}, predicted {ms(predicted_ns)} (profile {profile}): measured {100 * off:+.1f} %"
+        return line if abs(off) <= APART else f"{line}, more than a tenth apart; {self._advice()}"
+
+    def _advice(self) -> str:
+        same = "" if self.device else f"if this device is {self.profile_device}, "
+        return (f"{same}`interlace calibrate -o my-device.json` measures this machine, and `device: my-device.json` plans with it; if they "
+                "still differ, look for other work on the device or its host")  # fmt: skip
