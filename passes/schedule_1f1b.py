@@ -17,10 +17,10 @@ from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.allocations import PairMemory
 from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, plan_pair
 from interlace.scheduler.jobs import Parts, job_of
+from interlace.scheduler.legal_rows import check_rows, stall
 from interlace.scheduler.schedule import (
     Schedule,
     Slot,
-    check_rows,
     find_schedule,
     in_flight,
     interleaved,
@@ -28,7 +28,6 @@ from interlace.scheduler.schedule import (
     pair_up,
     parse_rows,
     sent_before,
-    stall,
     trailing,
     zero_bubble,
 )

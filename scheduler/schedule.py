@@ -11,9 +11,7 @@ gradients of 1).
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import combinations
 
 import msgspec
 
@@ -172,6 +170,7 @@ def _virtual_order(stages: int, micro_batches: int, chunks: int) -> tuple[list[t
 
 
 SCHEDULES: dict[str, Schedule] = {"FThenB": f_then_b, "1F1B": one_f_one_b, "VPP": interleaved, "accumulate": accumulate, "none": accumulate}
+"""Paddle's own schedules by the name its strategy gives them."""
 
 
 def find_schedule(name: str) -> Schedule:
@@ -183,7 +182,6 @@ def find_schedule(name: str) -> Schedule:
     if name not in SCHEDULES:
         raise ConfigError(f"schedule {name!r} is not known; there are {sorted(SCHEDULES)}")
     return SCHEDULES[name]
-"""Paddle's own schedules by the name its strategy gives them."""
 
 
 def pair_up(slots: list[Slot]) -> list[Slot]:
@@ -217,105 +215,6 @@ def trailing(slots: list[Slot], lag: int) -> list[Slot]:
         made += [Slot((part,)) for part in waiting] if each == OPTIMIZER else []
         made.append(Slot(tuple(parts)))
     return made or slots
-
-
-def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
-    """Where stages would wait for each other for ever, if a slot needs its inputs at its start and has its outputs at its end.
-
-    A pair counts as mixed: it needs the activation and the gradient at its start and has both outputs at its end.
-
-    Returns:
-        Empty if every stage can finish, otherwise the grid of stages with `<-- here` at the slots that are blocked.
-
-    >>> stall([lagged(s, 2, 4, lag=0, warmup=1) for s in range(2)]).count("<-- here")
-    2
-    >>> stall([lagged(s, 2, 4, lag=0, warmup=2 * (1 - s) + 1) for s in range(2)])
-    ''
-    """
-    done: set[tuple[int, str, int, int]] = set()
-    at = [0] * len(rows)
-    moved = True
-    while moved:
-        moved = False
-        for stage, row in enumerate(rows):
-            while at[stage] < len(row) and all(need in done for need in _needs(row[at[stage]], stage, len(rows), num_chunks)):
-                done.update(_outputs(row[at[stage]], stage))
-                at[stage] += 1
-                moved = True
-    if all(place == len(row) for place, row in zip(at, rows, strict=True)):
-        return ""
-    return "\n".join(_stalled_row(stage, row, at[stage]) for stage, row in enumerate(rows))
-
-
-def _outputs(slot: Slot, stage: int) -> set[tuple[int, str, int, int]]:
-    """What other slots wait for: `(stage, F or B, micro-batch, chunk)`; the output of a backward is its input gradients."""
-    return {(stage, "B" if part.kind == "I" else part.kind, part.micro_batch, part.chunk) for part in slot.parts}
-
-
-def _needs(slot: Slot, stage: int, stages: int, chunks: int) -> list[tuple[int, str, int, int]]:
-    """Outputs of other slots that a slot needs: of neighbouring stages, and of its own stage's forward and input gradients."""
-    found = []
-    for part in slot.parts:
-        if part.kind == "W":
-            found.append((stage, "B", part.micro_batch, part.chunk))
-        if part.kind not in "FBI":
-            continue
-        kind = "F" if part.kind == "F" else "B"
-        step = -1 if kind == "F" else 1
-        stage_from, chunk = stage + step, part.chunk
-        if not 0 <= stage_from < stages:
-            stage_from, chunk = stage_from % stages, chunk + step
-        if 0 <= chunk < chunks:
-            found.append((stage_from, kind, part.micro_batch, chunk))
-        if kind == "B":
-            found.append((stage, "F", part.micro_batch, part.chunk))
-    return found
-
-
-def _stalled_row(stage: int, row: Sequence[Slot], at: int) -> str:
-    words = [f"{slot} <-- here" if k == at else str(slot) for k, slot in enumerate(row)]
-    return f"{stage} | " + " ".join(words)
-
-
-def check_rows(rows: dict[int, list[Slot]], num_stages: int, num_micro_batches: int, num_chunks: int, where: str) -> None:
-    """Check a schedule against the number of stages, micro-batches and chunks.
-
-    Raises:
-        PlanError: A stage is missing or unknown, a part is missing, occurs twice or is unknown, backward is both whole and in
-            parts, a slot has parts that need each other, or stages would wait for each other (shown as a grid).
-    """
-    if sorted(rows) != list(range(num_stages)):
-        raise PlanError(f"{where}: has stages {sorted(rows)}, expected {list(range(num_stages))}")
-    for stage, row in rows.items():
-        parts = [part for each in row for part in each.parts]
-        kinds = {"F", "I", "W"} if any(part.kind in "IW" for part in parts) else {"F", "B"}
-        wanted = {(k, m, c) for k in kinds for m in range(num_micro_batches) for c in range(num_chunks)} | {("O", 0, 0)}
-        found = [(part.kind, part.micro_batch, part.chunk) for part in parts if part.kind not in "RS"]
-        double = {item for item, count in Counter(found).items() if count > 1}
-        wrong = sorted(str(Part(*item)) for item in (wanted ^ set(found)) | double)
-        if wrong or row[-1] != OPTIMIZER:
-            raise PlanError(f"{where}: stage {stage}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and "
-                            f"{num_chunks} chunk(s) must occur once, and O last; "
-                            f"missing, twice or unknown: {wrong[:12] or 'O is not last'}")  # fmt: skip
-        for each in row:
-            needy = next((pair for pair in combinations(each.parts, 2) if _need_each_other(*pair)), None)
-            if needy is not None:
-                raise PlanError(f"{where}: stage {stage}: slot {each} has {needy[0]} and {needy[1]}, which need each other or run "
-                                "alone; put them into slots of their own (for I and W of one micro-batch, write B)")  # fmt: skip
-    stuck = stall([rows[stage] for stage in range(num_stages)], num_chunks)
-    if stuck:
-        raise PlanError(f"{where}: stages wait for each other:\n{stuck}")
-
-
-def _need_each_other(part: Part, other: Part) -> bool:
-    """Whether two parts cannot be mixed in one job: one needs the other, or one is the optimizer or a job of receives or sends.
-
-    Parts of one micro-batch need each other, except weight gradients, which need only the input gradients of their own chunk.
-    """
-    kinds = {part.kind, other.kind}
-    if kinds & set("ORS"):
-        return True
-    return part.micro_batch == other.micro_batch and ("F" in kinds or "W" not in kinds or part.chunk == other.chunk)
 
 
 def sent_before(row: Sequence[Slot], micro_batch: int) -> int:

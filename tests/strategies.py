@@ -36,7 +36,8 @@ class World(msgspec.Struct, frozen=True):
     Attributes:
         pp, mp, dp: Pipeline stages, ranks of a tensor-parallel group, and replicas: a stage has `mp * dp` ranks.
         micro_batches, layers: Per step, and per stage.
-        schedule: `1F1B` or `FThenB`.
+        schedule: `1F1B`, `FThenB`, `VPP` or `accumulate`; `plan` knows the first two.
+        chunks: Model chunks of each stage, `layers` in each; more than one with `VPP`, and two stages at least.
         streams: Communication on streams of its own. Sends of 1F1B are so always: a send that waits for its receiver on the
             compute stream is a deadlock there.
         pairs: Steady-state backward and forward mixed op by op in one job.
@@ -64,6 +65,7 @@ class World(msgspec.Struct, frozen=True):
     dp: int = 1
     masks: bool = False
     gather: bool = False
+    chunks: int = 1
     seed: int = 0
 
     @property
@@ -107,6 +109,7 @@ class Builder:
     values: list[Value] = field(default_factory=list)
     role: Role = "forward"
     layer: str = ""
+    chunk: int = 0
 
     def value(self, kind: TensorType, storage: int = -1, **more: Any) -> int:
         """A new value; gives its id."""
@@ -130,7 +133,7 @@ class Builder:
     def raw(self, name: str, operands: Iterable[int], results: Iterable[int], **more: Any) -> list[int]:
         """A new operation on values that exist already."""
         results = tuple(results)
-        self.ops.append(Op(len(self.ops), name, tuple(operands), results, self.role, layer=self.layer, **more))
+        self.ops.append(Op(len(self.ops), name, tuple(operands), results, self.role, layer=self.layer, chunk=self.chunk, **more))
         return list(results)
 
     def named(self, name: str, kind: TensorType, label: str, persistable: bool = False) -> int:
@@ -156,6 +159,10 @@ def groups(world: World, rank: int) -> dict[str, Group]:
             pair = (s * world.stage_ranks + lane, (s + 1) * world.stage_ranks + lane)
             found[f"act_{side}"] = Group(100 + 2 * pair[0], pair)
             found[f"grad_{side}"] = Group(101 + 2 * pair[0], pair)
+    if world.chunks > 1 and stage in (0, world.pp - 1):
+        pair = ((world.pp - 1) * world.stage_ranks + lane, lane)
+        side = "prev" if stage == 0 else "next"
+        found |= {f"act_{side}": Group(1000 + lane, pair), f"grad_{side}": Group(2000 + lane, pair)}
     return found
 
 
@@ -170,18 +177,32 @@ class Stage:
         self.saved: list[dict[str, int]] = []
         self.mask = -1
 
+    def is_first(self) -> bool:
+        """Whether the model starts with what is being built."""
+        return self.stage == self.build.chunk == 0
+
+    def is_last(self) -> bool:
+        """Whether the model ends with what is being built."""
+        return (self.stage, self.build.chunk) == (self.world.pp - 1, self.world.chunks - 1)
+
     def program(self) -> Program:
         """Forward, backward, optimizer."""
-        names = [(f"w{k}", f"g{k}") for k in range(self.world.layers)]
+        layers, chunks = self.world.layers, range(self.world.chunks)
+        names = [(f"w{k}", f"g{k}") for k in range(layers * self.world.chunks)]
         weights = [self.build.named("builtin.parameter", SQUARE, w, True) for w, _ in names]
         buffers = [self.build.named("builtin.parameter", SQUARE, g, True) for _, g in names]
-        out = self.forward(weights)
+        outputs = []
+        for self.build.chunk in chunks:
+            mine = slice(self.build.chunk * layers, (self.build.chunk + 1) * layers)
+            outputs.append(self.forward(weights[mine]))
         self.build.role = "backward"
-        self.backward(weights, buffers, out)
-        self.build.role = "optimize"
+        for self.build.chunk in reversed(chunks):
+            mine = slice(self.build.chunk * layers, (self.build.chunk + 1) * layers)
+            self.backward(weights[mine], buffers[mine], outputs[self.build.chunk], self.saved[mine])
+        self.build.role, self.build.chunk = "optimize", 0
         self.optimizer(weights, buffers)
         world = self.world
-        pipe = Pipeline(self.stage, world.pp, world.micro_batches, 1, world.schedule)
+        pipe = Pipeline(self.stage, world.pp, world.micro_batches, world.chunks, world.schedule)
         return Program(tuple(self.build.ops), tuple(self.build.values), tuple(self.groups.values()), pipe, self.rank,
                        world.pp * world.stage_ranks)  # fmt: skip
 
@@ -189,27 +210,31 @@ class Stage:
         """A communication operation, on its ring's own stream where the world wants streams."""
         group = self.groups[purpose].id
         inplace = ((0, 0),) if name.endswith("_") else ()
-        apart = self.world.streams or (name.endswith("send_v2") and self.world.schedule == "1F1B")
+        apart = self.world.streams or (name.endswith("send_v2") and self.world.schedule in ("1F1B", "VPP"))
         stream = f"{purpose}_{group}" if apart else ""
         return self.build.op(name, operands, results, group=group, stream=stream, inplace=inplace, attrs=attrs)
 
     def forward(self, weights: list[int]) -> int:
         """The stage's forward; gives its output."""
         if self.world.masks:
-            self.mask = self.build.named("pd_op.data", ROW, "mask") if self.stage == 0 else self.received()
-            if self.stage < self.world.pp - 1:
+            self.mask = self.build.named("pd_op.data", ROW, "mask") if self.is_first() else self.received()
+            if not self.is_last():
                 self.comm("pd_op.send_v2", "act_next", [self.mask], [], peer=1)
-        x = self.build.named("pd_op.data", ROW, "x") if self.stage == 0 else self.received()
+        x = self.build.named("pd_op.data", ROW, "x") if self.is_first() else self.received()
         for k, weight in enumerate(weights):
-            self.build.layer = f"layers.{self.stage * self.world.layers + k}"
+            self.build.layer = self.layer(k)
             x = self.forward_layer(x, weight)
         self.build.layer = "head"
-        if self.stage < self.world.pp - 1:
+        if not self.is_last():
             self.comm("pd_op.send_v2", "act_next", [x], [], peer=1)
         else:
             loss = self.gathered_loss(x) if self.world.gather else self.build.op("pd_op.mean", [x], [TensorType((1,), "float32")])[0]
             self.build.raw("builtin.shadow_output", [loss], [], attrs={"output_name": "loss"})
         return x
+
+    def layer(self, number: int) -> str:
+        """Name of a layer of the chunk that is being built."""
+        return f"layers.{(self.build.chunk * self.world.pp + self.stage) * self.world.layers + number}"
 
     def received(self) -> int:
         """What the stage before sends."""
@@ -265,18 +290,18 @@ class Stage:
         self.build.raw("builtin.combine", [left, right], [joined])
         return self.build.op("pd_op.concat", [joined], [ROW], attrs={"axis": 1})[0]
 
-    def backward(self, weights: list[int], buffers: list[int], out: int) -> None:
-        """The stage's backward: activations' gradients, weights' gradients, accumulation."""
+    def backward(self, weights: list[int], buffers: list[int], out: int, saved: list[dict[str, int]]) -> None:
+        """A chunk's backward: activations' gradients, weights' gradients, accumulation."""
         self.build.layer = "head"
-        if self.stage == self.world.pp - 1:
+        if self.is_last():
             g = self.build.op("pd_op.mean_grad", [out], [ROW], no_buffer=(0,))[0]
         else:
             g = self.comm("pd_op.recv_v2", "grad_next", [], [ROW], peer=1)[0]
         for k in reversed(range(self.world.layers)):
-            self.build.layer = f"layers.{self.stage * self.world.layers + k}"
-            g = self.backward_layer(g, weights[k], buffers[k], self.saved[k])
+            self.build.layer = self.layer(k)
+            g = self.backward_layer(g, weights[k], buffers[k], saved[k])
         self.build.layer = "head"
-        if self.stage > 0:
+        if not self.is_first():
             self.comm("pd_op.send_v2", "grad_prev", [g], [], peer=0)
 
     def backward_layer(self, g: int, weight: int, buffer: int, saved: dict[str, int]) -> int:

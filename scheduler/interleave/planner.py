@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from itertools import combinations
@@ -340,10 +341,12 @@ def _draws_in_turn(first: Sequence[Op], second: Sequence[Op]) -> list[tuple[int,
 def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
     """Backward operations that a send or a tensor-parallel collective waits for, and random draws: the chain of input gradients.
 
-    A collective whose result only goes into gradient buffers reduces gradients and is no seed.
+    Where chunks receive through one group, receives belong to it too: what comes first is the neighbour's choice. A collective whose
+    result only goes into gradient buffers reduces gradients and is no seed.
     """
     inside = {op.id: op for op in backward}
-    seeds = [op.id for op in backward if is_send(op) or is_random(op)
+    receives = Counter(op.group for op in backward if is_receive(op))
+    seeds = [op.id for op in backward if is_send(op) or is_random(op) or (is_receive(op) and receives[op.group] > 1)
              or (is_collective(op) and op.group >= 0 and not _reduces_gradient(graph, op, inside))]  # fmt: skip
     before = dependencies(graph, backward)
     chain: set[int] = set()

@@ -37,7 +37,7 @@ def step_ns(rows: Sequence[Sequence[Slot]], times: Sequence[Mapping[str, SlotTim
     """Time of a step, or None where stages would wait for each other for ever. O(slots).
 
     A job runs at its planned pace; where a message that it needs is late, what is left of it moves back by as much. Messages of one
-    stage do not wait for each other, as on streams of their own; where ranks run in turn they do (`schedule.stall`).
+    stage do not wait for each other, as on streams of their own; where ranks run in turn they do (`legal_rows.stall`).
 
     Args:
         rows: Slots of each stage, without receives and sends of their own.

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from interlace.scheduler.schedule import Slot, in_flight, lagged, one_f_one_b, stall
+from interlace.scheduler.legal_rows import stall
+from interlace.scheduler.schedule import Slot, in_flight, lagged, one_f_one_b
 from interlace.scheduler.whole_step.coarse import kind_of, peak_bytes, step_ns
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 

@@ -53,7 +53,7 @@ def test_rows_plan_the_same_jobs_again(options: dict[str, Any], row: str, tmp_pa
 
 
 def test_rows_with_chunks_and_of_accumulation(tmp_path: Path) -> None:
-    for world in (World(pp=2, micro_batches=4, layers=2, schedule="VPP"), World(mp=2, micro_batches=3, schedule="accumulate")):
+    for world in (World(pp=2, micro_batches=4, layers=2, schedule="VPP", chunks=2), World(mp=2, micro_batches=3, schedule="accumulate")):
         given = programs(world)
         plans = planned(given, COSTS, interleave="dx-first", only_gains=False, search=False)
         assert parse_rows(rows_text(rows_of([plan.program for plan in plans]))) == rows_of([plan.program for plan in plans])

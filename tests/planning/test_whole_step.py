@@ -99,7 +99,7 @@ def test_what_was_considered_is_told() -> None:
 @pytest.mark.parametrize(
     "world",
     [
-        World(pp=2, micro_batches=4, layers=2, schedule="VPP"),
+        World(pp=2, micro_batches=4, layers=2, schedule="VPP", chunks=2),
         World(pp=1, mp=2, micro_batches=3, schedule="accumulate"),
         World(pp=2, micro_batches=3, schedule="FThenB"),
         World(pp=2, micro_batches=5, dropout=True),
@@ -118,7 +118,7 @@ def test_other_schedules(world: World) -> None:
 @pytest.mark.parametrize("lag", [1, 3, (0, 2)])
 def test_weight_gradients_trail_with_chunks(lag: int | tuple[int, ...]) -> None:
     """VPP with any lag is proved, and computes every part once; weight gradients of a chunk stay in the order of their micro-batches."""
-    plain = programs(World(pp=2, mp=2, micro_batches=4, layers=4, schedule="VPP"))
+    plain = programs(World(pp=2, mp=2, micro_batches=4, layers=4, schedule="VPP", chunks=2))
     plans = planned(plain, LOADED, "dx-first", lag=lag, search=False)
     for place in (GPU, CPU, CUSTOM):
         assert [str(finding) for finding in check([plan.program for plan in plans], place) if finding.kind not in KNOWN] == []

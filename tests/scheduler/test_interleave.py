@@ -20,6 +20,7 @@ from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context
 from interlace.scheduler.hazards import check
 from interlace.scheduler.interleave.planner import PartOps, plan_parts
+from interlace.scheduler.jobs import Parts
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
@@ -78,6 +79,14 @@ def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowan
         verify(program)
     assert_same(plain, made)
     assert [str(finding.message) for finding in check(made)] == []
+
+
+def test_receives_of_chunks_go_with_input_gradients() -> None:
+    """Equal results. The model's start sends no gradient; its receive stays among those of the other chunk, from the same stage."""
+    for rank, chunks in ((0, 2), (0, 1)):
+        schedule = "VPP" if chunks > 1 else "1F1B"
+        parts = Parts(programs(World(pp=2, micro_batches=2, schedule=schedule, chunks=chunks))[rank], {"I", "W"})
+        assert any(is_receive(op) for op in parts.ops["I", 0]) == (chunks > 1)
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from interlace.ir import Pipeline, Program, parse
 from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context
 from interlace.scheduler.jobs import Parts
+from interlace.scheduler.legal_rows import check_rows, stall
 from interlace.scheduler.schedule import (
     OPTIMIZER,
     SCHEDULES,
     Part,
     Slot,
     accumulate,
-    check_rows,
     f_then_b,
     interleaved,
     lagged,
@@ -32,7 +32,6 @@ from interlace.scheduler.schedule import (
     sent_before,
     show_row,
     slot,
-    stall,
     zero_bubble,
 )
 
@@ -166,6 +165,10 @@ def test_a_slot_holds_parts_that_need_nothing_of_each_other(text: str, words: st
         ("0 | 0F 0B\n1 | 0F 0B O", "unknown: ['O']"),
         ("0 | 0F O 0B\n1 | 0F 0B O", "unknown: O is not last"),
         ("0 | 0F 0I O\n1 | 0F 0B O", "each of ['F', 'I', 'W']"),
+        ("0 | 0R 0F 0B O\n1 | 0F 0R 0B O", "stage 1: 0R stands behind 0F; expected the receives (R) of a forward before it"),
+        ("0 | 0F 0B O\n1 | 0F 0S 0B O", "stages wait for each other:\n0 | 0F 0B <-- here O\n1 | 0F 0S <-- here 0B O"),
+        ("0 | 0F 0B O\n1 | 0F 0B 7S O", "stage 1: each of ['B', 'F', 'S'] for 1 micro-batches and 1 chunk(s) must occur once, and O last; "
+         "missing, twice or unknown: ['0S', '7S']"),
         ("0 | 0B 0F O\n1 | 0F 0B O", "stages wait for each other:\n0 | 0B <-- here 0F O\n1 | 0F <-- here 0B O"),
     ],
 )  # fmt: skip
@@ -175,6 +178,35 @@ def test_a_schedule_of_ones_own_is_held_against_the_step(text: str, words: str) 
         check_rows(parse_rows(text), 2, 1, 1, "my.txt")
     assert str(caught.value).startswith("my.txt: ")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0 | 0F 1F 1B 0B O", "stage 0: 0B in slot 0B stands behind 1B; expected the micro-batches of a kind and chunk in order"),
+        ("0 | 0F 1F 0I+1I 1W 0W O", "stage 0: 0W in slot 0W stands behind 1W"),
+        ("0 | 1F+0F 0B+1B O", "stage 0: 0F in slot 1F+0F stands behind 1F"),
+    ],
+)
+def test_micro_batches_keep_their_order(text: str, words: str) -> None:
+    """Equal results: a sum over micro-batches in another order has other bits."""
+    with pytest.raises(PlanError, match=re.escape(words)):
+        check_rows(parse_rows(text), 1, 2, 1, "my.txt")
+
+
+def test_messages_of_chunks_arrive_in_the_order_in_which_they_are_sent() -> None:
+    rows = ["0 | 0F 1F 0F.1 1F.1 0B.1 1B.1 0B 1B O", "1 | 0F 1F 0F.1 1F.1 0B.1 1B.1 0B 1B O"]
+    check_rows(parse_rows("\n".join(rows)), 2, 2, 2, "my.txt")
+    rows[1] = "1 | 0F 1F 0F.1 1F.1 0B.1 0B 1B.1 1B O"
+    words = "my.txt: stage 0: 1B.1 stands where 0B is expected, whose message comes first: messages arrive in the order in which stage 1"
+    with pytest.raises(PlanError, match=re.escape(words)):
+        check_rows(parse_rows("\n".join(rows)), 2, 2, 2, "my.txt")
+
+
+def test_a_gradient_that_is_sent_late_is_waited_for() -> None:
+    """No deadlock. Where sends have slots of their own, the gradient leaves there."""
+    rows = ["0 | 0F 0B 1F 1B O", "1 | 0F 0B 1F 1B 0S 1S O"]
+    assert stall([parse_rows("\n".join(rows))[stage] for stage in (0, 1)]) == "0 | 0F 0B <-- here 1F 1B O\n1 | 0F 0B 1F <-- here 1B 0S 1S O"
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["plain", "joined"])

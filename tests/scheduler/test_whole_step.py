@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from interlace.scheduler.schedule import lagged, parse_rows, stall
+from interlace.scheduler.legal_rows import stall
+from interlace.scheduler.schedule import lagged, parse_rows
 from interlace.scheduler.whole_step.coarse import peak_bytes, step_ns
 from interlace.scheduler.whole_step.search import LagSchedule, find_schedules
 from interlace.scheduler.whole_step.slot_times import NEVER, PartTimes, SlotTimes, StageTimes

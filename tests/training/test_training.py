@@ -73,6 +73,7 @@ UNCAPTURED = {
         4, "llama", "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel --micro-batches 6 --batch-size 6 --amp O2 --master-grad", AUTO
     ),
     "auto, pp4": (4, "gpt", "--pp 4 --micro-batches 8", AUTO),
+    "pp2 vpp2, weight gradients trail": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {"schedule_1f1b": {**ROOMY, "lag": [1, 3]}}),
     "auto, pp2 vpp2": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", AUTO),
     "auto, dp2 pp2, offload": (4, "gpt", "--dp 2 --pp 2", {**AUTO, "offload_activations": HALF}),
 }  # fmt: skip
@@ -144,9 +145,9 @@ def did(report: dict[str, Any], name: str) -> list[str]:
     return [line for passes in plans for each in passes if each["name"] == name for line in each["changed"]]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in TESTBED_ALONE])
+@pytest.mark.parametrize("name", [*(name for name in CASES if name not in TESTBED_ALONE), "pp2 vpp2, weight gradients trail"])
 def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
-    world, model, words, options = CASES[name]
+    world, model, words, options = {**CASES, **UNCAPTURED}[name]
     report = verified(tmp_path, world, model, few_layers(words), options)
     assert did(report, "split-backward")
     if "offload_activations" in options:
