@@ -16,6 +16,7 @@ from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
 from interlace.planning.budget import memory_budget
 from interlace.planning.judge import Run, noted, stand_ins, step_ns
+from interlace.planning.stock import STOCK
 from interlace.scheduler.interleave.planner import EARLY
 from interlace.scheduler.jobs import Parts
 from interlace.scheduler.memory.live import in_order
@@ -102,16 +103,21 @@ class _Choice:
             unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
             return noted(self._whole(forms[0], self.later), Schedule1F1B.name, [], [unknown, *self._lost(judged, limit)])
         if best is None or (own.peak_bytes <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
-            lines = [f"auto: Paddle's own plan, whole step simulated {_text(own)}"]
+            lines = [f"auto: {self._own_name()}, whole step simulated {_text(own)}"]
             return noted(self._stock(), Schedule1F1B.name, lines, self._lost(judged, limit))
         run = self._whole(best.form, best.later)
-        lines = [f"auto: {best.label(self.later)}: whole step simulated {ms(self._step_ns(run[1]) or 0)}, Paddle's own plan {_text(own)}; "
+        lines = [f"auto: {best.label(self.later)}: whole step simulated {ms(self._step_ns(run[1]) or 0)}, {self._own_name()} {_text(own)}; "
                  f"no stage may hold more than {size(limit)}"]  # fmt: skip
         return noted(run, Schedule1F1B.name, lines, self._lost([each for each in judged if each is not best], limit))
 
     def _paddles(self) -> Pipeline:
         """Paddle's own jobs and streams; a user's other passes run all the same."""
         return Pipeline(tuple(kept for each in self.pipeline.passes if (kept := each.stock()) is not None))
+
+    def _own_name(self) -> str:
+        """How reports call `_paddles`: other passes that a user asked for are no part of Paddle's own plan."""
+        others = [each.name for each in self._paddles().passes if not each.is_default]
+        return f"Paddle's order with {', '.join(others)}" if others else STOCK
 
     def _stock(self, draft: bool = False) -> Run:
         passes = _drafted(self._paddles().passes) if draft else self._paddles().passes

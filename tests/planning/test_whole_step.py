@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from interlace.config import make_config
-from interlace.cost_model import GivenCosts
+from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.cost_model.base import Estimate, Groups, Values
 from interlace.errors import BudgetError
 from interlace.ir import Op, Program, parse
@@ -21,6 +21,7 @@ from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
+from interlace.units import ms
 from tests.passes.test_drop_recompute import PLAIN
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
@@ -94,6 +95,18 @@ def test_what_was_considered_is_told() -> None:
     assert any(line.startswith("auto: ") and "Paddle's own plan " in line and "no stage may hold more than" in line for line in lines)
     for form in ("dx-first", "mixed", "zb-h1"):
         assert any(f"interleave: {form}" in line for line in lines), form
+
+
+def test_one_baseline() -> None:
+    """What `auto` calls Paddle's own plan is what the closing sentence calls so; with an offload of the user's it is something else."""
+    plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=2)), CostModel(load_profile("h200"))
+    moving = {"offload_activations": {"fraction": 0.5, "min_bytes": 1}}
+    mine, offloaded = (make_plans(plain, make_config(more), costs, "h200") for more in ({}, moving))
+    assert mine[0].outcome is not None
+    assert mine[0].outcome.before is not None
+    assert f"Paddle's own plan {ms(mine[0].outcome.before.step_ns)}, " in next(line for line in told(mine) if line.startswith("auto: "))
+    assert any("Paddle's order with offload-activations " in line for line in told(offloaded))
+    assert not any("Paddle's own plan" in line for line in told(offloaded))
 
 
 @pytest.mark.parametrize(
