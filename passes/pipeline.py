@@ -28,10 +28,13 @@ class PassReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ops_after: int
     run_ns: int
 
-    def text(self, limit: int = 8) -> str:
-        """The report as indented lines, at most `limit` of each sort."""
-        head = f"{self.name}: {len(self.changed)} changed, {len(self.declined)} declined, ops {self.ops_before} -> {self.ops_after}"
-        return "\n".join([head, *_clip(self.changed, "+", limit), *_clip(self.declined, "-", limit)])
+    def head(self) -> str:
+        """How much it did, in one line."""
+        return f"{self.name}: {len(self.changed)} changed, {len(self.declined)} declined, ops {self.ops_before} -> {self.ops_after}"
+
+    def text(self) -> str:
+        """The whole report, instance by instance."""
+        return "\n".join([self.head(), *(f"  + {line}" for line in self.changed), *(f"  - {line}" for line in self.declined)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +146,3 @@ def _place(ours: Sequence[Pass], own: Sequence[Pass]) -> list[Pass]:
         circle = " -> ".join(every[a].name for a, _ in nx.find_cycle(order))
         raise PassError(f"passes ask to run after each other in a circle: {circle}; change `after` or `needs`") from error
     return [every[k] for k in ranks]
-
-
-def _clip(lines: Sequence[str], mark: str, limit: int) -> list[str]:
-    more = [f"  {mark} ... {len(lines) - limit} more"] if len(lines) > limit else []
-    return [f"  {mark} {line}" for line in lines[:limit]] + more

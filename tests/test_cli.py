@@ -145,9 +145,18 @@ def test_show_tells_why_and_what_a_pass_changed(plans: Path, dumps: Path, capsys
     heads = [line for line in lines if not line.startswith(" ")]
     assert [head.partition(":")[0] for head in heads] == list(data["record"]["order"])
     assert any(line.startswith("  + ") for line in lines)
+    every = shown(capsys, plans / "rank1.ilp", "--why", "--all")[0]
+    reports = data["record"]["reports"]
+    assert len(every) == sum(1 + len(report["changed"]) + len(report["declined"]) for report in reports)
+    assert not any("#" in line for line in lines)
     lines, data = shown(capsys, plans / "rank1.ilp", "--before-after", "split-backward")
+    counts = len(data["before"]["ops"]), len(data["after"]["ops"])
+    assert lines[0] == f"split-backward: operations {counts[0]} -> {counts[1]}, jobs 0 -> 0"
+    assert counts[1] > counts[0]
+    assert any(line.startswith("  + ") and "matmul" in line for line in lines)
+    assert [line for each in data["changes"] for line in each["lines"]] == [line[2:] for line in lines if line.startswith("  ")]
+    lines, data = shown(capsys, plans / "rank1.ilp", "--before-after", "split-backward", "--all")
     assert lines[:2] == ["--- before split-backward", "+++ after split-backward"]
-    assert len(data["after"]["ops"]) > len(data["before"]["ops"])
     assert [line for line in lines if line.startswith("+#")]
     assert "pass 'offload-activations' did not run; those that did: " in refusal(
         capsys, "show", plans / "rank1.ilp", "--before-after", "offload-activations")  # fmt: skip
@@ -159,10 +168,13 @@ def test_show_asks_the_profile_of_the_plan(plans: Path, dumps: Path, capsys: Any
     """Times of ops. Times of a plan by its own profile, of a dump by h200's, and by any other where asked for."""
     lines, data = shown(capsys, plans / "rank0.ilp", "--costs")
     assert (lines[0], data["device"]) == ("device profile cpu", "cpu")
-    assert len(data["ops"]) == sum(line.startswith("#") for line in lines) > 0
+    assert not any(line.startswith("#") for line in lines)
+    every = shown(capsys, plans / "rank0.ilp", "--costs", "--all")[0]
+    assert len(data["ops"]) == sum(line.startswith("#") for line in every) > 0
     assert shown(capsys, plans / "rank0.ilp", "--costs", "--device", "h200")[0][0] == "device profile h200"
     assert shown(capsys, dumps / "rank0.ilp", "--costs")[0][0] == "device profile h200"
     assert "only --costs asks a device profile" in refusal(capsys, "show", plans / "rank0.ilp", "--device", "h200")
+    assert "--all: goes with --why, --costs or --before-after" in refusal(capsys, "show", plans / "rank0.ilp", "--all")
 
 
 @pytest.mark.parametrize("words", [("--why", "--costs"), ("--job", "x", "--why"), ("--before-after", "x", "--costs")])
@@ -188,7 +200,7 @@ def test_a_users_own_pass_plans_offline(dumps: Path, own: Path, capsys: Any) -> 
     assert main(["plan", str(dumps), "--config", str(config), "--import", str(own), "-o", str(out)]) == 0
     assert "said hush" in capsys.readouterr().out
     lines, _ = shown(capsys, out / "rank0.ilp", "--before-after", "noisy", "--import", str(own))
-    assert any("hush" in line for line in lines if line.startswith("+#"))
+    assert any("~ " in line and "layer layers.0 -> layers.0hush" in line for line in lines)
 
 
 def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, capsys: Any) -> None:

@@ -76,7 +76,7 @@ def test_guide_runs(guide: str, world: Path, capsys: pytest.CaptureFixture[str])
     assert len(said) >= 2
     if guide == "guide-pass":
         assert "priority -1 -> 1" in said[1]
-        assert re.search(r"^\+.*priority=1", said[2], re.MULTILINE)
+        assert re.search(r"^  ~ \d+ .*: priority -1 -> 1$", said[2], re.MULTILINE)
     if guide == "guide-schedule":
         assert "7 jobs: 0F 1F 0B+2F 1B+3F 2B 3B O" in said[2]
     if guide == "guide-device-profile":

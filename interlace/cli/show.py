@@ -21,10 +21,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("file", metavar="FILE", help="a dump or plan file; with --rows a folder of plans")
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--job", metavar="J", help="only this job's operations, in issue order: its name or slot, such as 0B+2F")
-    one.add_argument("--before-after", metavar="PASS", help="what this pass changed (of a plan), as a diff of program text")
-    one.add_argument("--why", action="store_true", help="what each pass of a plan did and declined, with the reasons")
-    one.add_argument("--costs", action="store_true", help="each operation's estimated time and how it was found")
+    one.add_argument("--before-after", metavar="PASS", help="what this pass changed (of a plan): what came, went and moved, job by job")
+    one.add_argument("--why", action="store_true", help="what each pass of a plan did and declined and why, by rule")
+    one.add_argument("--costs", action="store_true", help="times of operations, summed by kind and by layer, and how they are known")
     one.add_argument("--rows", action="store_true", help="the schedule of the plans in a folder as text, a row for each stage")
+    parser.add_argument("--all", action="store_true", help="with --why every place, with --costs every operation, with --before-after the "
+                                                           "difference of the program text")  # fmt: skip
     parser.add_argument("--device", metavar="NAME", default="", help="device profile for --costs (default: the plan's, else h200)")
     add_import(parser)
     parser.add_argument("--json", metavar="FILE", help="write the same for machines there")
@@ -39,6 +41,8 @@ def main(args: argparse.Namespace) -> int:
 
     if args.device and not args.costs:
         raise ConfigError(f"--device {args.device}: only --costs asks a device profile; add --costs or leave it out")
+    if args.all and not (args.why or args.costs or args.before_after):
+        raise ConfigError("--all: goes with --why, --costs or --before-after, which tell by rule without it; all else is printed whole")
     check_file("--json", args.json)
     import_own(args.imports)
     path = Path(args.file) if args.rows else find_dumps([args.file], one=True)[0]
@@ -60,11 +64,11 @@ def _shown(path: Path, args: argparse.Namespace) -> Shown:
     from interlace.ir import load, show
 
     if args.before_after:
-        return _diff(path, args.before_after)
+        return _difference(path, args.before_after, args.all)
     if args.why:
-        return _why(path)
+        return _why(path, args.all)
     if args.costs:
-        return _costs(load(path), args.device or profile_of([path])[0])
+        return _costs(load(path), args.device or profile_of([path])[0], args.all)
     program = load(path)
     return _job(program, args.job) if args.job else Shown(show(program).splitlines(), {"program": program})
 
@@ -95,28 +99,39 @@ def _job(program: Program, name: str) -> Shown:
     return Shown(lines, {"job": jobs[name], "ops": [ops[op_id] for op_id, _ in jobs[name].items]})
 
 
-def _diff(path: Path, name: str) -> Shown:
+def _difference(path: Path, name: str, every: bool) -> Shown:
     from interlace.ir import show
     from interlace.planning.plan import replay
+    from interlace.report.changes import changes, changes_text
 
     name = name.replace("_", "-")
     before, after = replay(path, name)
-    texts = show(before).splitlines(), show(after).splitlines()
-    lines = list(difflib.unified_diff(*texts, f"before {name}", f"after {name}", n=2, lineterm=""))
-    return Shown(lines or [f"{name} changed nothing"], {"pass": name, "before": before, "after": after})
+    found = changes(before, after)
+    if every:
+        texts = show(before).splitlines(), show(after).splitlines()
+        lines = list(difflib.unified_diff(*texts, f"before {name}", f"after {name}", n=2, lineterm=""))
+    else:
+        head = f"{name}: operations {len(before.ops)} -> {len(after.ops)}, jobs {len(before.jobs)} -> {len(after.jobs)}"
+        lines = [head, *changes_text(found)] if found else []
+    return Shown(lines or [f"{name} changed nothing"], {"pass": name, "changes": found, "before": before, "after": after})
 
 
-def _why(path: Path) -> Shown:
+def _why(path: Path, every: bool) -> Shown:
     from interlace.planning.plan import read_record
+    from interlace.report.screen import report_text
 
     record = read_record(path)
-    return Shown([line for report in record.reports for line in report.text(limit=12).splitlines()], {"record": record})
+    texts = [report.text() if every else report_text(report) for report in record.reports]
+    return Shown([line for text in texts for line in text.splitlines()], {"record": record})
 
 
-def _costs(program: Program, device: str) -> Shown:
+def _costs(program: Program, device: str, every: bool) -> Shown:
     from interlace.cost_model import CostModel, load_profile
+    from interlace.report.costs import by_kind, by_layer, op_lines, sums_text
 
     cost = CostModel(load_profile(device))
     rows = list(cost.table(program))
-    lines = [f"#{row.op:<6} {row.kind:28} {row.layer:32} {row.category:24} {row.dur_ns / 1e6:10.4f} ms  {row.how}" for row in rows]
-    return Shown([f"device profile {device}", *lines, *cost.explain(program).splitlines()], {"device": device, "ops": rows})
+    kinds, layers = by_kind(rows), by_layer(rows)
+    lines = [f"device profile {device}", *sums_text("kind", kinds, every), "", *sums_text("layers", layers, every), "",
+             *(op_lines(rows) if every else []), *cost.explain(program).splitlines()]  # fmt: skip
+    return Shown(lines, {"device": device, "by_kind": kinds, "by_layer": layers, "ops": rows})

@@ -27,7 +27,7 @@ from interlace.planning.judge import Run, run_judged
 from interlace.planning.whole_step import run_best
 from interlace.report.measured import Measured
 from interlace.report.outcome import Outcome
-from interlace.report.screen import rules_text, step_table
+from interlace.report.screen import report_text, rules_text, step_table
 from interlace.units import ranks_text
 
 BUDGET_ROUNDS = 4
@@ -38,7 +38,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a plan was made, so that it can be made again: profile, options of each pass, order, and what each did.
 
     `digest` is of the planned program, `set_digest` of the digests of all ranks that planned at the same time; empty in a record of
-    an older version. `outcome` is what the whole step is simulated to take.
+    an older version. `outcome` is what the whole step is simulated to take. `reserve_bytes` is what the passes kept free below the memory
+    budget, where a first plan exceeded it.
     """
 
     profile: str
@@ -48,6 +49,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str = ""
     set_digest: str = ""
     outcome: Outcome | None = None
+    reserve_bytes: int = 0
 
     @property
     def memory_budget(self) -> int:
@@ -83,6 +85,7 @@ class Plan:
         outcome: The whole step by Paddle's own plan and by this one, simulated; None where the other stages' plans are not known here,
             or a step would never end.
         compared: What was simulated for that; on rank 0 alone.
+        reserve_bytes: What the passes kept free below the memory budget; 0 but where a first plan exceeded it.
         measured: How long the first training steps with it took in this process.
     """
 
@@ -96,6 +99,7 @@ class Plan:
     loaded_from: str = ""
     outcome: Outcome | None = None
     compared: Comparison | None = None
+    reserve_bytes: int = 0
     measured: Measured = field(default_factory=Measured, compare=False)
 
     @classmethod
@@ -110,12 +114,12 @@ class Plan:
         return self.program.jobs
 
     def explain(self, limit: int = 8) -> str:
-        """What was moved and why, and what was declined and why, at most `limit` lines of each sort a pass; last, what it brings."""
+        """What was done and declined and why, by rule, at most `limit` of each sort a pass; last, what it brings."""
         if self.why_off:
             return f"Interlace is off ({self.why_off}): Paddle's plan is untouched"
         loaded = f", loaded from {self.loaded_from}" if self.loaded_from else ""
         head = f"{heading([self.program], self.profile)}{loaded}"
-        return "\n".join([head, *(report.text(limit) for report in self.reports), self.sentence()])
+        return "\n".join([head, *(report_text(report, limit) for report in self.reports), self.sentence()])
 
     def sentence(self) -> str:
         """Paddle's own step and this plan's, in one sentence, measured too once steps have run; or why they are not compared."""
@@ -182,7 +186,8 @@ class Plan:
     def _record(self) -> Record:
         options = {each.name: msgspec.to_builtins(each) for each in self.passes}
         order = tuple(each.name for each in self.passes)
-        return Record(self.profile, options, order, self.reports, digest_of(self.program), self.set_digest, self.outcome)
+        return Record(self.profile, options, order, self.reports, digest_of(self.program), self.set_digest, self.outcome,
+                      self.reserve_bytes)  # fmt: skip
 
 
 def digest_of(program: Program) -> str:
@@ -220,7 +225,8 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
     """
     asked, reserve_bytes = config.pipeline(), 0
     for _ in range(BUDGET_ROUNDS):
-        pipeline, planned, reports = _run(asked, program, cost, peers, reserve_bytes)
+        kept_free = reserve_bytes
+        pipeline, planned, reports = _run(asked, program, cost, peers, kept_free)
         if not memory_budget(asked.passes):
             break
         over = bytes_over(planned, asked.passes, cost)
@@ -231,7 +237,7 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
     digests = gather(peers, "finished plans", digest_of(planned))
     compared, outcome = compare(program, planned, reports, cost, profile, memory_budget(asked.passes), peers)
     return Plan(program, planned, tuple(reports), profile, pipeline.passes, set_digest=digest_of_set(digests), outcome=outcome,
-                compared=compared)  # fmt: skip
+                compared=compared, reserve_bytes=kept_free)  # fmt: skip
 
 
 def _run(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None, reserve_bytes: int) -> Run:
@@ -271,8 +277,9 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
     cost = CostModel(load_profile(record.profile))
 
     def both(program: Program, peers: Peers | None) -> tuple[Program, Program]:
-        before, _ = Pipeline(passes[:-1]).run(program, cost, peers)
-        return before, Pipeline((passes[-1],)).run(before, cost, peers)[0]
+        reserve = read_record(path.with_name(f"rank{program.rank}{SUFFIX}")).reserve_bytes
+        before, _ = Pipeline(passes[:-1]).run(program, cost, peers, reserve)
+        return before, Pipeline((passes[-1],)).run(before, cost, peers, reserve)[0]
 
     mine = load(path.parent / "captured" / f"{_stem(path)}{SUFFIX}")
     given = [load(file) for file in find_dumps([path.parent / "captured"])]

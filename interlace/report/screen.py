@@ -37,6 +37,16 @@ def rules_text(reports: Mapping[int, Sequence[PassReport]]) -> str:
     return "\n".join(["done:", *_listed(done, sorted(reports)), "declined:", *_listed(declined, sorted(reports))])
 
 
+def report_text(report: PassReport, limit: int | None = None) -> str:
+    """What one pass did and declined, by rule, at most `limit` of each sort."""
+    parts = (("+", rules({0: [report]}, lambda each: each.changed)), ("-", rules({0: [report]}, lambda each: each.declined)))
+    lines = [report.head()]
+    for sign, found in parts:
+        lines += [f"  {sign} {_line(rule, [0])}" for rule in found[:limit]]
+        lines += [f"  {sign} ... {len(found) - limit} more"] if limit is not None and len(found) > limit else []
+    return "\n".join(lines)
+
+
 def _listed(found: Sequence[Rule], stages: Sequence[int]) -> list[str]:
     names = list(dict.fromkeys(rule.name for rule in found))
     lines = []

@@ -52,7 +52,7 @@ def outcome(given: str, where: str) -> str:
         result, reports = passes_of(given).run(program, costs_of(given))
     except InterlaceError as error:
         return f"=== error\n{type(error).__name__}: {error}\n"
-    report = "\n".join(each.text(limit=100) for each in reports)
+    report = "\n".join(each.text() for each in reports)
     return f"=== report\n{report}\n=== expected\n{show(result)}"
 
 

@@ -1,0 +1,92 @@
+"""The times of a step's operations, summed by kind and by layer, largest first, and how well they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from interlace.cost_model.base import HOWS, Row
+from interlace.report.causes import layer_pattern
+from interlace.units import ms_figure
+
+EXACT, BETWEEN = ("exact", "given", "free"), ("interpolated",)
+"""Ways in which a time is known; all others are estimates."""
+MOST_ROWS = 12
+HEADS = ("ops", "times a step", "ms a step", "share", "exact", "interpolated", "estimated")
+
+
+class CostSum(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Operations that have a name in common.
+
+    Attributes:
+        ops, runs: How many there are, and how often a step issues them.
+        dur_ns: Of all runs in a step, one after another; then by how it is known.
+    """
+
+    name: str
+    ops: int
+    runs: int
+    dur_ns: int
+    exact_ns: int
+    interpolated_ns: int
+    estimated_ns: int
+
+
+def by_kind(rows: Sequence[Row]) -> list[CostSum]:
+    """Sums by kind of operation, most time first."""
+    return _sums(rows, lambda row: row.kind)
+
+
+def by_layer(rows: Sequence[Row]) -> list[CostSum]:
+    """Sums by layers of one name (`blocks.*.mlp`), most time first."""
+    return _sums(rows, lambda row: layer_pattern(row.layer) or "no layer")
+
+
+def _sums(rows: Sequence[Row], name: Callable[[Row], str]) -> list[CostSum]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(name(row), []).append(row)
+    sums = []
+    for each, group in found.items():
+        whole, exact, between = _time(group), _time(group, EXACT), _time(group, BETWEEN)
+        sums.append(CostSum(each, len(group), sum(row.runs for row in group), whole, exact, between, whole - exact - between))
+    return sorted(sums, key=lambda each: (-each.dur_ns, each.name))
+
+
+def _time(rows: Sequence[Row], ways: Sequence[str] = HOWS) -> int:
+    """Of a step, in nanoseconds, of what is known in one of these ways."""
+    return sum(row.runs * row.dur_ns for row in rows if row.how in ways)
+
+
+def sums_text(title: str, sums: Sequence[CostSum], every: bool) -> list[str]:
+    """A table, its sum last; without `every` the largest only."""
+    shown = sums if every else [each for each in sums[:MOST_ROWS] if each.dur_ns]
+    rest = [each for each in sums if each not in shown]
+    total = sum(each.dur_ns for each in sums)
+    lines = [(each.name, each) for each in shown]
+    lines += [(f"{len(rest)} more", _together("", rest))] if rest else []
+    lines.append(("sum", _together("", sums)))
+    width = max(len(title), *(len(name) for name, _ in lines))
+    widths = [max(9, len(head)) for head in HEADS]
+
+    def line(name: str, cells: Sequence[str]) -> str:
+        return f"{name:<{width}}" + "".join(f"  {cell:>{wide}}" for cell, wide in zip(cells, widths, strict=True))
+
+    return [line(title, HEADS), *(line(name, _cells(each, total)) for name, each in lines)]
+
+
+def _together(name: str, sums: Sequence[CostSum]) -> CostSum:
+    return CostSum(name, *(sum(getattr(each, field) for each in sums) for field in CostSum.__struct_fields__[1:]))
+
+
+def _cells(each: CostSum, total_ns: int) -> list[str]:
+    of_mine = [f"{part / each.dur_ns:.0%}" if each.dur_ns else "-" for part in (each.exact_ns, each.interpolated_ns, each.estimated_ns)]
+    return [str(each.ops), str(each.runs), ms_figure(each.dur_ns), f"{each.dur_ns / total_ns:.1%}" if total_ns else "-", *of_mine]
+
+
+def op_lines(rows: Sequence[Row]) -> list[str]:
+    """Every operation, what takes most of the step first."""
+    ranked = sorted(rows, key=lambda row: (-row.runs * row.dur_ns, row.op))
+    return [f"#{row.op:<6} {row.kind:28} {row.layer:32} {row.category:24} {row.dur_ns / 1e6:10.4f} ms x {row.runs:<4} {row.how}"
+            for row in ranked]  # fmt: skip
