@@ -11,10 +11,10 @@ the next (parameters, pinned buffers) is seen. Rules: `interlace/scheduler/hazar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-
-import networkx as nx
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 
 from interlace.ir import Op, Program
 from interlace.ir.kinds import BOUNDARY, COMBINE, DATA, SHADOW_OUTPUT, SPLIT, is_collective, is_random, is_receive, is_send
@@ -22,6 +22,9 @@ from tests.interpreter import Item, Rank, items_of
 
 Name = tuple[int, int, int]
 """A variable: the first value of an in-place chain, the place in a vector, the micro-batch (-1: all)."""
+
+
+MOST_CLOSURES = 64
 
 
 @dataclass(slots=True)
@@ -75,8 +78,23 @@ class Closure:
     `before[k]` has bit j set where node j is over when node k starts; node = step * number of items + place in host order.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, like: Closure | None = None) -> None:
+        """With `like`, the closure of the same plan with other events, only what depends on events is worked out."""
         self.program = program
+        if like is None:
+            self._tables(program)
+            self.tables = dict(self.__dict__)
+        else:
+            self.tables = like.tables
+            self.__dict__.update(like.tables)
+            self.program = program
+        self.waits: dict[int, list[int]] = defaultdict(list)
+        for event in program.events:
+            for item in event.waits:
+                self.waits[self.place[item]].append(self.place[event.record])
+        self.before = self._close()
+
+    def _tables(self, program: Program) -> None:
         self.rank = Rank(program)
         self.items = whole(program)
         self.num_fed = len(fed(program))
@@ -94,11 +112,8 @@ class Closure:
             self.on_stream[self.stream[place]].append(place)
             for cell in access.reads | access.writes:
                 self.touching[cell].append(place)
-        self.waits: dict[int, list[int]] = defaultdict(list)
-        for event in program.events:
-            for item in event.waits:
-                self.waits[self.place[item]].append(self.place[event.record])
-        self.before = self._close()
+        self.partners = [sorted(self._partners(node)) for node in range(2 * self.count)]
+        self.named_before = [sorted(self._named_before(node)) for node in range(2 * self.count)]
 
     def op(self, place: int) -> Op:
         """The operation at a place in host order."""
@@ -155,7 +170,7 @@ class Closure:
             known = host
             for prior in [last.get(self.stream[here], -1), *(p + step * self.count for p in self.waits[here])]:
                 known |= before[prior] | 1 << prior if prior >= 0 else 0
-            for prior in sorted(self._named_before(node)):
+            for prior in self.named_before[node]:
                 if not known >> prior & 1:
                     known |= before[prior] | 1 << prior
             before.append(known)
@@ -191,16 +206,30 @@ class Closure:
         value = self.rank.values[name[0]]
         return value.persistable or value.memory != "device"
 
+    def direct(self, b: int) -> list[int]:
+        """Nodes before node b of the same step that no other of them has before it: through them all others are."""
+        found, covered = [], 0
+        for a in range(b % self.count - 1, -1, -1):
+            if self.ordered(a, b) and not covered >> a & 1:
+                found.append(a)
+                covered |= self.before[a]
+        return found
+
     def ordered(self, a: int, b: int) -> bool:
         """Whether node a is over when node b starts."""
         return bool(self.before[b] >> a & 1)
+
+    @cached_property
+    def is_unsafe(self) -> bool:
+        """Whether the plan of this rank has a fault, whatever other ranks do."""
+        return bool(self.unwritten() or self.races() or self.freed_early()) or not draws_in_turn(self.program)
 
     def races(self) -> list[tuple[int, int, int]]:
         """Conflicting nodes (a, b, cell) that nothing orders, a earlier in host order."""
         return [
             (a, b, min(cells))
             for b in range(2 * self.count)
-            for a in sorted(self._partners(b))
+            for a in self.partners[b]
             if a < self.count and not self.ordered(a, b) and (cells := self.conflicts(a, b))
         ]
 
@@ -264,6 +293,19 @@ class Closure:
         return [use for use in places if not any(use == k or self.ordered(use, k) for k in marks)]
 
 
+_closures: dict[int, Closure] = {}
+
+
+def closure_of(program: Program) -> Closure:
+    """The closure of a plan; of the plans asked for last it is worked out once, however many worlds they are part of."""
+    known = _closures.pop(id(program), None)
+    found = known if known is not None and known.program is program else Closure(program)
+    _closures[id(program)] = found
+    if len(_closures) > MOST_CLOSURES:
+        del _closures[next(iter(_closures))]
+    return found
+
+
 def sequential(program: Program) -> list[Item]:
     """The order whose results a plan must give: micro-batches in turn, then what runs once."""
     done = set(items_of(program))
@@ -324,25 +366,29 @@ def mismatched(programs: Sequence[Program]) -> bool:
 
 def circular(programs: Sequence[Program], buffered: bool = False) -> bool:
     """Whether some rank waits for ever: a cycle among items, where the partners of one communication are one node."""
-    graph: nx.DiGraph = nx.DiGraph()
-    meet: dict[tuple[int, int], object] = {}
-    closures = [Closure(program) for program in programs]
+    before: dict[Hashable, set[Hashable]] = defaultdict(set)
+    meet: dict[tuple[int, int], Hashable] = {}
+    closures = [closure_of(program) for program in programs]
     for k, program in enumerate(programs):
         for channel, places in channels(program).items():
             for number, place in enumerate(places):
                 if not (buffered and "p2p" in channel):
                     meet[k, place] = (*channel, number)
                 elif is_receive(closures[k].op(place)):
-                    graph.add_edge((*channel, number), (k, place))
+                    before[k, place].add((*channel, number))
                 else:
-                    graph.add_edge((k, place), (*channel, number))
+                    before[(*channel, number)].add((k, place))
     for k, closure in enumerate(closures):
         last_of_group: dict[int, int] = {}
         for b in range(closure.count):
-            edges = [a for a in range(b) if closure.ordered(a, b)]
+            edges = closure.direct(b)
             group = closure.op(b).group
             if group >= 0:
                 edges += [last_of_group[group]] if group in last_of_group else []
                 last_of_group[group] = b
-            graph.add_edges_from((meet.get((k, a), (k, a)), meet.get((k, b), (k, b))) for a in edges)
-    return not nx.is_directed_acyclic_graph(graph)
+            before[meet.get((k, b), (k, b))].update(meet.get((k, a), (k, a)) for a in edges)
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError:
+        return True
+    return False

@@ -480,8 +480,9 @@ def hoist(jobs: list[Job], program: Program, rng: random.Random) -> list[Job]:
 
 def with_events(program: Program) -> Program:
     """Events for every order between jobs that streams do not give, the first sufficient one each; then for frees."""
+    closure = None
     for _ in range(10_000):
-        closure = Closure(program)
+        closure = Closure(program, closure)
         races = [(a, b) for a, b, _ in closure.races() if b < closure.count]
         wanted = races or [(use, last) for use, last in closure.freed_early()]
         if not wanted:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from interlace.ir import Event, Job, Op, Program
 from interlace.ir.kinds import is_comm, is_receive, is_send
 from interlace.scheduler.hazards import Finding, check
 from interlace.scheduler.target import CPU
-from tests.closure import Closure, circular, collected, draws_in_turn, fed, mismatched
+from tests.closure import circular, closure_of, collected, fed, mismatched
 from tests.interpreter import Poisoned, Stuck, assert_same
 from tests.strategies import World, plan, programs, random_world, worlds
 
@@ -26,12 +27,7 @@ Mutation = Callable[[list[Program], random.Random], list[Program] | None]
 
 def is_unsafe(programs: Sequence[Program]) -> bool:
     """The oracle's verdict on a world, on a GPU."""
-    closures = [Closure(program) for program in programs]
-    if any(c.unwritten() or c.races() or c.freed_early() for c in closures):
-        return True
-    if not all(map(draws_in_turn, programs)):
-        return True
-    return mismatched(programs) or circular(programs)
+    return any(closure_of(program).is_unsafe for program in programs) or mismatched(programs) or circular(programs)
 
 
 # -------------------------------------------------------------------------------------------------------------- mutations
@@ -198,11 +194,16 @@ def kinds(findings: Sequence[Finding]) -> set[str]:
     return {finding.kind for finding in findings if finding.kind != "shared-stream"}
 
 
+@cache
+def _planned(seed: int) -> list[Program]:
+    return plan(random_world(seed, streams=True, offload=True))
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.__name__)
 def test_every_planted_fault_is_found_and_nothing_else(mutation: Mutation) -> None:
     seen: Counter[str] = Counter()
     for seed in range(35):
-        programs = plan(random_world(seed, streams=True, offload=True))
+        programs = _planned(seed)
         rng = random.Random(seed)
         for _ in range(3):
             changed = mutation(programs, rng)
@@ -237,7 +238,7 @@ def test_orders_that_the_checker_calls_wrong_do_change_the_result() -> None:
     """The interpreter as a third opinion: it stops at a poisoned read, or gives other numbers."""
     wrong = 0
     for seed in range(50):
-        before = plan(random_world(seed, streams=True, offload=True))
+        before = _planned(seed)
         changed = move_copy_or_reader(before, random.Random(seed)) or before
         if not kinds(check(changed, CPU)):
             assert_same(before, changed, seed)
