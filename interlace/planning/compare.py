@@ -91,12 +91,13 @@ def compare(captured: Program, planned: Program, reports: Sequence[PassReport], 
     """
     if not planned.jobs or (peers is None and planned.pipeline.num_stages > 1):
         return None, None
-    member = Member(stock_plan(captured, costs), planned, tuple(reports))
     if peers is None:
-        alone = Comparison((member,), {}, profile, memory_budget)
+        alone = Comparison((Member(stock_plan(captured, costs), planned, tuple(reports)),), {}, profile, memory_budget)
         return alone, alone.outcome(costs)
     stands_for = stand_ins(captured, peers)
-    packed = zlib.compress(msgspec.msgpack.encode(member), 1) if stands_for[captured.rank] == captured.rank else b""
+    packed = b""
+    if stands_for[captured.rank] == captured.rank:
+        packed = zlib.compress(msgspec.msgpack.encode(Member(stock_plan(captured, costs), planned, tuple(reports))), 1)
     shown = gather(peers, "plans to compare", packed)
     whole, said = None, _Said()
     if captured.rank == 0:

@@ -58,6 +58,11 @@ def _no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interleave, "SEARCH_WORK", 0)
 
 
+@pytest.fixture(autouse=True)
+def _plans_are_proved() -> None:
+    """Every plan here is proved by the test itself, on more targets; the drafts before it are not."""
+
+
 def test_the_archive_is_of_these_cases() -> None:
     assert stored()[0] == CASES, "the stored programs are of other cases; run `python -m tests.captured.build`"
 
