@@ -91,13 +91,15 @@ def compare(captured: Program, planned: Program, reports: Sequence[PassReport], 
     """
     if not planned.jobs or (peers is None and planned.pipeline.num_stages > 1):
         return None, None
-    if peers is None:
-        alone = Comparison((Member(stock_plan(captured, costs), planned, tuple(reports)),), {}, profile, memory_budget)
-        return alone, alone.outcome(costs)
     stands_for = stand_ins(captured, peers)
-    packed = b""
-    if stands_for[captured.rank] == captured.rank:
-        packed = zlib.compress(msgspec.msgpack.encode(Member(stock_plan(captured, costs), planned, tuple(reports))), 1)
+    if stands_for.get(captured.rank, captured.rank) != captured.rank:
+        gather(peers, "plans to compare", b"")
+        return None, gather(peers, "what came out", _Said())[0].outcome
+    member = Member(stock_plan(captured, costs), planned, tuple(reports))
+    if peers is None:
+        alone = Comparison((member,), {}, profile, memory_budget)
+        return alone, alone.outcome(costs)
+    packed = zlib.compress(msgspec.msgpack.encode(member), 1)
     shown = gather(peers, "plans to compare", packed)
     whole, said = None, _Said()
     if captured.rank == 0:
