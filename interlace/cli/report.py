@@ -13,6 +13,7 @@ from interlace.cli.target import Setting, add_options
 if TYPE_CHECKING:
     from interlace.planning.plan import Record
     from interlace.report.page.build import Simulated
+    from interlace.report.sweep import Sweep
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -56,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     records = _records(files)
     budget = max((record.memory_budget for record in records.values()), default=0)
     page = build_page(ours, other, {rank: record.reports for rank, record in records.items()},
-                      Given(setting.profile, setting.costs, setting.target.name), budget)  # fmt: skip
+                      Given(setting.profile, setting.costs, setting.target.name), budget, sweep=_sweep(files))  # fmt: skip
     write_page(page, args.output)
     write_json(args.json, page)
     print(f"{page.sentence}\n{args.output}: open it in a browser")
@@ -81,6 +82,14 @@ def _compared(files: Sequence[Path], beside: Sequence[str], setting: Setting) ->
     print("interlace report: no captured programs are in the folder of these plans, so there is nothing to compare with; --beside names it",
           file=sys.stderr)  # fmt: skip
     return None
+
+
+def _sweep(files: Sequence[Path]) -> Sweep | None:
+    """The curve of step time against memory that lies beside the plans; None where there is none, or they lie in several folders."""
+    from interlace.report.sweep import read_sweep
+
+    folders = {path.parent for path in files}
+    return read_sweep(folders.pop()) if len(folders) == 1 else None
 
 
 def _name(path: str) -> str:

@@ -17,6 +17,7 @@ from interlace.passes.pipeline import PassReport
 from interlace.planning.judge import stand_ins
 from interlace.planning.stock import STOCK, stock_plan
 from interlace.report.outcome import Outcome, Step
+from interlace.report.sweep import Sweep
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
 from interlace.scheduler.target import target_of
@@ -60,7 +61,7 @@ class Comparison:
             return None
         return Outcome(Step.of(plan, self._alike()), self.profile, Step.of(stock, self._alike()), STOCK)
 
-    def page(self, costs: CostModel, measured: str = "") -> Any:
+    def page(self, costs: CostModel, measured: str = "", sweep: Sweep | None = None) -> Any:
         """The data of the plan's page; `measured` says what a step really took. Raises PlanError where a step would never end."""
         from interlace.report.page.build import OURS, Given, Simulated, build_page
 
@@ -68,7 +69,7 @@ class Comparison:
         stock, plan = (Simulated(name, result, alike) for name, result in zip((STOCK, OURS), self._results(costs), strict=True))
         reports = {member.plan.rank: member.reports for member in self.members}
         return build_page(plan, stock, reports, Given(self.profile, costs, target_of(self.profile).name), self.memory_budget,
-                          measured)  # fmt: skip
+                          measured, sweep)  # fmt: skip
 
     def _alike(self) -> dict[int, list[int]]:
         """Member's rank -> the ranks that it stands for."""

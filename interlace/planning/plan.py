@@ -28,6 +28,7 @@ from interlace.planning.whole_step import run_best
 from interlace.report.measured import Measured
 from interlace.report.outcome import Outcome
 from interlace.report.screen import report_text, rules_text, step_table
+from interlace.report.sweep import read_sweep
 from interlace.units import ranks_text
 
 BUDGET_ROUNDS = 4
@@ -151,15 +152,15 @@ class Plan:
             return None
         if self.program.rank:
             return None
-        compared = self.compared
+        compared, sweep = self.compared, None
         if self.loaded_from:
             from interlace.planning.loaded import compared_in
 
-            compared = compared_in(Path(self.loaded_from))
+            compared, sweep = compared_in(Path(self.loaded_from)), read_sweep(Path(self.loaded_from))
         if compared is None:
             raise PlanError("no page of rank 0 alone, the other stages' plans are not known here; `interlace report` writes it from the "
                             "plans of all ranks")  # fmt: skip
-        write_page(compared.page(CostModel(load_profile(self.profile)), self.measured.clause()), path)
+        write_page(compared.page(CostModel(load_profile(self.profile)), self.measured.clause(), sweep), path)
         return Path(path)
 
     def dump(self, path: str | Path) -> list[Path]:

@@ -9,11 +9,14 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from interlace.cli import main
-from interlace.ir import save
+from interlace.ir import parse, save
+from interlace.report.sweep import Base, Point, Sweep
+from tests.passes.test_drop_recompute import PLAIN as RECOMPUTING
 from tests.strategies import World, programs
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.S)
@@ -26,6 +29,25 @@ def make_plans(folder: Path, world: World, config: str) -> Path:
     path = folder / "config.yaml"
     path.write_text(config, encoding="utf-8")
     assert main(["plan", str(folder / "dumps"), "--config", str(path), "-o", str(folder / "plan")]) == 0
+    return folder / "plan"
+
+
+SWEEP = Sweep(
+    (Point(budget_bytes=9 << 20, feasible=True, peak_bytes=8 << 20, step_us=900.5, exposed_us=80.25, kept_bytes=3 << 20,
+           recomputed_bytes=0, offloaded_bytes=0),
+     Point(budget_bytes=6 << 20, feasible=True, peak_bytes=6 << 20, step_us=1100.0, exposed_us=90.0, kept_bytes=1 << 20,
+           recomputed_bytes=2 << 20, offloaded_bytes=512),
+     Point(budget_bytes=1 << 20, feasible=False, why="the least feasible budget is 2.0 MiB")),
+    Base(8 << 20, 1000.0, 200.0), "h200")  # fmt: skip
+"""A curve of three budgets, of which one cannot be kept."""
+
+
+def make_recomputing(folder: Path) -> Path:
+    """Two ranks of three micro-batches whose backward repeats a part of forward, and their plans; gives the folder of the plans."""
+    for rank in range(2):
+        save(msgspec.structs.replace(parse(RECOMPUTING), rank=rank), folder / "dumps" / f"rank{rank}.ilp")
+    (folder / "config.yaml").write_text("device: h200\ndrop_recompute: off\n", encoding="utf-8")
+    assert main(["plan", str(folder / "dumps"), "--config", str(folder / "config.yaml"), "-o", str(folder / "plan")]) == 0
     return folder / "plan"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from interlace.planning.stock import stock_plan
 from interlace.report.measured import COUNTED, WARM_UP
 from interlace.report.outcome import Step
 from interlace.report.page.write import template
+from interlace.report.sweep import write_sweep
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
 from interlace.scheduler.target import GPU
-from tests.report.pages import columns, data_in, make_plans
+from tests.report.pages import SWEEP, columns, data_in, make_plans, make_recomputing
 from tests.scheduler.plans import Shape
 from tests.scheduler.plans import world as stuck_world
 from tests.strategies import World, programs
@@ -278,3 +280,68 @@ def test_the_guide_has_the_sections_of_the_page() -> None:
 
 def test_the_template_has_one_place_for_data() -> None:
     assert template().count("/*DATA*/") == 1
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan that recomputes, with a curve of budgets beside it."""
+    folder = tmp_path_factory.mktemp("recompute")
+    make_recomputing(folder)
+    write_sweep(SWEEP, folder / "plan")
+    return folder
+
+
+def test_what_backward_repeats_is_told_with_bytes_and_when(repeated: Path) -> None:
+    """Marked operations and the sum between them that has no mark, of three micro-batches; bytes of what gradients read of them."""
+    assert main(["report", str(repeated / "plan"), "-o", str(repeated / "page.html")]) == 0
+    found = data_in(repeated / "page.html")["plans"][-1]
+    program = load(repeated / "plan" / "rank0.ilp")
+    copies = {op.id for op in program.ops if "bwd_recompute_id" in op.attrs or (op.kind == "c_allreduce_sum" and op.role == "backward")}
+    sizes = {value.id: value.size_bytes for value in program.values}
+    read = {v for op in program.ops if op.id not in copies for v in op.reads}
+    expected: dict[tuple[str, str], list[int]] = {}
+    for op in program.ops:
+        if op.id in copies:
+            row = expected.setdefault((op.kind, op.layer), [0, 0])
+            row[0] += 3
+            row[1] += 3 * sum(sizes[v] for v in op.results if v in read)
+    assert len(expected) > 1
+    assert {(row["kind"], row["layer"]): [row["count"], row["size_bytes"]] for row in found["recomputed"]} == expected
+    ops = columns(found["rows"][0]["ops"])
+    table = found["rows"][0]["ops"]["table"]
+    for row in found["recomputed"]:
+        assert row["time_ns"] > 0
+        when = row["tightest"]
+        assert (when is None) == (row["size_bytes"] == 0)
+        if when is not None:
+            assert max(0, when["read_ns"] - when["back_ns"]) == row["slack_ns"]
+            mine = [k for k in range(ops.shape[1]) if (ops[0][k], ops[0][k] + ops[1][k]) == (when["left_ns"], when["back_ns"])]
+            assert [table[ops[2][k]][:2] for k in mine] == [[row["kind"], row["layer"]]]
+    assert data_in(repeated / "page.html")["sweep"] == json.loads((repeated / "plan" / "sweep.json").read_text(encoding="utf-8"))
+
+
+def test_the_tightest_return_is_the_one_with_the_least_slack(page: dict[str, Any]) -> None:
+    moved = page["plans"][1]["offload"]
+    for row in moved:
+        when = row["tightest"]
+        assert row["slack_ns"] == max(0, when["read_ns"] - when["back_ns"])
+        assert when["left_ns"] < when["back_ns"]
+        assert when["stage"] in row["stages"]
+
+
+def test_the_peak_is_where_the_curve_is_highest(page: dict[str, Any]) -> None:
+    for plan in page["plans"]:
+        for row in plan["rows"]:
+            memory, step_ns = row["memory"], page["outcome"]["before" if plan["name"] != "This plan" else "plan"]["step_ns"]
+            moments, sizes = memory["curve"][0::2], memory["curve"][1::2]
+            at = max(k for k, moment in enumerate(moments) if moment <= memory["peak_at_ns"])
+            assert sizes[at] == memory["peak_bytes"]
+            assert 0 <= memory["peak_at_ns"] <= step_ns
+
+
+def test_a_broken_curve_is_refused(repeated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "plan"
+    shutil.copytree(repeated / "plan", plan)
+    (plan / "sweep.json").write_text('{"points": 1}', encoding="utf-8")
+    assert main(["report", str(plan), "-o", str(tmp_path / "page.html")]) == 2
+    assert "sweep.json: not what `interlace plan --sweep` wrote" in capsys.readouterr().err

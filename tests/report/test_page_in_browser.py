@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from interlace.cli import main
+from interlace.report.sweep import write_sweep
 from interlace.units import size
 from tests.report.browser import CHROMIUM, WHY_NOT, ask
-from tests.report.pages import columns, data_in, make_plans
+from tests.report.pages import SWEEP, columns, data_in, make_plans, make_recomputing
 from tests.strategies import World
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
@@ -19,7 +21,7 @@ device: h200
 schedule_1f1b: {interleave: dx-first, only_gains: off, search: off}
 offload_activations: {fraction: 0.6, min_bytes: 1}
 """
-SECTIONS = ["picture", "job", "time", "memory", "communication", "offload", "done", "schedule", "assumptions"]
+SECTIONS = ["picture", "job", "time", "memory", "communication", "offload", "recompute", "sweep", "done", "schedule", "assumptions"]
 LOOK = """
 const colours = canvas => {
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data, found = new Set();
@@ -34,6 +36,11 @@ return {
   sentence: document.getElementById("sentence").textContent,
   tables: Object.fromEntries([...document.querySelectorAll("table")].map(each => [each.id, rows(each.id)])),
   canvases: Object.fromEntries([...document.querySelectorAll("canvas")].map(each => [each.id, colours(each)])),
+  captions: [...document.querySelectorAll("#memorycharts figcaption")].map(each => each.textContent),
+  curve: [...document.querySelectorAll("#curve [data-step], #curve [data-budget]")].map(each => ({
+    ...each.dataset, kind: each.getAttribute("class"),
+    x: each.getBBox().x + each.getBBox().width / 2, y: each.getBBox().y + each.getBBox().height / 2, told: each.textContent,
+    colour: getComputedStyle(each)[each.getAttribute("class") === "point" ? "fill" : "stroke"] })),
   paper: getComputedStyle(document.body).backgroundColor,
   palette: Object.fromEntries(Object.entries(palette)),
   schedule: [...document.querySelectorAll("#rows pre")].map(each => each.textContent),
@@ -41,6 +48,9 @@ return {
   sideways: document.documentElement.scrollWidth - document.documentElement.clientWidth,
 };
 """
+
+
+MOMENTS = ("left_ns", "back_ns", "read_ns")
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +82,18 @@ def test_every_section_is_filled_with_the_numbers_of_the_data(page: Path) -> Non
                                                for row in plan["communication"]})  # fmt: skip
     mine = {(row["kind"], row["layer"]): ms(row["exposed_ns"]) for row in data["plans"][1]["communication"]}
     assert all(line[-1] == mine.get((line[0], line[1]), "–") for line in seen["tables"]["comm"])
-    assert [line[-1] for line in seen["tables"]["moves"]] == [ms(row["slack_ns"]) for row in data["plans"][1]["offload"]]
+    whens = [[f"{row['tightest']['micro_batch']} of stage {row['tightest']['stage']}", *(ms(row["tightest"][name]) for name in MOMENTS)]
+             for row in data["plans"][1]["offload"]]  # fmt: skip
+    assert [line[-4:] for line in seen["tables"]["moves"]] == whens
+    assert [line[-5] for line in seen["tables"]["moves"]] == [ms(row["slack_ns"]) for row in data["plans"][1]["offload"]]
     for name, rules in (("changed", data["done"]), ("declined", data["declined"])):
         assert [(line[1], line[3]) for line in seen["tables"][name]] == [(rule["text"], str(rule["count"])) for rule in rules]
     assert seen["schedule"] == ["\n".join(plan["schedule"]) for plan in reversed(data["plans"])]
     assert len(seen["tables"]["trust"]) == len(data["device"]["shares"])
     assert all(seen["tables"][name] for name in ("waits", "holds0", "holds1", "unmeasured"))
+    for k, row in enumerate(data["plans"][1]["rows"]):
+        assert f"(at {ms(row['memory']['peak_at_ns'])} ms, job " in seen["captions"][k]
+        assert sum(int(line[2]) for line in seen["tables"][f"holds{k}"]) == sum(each["count"] for each in row["memory"]["holds"])
     assert seen["sideways"] == 0, "the page is wider than the window"
 
 
@@ -92,6 +108,45 @@ def test_light_and_dark(page: Path, dark: bool) -> None:
     assert seen["palette"]["exposed"] in seen["canvases"]["split"]
     assert all(seen["palette"]["accent"] in seen["canvases"][name] for name in ("memory0", "memory1"))
     assert len(seen["canvases"]["ops"]) > 3
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_curve_and_what_is_recomputed(tmp_path: Path, dark: bool) -> None:
+    """Each point stands where its numbers say, in the scheme's colours, and the table beneath has them all."""
+    write_sweep(SWEEP, make_recomputing(tmp_path))
+    out = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "plan"), "-o", str(out)]) == 0
+    console, seen = ask(out, LOOK, dark=dark)
+    assert console == []
+    data = data_in(out)
+    fits, cross = [each for each in SWEEP.points if each.feasible], [each for each in SWEEP.points if not each.feasible]
+    points = {kind: [each for each in seen["curve"] if each["kind"] == kind] for kind in ("point", "none", "paddle", "here")}
+    assert [(int(each["budget"]), float(each["step"])) for each in points["point"]] == [(each.budget_bytes, each.step_us) for each in fits]
+    assert [(int(each["budget"]), each["told"].split(": ", 1)[1]) for each in points["none"]] == [(e.budget_bytes, e.why) for e in cross]
+    now = data["outcome"]["plan"]
+    assert [float(each["step"]) for each in points["paddle"] + points["here"]] == [SWEEP.stock.step_us, now["step_ns"] / 1e3]
+    known = [(int(each.get("budget") or each["bytes"]), float(each["step"]), each["x"], each["y"])
+             for each in seen["curve"] if "step" in each]  # fmt: skip
+    for (bytes1, us1, x1, y1), (bytes2, us2, x2, y2) in pairwise(known):
+        assert (bytes1 < bytes2) == (x1 < x2 - 1e-3)
+        assert (us1 < us2) == (y1 > y2 + 1e-3)
+    assert points["point"][0]["colour"] == ("rgb(127, 176, 245)" if dark else "rgb(37, 99, 201)")
+    table = seen["tables"]["points"]
+    assert len(table) == len(SWEEP.points) + 1
+    for line, each in zip(table, SWEEP.points, strict=False):
+        if not each.feasible:
+            assert line == [size(each.budget_bytes), *["–"] * 7, each.why]
+            continue
+        change = 100 * ((each.step_us or 0) / SWEEP.stock.step_us - 1)
+        held = [size(found or 0) for found in (each.peak_bytes, each.kept_bytes, each.recomputed_bytes, each.offloaded_bytes)]
+        times = [ms(1e3 * (each.step_us or 0)), f"{change:+.1f} %", ms(1e3 * (each.exposed_us or 0))]
+        assert line == [size(each.budget_bytes), *times, *held, ""]
+    assert table[-1][:2] == ["Paddle's own plan", f"{SWEEP.stock.step_us / 1e3:.3f}"]
+    repeats = data["plans"][1]["recomputed"]
+    assert [line[:2] for line in seen["tables"]["repeats"]] == [[row["layer"], row["kind"]] for row in repeats]
+    assert [line[5] for line in seen["tables"]["repeats"]] == [ms(row["time_ns"]) for row in repeats]
+    assert [line[4] for line in seen["tables"]["repeats"]] == [size(row["size_bytes"]) for row in repeats]
+    assert seen["sideways"] == 0
 
 
 def test_looking_closer(page: Path) -> None:

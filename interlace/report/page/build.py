@@ -17,9 +17,10 @@ from interlace.report.causes import held, waits
 from interlace.report.outcome import Outcome, Step
 from interlace.report.page.document import Device, Label, Memory, Page, PlanPart, Row, Split, World
 from interlace.report.page.picture import Items, compute_runs, curve, gap_runs, jobs, packed, side_runs
-from interlace.report.page.tables import RankStep, communication, offloaded
+from interlace.report.page.tables import RankStep, communication, offloaded, recomputed
 from interlace.report.rules import rules
 from interlace.report.slots import slot_text
+from interlace.report.sweep import Sweep
 from interlace.scheduler.simulate.parts import parts_of
 from interlace.scheduler.simulate.simulator import Result
 from interlace.version import VERSION
@@ -56,9 +57,9 @@ class Given:
 
 def build_page(
     ours: Simulated, other: Simulated | None, reports: Mapping[int, Sequence[PassReport]], given: Given, memory_budget: int = 0,
-    measured: str = "",
+    measured: str = "", sweep: Sweep | None = None,
 ) -> Page:
-    """The page's data; `reports` by rank, `measured` what a step really took.
+    """The page's data; `reports` by rank, `measured` what a step really took, `sweep` the curve of step time against memory.
 
     Raises:
         PlanError: The plans are not of the same ranks.
@@ -73,7 +74,7 @@ def build_page(
     return Page(
         VERSION, _world(ours.result.input.programs, labels), _device(given, [row for rows in costs.values() for row in rows]),
         outcome, outcome.sentence(measured), memory_budget, labels, parts, rules(of_stage, lambda report: report.changed),
-        rules(of_stage, lambda report: report.declined),
+        rules(of_stage, lambda report: report.declined), sweep,
     )  # fmt: skip
 
 
@@ -99,12 +100,14 @@ def _plan(plan: Simulated, labels: Sequence[Label], given: Given) -> PlanPart:
         items, parts = Items.of(result, at), parts_of(result, at)
         steps.append(RankStep(result.input.programs[at], items, parts, len(label.ranks)))
         rank, profile, step_ns = result.ranks[at], result.memory[at], result.step_ns
-        memory = Memory(curve(*profile.curve(), step_ns), rank.peak_bytes, rank.pinned_bytes, held(profile.at_peak()))
+        moments, sizes = profile.curve()
+        peak_at = int(moments[np.argmax(sizes)])
+        memory = Memory(curve(moments, sizes, step_ns), rank.peak_bytes, peak_at, rank.pinned_bytes, held(profile.at_peak()))
         split = Split(*(getattr(rank, name) for name in Split.__struct_fields__))
         costs = {row.op: row for row in _costs(result, label.ranks[0], given)}
         rows.append(Row(split, memory, waits(result, at), jobs(result, at, items), compute_runs(items, step_ns),
                         side_runs(items, step_ns), gap_runs(parts, step_ns), packed(result, at, items, costs)))  # fmt: skip
-    return PlanPart(plan.name, rows, _schedule(result, labels), communication(steps), offloaded(steps))
+    return PlanPart(plan.name, rows, _schedule(result, labels), communication(steps), offloaded(steps), recomputed(steps))
 
 
 def _costs(result: Result, rank: int, given: Given) -> list[CostRow]:

@@ -11,6 +11,7 @@ from interlace.cost_model.base import How
 from interlace.report.causes import Held, Wait
 from interlace.report.outcome import Outcome
 from interlace.report.rules import Rule
+from interlace.report.sweep import Sweep
 
 KINDS = ("forward", "backward", "weight", "optimizer", "collective", "p2p", "copy", "exposed", "host", "bubble")
 """Codes of what the picture shows, by position: computation of forward, of backward (input gradients, and in plans that do not split
@@ -39,10 +40,11 @@ class Ops(_Part, frozen=True):
 
 
 class Memory(_Part, frozen=True):
-    """Device memory over time: `[moment, most bytes until the next]`, flat; and what holds the peak."""
+    """Device memory over time: `[moment, most bytes until the next]`, flat; when it is at its peak, and what holds that."""
 
     curve: list[int]
     peak_bytes: int
+    peak_at_ns: int
     pinned_bytes: int
     holds: list[Held]
 
@@ -97,6 +99,18 @@ class Communication(_Part, frozen=True):
     exposed_ns: int
 
 
+class Return(_Part, frozen=True):
+    """A value of one micro-batch that backward gets back: when it left the device or its recomputation began, when it was there again,
+    and when it was read first.
+    """
+
+    stage: int
+    micro_batch: int
+    left_ns: int
+    back_ns: int
+    read_ns: int
+
+
 class Offload(_Part, frozen=True):
     """Activations of one kind and layers of one name that leave for pinned memory.
 
@@ -105,6 +119,7 @@ class Offload(_Part, frozen=True):
         count: How many.
         away_ns: Shortest time between the end of the copy out and the start of the copy back.
         slack_ns: Shortest time between the end of the copy back and the start of its first reader; 0 where that waited for it.
+        tightest: The return with the least slack; None where none comes back in the step.
     """
 
     kind: str
@@ -114,16 +129,39 @@ class Offload(_Part, frozen=True):
     count: float
     away_ns: int
     slack_ns: int
+    tightest: Return | None
+
+
+class Recomputed(_Part, frozen=True):
+    """Operations of one kind and layers of one name that backward repeats, of a mean rank in one step.
+
+    Attributes:
+        size_bytes: Of their results that backward reads: without them these would be kept from forward on.
+        count: How many run.
+        time_ns: How long they run.
+        slack_ns: Shortest time between the end of one and the start of what reads it first; 0 where nothing but others of these reads it.
+        tightest: The repetition with the least slack; None where backward reads none of them itself.
+    """
+
+    kind: str
+    layer: str
+    stages: list[int]
+    size_bytes: int
+    count: float
+    time_ns: int
+    slack_ns: int
+    tightest: Return | None
 
 
 class PlanPart(_Part, frozen=True):
-    """One plan: its rows in the order of `Page.rows`, its slots by stage, what it moves."""
+    """One plan: its rows in the order of `Page.rows`, its slots by stage, what it moves and repeats."""
 
     name: str
     rows: list[Row]
     schedule: list[str]
     communication: list[Communication]
     offload: list[Offload]
+    recomputed: list[Recomputed]
 
 
 class Label(_Part, frozen=True):
@@ -166,7 +204,9 @@ class World(_Part, frozen=True):
 
 
 class Page(_Part, frozen=True):
-    """Everything; `plans` ends with the plan itself, what it is compared with stands first."""
+    """Everything; `plans` ends with the plan itself, what it is compared with stands first. `sweep` is the curve of step time against
+    memory, where `interlace plan --sweep` left one beside the plans.
+    """
 
     version: str
     world: World
@@ -178,4 +218,5 @@ class Page(_Part, frozen=True):
     plans: list[PlanPart]
     done: list[Rule]
     declined: list[Rule]
+    sweep: Sweep | None = None
     kinds: tuple[str, ...] = KINDS

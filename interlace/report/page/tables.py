@@ -1,8 +1,8 @@
-"""The tables of the page: communication and how much of it is hidden, and what is offloaded."""
+"""The tables of the page: communication and how much of it is hidden, what is offloaded, and what is recomputed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +10,9 @@ import numpy as np
 from interlace.ir import Graph, Op, Program
 from interlace.ir.kinds import is_comm, is_copy
 from interlace.report.causes import layer_pattern
-from interlace.report.page.document import Communication, Offload
+from interlace.report.page.document import Communication, Offload, Recomputed, Return
 from interlace.report.page.picture import Items
+from interlace.scheduler.recompute import COPY, recomputes
 from interlace.scheduler.simulate.parts import Parts, overlap, union
 
 
@@ -70,8 +71,28 @@ class _Moves:
     stages: set[int] = field(default_factory=set)
     size_bytes: int = 0
     count: int = 0
+    time_ns: int = 0
     away_ns: list[int] = field(default_factory=list)
-    slack_ns: list[int] = field(default_factory=list)
+    returns: list[Return] = field(default_factory=list)
+
+    def note(self, rank: RankStep, size_bytes: int, time_ns: int) -> None:
+        """Count one instance, for all ranks that this one stands for."""
+        self.stages.add(rank.program.pipeline.stage)
+        self.count += rank.num_ranks
+        self.size_bytes += rank.num_ranks * size_bytes
+        self.time_ns += rank.num_ranks * time_ns
+
+    def tightest(self) -> Return | None:
+        """The return with the least slack; the first of equal ones."""
+        return min(self.returns, key=lambda each: (_slack(each), each.left_ns), default=None)
+
+    def slack_ns(self) -> int:
+        """Of that one."""
+        return min(map(_slack, self.returns), default=0)
+
+
+def _slack(each: Return) -> int:
+    return max(0, each.read_ns - each.back_ns)
 
 
 def offloaded(ranks: Sequence[RankStep]) -> list[Offload]:
@@ -81,47 +102,85 @@ def offloaded(ranks: Sequence[RankStep]) -> list[Offload]:
     for rank in ranks:
         _add_offloaded(rank, sums)
     rows = [Offload(kind, layer, sorted(each.stages), each.size_bytes // world, each.count / world, min(each.away_ns, default=0),
-                    min(each.slack_ns, default=0)) for (kind, layer), each in sums.items()]  # fmt: skip
+                    each.slack_ns(), each.tightest()) for (kind, layer), each in sums.items()]  # fmt: skip
     return sorted(rows, key=lambda row: (-row.size_bytes, row.kind, row.layer))
 
 
 def _add_offloaded(rank: RankStep, sums: dict[tuple[str, str], _Moves]) -> None:
     graph = Graph(rank.program)
-    start = {key: (begin, end) for key, begin, end in _moments(rank.items)}
-    batches = range(rank.program.pipeline.num_micro_batches)
+    times = _moments(rank.items)
     for out in (op for op in rank.program.ops if is_copy(op) and op.results and graph.values[op.results[0]].memory == "pinned"):
         source = graph.producer_op(out.operands[0])
         found = sums.setdefault((source.kind if source else "input", layer_pattern(out.layer)), _Moves())
         backs = [op for op in graph.user_ops(out.results[0]) if is_copy(op)]
-        for micro_batch in batches:
-            if (out.id, micro_batch) not in start:
-                continue
-            found.stages.add(rank.program.pipeline.stage)
-            found.count += rank.num_ranks
-            found.size_bytes += rank.num_ranks * max(0, graph.values[out.operands[0]].size_bytes)
+        for micro_batch, (start, left) in times.get(out.id, {}).items():
+            found.note(rank, max(0, graph.values[out.operands[0]].size_bytes), left - start)
             for back in backs:
-                _note_return(found, graph, back, micro_batch, start, start[out.id, micro_batch][1])
+                if micro_batch in times.get(back.id, {}):
+                    begin, end = times[back.id][micro_batch]
+                    found.away_ns.append(begin - left)
+                    read = _first_read(_readers(graph, back.results), micro_batch, times)
+                    found.returns += [] if read is None else [Return(rank.program.pipeline.stage, micro_batch, start, end, read)]
 
 
-def _moments(items: Items) -> list[tuple[tuple[int, int], int, int]]:
-    columns = (items.op.tolist(), items.micro_batch.tolist(), items.start.tolist(), items.end.tolist())
-    return [((op, micro_batch), start, end) for op, micro_batch, start, end in zip(*columns, strict=True)]
+def recomputed(ranks: Sequence[RankStep]) -> list[Recomputed]:
+    """What backward repeats of forward, by kind and layers; most time first."""
+    world = sum(rank.num_ranks for rank in ranks)
+    sums: dict[tuple[str, str], _Moves] = {}
+    for rank in ranks:
+        _add_recomputed(rank, sums)
+    rows = [Recomputed(kind, layer, sorted(each.stages), each.size_bytes // world, each.count / world, each.time_ns // world,
+                       each.slack_ns(), each.tightest()) for (kind, layer), each in sums.items()]  # fmt: skip
+    return sorted(rows, key=lambda row: (-row.time_ns, row.kind, row.layer))
 
 
-def _note_return(found: _Moves, graph: Graph, back: Op, micro_batch: int, start: Mapping[tuple[int, int], tuple[int, int]],
-                 left_at: int) -> None:  # fmt: skip
-    if (back.id, micro_batch) not in start:
+def _add_recomputed(rank: RankStep, sums: dict[tuple[str, str], _Moves]) -> None:
+    if not recomputes(rank.program):
         return
-    begin, end = start[back.id, micro_batch]
-    found.away_ns.append(begin - left_at)
-    readers = [start[op.id, micro_batch][0] for op in _readers(graph, back.results[0]) if (op.id, micro_batch) in start]
-    if readers:
-        found.slack_ns.append(max(0, min(readers) - end))
+    graph, times = Graph(rank.program), _moments(rank.items)
+    copies = _repeated(rank.program, graph)
+    for op in copies.values():
+        found = sums.setdefault((op.kind, layer_pattern(op.layer)), _Moves())
+        read = [value for value in op.results if any(each.id not in copies for each in graph.readers(value))]
+        size_bytes = sum(max(0, graph.values[value].size_bytes) for value in read)
+        readers = [each for each in _readers(graph, read) if each.id not in copies]
+        for micro_batch, (start, end) in times.get(op.id, {}).items():
+            found.note(rank, size_bytes, end - start)
+            first = _first_read(readers, micro_batch, times)
+            found.returns += [] if first is None else [Return(rank.program.pipeline.stage, micro_batch, start, end, first)]
 
 
-def _readers(graph: Graph, value: int) -> list[Op]:
-    """What reads a value, through views that take no time as well."""
-    found, stack, seen = list[Op](), [value], {value}
+def _repeated(program: Program, graph: Graph) -> dict[int, Op]:
+    """Operations of backward that have Paddle's mark, and communication without it that stands between two of them."""
+    found = {op.id: op for op in program.ops if op.role == "backward" and COPY in op.attrs}
+    for op in program.ops:
+        if op.role == "backward" and is_comm(op) and op.id not in found:
+            makers = (graph.producer_op(value) for value in op.reads)
+            if any(each is not None and each.id in found for each in makers) and any(
+                    each.id in found for value in op.results for each in graph.readers(value)):  # fmt: skip
+                found[op.id] = op
+    return found
+
+
+Times = dict[int, dict[int, tuple[int, int]]]
+"""Operation -> micro-batch -> start and end."""
+
+
+def _moments(items: Items) -> Times:
+    found: Times = {}
+    for op, *span in zip(*(each.tolist() for each in (items.op, items.micro_batch, items.start, items.end)), strict=True):
+        found.setdefault(op, {})[span[0]] = span[1], span[2]
+    return found
+
+
+def _first_read(readers: Iterable[Op], micro_batch: int, times: Times) -> int | None:
+    return min((times[op.id][micro_batch][0] for op in readers if micro_batch in times.get(op.id, {})), default=None)
+
+
+def _readers(graph: Graph, values: Iterable[int]) -> list[Op]:
+    """What reads values, through views that take no time as well."""
+    found, stack = list[Op](), list(values)
+    seen = set(stack)
     while stack:
         for op in graph.user_ops(stack.pop()):
             found.append(op)
