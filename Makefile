@@ -11,14 +11,15 @@ SHAPE := --pp 2 --mp 2 --micro-batches 8 --steps 5
 
 # Processes that run tests side by side; on a machine with more cores, more of them: `make test WORKERS=8`.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help demo test test-fast mutants testbed lint setup clean
+.PHONY: help demo test test-fast test-long mutants testbed lint setup clean
 
 help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, stock against Interlace; plan a large one (about 2 minutes)"
 	@echo "make test-fast  the tests that need no Paddle, without long searches (under 2 minutes on 2 cores)"
 	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 2)"
+	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples (an hour)"
 	@echo "make mutants  plants small faults and says which the tests do not find (ONLY=\"word ...\" for some of them)"
 	@echo "make lint     ruff and mypy"
 	@echo "make testbed  build the custom device that stands for a GPU in tests"
@@ -75,6 +76,9 @@ test: setup
 
 test-fast: $(FAST)
 	$(PYTEST) -m "not paddle and not slow and not main_thread"
+
+test-long: setup
+	$(PYTEST) --examples 10 -m "not paddle and not main_thread"
 
 mutants: setup
 	$(BIN)/python -m tests.mutants.run $(ONLY)

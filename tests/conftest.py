@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 from interlace.local import processes
 from interlace.passes import REGISTRY
@@ -16,21 +17,35 @@ from tests import forked, proofs
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update-golden` rewrites expected texts; review the difference before you commit it."""
     parser.addoption("--update-golden", action="store_true", help="rewrite expected texts instead of comparing with them")
+    parser.addoption("--examples", type=int, default=1, help="run random tests with so many times their examples")
 
 
-APART = ("tests/benchmarks/", "tests/captured/", "tests/training/", "tests/testbed/test_training.py", "tests/scheduler/test_mutations.py")
+APART = ("tests/benchmarks/", "tests/captured/", "tests/training/", "tests/testbed/test_training.py")
 """Where each test takes seconds of its own: with several workers they are spread."""
+LONG = ("tests/testbed/", "tests/scheduler/test_mutations.py", "tests/planning/", "tests/passes/", "tests/scheduler/", "tests/cpu/",
+        "tests/bridge/", *APART)  # fmt: skip
+"""What takes longest comes first, and what takes seconds a test after it, so that workers end together."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several workers the tests of a file stay together, and those that share a module's fixture."""
+    """With several workers the tests of a file stay together, and those that share a module's fixture; the longest come first."""
+    if config.getoption("--examples") > 1:
+        _give_more_examples(items, config.getoption("--examples"))
     if not config.pluginmanager.hasplugin("xdist"):
         return
+    items.sort(key=lambda item: next((k for k, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG)))
     for item in items:
         file = item.nodeid.partition("::")[0]
         shared = [name for name in getattr(item, "fixturenames", ()) if name.startswith("stock_")]
         if shared or not file.startswith(APART):
             item.add_marker(pytest.mark.xdist_group(" ".join([file, *shared])))
+
+
+def _give_more_examples(items: Sequence[pytest.Item], times: int) -> None:
+    """Random tests take their number of examples from their settings, which no profile changes."""
+    for test in {item.function for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.function)}:
+        asked = test._hypothesis_internal_use_settings
+        test._hypothesis_internal_use_settings = settings(asked, max_examples=times * asked.max_examples)
 
 
 @pytest.fixture(scope="session")

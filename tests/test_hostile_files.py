@@ -97,13 +97,13 @@ DUMPS: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_hostile_dumps(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     make, told = DUMPS[name]
     (tmp_path / "rank0.ilp").write_bytes(make())
-    start = time.monotonic()
+    start = time.process_time()
     assert main(["check", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"interlace check: {tmp_path / 'rank0.ilp'}: ")
     assert told in said
     assert len(said) < 1000
-    assert time.monotonic() - start < LIMIT_S / 2
+    assert time.process_time() - start < LIMIT_S / 2
 
 
 def test_what_is_no_regular_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ def room(name: str) -> str | None:
     return name.split(".")[1]
 
 
-def imported(path: Path, top_level_only: bool = False) -> set[str]:
+@cache
+def imported(path: Path, top_level_only: bool = False) -> frozenset[str]:
     """Modules that a file imports, by full name; imports for type checking alone are left out."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = {child for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
@@ -43,7 +45,7 @@ def imported(path: Path, top_level_only: bool = False) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+    return frozenset(found)
 
 
 @pytest.mark.parametrize("name", package_modules())

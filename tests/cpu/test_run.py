@@ -131,11 +131,11 @@ def test_the_rank_that_failed_is_named_first(tmp_path: Path) -> None:
     )
     start_s = time.monotonic()
     with pytest.raises(LaunchError) as caught:
-        launch(script, [], 3, {}, None, tmp_path / "logs", 60.0)
+        launch(script, [], 3, {}, None, tmp_path / "logs", LIMIT_S)
     text = str(caught.value)
     assert text.startswith("rank 1 failed: ValueError: no data for rank 1\nlog of rank 1: ")
     assert "rank(s) 0, 2 only lost their peer and were ended" in text
-    assert time.monotonic() - start_s < 20
+    assert time.monotonic() - start_s < LIMIT_S, "ended before the others would have given up waiting"
     assert "raise ValueError" in (tmp_path / "logs" / "rank1.log").read_text()
 
 

@@ -248,7 +248,7 @@ def test_a_finished_peer_is_noticed_at_once_but_its_messages_count() -> None:
         start_s = time.monotonic()
         with pytest.raises(PeerLostError, match="rank 0 will not come: it has finished its script"):
             transports[1].recv((3,), "int64", 0, 4, (0, 1))
-        assert time.monotonic() - start_s < 1.0
+        assert time.monotonic() - start_s < 10.0, "half of the time after which a rank gives up"
 
 
 def test_a_rank_may_close_as_soon_as_it_has_everything() -> None:

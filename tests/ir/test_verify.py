@@ -115,7 +115,7 @@ def test_the_good_program_is_good() -> None:
     verify(GOOD)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(worlds(dropout=True))
 def test_random_programs_and_plans_are_good(world: Any) -> None:
     """Odd programs. Fails where a rule refuses (`ProgramError`) a program that the generator, or the planner, makes."""

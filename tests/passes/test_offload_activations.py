@@ -60,7 +60,7 @@ choices = st.fixed_dictionaries({
 cost_models = st.builds(costs, st.sampled_from([0, 1, 3, 7, 20]), st.sampled_from([1, 4]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(worlds(offload=False), choices, cost_models)
 def test_data_flow_is_kept_and_nothing_is_freed_early(world: World, options: dict[str, Any], cost: GivenCosts) -> None:
     """What is moved, equal results. The interpreter frees each storage at its last reader, and poisons what is gone."""

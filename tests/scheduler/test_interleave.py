@@ -56,7 +56,7 @@ def pairs_of(program: Program) -> list[Job]:
 # ------------------------------------------------------------------------------------------------------------- whole worlds
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B", dropout=True), FORMS, ALLOWANCES)
 def test_every_output_and_buffer_equals_the_plain_schedule(world: World, form: Form, allowance: int) -> None:
     """Pairs of parts, nothing lost. All ranks computed; verify finds every operation once for each micro-batch; the text holds the plan."""
@@ -68,7 +68,7 @@ def test_every_output_and_buffer_equals_the_plain_schedule(world: World, form: F
         assert_same(plain, made)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B", dropout=True), PAIRED, ALLOWANCES, st.data())
 def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowance: int, data: st.DataObject) -> None:
     """A lag for each stage: every output and buffer as in the plain schedule, nothing for the checker to find."""

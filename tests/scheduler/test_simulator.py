@@ -104,7 +104,7 @@ def test_twins_agree_on_plans(shape: Shape, cost: GivenCosts, p2p: str) -> None:
     assert (plain.times.end == compiled.times.end).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(shapes(), cost_models())
 def test_makespan_is_at_least_every_load(shape: Shape, cost: GivenCosts) -> None:
     """Acceptance: C4. No shorter than the critical path, nor than what any stream or host has to do."""

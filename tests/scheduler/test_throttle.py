@@ -82,7 +82,7 @@ def test_short_jobs_wait_at_their_ends() -> None:
     assert found.throttled_bytes < found.free_bytes // 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(shapes(), st.booleans())
 def test_waits_never_raise_the_peak(shape: Shape, compiled: bool) -> None:
     """Law: with a host that issues in no time, peak(gpu, held) <= peak(gpu, free); held ones take as long or longer to issue."""
