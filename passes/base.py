@@ -58,7 +58,6 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         needs: Capabilities that passes before it must give.
         gives: Capabilities that hold after it.
         after: Names of passes that it must run after, if they run at all.
-        only_safety: Whether it keeps a plan safe and takes no time: a plan that is only simulated does without.
         is_default: Whether it runs unless it is turned off.
         instead_of_off: What to write in place of `off` where other passes need what it gives.
         renamed: Former names of options -> the names they have now; the error for a former name says the new one.
@@ -69,7 +68,6 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     needs: ClassVar[frozenset[str]] = frozenset()
     gives: ClassVar[frozenset[str]] = frozenset()
     after: ClassVar[tuple[str, ...]] = ()
-    only_safety: ClassVar[bool] = False
     is_default: ClassVar[bool] = False
     instead_of_off: ClassVar[str] = ""
     renamed: ClassVar[Mapping[str, str]] = {}
@@ -96,8 +94,8 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return ()
 
     def draft(self) -> Pass | None:
-        """This pass without what takes time and hardly changes the step's, where a plan is only made to be judged; None to leave it
-        out."""
+        """This pass without what is slow to plan and hardly changes the simulated step, where a plan is only made to be judged; None to
+        leave it out unless another pass needs what it gives."""
         return self
 
     def stock(self) -> Pass | None:

@@ -40,9 +40,11 @@ class ExtendLifetimes(Pass, frozen=True, kw_only=True):
     needs = frozenset({"scheduled"})
     gives = frozenset({"lifetimes"})
     after = ("name-streams",)
-    only_safety = True
     is_default = True
     formerly = ("assign-streams",)
+
+    def draft(self) -> None:
+        return None
 
     def run(self, program: Program, context: Context) -> Program:
         return _with_joins_at_the_end(_with_lifetimes_extended(program, context), context)

@@ -36,9 +36,11 @@ class InsertEvents(Pass, frozen=True, kw_only=True):
     needs = frozenset({"scheduled"})
     gives = frozenset({"events"})
     after = ("extend-lifetimes",)
-    only_safety = True
     is_default = True
     formerly = ("assign-streams",)
+
+    def draft(self) -> None:
+        return None
 
     def run(self, program: Program, context: Context) -> Program:
         events = events_of(program)

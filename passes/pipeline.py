@@ -83,6 +83,13 @@ class Pipeline:
             reports.append(report)
         return program, reports
 
+    def draft(self) -> Pipeline:
+        """The same passes where a plan is only made to be simulated: `Pass.draft` of each; whole where others need what it gives."""
+        drafts = [each.draft() for each in self.passes]
+        needed = frozenset().union(*(draft.needs for draft in drafts if draft is not None))
+        kept = (draft or each for each, draft in zip(self.passes, drafts, strict=True) if draft is not None or each.gives & needed)
+        return Pipeline(tuple(kept))
+
     def asks_ranks(self) -> bool:
         """Whether a pass has facts to gather, so that all ranks must run these passes together."""
         return any(type(each).facts is not Pass.facts for each in self.passes)

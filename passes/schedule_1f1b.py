@@ -23,12 +23,9 @@ from interlace.scheduler.schedule import (
     Slot,
     find_schedule,
     in_flight,
-    interleaved,
-    lagged,
-    pair_up,
+    joined,
     parse_rows,
     sent_before,
-    trailing,
     zero_bubble,
 )
 from interlace.scheduler.whole_step.slot_times import SlotTimes, slot_times
@@ -227,10 +224,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         """A stage's slots with backward and forward joined."""
         pipe = program.pipeline
         lag = self.lag[stage] if isinstance(self.lag, tuple) else self.lag
-        if pipe.schedule == "VPP":
-            return trailing(pair_up(interleaved(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)), lag)
         depth = self.depth[stage] if self.depth else self._depth(program, stage) if mixed else None
-        return lagged(stage, pipe.num_stages, pipe.num_micro_batches, lag=lag, warmup=depth)
+        return joined(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, lag=lag, warmup=depth)
 
     @staticmethod
     def _depth(program: Program, stage: int) -> int:

@@ -38,9 +38,6 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
     syncs: Literal["auto", "job-ends"] = "auto"
     run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
 
-    def draft(self) -> None:
-        return None
-
     def stock(self) -> None:
         return None
 

@@ -217,6 +217,17 @@ def trailing(slots: list[Slot], lag: int) -> list[Slot]:
     return made or slots
 
 
+def joined(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1, *, lag: int, warmup: int | None = None) -> list[Slot]:
+    """Slots of backward joined to forward whose weight gradients trail, with or without chunks; `warmup` counts without them only.
+
+    >>> show_row(1, joined(1, 2, 2, 2, lag=3))
+    '1 | 0F 1F 0F.1 1F.1 0I.1 1I.1 0I 1I+0W.1 1W.1 0W 1W O'
+    """
+    if num_chunks > 1:
+        return trailing(pair_up(interleaved(stage, num_stages, num_micro_batches, num_chunks)), lag)
+    return lagged(stage, num_stages, num_micro_batches, lag=lag, warmup=warmup)
+
+
 def sent_before(row: Sequence[Slot], micro_batch: int) -> int:
     """Number of forwards that a stage completes before it receives a micro-batch's gradient; the next stage must receive as many
     activations before it sends that gradient.

@@ -41,7 +41,8 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
     before, first = Pipeline(pipeline.passes[:at]).run(program, cost, peers, reserve_bytes)
 
     def run(form: Pass, draft: bool = False) -> Run:
-        passes = (form, *(kept for each in pipeline.passes[at + 1 :] if (kept := each.draft() if draft else each) is not None))
+        later = Pipeline(pipeline.passes[at + 1 :])
+        passes = (form, *(later.draft() if draft else later).passes)
         made, reports = Pipeline(passes).run(before, cost, peers, reserve_bytes)
         return Pipeline((*pipeline.passes[:at], *passes)), made, [*first, *reports]
 

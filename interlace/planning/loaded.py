@@ -76,7 +76,7 @@ def read_plan(folder: Path, rank: int) -> Plan:
     except PlanError as error:
         raise LoadError(f"{path}: {error}") from error
     return Plan(captured, program, record.reports, record.profile, passes, set_digest=record.set_digest, loaded_from=os.fspath(folder),
-                outcome=record.outcome)  # fmt: skip
+                outcome=record.outcome, compared_late=lambda: compared_in(folder))  # fmt: skip
 
 
 def compared_in(folder: Path) -> Comparison:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,7 @@ class Plan:
         outcome: The whole step by Paddle's own plan and by this one, simulated; None where the other stages' plans are not known here,
             or a step would never end.
         compared: What was simulated for that; on rank 0 alone.
+        compared_late: Gives it where the plan was read from a folder.
         reserve_bytes: What the passes kept free below the memory budget; 0 but where a first plan exceeded it.
         measured: How long the first training steps with it took in this process.
     """
@@ -100,6 +101,7 @@ class Plan:
     loaded_from: str = ""
     outcome: Outcome | None = None
     compared: Comparison | None = None
+    compared_late: Callable[[], Comparison] | None = field(default=None, compare=False)
     reserve_bytes: int = 0
     measured: Measured = field(default_factory=Measured, compare=False)
 
@@ -152,11 +154,8 @@ class Plan:
             return None
         if self.program.rank:
             return None
-        compared, sweep = self.compared, None
-        if self.loaded_from:
-            from interlace.planning.loaded import compared_in
-
-            compared, sweep = compared_in(Path(self.loaded_from)), read_sweep(Path(self.loaded_from))
+        compared = self.compared_late() if self.compared_late else self.compared
+        sweep = read_sweep(Path(self.loaded_from)) if self.loaded_from else None
         if compared is None:
             raise PlanError("no page of rank 0 alone, the other stages' plans are not known here; `interlace report` writes it from the "
                             "plans of all ranks")  # fmt: skip

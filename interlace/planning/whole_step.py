@@ -28,8 +28,6 @@ from interlace.units import ms, size
 NAMED = ("dx-first", "mixed", "zb-h1")
 LAG_SCHEDULES = 3
 """Schedules of the coarse model that are planned in full, as drafts."""
-CHUNK_LAGS = ((0, 1), (0, 2), (1, 2))
-"""With VPP: lag of the first stage, and by how much it grows from stage to stage; all are drafted, no coarse model ranks them."""
 SLACK = 1.01
 """A peak counts as Paddle's own up to this factor: allocators round by more."""
 
@@ -91,10 +89,7 @@ class _Choice:
         own = Judged(self.asked.stock(), (), self._step_ns(made), max(peaks))
         limit = memory_budget(self.pipeline.passes) or int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
         forms = [self.asked.stock(), *(self._named(name) for name in NAMED if self._may(name))]
-        if self._may("dx-first") and self.program.pipeline.num_chunks > 1:
-            stages = range(self.program.pipeline.num_stages)
-            forms += [msgspec.structs.replace(self._named("dx-first"), lag=tuple(a + b * s for s in stages)) for a, b in CHUNK_LAGS]
-        elif self._may("dx-first"):
+        if self._may("dx-first"):
             forms += [self._lagged(each) for each in self._schedules(peaks[self.program.rank if self.peers else 0], limit)]
         judged = [each for form in dict.fromkeys(form.draft() for form in forms) for each in self._judge(form, limit)]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
@@ -120,9 +115,9 @@ class _Choice:
         return f"Paddle's order with {', '.join(others)}" if others else STOCK
 
     def _stock(self, draft: bool = False) -> Run:
-        passes = _drafted(self._paddles().passes) if draft else self._paddles().passes
-        made, reports = Pipeline(passes).run(self.program, self.cost, self.peers, self.reserve_bytes)
-        return Pipeline(passes), made, reports
+        pipeline = self._paddles().draft() if draft else self._paddles()
+        made, reports = pipeline.run(self.program, self.cost, self.peers, self.reserve_bytes)
+        return pipeline, made, reports
 
     def _may(self, name: str) -> bool:
         """Whether a form is possible for this program; the same on every rank."""
@@ -149,18 +144,19 @@ class _Choice:
         fixed = any(gather(self.peers, "draws", draws_twice(self.program)))
         found = Found(())
         if self.peers is None or self.program.rank == 0:
-            count = self.program.pipeline.num_micro_batches
-            found = Found(tuple(find_schedules([stages[s] for s in sorted(stages)], count, limit, LAG_SCHEDULES, fixed)))
+            pipe, given = self.program.pipeline, [stages[s] for s in sorted(stages)]
+            found = Found(tuple(find_schedules(given, pipe.num_micro_batches, limit, LAG_SCHEDULES, fixed, pipe.num_chunks)))
         return gather(self.peers, "schedules", found)[0].schedules
 
     def _times(self, early: float, whole: Parts, halves: Parts) -> dict[str, SlotTimes]:
         """Of each kind of job, with backward as a whole or in halves."""
         form = msgspec.structs.replace(self.asked, interleave="dx-first", early_sends=early, search=False)
         found = {}
-        for kind in kinds_of():
-            each = kind.split("+")
-            parts = halves if {"I", "W"} & set(each) else whole
-            found[kind] = form.order(self.before, parts, tuple((part, part, 0) for part in each), "dx-first", self.context)[1]
+        pipe = self.program.pipeline
+        for kind in kinds_of(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks):
+            each = tuple((part[0], part[0], int(part[2:] or 0)) for part in kind.split("+"))
+            parts = halves if {"I", "W"} & {part for part, _, _ in each} else whole
+            found[kind] = form.order(self.before, parts, each, "dx-first", self.context)[1]
         return found
 
     def _judge(self, form: Schedule1F1B, limit: int) -> list[Judged]:
@@ -172,12 +168,12 @@ class _Choice:
         return found
 
     def _draft(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Judged:
-        made = self._run(_drafted((form, *later)))[0] if self.drafts else self.before
+        made = self._run(Pipeline((form, *later)).draft())[0] if self.drafts else self.before
         return Judged(form, later, self._step_ns(made), max(self._peaks(made)))
 
-    def _run(self, passes: tuple[Pass, ...]) -> tuple[Program, list[PassReport]]:
+    def _run(self, passes: Pipeline) -> tuple[Program, list[PassReport]]:
         """The passes from the schedule on."""
-        return Pipeline(passes).run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
+        return passes.run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
 
     def _step_ns(self, made: Program) -> int | None:
         return step_ns(made, self.cost, self.peers, self.stands_for)
@@ -188,19 +184,13 @@ class _Choice:
 
     def _whole(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Run:
         passes = (form, *later)
-        made, reports = self._run(passes)
+        made, reports = self._run(Pipeline(passes))
         return Pipeline((*self.earlier, *passes)), made, [*self.first, *reports]
 
     def _lost(self, judged: list[Judged], limit: int) -> list[str]:
         """A line for each form that was not taken, with the reason."""
         return [f"{each.label(self.later)}: {_text(each)}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
                 for each in judged]  # fmt: skip
-
-
-def _drafted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
-    """Without passes that a simulation would not notice, unless another one needs what they give."""
-    needed = frozenset().union(*(each.needs for each in passes))
-    return tuple(each for each in passes if not each.only_safety or each.gives & needed)
 
 
 def _text(judged: Judged) -> str:

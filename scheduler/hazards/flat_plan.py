@@ -14,7 +14,7 @@ from interlace.ir import Op, OpInstance, Program
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import NO_KERNEL, SHADOW_OUTPUT, is_boundary, stream_of
 from interlace.ir.storage import Part, Storage, Storages, collect_items, feed_items, storages_of
-from interlace.scheduler.schedule import SCHEDULES
+from interlace.scheduler.schedule import find_schedule
 
 
 class Version(Enum):
@@ -202,7 +202,7 @@ def _take_stock_order(plan: FlatPlan) -> None:
         op = program.ops[position]
         parts["F" if op.role == "forward" else "B", op.chunk].append(position)
     writer: dict[int, OpInstance] = {}
-    row = SCHEDULES[pipe.schedule](pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
+    row = find_schedule(pipe.schedule)(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
     for part in (part for slot in row for part in slot.parts):
         for position in parts[part.kind, part.chunk]:
             for access in (*plan.reads[position], *plan.writes[position]):

@@ -10,7 +10,7 @@ from interlace.ir import OpInstance, Program, describe
 from interlace.ir.kinds import is_random
 from interlace.scheduler.hazards.flat_plan import FlatPlan
 from interlace.scheduler.hazards.happens_before import Fault
-from interlace.scheduler.schedule import SCHEDULES
+from interlace.scheduler.schedule import find_schedule
 
 
 def draws_out_of_order(plan: FlatPlan) -> list[Fault]:
@@ -53,6 +53,5 @@ def stock_draws(program: Program) -> list[OpInstance]:
         if is_random(op):
             kind = "O" if op.role == "optimize" else "F" if op.role == "forward" else "B"
             parts[kind, 0 if kind == "O" else op.chunk].append(op.id)
-    schedule = SCHEDULES.get(pipe.schedule, SCHEDULES["accumulate"])
-    slots = schedule(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
+    slots = find_schedule(pipe.schedule)(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
     return [(op_id, part.micro_batch) for slot in slots for part in slot.parts for op_id in parts[part.kind, part.chunk]]

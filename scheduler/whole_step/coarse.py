@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from interlace.scheduler.schedule import Part, Slot
 from interlace.scheduler.whole_step.slot_times import NEVER, SlotTimes
 
-Message = tuple[int, str, int]
-"""Receiving stage, `F` for an activation or `B` for a gradient, micro-batch."""
+Message = tuple[int, str, int, int]
+"""Receiving stage, `F` for an activation or `B` for a gradient, micro-batch and chunk of the receiver."""
 
 
 def kind_of(slot: Slot) -> str:
     """The kind of a slot: its parts without their micro-batches.
 
-    >>> kind_of(Slot((Part("I", 3), Part("F", 5), Part("W", 2))))
-    'I+F+W'
+    >>> kind_of(Slot((Part("I", 3), Part("F", 5, 1), Part("W", 2))))
+    'I+F.1+W'
     """
-    return "+".join(part.kind for part in slot.parts)
+    return "+".join(part.kind + (f".{part.chunk}" if part.chunk else "") for part in slot.parts)
 
 
 @dataclass(slots=True)
@@ -49,13 +49,13 @@ def step_ns(rows: Sequence[Sequence[Slot]], times: Sequence[Mapping[str, SlotTim
     while moved:
         moved = False
         for number, stage in enumerate(stages):
-            moved |= _run(stage, number, there)
+            moved |= _run(stage, number, len(rows), there)
     if any(stage.at < len(stage.slots) for stage in stages):
         return None
     return max(stage.now for stage in stages)
 
 
-def _run(stage: _Stage, number: int, there: dict[Message, float]) -> bool:
+def _run(stage: _Stage, number: int, num_stages: int, there: dict[Message, float]) -> bool:
     """Run a stage until a message that it needs has not been sent yet; says whether it got on."""
     moved = False
     while stage.at < len(stage.slots):
@@ -66,10 +66,10 @@ def _run(stage: _Stage, number: int, there: dict[Message, float]) -> bool:
             moment, sends, part = events[stage.event]
             kind = "F" if part.kind == "F" else "B"
             if sends:
-                target = number + (1 if kind == "F" else -1)
-                there[target, kind, part.micro_batch] = stage.now + stage.late + moment
+                rounds, target = divmod(number + (1 if kind == "F" else -1), num_stages)
+                there[target, kind, part.micro_batch, part.chunk + rounds] = stage.now + stage.late + moment
             else:
-                arrival = there.get((number, kind, part.micro_batch))
+                arrival = there.get((number, kind, part.micro_batch, part.chunk))
                 if arrival is None:
                     return moved
                 stage.late = max(stage.late, arrival - stage.now - moment)

@@ -140,6 +140,18 @@ def test_weight_gradients_trail_with_chunks(lag: int | tuple[int, ...]) -> None:
     assert any("W" in job.name or "backward_w" in job.name for job in plans[-1].jobs)
 
 
+def test_with_chunks_lags_and_orders_are_searched() -> None:
+    """No slower than the forms by name in the same memory, and a lag for each stage that memory allows."""
+    plain = programs(World(pp=2, mp=2, micro_batches=6, layers=4, schedule="VPP", chunks=2))
+    costs = FairCosts({"comm": 30, "gemm": 100, "default": 10})
+    auto = planned(plain, costs, "auto")
+    assert any(", lag [" in line for line in told(auto) if "interleave: dx-first" in line)
+    limit = 1.01 * peak(planned(plain, costs, "off"))
+    others = [planned(plain, costs, form, search=False) for form in ("dx-first", "mixed")]
+    assert peak(auto) <= limit
+    assert step_ns(auto, costs) <= min(step_ns(each, costs) for each in others if peak(each) <= limit)
+
+
 def test_a_rank_alone_takes_dx_first_and_says_so() -> None:
     (plan,) = planned(programs(World(pp=2, micro_batches=4))[:1], CALM, "auto")
     assert "auto: the whole step was not simulated, the other stages' plans are not known here; dx-first instead" in told([plan])

@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from interlace.scheduler.legal_rows import stall
-from interlace.scheduler.schedule import lagged, parse_rows
+from interlace.scheduler.schedule import joined, lagged, parse_rows
 from interlace.scheduler.whole_step.coarse import peak_bytes, step_ns
-from interlace.scheduler.whole_step.search import LagSchedule, find_schedules
+from interlace.scheduler.whole_step.search import LagSchedule, find_schedules, kinds_of
 from interlace.scheduler.whole_step.slot_times import NEVER, PartTimes, SlotTimes, StageTimes
 
 FORWARD, INPUT, WEIGHT = 10.0, 8.0, 12.0
@@ -17,22 +17,23 @@ HELD, OPERANDS = 100, 40
 """Bytes that a forward leaves, and those of them that weight gradients still need."""
 
 
-def times(stage: int, last: int) -> dict[str, SlotTimes]:
+def times(stage: int, last: int, chunks: int = 1) -> dict[str, SlotTimes]:
     """Jobs whose parts run in turn; messages are needed at a part's start and sent at its end."""
     took = {"F": FORWARD, "B": INPUT + WEIGHT, "I": INPUT, "W": WEIGHT, "O": 5.0}
     net = {"F": HELD, "B": -HELD, "I": OPERANDS - HELD, "W": -OPERANDS, "O": 0}
     found = {}
-    for kind in ("F", "B", "I", "W", "O", "B+F", "I+F", "I+W", "I+F+W"):
+    for slot in kinds_of(stage, last + 1, 2 * (last + 1), chunks):
         now, parts, live, rise = 0.0, [], 0, 0
-        for part in kind.split("+"):
-            live += net[part]
+        for part in slot.split("+"):
+            kind, chunk = part[0], int(part[2:] or 0)
+            starts, ends = (stage, chunk) == (0, 0), (stage, chunk) == (last, chunks - 1)
+            live += net[kind]
             rise = max(rise, live)
-            needs = (part in "BI" and stage < last) or (part == "F" and stage > 0)
-            sends = (part in "BI" and stage > 0) or (part == "F" and stage < last)
-            gone = now + (INPUT if part == "B" else took[part])
-            parts.append(PartTimes(part, now if needs else NEVER, gone if sends else NEVER))
-            now += took[part]
-        found[kind] = SlotTimes(now, tuple(parts), rise, live)
+            needs, sends = {"F": (not starts, not ends), "W": (False, False), "O": (False, False)}.get(kind, (not ends, not starts))
+            gone = now + (INPUT if kind == "B" else took[kind])
+            parts.append(PartTimes(kind, now if needs else NEVER, gone if sends else NEVER))
+            now += took[kind]
+        found[slot] = SlotTimes(now, tuple(parts), rise, live)
     return found
 
 
@@ -46,6 +47,12 @@ def test_two_stages_by_hand() -> None:
     assert step_ns(rows, [times(0, 1), times(1, 1)]) == 28 + INPUT + WEIGHT + 5
     halves = list(parse_rows("0 | 0F 0I 0W O\n1 | 0F 0I 0W O").values())
     assert step_ns(halves, [times(0, 1), times(1, 1)]) == 28 + INPUT + WEIGHT + 5
+
+
+def test_two_stages_of_two_chunks_by_hand() -> None:
+    """F of both chunks 0-40, from stage to stage and back; gradients leave at 48 (stage 1), 56 (stage 0) and, behind B.1, 68."""
+    rows = list(parse_rows("0 | 0F 0F.1 0B.1 0B O\n1 | 0F 0F.1 0B.1 0B O").values())
+    assert step_ns(rows, [times(stage, 1, 2) for stage in (0, 1)]) == 68 + INPUT + WEIGHT + 5
 
 
 def test_what_is_late_moves_the_rest_of_its_job() -> None:
@@ -89,6 +96,20 @@ def test_the_best_schedules_fit_and_are_as_good_as_any_near(count: int, micro_ba
         rows = [row for lag, depth in every if not stall(row := LagSchedule(lag, depth, (True, True)).rows(5))]
         steps = [step_ns(row, [each.slots for each in given]) for row in rows]
         assert took[-1] <= min(step for step in steps if step is not None)
+
+
+def test_weight_gradients_of_chunks_trail_as_memory_allows() -> None:
+    """Of two stages with two chunks no lags are faster than those found, in any memory."""
+    every = [LagSchedule(lag, (2, 1), (True, True)) for lag in itertools.product(range(9), repeat=2)]
+    each = [times(stage, 1, 2) for stage in (0, 1)]
+    given = [StageTimes(s, each[s], each[s], 1000 + peak_bytes(joined(s, 2, 4, 2, lag=0), each[s])) for s in (0, 1)]
+    for room in (0, 100, 5000):
+        limit = max(stage.peak_bytes for stage in given) + room
+        found = find_schedules(given, 4, limit, 3, fixed_depth=False, num_chunks=2)
+        fitting = [rows for rows in (one.rows(4, 2) for one in every)
+                   if all(1000 + peak_bytes(row, each[s]) <= limit for s, row in enumerate(rows))]  # fmt: skip
+        assert found[0].schedule.rows(4, 2) in fitting
+        assert found[0].step_ns <= min(step_ns(rows, each) or 0.0 for rows in fitting)
 
 
 def test_depth_stays_where_it_must() -> None:
