@@ -47,15 +47,22 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A checked configuration.
 
     Attributes:
-        enable: False leaves Paddle's plan and programs untouched.
-        device: Name of a device profile in `interlace.configs`, or a path to one; empty means the device in use.
-        force_device: On a GPU, plan with a profile of another device than the one in use; without it that is an error.
-        force_paddle: Plan with another version of Paddle than the supported one; without it models stay stock there.
+        enable: False leaves Paddle's plan and programs untouched. When: comparing with stock Paddle, or ruling Interlace out while you
+            look for a fault.
+        device: Name of a device profile in `interlace.configs`, or a path to one; empty means the device in use. When: planning without
+            the GPU, or for a GPU of which you made a profile.
+        force_device: On a GPU, plan with a profile of another device than the one in use; without it that is an error. When: the GPU in
+            use is close to the one of the profile, and you accept that predicted times are off.
+        force_paddle: Plan with another version of Paddle than the supported one; without it models stay stock there. When: trying a newer
+            Paddle; begin with `interlace run --verify`.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
-        check: Prove every plan before it is lowered.
-        dump: Folder for the dumps of every rank; empty for none.
-        plan: Folder of plans that `interlace plan` or `dump` wrote: each rank loads its own in the place of planning. It holds the
-            passes' options and the profile, so none of them can be given beside it; empty for none.
+        check: Prove every plan before it is lowered. When: leave it on; off saves the time of the proof where the same plan was proved
+            before.
+        dump: Folder for the dumps of every rank; empty for none. When: you want to look at the plan of a training run, or load it in later
+            runs.
+        plan: Folder of plans that `interlace plan` or `dump` wrote: each rank loads its own in the place of planning. It holds the passes'
+            options and the profile, so none of them can be given beside it; empty for none. When: many runs of one job: planning is done
+            once, and all runs have the same plan.
         source: Where the options came from, for messages.
     """
 

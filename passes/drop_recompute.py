@@ -47,6 +47,7 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
 
     Options:
         memory_budget: Limit of the live device bytes of a rank at any time of the step; without it only what nothing reads is left out.
+            When: the script recomputes more than the device's memory makes necessary.
 
     Source: POET (joint rematerialisation and paging, 2022) weighs the same costs.
     """

@@ -33,7 +33,8 @@ class NameStreams(Pass, frozen=True, kw_only=True):
     stream keep theirs.
 
     Options:
-        priority: Stream priority of communication; 0 is normal, lower runs first.
+        priority: Stream priority of communication; 0 is normal, lower runs first. When: 0 where communication takes compute units away
+            from what is on the critical path.
     """
 
     name = "name-streams"

@@ -49,27 +49,36 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     Options:
         interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a lag and depth for each stage: the
             whole step is simulated, and no stage may need more memory than Paddle's own plan does on its worst stage (plus
-            `extra_live_bytes`; or a `memory_budget`). `off` gives Paddle's own job list; `dx-first` runs
-            backward's chain of input gradients first and runs weight gradients during backward's and forward's collectives, at
-            Paddle's warm-up depth; `mixed` mixes both op by op with `2 (stages - 1 - stage) + 1` micro-batches in flight, which it
-            needs; `zb-h1` postpones weight gradients to fill bubbles.
+            `extra_live_bytes`; or a `memory_budget`). `off` gives Paddle's own job list; `dx-first` runs backward's chain of input
+            gradients first and runs weight gradients during backward's and forward's collectives, at Paddle's warm-up depth; `mixed` mixes
+            both op by op with `2 (stages - 1 - stage) + 1` micro-batches in flight, which it needs; `zb-h1` postpones weight gradients to
+            fill bubbles. When: `auto` unless you compare forms; `off` to have offload or streams alone; a named form to plan faster, or
+            where a measurement shows that it is the better one.
         lag: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and `mixed`: one
             number for all stages, or one for each. From 1 on they do not depend on the rest of their job, so they run during its first
             collectives, and the last ones fill the pipeline's end. Each micro-batch of lag keeps the operands of its weight gradients
-            live. With VPP it counts backwards of one chunk.
+            live. With VPP it counts backwards of one chunk. When: trying by hand what `auto` decides: pipelines whose last stages wait at
+            the end of the step, with memory to spare.
         depth: Micro-batches in flight on each stage, with `dx-first`; without it as in 1F1B. With more of them a stage sends activations
-            before it needs the next gradient, so that a late message does not stop the pipeline.
-        early_sends: Weight of the time at which each send of a job starts, against the duration of the job, when its order is chosen:
-            0 minimizes the duration alone. One number for all stages, or one for each.
+            before it needs the next gradient, so that a late message does not stop the pipeline. When: trying by hand what `auto` decides:
+            messages between stages that come late.
+        early_sends: Weight of the time at which each send of a job starts, against the duration of the job, when its order is chosen: 0
+            minimizes the duration alone. One number for all stages, or one for each. When: trying by hand what `auto` decides: 0 without a
+            pipeline, more where stages wait for gradients.
         search: Whether a local search improves the order inside each kind of job; False keeps the list scheduler's, and so does `auto`:
-            the search looks at one job, and what it makes of a whole step is as often slower.
+            the search looks at one job, and what it makes of a whole step is as often slower. When: on with one stage, or where the order
+            inside a job matters more than the time to plan.
         schedule_file: Path of a file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), in the place
-            of `lag` and `depth`; jobs of several parts are ordered as with `dx-first`, or with `mixed` where `interleave` says so.
+            of `lag` and `depth`; jobs of several parts are ordered as with `dx-first`, or with `mixed` where `interleave` says so. When:
+            you have a schedule of your own, or changed the one that `interlace plan` wrote.
         extra_live_bytes: Bytes by which the live memory of a job may exceed that of its plain order (all parts one after another), and the
-            memory of a stage that of Paddle's plan. What `extend-lifetimes` keeps alive for side streams after that is not counted
-            here; a `memory_budget` counts it.
-        max_ops_per_job: A pair with more operations stays two jobs (the executor's build time is quadratic in them).
-        only_gains: Fall back to a simpler form (`dx-first`, then `off`) if the simulated step would be slower than with `off`.
+            memory of a stage that of Paddle's plan. What `extend-lifetimes` keeps alive for side streams after that is not counted here; a
+            `memory_budget` counts it. When: the device has memory that Paddle's plan leaves free: some GB let more communication be
+            hidden.
+        max_ops_per_job: A pair with more operations stays two jobs (the executor's build time is quadratic in them). When: the first step
+            takes too long to start with very deep models; smaller jobs start faster and hide less.
+        only_gains: Fall back to a simpler form (`dx-first`, then `off`) if the simulated step would be slower than with `off`. When: off
+            for tests on models too small to gain anything.
 
     Source: PaddlePaddle/Paddle#57446; measured orders in benchmarks/results/h200.
     """

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from interlace.config import PLAIN_FIELDS, Config
 from interlace.passes.pipeline import built_in
-from interlace.report.options import meanings, reference
+from interlace.report.options import WHEN, meanings, reference
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 
@@ -16,6 +20,8 @@ def test_the_page_is_up_to_date(update_golden: bool) -> None:
     assert PAGE.read_text(encoding="utf-8") == reference(), "run `python -m interlace.report.options > docs/options.md`"
 
 
-def test_every_option_has_a_meaning() -> None:
-    for kind in built_in():
-        assert not [field for field in kind.__struct_fields__ if not meanings(kind).get(field)], kind.name
+@pytest.mark.parametrize("kind", [Config, *built_in()], ids=lambda kind: kind.__name__)
+def test_every_option_has_a_meaning_and_a_use(kind: type[msgspec.Struct]) -> None:
+    """A docstring says of each option what it does, then `When: ` and when to set it."""
+    fields = [field for field in kind.__struct_fields__ if kind is not Config or field in PLAIN_FIELDS]
+    assert not [field for field in fields if not all(meanings(kind).get(field, "").partition(WHEN))]

@@ -30,6 +30,8 @@ anything to move. Flags of Paddle that do nothing there (`FLAGS_1f1b_backward_fo
 `FLAGS_mp_async_allreduce_in_backward`, `allreduce_matmul_grad_overlapping`, `enable_send_recv_overlap`) are read when the model is
 built and count as asked for, unless an option of ours says otherwise; the log tells.
 """
+WHEN = " When: "
+"""What an option does ends here in a docstring; when to set it follows."""
 _ENTRY = re.compile(r"^ {8}(\w+): (.*)$")
 _SECTION = re.compile(r"^ {4}(Options|Attributes):$")
 _WORDS = {"bool": "on/off", "str": "text", "int": "number", "float": "number", "NoneType": "none", "tuple": "list"}
@@ -50,8 +52,11 @@ def _table(kind: type[msgspec.Struct], names: typing.Collection[str]) -> str:
         return "No options.\n"
     told, hints = meanings(kind), typing.get_type_hints(kind)
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
-    rows = [f"| `{name}` | {_type(hints[name], name)} | {_default(defaults[name])} | {_cell(told.get(name, ''))} |" for name in names]
-    return "\n".join(["| option | type | default | meaning |", "| --- | --- | --- | --- |", *rows, ""])
+    rows = []
+    for name in names:
+        meaning, _, when = map(_cell, told.get(name, "").partition(WHEN))
+        rows.append(f"| `{name}` | {_type(hints[name], name)} | {_default(defaults[name])} | {meaning} | {when} |")
+    return "\n".join(["| option | type | default | meaning | when to set it |", "| --- | --- | --- | --- | --- |", *rows, ""])
 
 
 def _cell(text: str) -> str:
@@ -62,7 +67,7 @@ def meanings(kind: type) -> dict[str, str]:
     """What the docstrings of a record and of its bases say of each field, on one line.
 
     >>> from interlace.passes.base import REGISTRY
-    >>> meanings(REGISTRY["name-streams"])["priority"]
+    >>> meanings(REGISTRY["name-streams"])["priority"].partition(WHEN)[0]
     'Stream priority of communication; 0 is normal, lower runs first.'
     """
     found: dict[str, str] = {}
