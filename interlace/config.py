@@ -1,11 +1,13 @@
 """The configuration: a record of options for each pass, from keywords, a dict or a YAML file, checked before anything is built.
 
     device: h200
+    memory_budget: 70GB
     overlap_column_backward: {min_bytes: 1MB}
     schedule_1f1b: {interleave: dx-first}
     offload_activations: {modules: [mlp], fraction: 0.5}
 
-A pass is named in snake case and is `off`, `on` or a table of its options. Sizes may be text such as `60GB` or `64MiB`.
+A pass is named in snake case and is `off`, `on` or a table of its options. Sizes may be text such as `60GB` or `64MiB`. The memory
+budget is bytes of device memory a rank, or, as a number with a point, a share of what Paddle's own plan holds on its fullest rank.
 
 A pass that needs what another gives (`offload_activations` needs a schedule) cannot stay on where that one is off: this is refused
 rather than guessed. `schedule_1f1b: {interleave: off}` keeps Paddle's own order of jobs.
@@ -39,6 +41,12 @@ MOST_SIZE = 1 << 60
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
+FORMER_PRESETS = {"offload-half": "say how much memory there is, and what is kept, recomputed and moved follows: memory_budget: 70GB, or "
+                                  "0.8 for a share of what Paddle's own plan holds (--memory-budget on the command line)"}  # fmt: skip
+"""Presets that there were -> what to write now."""
+_SHARE = re.compile(r"\d*\.\d*")
+MOST_SHARE = 100.0
+"""Of what Paddle's own plan holds: more is no share, but bytes without their unit."""
 KEY = "#"
 """Suffix of a dotted path in the marks of a file: the position of the option's name, without it that of its value."""
 
@@ -55,6 +63,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             use is close to the one of the profile, and you accept that predicted times are off.
         force_paddle: Plan with another version of Paddle than the supported one; without it models stay stock there. When: trying a newer
             Paddle; begin with `interlace run --verify`.
+        memory_budget: Device bytes that a rank may hold at any time of the step (`70GB`), or the share of what Paddle's own plan holds on
+            its fullest rank, as a number with a point (`0.8`): what is kept, recomputed and moved to the host, and the schedule, are chosen
+            for the fastest step within it. When: the step must fit into a given memory, or the script recomputes more than it makes
+            necessary.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         check: Prove every plan before it is lowered. When: leave it on; off saves the time of the proof where the same plan was proved
             before.
@@ -70,6 +82,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     device: str = ""
     force_device: bool = False
     force_paddle: bool = False
+    memory_budget: int | float | None = None
     passes: dict[str, Pass] = {}
     check: bool = True
     dump: str = ""
@@ -88,7 +101,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 PLAIN_KINDS: dict[str, type] = {"enable": bool, "device": str, "force_device": bool, "force_paddle": bool, "check": bool, "dump": str,
                                 "plan": str}  # fmt: skip
-PLAIN_FIELDS = tuple(PLAIN_KINDS)
+BUDGET = "memory_budget"
+PLAIN_FIELDS = (*PLAIN_KINDS, BUDGET)
 
 
 def make_config(
@@ -113,14 +127,17 @@ def make_config(
             the place and the choices there are.
     """
     where = _Where(source, marks or {})
-    plain = {key: _switch(value, PLAIN_KINDS[key]) for key, value in options.items() if key in PLAIN_FIELDS}
+    plain = {key: _switch(value, PLAIN_KINDS[key]) for key, value in options.items() if key in PLAIN_KINDS}
     _check_plain(plain, where)
+    if (budget := _budget(options.get(BUDGET), where)) is not None:
+        plain[BUDGET] = budget
     _check_device(plain.get("device", ""), where)
     if plain.get("plan"):
         _check_plan(plain["plan"], options, where)
         return Config(**plain, source=source)
     names = {option_name(name): name for name in REGISTRY}
-    chosen: dict[str, Pass] = {name: kind() for name, kind in REGISTRY.items() if kind.is_default}
+    default = [name for name, kind in REGISTRY.items() if kind.is_default or (kind.follows_budget and budget is not None)]
+    chosen: dict[str, Pass] = {name: REGISTRY[name]() for name in default}
     chosen |= {name: _imported(name, where) for name in imported if name in REGISTRY and option_name(name) not in options}
     for key, value in options.items():
         if key in PLAIN_FIELDS:
@@ -138,7 +155,7 @@ def make_config(
             chosen[names[key]] = made
     _check_names(chosen, where)
     _check_together(chosen, options, where)
-    _check_values(chosen, where, whole)
+    _check_values(chosen, where, whole, budget is not None)
     return Config(**plain, passes=chosen, source=source)
 
 
@@ -155,14 +172,14 @@ def require_jobs(config: Config) -> None:
                           "on, with {interleave: off} for Paddle's own order, or write enable: off")  # fmt: skip
 
 
-def load_config(path: str | Path, *, strange: list[str] | None = None) -> Config:
-    """Read a YAML file; a name without a folder may be one of our presets. `strange` as in `make_config`.
+def load_config(path: str | Path, more: Mapping[str, Any] | None = None, *, strange: list[str] | None = None) -> Config:
+    """Read a YAML file; a name without a folder may be one of our presets. `more` options go on top; `strange` as in `make_config`.
 
     Raises:
         ConfigError: The file is missing, is no YAML, or holds something `make_config` refuses; with file, line and column.
     """
     options, marks = read_yaml(find_config(path))
-    return make_config(options, str(path), marks, strange=strange)
+    return make_config({**options, **(more or {})}, str(path), marks, strange=strange)
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -251,6 +268,34 @@ def _check_plain(plain: Mapping[str, Any], where: _Where) -> None:
             raise ConfigError(f"{where.at(key)}: expected {PLAIN_KINDS[key].__name__}, found {value!r}{hint}")
 
 
+def _budget(value: Any, where: _Where) -> int | float | None:
+    try:
+        return parse_budget(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where.at(BUDGET)}: {error}") from error
+
+
+def parse_budget(value: Any) -> int | float | None:
+    """Bytes, as a whole number, or a share of what Paddle's own plan holds, as a number with a point; None for none.
+
+    Raises:
+        ConfigError: It is neither.
+
+    >>> [parse_budget(each) for each in ("70GB", "1.5GiB", "0.8", 0.8, 1 << 30, None)]
+    [70000000000, 1610612736, 0.8, 0.8, 1073741824, None]
+    """
+    if value in (None, "off", "none"):
+        return None
+    if isinstance(value, str):
+        value = float(value) if _SHARE.fullmatch(value.strip()) and value.strip() != "." else parse_bytes(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= (
+        MOST_SHARE if isinstance(value, float) else MOST_SIZE
+    ):
+        raise ConfigError(f"memory_budget {value!r}: expected bytes with their unit, such as 70GB, or a share of what Paddle's own plan "
+                          "holds, such as 0.8")  # fmt: skip
+    return value
+
+
 def _check_device(device: str, where: _Where) -> None:
     """Whether the profile is there and can be read."""
     if device in ("", *profile_names()):
@@ -263,7 +308,7 @@ def _check_device(device: str, where: _Where) -> None:
 
 def _check_plan(folder: str, options: Mapping[str, Any], where: _Where) -> None:
     """That the folder is there, and that nothing is asked for that its plans say already."""
-    beside = [key for key in options if key == "device" or key not in PLAIN_FIELDS]
+    beside = [key for key in options if key in ("device", BUDGET) or key not in PLAIN_FIELDS]
     if beside:
         raise ConfigError(f"{where.key(beside[0])}: beside plan: {folder}, {beside[0]} would do nothing: the plans there have their "
                           "profile and the options of their passes; leave one of the two out")  # fmt: skip
@@ -306,6 +351,8 @@ def _pass(name: str, value: Any, where: _Where, key: str) -> Pass | None:
 
 def unknown_option(kind: type[Pass], option: str) -> str:
     """The message for an option that a pass does not have: its present name where it was renamed, otherwise the names there are."""
+    if option in kind.moved:
+        return f"{kind.name} has no option {option!r} any more; {kind.moved[option]}"
     if option in kind.renamed:
         return f"option {option!r} of {kind.name} was renamed; write {kind.renamed[option]!r}"
     return f"unknown option {option!r} of {kind.name}; {_suggest(option, kind.__struct_fields__)}"
@@ -392,10 +439,11 @@ def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], wher
                               f"{f' ({instead})' if instead else ''}, or turn these off too")  # fmt: skip
 
 
-def _check_values(chosen: Mapping[str, Pass], where: _Where, whole: bool) -> None:
+def _check_values(chosen: Mapping[str, Pass], where: _Where, whole: bool, has_budget: bool) -> None:
     """Checks that the record of a pass cannot make: files, and options that have no effect or contradict each other."""
     for name, each in chosen.items():
-        option, why = each.mistake() or ("", "")
+        mistake = (each.contradiction() if has_budget else None) or (None if has_budget and each.follows_budget else each.mistake())
+        option, why = mistake or ("", "")
         if why and (option or whole):
             raise ConfigError(f"{where.at('.'.join(filter(None, [option_name(name), option])))}: {why}")
 
@@ -415,4 +463,6 @@ def find_config(path: str | Path) -> Path:
     for candidate in (Path(path), presets / Path(path).name, presets / f"{Path(path).name}.yaml"):
         if candidate.is_file():
             return candidate
+    if Path(path).name in FORMER_PRESETS:
+        raise ConfigError(f"{path}: there is no such preset any more; {FORMER_PRESETS[Path(path).name]}")
     raise ConfigError(f"{path}: no such file, and no preset of that name; presets: {sorted(p.stem for p in presets.glob('*.yaml'))}")

@@ -18,7 +18,11 @@ class PlanError(InterlaceError):
 
 
 class BudgetError(PlanError):
-    """No plan keeps to the memory budget."""
+    """No plan keeps to the memory budget; `least_bytes` is the least feasible one, 0 where it is not known."""
+
+    def __init__(self, message: str, least_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.least_bytes = least_bytes
 
 
 class LoadError(PlanError):

@@ -1,4 +1,4 @@
-"""What `interlace run --config` and `--plan` ask of its ranks, in the place of what the script asks for. No Paddle here."""
+"""What `interlace run --config`, `--plan` and `--memory-budget` ask of its ranks, in place of what the script asks for. No Paddle here."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from interlace.config import find_config, read_yaml
+from interlace.config import BUDGET, find_config, read_yaml
 
-CONFIG_VARIABLE, PLAN_VARIABLE = "INTERLACE_CONFIG", "INTERLACE_PLAN"
+CONFIG_VARIABLE, PLAN_VARIABLE, BUDGET_VARIABLE = "INTERLACE_CONFIG", "INTERLACE_PLAN", "INTERLACE_MEMORY_BUDGET"
 
 
 class Outside(NamedTuple):
@@ -27,8 +27,11 @@ def asked_outside(environment: Mapping[str, str] = os.environ) -> Outside | None
         ConfigError: The configuration cannot be read.
     """
     path, folder = environment.get(CONFIG_VARIABLE, ""), environment.get(PLAN_VARIABLE, "")
-    words = " ".join(([f"--config {path}"] if path else []) + ([f"--plan {folder}"] if folder else []))
+    budget = environment.get(BUDGET_VARIABLE, "")
+    given = (("--config", path), ("--plan", folder), ("--memory-budget", budget))
+    words = " ".join(f"{option} {value}" for option, value in given if value)
     if not words:
         return None
     options, marks = read_yaml(find_config(path)) if path else ({}, {})
-    return Outside({**options, "plan": folder} if folder else options, path or words, marks, words)
+    more = {name: value for name, value in (("plan", folder), (BUDGET, budget)) if value}
+    return Outside({**options, **more}, path or words, marks, words)

@@ -15,6 +15,9 @@ from interlace.ir.verify import describe
 if TYPE_CHECKING:
     from interlace.cost_model import Costs
 
+ONE_BUDGET = "write memory_budget beside the passes: one budget for recomputation, offload and schedule"
+"""For options `memory_budget` that passes had each for itself."""
+
 
 @dataclass(slots=True)
 class Context:
@@ -25,7 +28,8 @@ class Context:
         facts: What `Pass.facts` gave on every rank, by rank; this rank's alone where the others are not known; empty without facts.
         is_whole: Whether `facts` are of every rank of the world.
         memo: Results for the same programs, where several forms of a plan are compared.
-        reserve_bytes: Device bytes that passes with a memory budget leave free for what later passes add.
+        room_bytes: Live device bytes that the rank may hold if operations run one after the other: its memory budget, less what side
+            streams hold on a GPU; None without a budget.
         changed: What was moved or made, one line each.
         declined: What was left as it was, with the reason.
     """
@@ -35,7 +39,7 @@ class Context:
     declined: list[str] = field(default_factory=list)
     facts: Sequence[Any] = ()
     is_whole: bool = False
-    reserve_bytes: int = 0
+    room_bytes: int | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def change(self, op: Op, what: str) -> None:
@@ -60,7 +64,9 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         after: Names of passes that it must run after, if they run at all.
         is_default: Whether it runs unless it is turned off.
         instead_of_off: What to write in place of `off` where other passes need what it gives.
+        follows_budget: Whether it runs wherever a `memory_budget` is given, unless it is turned off; the budget says what it does.
         renamed: Former names of options -> the names they have now; the error for a former name says the new one.
+        moved: Options that the pass had -> what to write now, in words.
         formerly: Former names of the pass; the error for one says the new name.
     """
 
@@ -70,11 +76,17 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     after: ClassVar[tuple[str, ...]] = ()
     is_default: ClassVar[bool] = False
     instead_of_off: ClassVar[str] = ""
+    follows_budget: ClassVar[bool] = False
     renamed: ClassVar[Mapping[str, str]] = {}
+    moved: ClassVar[Mapping[str, str]] = {}
     formerly: ClassVar[tuple[str, ...]] = ()
 
     def mistake(self) -> tuple[str, str] | None:
         """An option that cannot be as it is (empty: the options together), and what was found and expected; None where all is well."""
+        return None
+
+    def contradiction(self) -> tuple[str, str] | None:
+        """An option that cannot stand beside a `memory_budget`, and why; None where all is well."""
         return None
 
     def facts(self, program: Program, context: Context) -> Any:

@@ -1,39 +1,40 @@
-"""`drop-recompute`: backward reads what forward computed, where the memory allows it, and computes it again elsewhere."""
+"""`drop-recompute`: which values of forward stay in memory for backward, and which backward computes again."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
 
 import msgspec
 
+from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
+from interlace.errors import ConfigError
 from interlace.ir import Program
-from interlace.passes.base import Context, Pass, register
+from interlace.passes.base import ONE_BUDGET, Context, Pass, register
 from interlace.passes.weight_gradients import check_unscheduled
-from interlace.scheduler.jobs import stock_jobs
-from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.recompute import Recomputation, recomputes
+from interlace.scheduler.repeats import ADDED, with_repeats
 from interlace.units import ms, size
+
+Groups = tuple[tuple[tuple[int, int], ...], ...]
+"""Groups of values in their order, as ranks that run the same operations share them (`Recomputation.names`)."""
 
 
 class RecomputeFacts(msgspec.Struct, frozen=True):
-    """What a rank tells the others: its stage, its groups of values in the order in which they are recomputed (`Recomputation.names`), and
-    how many of them must be.
-    """
+    """What a rank tells the others: its stage, and its groups of values in the order in which they are recomputed."""
 
     stage: int
-    groups: tuple[tuple[tuple[int, int], ...], ...]
-    count: int
+    groups: Groups
 
 
 @register
 class DropRecompute(Pass, frozen=True, kw_only=True):
-    """Leave out recomputation that the user's program has: what nothing reads, and what the memory budget has room to keep.
+    """Leave out recomputation that the user's program has and nothing reads; under a memory budget, choose what is recomputed at all.
 
-    Contract: keeps every value that is read, bit for bit; removes operations that repeat others exactly, collectives among them, on all
-    ranks of a stage alike. Nothing that draws random numbers is left out.
+    Contract: keeps every value that is read, bit for bit; removes operations that repeat others exactly, collectives among them, and
+    adds exact repetitions, on all ranks of a stage alike. Nothing that draws random numbers is left out or added, and nothing that
+    communicates or works in place is added.
 
     Before / After, where the matmul is kept and of the sum only the shape is read:
         #3 %3 = pd_op.matmul(%2, %0) forward {"fwd_recompute_id":0}     #3 %3 = pd_op.matmul(%2, %0) forward
@@ -42,12 +43,15 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
         #8 %8 = pd_op.gelu(%7) backward {"bwd_recompute_id":0}          #8 %8 = pd_op.gelu(%3) backward
 
     Steps: 1 match each copy with its original; 2 remove copies whose results nothing reads (with full recomputation the last product of
-    every segment is one); 3 with a budget, order the values that backward reads by the bytes that recomputing them frees for each
-    nanosecond it takes, and recompute as few as keep the peak of Paddle's own schedule within the budget.
+    every segment is one); 3 with `recomputed`, repeat in backward what it reads of forward and can compute again from what else it
+    reads, order all repetitions by the bytes that they free for each nanosecond they take, keep so many, and let backward read the
+    originals of the others.
 
     Options:
-        memory_budget: Limit of the live device bytes of a rank at any time of the step; without it only what nothing reads is left out.
-            When: the script recomputes more than the device's memory makes necessary.
+        recomputed: How many groups of values (each a value and what shares its memory) are computed again in backward, those that free most
+            bytes for their time first: one number, or one for each stage; 0 keeps everything. Without it, those that the program recomputes
+            and that are read; under a `memory_budget` the whole step decides. When: the plan of a
+            `memory_budget` is to be made again, or you want to try another number.
 
     Source: POET (joint rematerialisation and paging, 2022) weighs the same costs.
     """
@@ -55,17 +59,18 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
     name = "drop-recompute"
     gives = frozenset({"recompute-chosen"})
     is_default = True
+    follows_budget = True
+    moved: ClassVar[Mapping[str, str]] = {"memory_budget": ONE_BUDGET}
 
-    memory_budget: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    recomputed: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
 
     def stock(self) -> None:
         return None
 
     def facts(self, program: Program, context: Context) -> RecomputeFacts:
-        """The order of this rank's values, and how many of them its budget makes it recompute."""
+        """The order of this rank's values."""
         check_unscheduled(program)
-        found = self._found(program, context)
-        return RecomputeFacts(program.pipeline.stage, found.names(), self._count(found, context.reserve_bytes))
+        return RecomputeFacts(program.pipeline.stage, self._found(program, context).names())
 
     def run(self, program: Program, context: Context) -> Program:
         everyone: Sequence[RecomputeFacts] = context.facts
@@ -74,43 +79,40 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
         if not found.copies:
             context.declined.append("the program recomputes nothing that repeats forward exactly")
             return program
-        stage = [each for each in everyone if each.stage == mine.stage]
-        if any(each.groups != mine.groups for each in stage):
+        if any(each.groups != mine.groups for each in everyone if each.stage == mine.stage):
             context.declined.append("ranks of this stage differ in what they recompute: what is read is recomputed on all of them")
-            count = len(found.groups)
-        else:
-            count = max(each.count for each in stage)
-        kept = found.groups[count:]
-        made = found.without(kept)
-        self._report(found, kept, made, context)
-        return made
+            found = self._only_users(program, context)
+            return self._applied(found, len(found.groups), context)
+        return self._applied(found, self._count(found, program), context)
+
+    def _count(self, found: Recomputation, program: Program) -> int:
+        """How many groups are recomputed on this stage."""
+        if self.recomputed is None:
+            return len(found.groups)
+        if isinstance(self.recomputed, int):
+            return min(self.recomputed, len(found.groups))
+        if len(self.recomputed) != program.pipeline.num_stages:
+            raise ConfigError(f"drop_recompute.recomputed: {len(self.recomputed)} numbers {list(self.recomputed)}; expected one number, or "
+                              f"one for each of {program.pipeline.num_stages} stages")  # fmt: skip
+        return min(self.recomputed[program.pipeline.stage], len(found.groups))
 
     def _found(self, program: Program, context: Context) -> Recomputation:
-        if "recomputation" not in context.memo or context.memo["recomputation"].program is not program:
-            tables, timed = tables_of(program), program.ops if recomputes(program) else ()
-            op_ns = {op.id: context.cost.op_time(op, *tables).dur_ns for op in timed if op.role == "backward"}
-            context.memo["recomputation"] = Recomputation(program, op_ns)
-        found: Recomputation = context.memo["recomputation"]
-        return found
+        return recomputation(program, context.cost, context.memo, adds=self.recomputed is not None)
 
-    def _count(self, found: Recomputation, reserve_bytes: int) -> int:
-        """How many groups are recomputed, in their order: all without a budget, or else as few as keep it.
+    def _only_users(self, program: Program, context: Context) -> Recomputation:
+        """What the user's program recomputes, nothing added."""
+        return recomputation(program, context.cost, context.memo, adds=False)
 
-        A plan that exceeded its budget by some bytes is made again with these in reserve: its peak must fall by so many.
-        """
-        if self.memory_budget is None:
-            return len(found.groups)
+    def _applied(self, found: Recomputation, count: int, context: Context) -> Program:
+        kept = found.groups[count:]
+        made = found.without(kept)
+        if self.recomputed is None:
+            self._report_unread(found, kept, made, context)
+        else:
+            self._report_choice(found, count, made, context)
+        return made
 
-        def peak(count: int) -> int:
-            return _peak(found.without(found.groups[count:]))
-
-        def least(limit: int) -> int:
-            return bisect_left(range(len(found.groups)), True, key=lambda count: peak(count) <= limit)
-
-        count = least(self.memory_budget)
-        return least(peak(count) - reserve_bytes) if reserve_bytes else count
-
-    def _report(self, found: Recomputation, kept: Sequence[tuple[int, ...]], made: Program, context: Context) -> None:
+    def _report_unread(self, found: Recomputation, kept: Sequence[tuple[int, ...]], made: Program, context: Context) -> None:
         left = {op.id for op in made.ops}
         gone = [op for op in found.copies.values() if op.id not in left]
         took = sum(found.op_ns[op.id] for op in gone)
@@ -121,10 +123,46 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
                                    f"a micro-batch; for it {len(kept)} of {len(found.groups)} groups of values stay in memory, {saved} a "
                                    "micro-batch")  # fmt: skip
         else:
-            why = "the memory budget has no room to keep originals" if self.memory_budget else "a memory_budget would keep originals"
-            context.declined.append(f"every copy is read; {why}")
+            context.declined.append("every copy is read; a memory_budget would keep originals")
+
+    def _report_choice(self, found: Recomputation, count: int, made: Program, context: Context) -> None:
+        """A line for each group that is done otherwise than the program has it, and one for all."""
+        runs = {op.id for op in made.ops} & set(found.copies)
+        users = {op.id for op in found.copies.values() if op.attrs.get("bwd_recompute_id") != ADDED}
+        sums = {"recomputed": 0, "kept": 0}
+        for at, group in enumerate(found.groups):
+            again, freed = at < count, found.bytes_of(group)
+            sums["recomputed" if again else "kept"] += freed
+            maker = found.producer[group[0]]
+            took = found.op_ns[maker.id]
+            original = found.maker_of[found.original[group[0]]]
+            if again and maker.id not in users:
+                context.change(original, f"computed again in backward: frees {size(freed)} a micro-batch for {ms(took)}")
+            elif not again and maker.id in users:
+                context.change(original, f"kept, and not computed again in backward: {size(freed)} a micro-batch for {ms(took)}")
+            else:
+                context.decline(original, f"{'computed again' if again else 'kept'} as the program has it: {size(freed)} a micro-batch")
+        took, whole = (sum(found.op_ns[op_id] for op_id in ids) for ids in (runs, users))
+        context.changed.insert(0, f"of {len(found.groups)} groups of values that backward can compute again {count} are, "
+                                  f"{size(sums['recomputed'])} and {ms(took)} a micro-batch (the program as it was: {ms(whole)}); "
+                                  f"{len(found.groups) - count} are kept, {size(sums['kept'])}")  # fmt: skip
 
 
-def _peak(program: Program) -> int:
-    """Live device bytes at the peak of Paddle's own schedule."""
-    return in_order(msgspec.structs.replace(program, jobs=stock_jobs(program))).peak()
+def recomputation(program: Program, costs: Costs, memo: dict[object, object], *, adds: bool) -> Recomputation:
+    """What a program's backward computes again, worked out once for the same program.
+
+    Args:
+        program: As captured.
+        costs: Times of operations.
+        memo: Keeps what was found.
+        adds: Whether with repetitions of all that it could compute again.
+    """
+    known = memo.get(("recomputation", adds))
+    if isinstance(known, tuple) and known[0] is program:
+        found: Recomputation = known[1]
+        return found
+    whole = with_repeats(program) if adds else program
+    tables, timed = tables_of(whole), whole.ops if recomputes(whole) else ()
+    found = Recomputation(whole, {op.id: costs.op_time(op, *tables).dur_ns for op in timed if op.role == "backward"})
+    memo["recomputation", adds] = (program, found)
+    return found

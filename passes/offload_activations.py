@@ -9,7 +9,7 @@ import msgspec
 
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Edit, Graph, Job, Op, OpInstance, Program, TensorType, Value
-from interlace.passes.base import Context, Pass, register
+from interlace.passes.base import ONE_BUDGET, Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType
 from interlace.scheduler.offload import (
     COPY_BACK,
@@ -46,10 +46,10 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         job backward_0: 9@0                             job backward_0: 21@0 9@0
 
     Steps: 1 ask the planner which values move and when they are copied out and back (`scheduler/offload`, where the options are
-    described: modules, exclude_ops, min_bytes, fraction, keep_bytes, max_in_flight, include_integers, memory_budget,
-    prefetch_slack); 2 add
-    both copies for each chosen value, let backward's readers of its contents read the value that was copied back, compute saved
-    views of it again; 3 insert the copies into the jobs.
+    described: modules, exclude_ops, min_bytes, fraction, keep_bytes, max_in_flight, include_integers, prefetch_slack; under a memory
+    budget as little as necessary moves, or as much as possible where that does not suffice); 2 add both copies for each chosen value,
+    let backward's readers of its contents read the value that was copied back, compute saved views of it again; 3 insert the copies
+    into the jobs.
 
     Source: NVIDIA/Megatron-LM#1752, NVIDIA/TransformerEngine#2435 (the cases they test are ours, with a pipeline added).
     """
@@ -58,27 +58,34 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
     needs = frozenset({"scheduled"})
     gives = frozenset({"offloaded"})
     after = ("schedule-1f1b",)
+    follows_budget = True
     renamed: ClassVar[Mapping[str, str]] = {"reserve": "prefetch_slack"}
+    moved: ClassVar[Mapping[str, str]] = {"memory_budget": ONE_BUDGET}
 
     def mistake(self) -> tuple[str, str] | None:
-        if self.modules or self.fraction is not None or self.memory_budget is not None:
+        if self.modules or self.fraction is not None:
             return None
-        return "", ("on, but nothing says what to move; choose modules (such as [mlp]), a fraction from 0 to 1, or a memory_budget in "
-                    "bytes")  # fmt: skip
+        return "", ("on, but nothing says what to move; choose modules (such as [mlp]) or a fraction from 0 to 1, or write a memory_budget "
+                    "beside the passes")  # fmt: skip
+
+    def contradiction(self) -> tuple[str, str] | None:
+        if self.fraction is None:
+            return None
+        return "fraction", (f"fraction={self.fraction} and memory_budget contradict each other; give the share to move, or the bytes to "
+                            "stay under")  # fmt: skip
 
     def facts(self, program: Program, context: Context) -> OffloadFacts:
         """Names, and measured times and bytes, of what this rank could move."""
         if not program.jobs:
             raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
-        budget = None if self.memory_budget is None else max(1, self.memory_budget - context.reserve_bytes)
-        return OffloadFacts(program.pipeline.stage, Names.of(program), measure(program, context.cost, budget))
+        return OffloadFacts(program.pipeline.stage, Names.of(program), measure(program, context.cost, context.room_bytes))
 
     def run(self, program: Program, context: Context) -> Program:
         everyone: Sequence[OffloadFacts] = context.facts
         mine = everyone[program.rank if context.is_whole else 0]
         alike = [each.measured for each in everyone if each.stage == mine.stage and _times_the_same(each, mine)]
         names = [each.names for each in everyone] if context.is_whole else None
-        plan = plan_offload(program, agree(alike), self, names)
+        plan = plan_offload(program, agree(alike), self, names, refuses=False)
         ops = {op.id: op for op in program.ops}
         for move in plan.moves:
             context.change(ops[move.saved.producer], show_move(move))

@@ -67,7 +67,7 @@ class Pipeline:
             ran.append(each.name)
 
     def run(
-        self, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0, memo: dict[Any, Any] | None = None
+        self, program: Program, cost: Costs, peers: Peers | None = None, room_bytes: int | None = None, memo: dict[Any, Any] | None = None
     ) -> tuple[Program, list[PassReport]]:
         """Run all passes; the given program is untouched whatever happens. Ranks talk between passes only: `peers` gather the facts
         that the next pass asks for. For the other arguments see `Context`.
@@ -78,7 +78,7 @@ class Pipeline:
         self.check(program)
         reports = []
         for each in self.passes:
-            context = Context(cost, is_whole=peers is not None, reserve_bytes=reserve_bytes, memo={} if memo is None else memo)
+            context = Context(cost, is_whole=peers is not None, room_bytes=room_bytes, memo={} if memo is None else memo)
             program, report = self._run_one(each, program, context, peers)
             reports.append(report)
         return program, reports
@@ -104,7 +104,8 @@ class Pipeline:
                 raise PassError(f"run() gave {type(result).__name__}, expected a Program")
             verify(result)
         except InterlaceError as error:
-            raise type(error)(f"pass {each.name!r}: {error}") from error
+            error.args = (f"pass {each.name!r}: {error}", *error.args[1:])
+            raise
         except BrokenBarrierError:
             raise
         except Exception as error:

@@ -33,6 +33,7 @@ class Recomputation:
 
     Attributes:
         original: Result of a copy -> the result of its original.
+        producer, maker_of: Result of a copy, of an operation of forward -> that operation.
         groups: Results of copies, in the order in which recomputing them pays: most bytes freed for each nanosecond first.
     """
 
@@ -41,6 +42,7 @@ class Recomputation:
         self.storages = storages_of(program)
         self.copies, self.original = _match(program, self.storages)
         self.producer = {value: op for op in self.copies.values() for value in op.results}
+        self.maker_of = {value: op for op in program.ops if op.role == "forward" for value in op.results} if self.copies else {}
         self.groups = self._ordered(self._groups())
 
     def needed(self, kept: Iterable[tuple[int, ...]]) -> set[int]:
@@ -64,7 +66,7 @@ class Recomputation:
             operands = tuple(self._source(op, k, value, held, run) for k, value in enumerate(op.operands))
             if operands != op.operands:
                 edit.replace(op.id, [msgspec.structs.replace(op, operands=operands)])
-        return _aliased(edit.build())
+        return aliased(edit.build())
 
     def _source(self, op: Op, k: int, value: int, held: set[int], run: set[int]) -> int:
         """What an operand becomes: the original where it is kept, and where only its shape is read and the copy is gone."""
@@ -141,7 +143,7 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
     """Copies that repeat their original exactly, by id, and the original of each of their results.
 
     An operation of backward is a copy where it has the mark, or reads a copy's result as its original reads the original's. Nothing is
-    repeated by what gives another result each time (`_is_pure`), by what reads memory that is written in place within forward and
+    repeated by what gives another result each time (`is_pure`), by what reads memory that is written in place within forward and
     backward, or by what gives a result that is written over later.
     """
     if not recomputes(program):
@@ -165,7 +167,7 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
         return (op.name, json.dumps(attrs, sort_keys=True, default=str), operands, op.group, op.chunk)
 
     for op in program.ops:
-        if not _is_pure(op) or any(number in changing for value in op.reads for number in table.numbers(value)):
+        if not is_pure(op) or any(number in changing for value in op.reads for number in table.numbers(value)):
             continue
         if any(number in written for value in op.results for number in table.numbers(value)):
             continue
@@ -178,7 +180,7 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
     return copies, original
 
 
-def _is_pure(op: Op) -> bool:
+def is_pure(op: Op) -> bool:
     """Whether the same operands and attributes always give the same results, and nothing else happens."""
     ours = op.name.startswith(("pd_op.", "builtin.")) and op.kind not in FOREIGN
     known = OPAQUE not in op.attrs.values()
@@ -186,7 +188,7 @@ def _is_pure(op: Op) -> bool:
     return ours and known and steady and bool(op.results) and (bool(op.operands) or is_constant(op))
 
 
-def _aliased(program: Program) -> Program:
+def aliased(program: Program) -> Program:
     """The program with views, and what is written in place, in the storage of what they are now made from."""
     storage = {value.id: value.storage for value in program.values}
     for op in program.ops:

@@ -230,7 +230,7 @@ def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, c
         ("drop_recompute: off\nsplit_backward: off\noverlap_column_backward: off\nname_streams: off\n" + WITHOUT_JOBS,
          "enable is off, or every pass"),
         (WITHOUT_JOBS, "nothing would run the step; turn schedule_1f1b on"),
-        ("offload_activations: {memory_budget: 1}", "the least feasible one is "),
+        ("memory_budget: 1", "the least feasible one is "),
     ],
 )  # fmt: skip
 def test_what_plans_nothing_is_refused(dumps: Path, tmp_path: Path, capsys: Any, text: str, told: str) -> None:

@@ -19,6 +19,7 @@ from interlace.scheduler.hazards import Finding, findings_text, require_safe
 from interlace.scheduler.target import GPU
 from tests.strategies import World, programs
 
+HALF = "device: h200\nschedule_1f1b: {extra_live_bytes: 1GB}\noffload_activations: {fraction: 0.5}\n"
 OTHER_UNITS = re.compile(r"\d (?:ns|us|s|bytes|KB|KiB|kB|MB|GB)\b")
 
 
@@ -28,7 +29,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     for program in programs(World(pp=2, mp=2, micro_batches=4)):
         save(program, folder / "dumps" / f"rank{program.rank}.ilp")
-    assert main(["plan", str(folder / "dumps"), "--config", "offload-half", "-o", str(folder / "plan")]) == 0
+    (folder / "half.yaml").write_text(HALF)
+    assert main(["plan", str(folder / "dumps"), "--config", str(folder / "half.yaml"), "-o", str(folder / "plan")]) == 0
     return folder
 
 
@@ -40,7 +42,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 def test_one_unit_for_each_kind_of_figure(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Times are ms, memory is MiB and GiB (single bytes below one MiB)."""
-    text = printed(capsys, "plan", world / "dumps", "--config", "offload-half", "-o", world / "again")
+    text = printed(capsys, "plan", world / "dumps", "--config", world / "half.yaml", "-o", world / "again")
     text += printed(capsys, "check", world / "plan")
     text += printed(capsys, "show", world / "plan" / "rank0.ilp", "--why")
     text += printed(capsys, "show", world / "plan" / "rank0.ilp", "--costs")
@@ -50,7 +52,7 @@ def test_one_unit_for_each_kind_of_figure(world: Path, capsys: pytest.CaptureFix
 
 def test_a_plan_is_one_screen(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Alike ranks once with the split of their step, Paddle's own under it; what was done is told by rule, in names of layers."""
-    text = printed(capsys, "plan", world / "dumps", "--config", "offload-half", "-o", world / "once", "--json", world / "once.json")
+    text = printed(capsys, "plan", world / "dumps", "--config", world / "half.yaml", "-o", world / "once", "--json", world / "once.json")
     lines = text.splitlines()
     assert len(lines) <= 50
     assert lines[0].startswith("ranks 0-3 of 4, 2 of 2 stages, 4 micro-batches, schedule 1F1B, profile h200")

@@ -75,6 +75,8 @@ LAGS = tuple(Plan(name, _pairs(f"dx-first, lag: {lag}")) for name, lag in (("lag
 AUTO = tuple(Plan(name, f"device: h200\nschedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n")
              for name, extra in (("auto", "0"), ("auto-8gb", "8GB")))  # fmt: skip
 """Within the memory of Paddle's own plan, and with more."""
+BUDGETS = tuple(Plan(f"budget-{share:g}", f"device: h200\nmemory_budget: {share}\n") for share in (1.0, 0.9, 0.8, 0.6))
+"""Kept, recomputed and moved as the budget asks, as shares of what Paddle's own plan holds."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
 ALL = (STOCK, COLUMN, DX, MIXED, *OFFLOADS)
 SOME = (STOCK, DX, MIXED, OFFLOADS[1])

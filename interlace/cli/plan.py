@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from interlace.cli.target import DEFAULT_PROFILE
 from interlace.user_passes import add_import, import_own
+
+if TYPE_CHECKING:
+    from interlace.cost_model import CostModel
+    from interlace.ir import Program
+    from interlace.report.sweep import Point, Sweep
+
+POINTS = 6
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -19,6 +29,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_import(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="where the plans go (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank there")
+    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a share of what Paddle's own plan "
+                                                                "holds, as 0.8; takes the place of the configuration's")  # fmt: skip
+    parser.add_argument("--sweep", action="store_true", help="plan for several budgets too: step time against budget, in sweep.json")
+    parser.add_argument("--points", type=int, default=POINTS, metavar="N", help=f"budgets of --sweep (default {POINTS})")
     return parser
 
 
@@ -26,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
     from interlace.cli.progress import Alive
-    from interlace.config import Config, load_config, make_config, require_jobs
+    from interlace.config import BUDGET, Config, load_config, make_config, require_jobs
     from interlace.cost_model import CostModel, load_profile
     from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
     from interlace.errors import ConfigError, ProgramError
@@ -34,12 +48,14 @@ def main(args: argparse.Namespace) -> int:
     from interlace.ir.dump import find_dumps
     from interlace.planning.plan import make_plans, summary_text
     from interlace.planning.rows import CONFIG, ROWS, write_rows
+    from interlace.report.sweep import SWEEP, write_sweep
     from interlace.units import ranks_text
 
     check_folder("-o", args.output)
     check_file("--json", args.json)
     import_own(args.imports)
-    config: Config = load_config(args.config) if args.config else make_config({})
+    budget = {} if args.memory_budget is None else {BUDGET: args.memory_budget}
+    config: Config = load_config(args.config, budget) if args.config else make_config(budget, "--memory-budget" if budget else "defaults")
     if not config.active:
         raise ConfigError(f"{config.source}: enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan; "
                           "for Paddle's own order as a plan of ours there is the preset stock")  # fmt: skip
@@ -59,6 +75,9 @@ def main(args: argparse.Namespace) -> int:
         for plan in plans:
             plan.dump(folder)
         has_rows = write_rows(plans, folder, args.output)
+        curve = _swept(args, programs, cost, profile) if args.sweep else None
+        if curve is not None:
+            write_sweep(curve, folder)
     costs = [cost.table(plan.program) for plan in plans]
     summaries = [{**plan.summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)}
                  for plan, rows in zip(plans, costs, strict=True)]  # fmt: skip
@@ -69,5 +88,23 @@ def main(args: argparse.Namespace) -> int:
           f"proof and times: `interlace check {args.output}`; to look at: `interlace report {args.output}`")  # fmt: skip
     if has_rows:
         print(f"schedule, a row for each stage: {args.output / ROWS}; edited, it is planned with --config {args.output / CONFIG}")
+    if curve is not None:
+        print(f"step time against memory budget (GiB), also in {args.output / SWEEP}:\n{curve.text()}")
     print(plans[0].sentence())
     return 0
+
+
+def _swept(args: argparse.Namespace, programs: Sequence[Program], cost: CostModel, profile: str) -> Sweep:
+    """The curve of `--sweep`, with a line for each point as it is known."""
+    from interlace.config import BUDGET, load_config, make_config
+    from interlace.planning.sweep import sweep
+    from interlace.units import size
+
+    any_budget = {BUDGET: 1.0}
+    config = load_config(args.config, any_budget) if args.config else make_config(any_budget)
+
+    def say(point: Point) -> None:
+        took = f"{(point.step_us or 0) / 1e3:.3f} ms" if point.feasible else "not feasible"
+        print(f"interlace plan: budget {size(point.budget_bytes)}: {took}", file=sys.stderr)
+
+    return sweep(programs, config, cost, profile, args.points, say)

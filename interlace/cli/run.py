@@ -41,6 +41,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; takes the place of the script's own")
     parser.add_argument("--plan", metavar="DIR", help="run the plans in this folder (`interlace plan -o DIR`) in the place of planning")
+    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, such as 70GB, or a share of what Paddle's own plan "
+                                                                "holds, such as 0.8; on top of --config, else of the defaults")  # fmt: skip
     add_import(parser)
     parser.add_argument("--target", metavar="T", help="where it runs: cpu, gpu, or a module with a device of your own "
                                                       "(default: GPUs where they are, else CPU processes)")  # fmt: skip
@@ -184,12 +186,13 @@ def _environment(args: argparse.Namespace, stock: bool) -> dict[str, str]:
 
 
 def _told(args: argparse.Namespace) -> dict[str, str]:
-    """The variables of `--config` and `--plan`."""
+    """The variables of `--config`, `--plan` and `--memory-budget`."""
     from interlace.config import find_config
-    from interlace.outside import CONFIG_VARIABLE, PLAN_VARIABLE
+    from interlace.outside import BUDGET_VARIABLE, CONFIG_VARIABLE, PLAN_VARIABLE
 
     given = {CONFIG_VARIABLE: args.config and find_config(args.config), PLAN_VARIABLE: args.plan}
-    return {name: os.path.abspath(path) for name, path in given.items() if path is not None}
+    told = {name: os.path.abspath(path) for name, path in given.items() if path is not None}
+    return {**told, BUDGET_VARIABLE: args.memory_budget} if args.memory_budget is not None else told
 
 
 def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchResult:

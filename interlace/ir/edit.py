@@ -32,10 +32,12 @@ class Edit:
         self._replaced: dict[int, list[Op]] = {}
         self._renamed: dict[int, int] = {}
 
-    def value(self, kind: TensorType, *, storage: int | None = None, memory: str = "device", name: str = "") -> Value:
+    def value(
+        self, kind: TensorType, *, storage: int | None = None, memory: str = "device", name: str = "", elements: tuple[TensorType, ...] = ()
+    ) -> Value:
         """A new value."""
         made = Value(self._next_value, kind.shape, kind.dtype, self._next_value if storage is None else storage, name,
-                     False, memory)  # type: ignore[arg-type]  # fmt: skip
+                     False, memory, elements)  # type: ignore[arg-type]  # fmt: skip
         self._next_value += 1
         self._values.append(made)
         return made

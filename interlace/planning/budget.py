@@ -1,4 +1,4 @@
-"""Whether a planned step keeps its memory budget on the place where the host runs ahead."""
+"""The memory budget: what it is in bytes, and whether a planned step keeps it on the place where the host runs ahead."""
 
 from __future__ import annotations
 
@@ -10,55 +10,64 @@ from interlace.cost_model import Costs
 from interlace.errors import BudgetError, PlanError
 from interlace.ir import Program
 from interlace.passes.base import Pass
+from interlace.passes.peers import Peers, gather
 from interlace.passes.pipeline import PassReport
+from interlace.planning.stock import stock_plan
 from interlace.scheduler.memory.throttle import gpu_peak
 from interlace.units import size
 
 
-def bytes_over(planned: Program, passes: Sequence[Pass], cost: Costs) -> int:
-    """By how much the plan exceeds `memory_budget` on a GPU; 0 without a budget, or where that is not known.
+def budget_bytes(asked: float | None, program: Program, cost: Costs, peers: Peers | None = None) -> int:
+    """A budget in bytes, the same on every rank; 0 without one.
 
-    The offload planner keeps the budget for the order of operations; streams and waits of the host are decided after it.
-    """
-    budget = memory_budget(passes)
-    peak = _peak(planned, cost) if budget and planned.jobs else None
-    return max(0, peak - budget) if peak is not None else 0
-
-
-def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], cost: Costs) -> list[PassReport]:
-    """The reports, with the peak of the whole plan on a GPU against `memory_budget` in that of the last pass which was given one.
+    Args:
+        asked: Bytes as a whole number, or a share of what Paddle's own plan holds on its fullest rank as a float.
+        program: As captured.
+        cost: Times of operations.
+        peers: The ranks that plan at the same time.
 
     Raises:
-        BudgetError: The peak exceeds the budget; the message has the bytes, and what to do.
+        BudgetError: A share is asked for, and what Paddle's own plan holds is not known.
     """
-    budget = memory_budget(passes)
-    if not budget or not planned.jobs:
-        return reports
-    asked, peak = f"memory_budget {size(budget)}", _peak(planned, cost)
-    if peak is None:
-        line = f"{asked}: what a GPU holds is not known, the rank cannot be simulated; `interlace check` says where it stands"
-    elif peak > budget:
-        raise BudgetError(f"rank {planned.rank}, stage {planned.pipeline.stage}: {asked} ({budget} bytes): on a GPU the plan holds "
-                        f"{size(peak)}, of which side streams hold {size(peak - budget)}, however much is moved or recomputed; "
-                        f"ask for {peak} bytes, or "
-                        "lower run_ahead_bytes of throttle_host")  # fmt: skip
-    else:
-        line = f"{asked}: on a GPU the plan holds {size(peak)} at most, however fast its host"
-    ran = {report.name for report in reports}
-    name = next((each.name for each in reversed(passes) if each.name in ran and getattr(each, "memory_budget", None)), reports[-1].name)
-    return [_with(report, line, peak is not None) if report.name == name else report for report in reports]
+    if not asked:
+        return 0
+    if isinstance(asked, int):
+        return min(gather(peers, "memory budgets", asked))
+    held = max(gather(peers, "what Paddle's own plan holds", peak_bytes(stock_plan(program, cost), cost) or 0))
+    if not held:
+        raise BudgetError(f"memory_budget {asked:g} of what Paddle's own plan holds: that is not known, its step cannot be simulated; "
+                          "give bytes, such as 70GB")  # fmt: skip
+    return int(asked * held)
 
 
-def memory_budget(passes: Sequence[Pass]) -> int:
-    """Device bytes that a rank is to stay under, the least that a pass was given; 0 without a budget."""
-    return min((budget for each in passes if (budget := getattr(each, "memory_budget", None))), default=0)
-
-
-def _peak(planned: Program, cost: Costs) -> int | None:
+def peak_bytes(planned: Program, cost: Costs) -> int | None:
+    """Device bytes of a plan at its peak on a GPU, however fast its host; None where the rank cannot be simulated."""
     try:
         return gpu_peak(planned, cost)
     except PlanError:
         return None
+
+
+def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], budget: int, peak: int | None) -> list[PassReport]:
+    """The reports, with the peak of the whole plan on a GPU against the budget in that of the last pass which follows one.
+
+    Args:
+        planned: A plan that keeps its budget, or cannot be simulated.
+        passes: Those that made it.
+        reports: What they say.
+        budget: In bytes; 0 for none.
+        peak: Of the plan on a GPU, None where it is not known.
+    """
+    if not budget or not planned.jobs:
+        return reports
+    asked = f"memory_budget {size(budget)}"
+    if peak is None:
+        line = f"{asked}: what a GPU holds is not known, the rank cannot be simulated; `interlace check` says where it stands"
+    else:
+        line = f"{asked}: on a GPU the plan holds {size(peak)} at most, however fast its host"
+    ran = {report.name for report in reports}
+    name = next((each.name for each in reversed(passes) if each.name in ran and each.follows_budget), reports[-1].name)
+    return [_with(report, line, peak is not None) if report.name == name else report for report in reports]
 
 
 def _with(report: PassReport, line: str, holds: bool) -> PassReport:

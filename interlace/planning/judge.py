@@ -22,7 +22,7 @@ from interlace.units import ms
 Run = tuple[Pipeline, Program, list[PassReport]]
 
 
-def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0) -> Run:
+def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, room_bytes: int | None = None) -> Run:
     """Run the passes; if one has fallbacks, keep its first form whose step is no slower than with the last fallback, the simplest.
 
     One rank of each stage sends its plan to rank 0, which simulates the whole step and sends the result to all, so that all ranks
@@ -37,13 +37,13 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
     pipeline.check(program)
     at = next((k for k, each in enumerate(pipeline.passes) if each.fallbacks()), None)
     if at is None:
-        return (pipeline, *pipeline.run(program, cost, peers, reserve_bytes))
-    before, first = Pipeline(pipeline.passes[:at]).run(program, cost, peers, reserve_bytes)
+        return (pipeline, *pipeline.run(program, cost, peers, room_bytes))
+    before, first = Pipeline(pipeline.passes[:at]).run(program, cost, peers, room_bytes)
 
     def run(form: Pass, draft: bool = False) -> Run:
         later = Pipeline(pipeline.passes[at + 1 :])
         passes = (form, *(later.draft() if draft else later).passes)
-        made, reports = Pipeline(passes).run(before, cost, peers, reserve_bytes)
+        made, reports = Pipeline(passes).run(before, cost, peers, room_bytes)
         return Pipeline((*pipeline.passes[:at], *passes)), made, [*first, *reports]
 
     judged = pipeline.passes[at]

@@ -18,7 +18,6 @@ from interlace.ir.difference import first_difference
 from interlace.ir.dump import SUFFIX
 from interlace.ir.stand_ins import likeness
 from interlace.passes.peers import Peers, gather
-from interlace.planning.budget import memory_budget
 from interlace.planning.compare import Comparison, Member
 from interlace.planning.plan import Plan, digest_of, digest_of_set, read_record
 from interlace.planning.stock import stock_plan
@@ -76,7 +75,8 @@ def read_plan(folder: Path, rank: int) -> Plan:
     except PlanError as error:
         raise LoadError(f"{path}: {error}") from error
     return Plan(captured, program, record.reports, record.profile, passes, set_digest=record.set_digest, loaded_from=os.fspath(folder),
-                outcome=record.outcome, compared_late=lambda: compared_in(folder))  # fmt: skip
+                outcome=record.outcome, compared_late=lambda: compared_in(folder), memory_budget=record.memory_budget,
+                room_bytes=record.room_bytes)  # fmt: skip
 
 
 def compared_in(folder: Path) -> Comparison:
@@ -92,7 +92,7 @@ def compared_in(folder: Path) -> Comparison:
                     for at, plan in enumerate(plans) if stages.index(stages[at]) == at)  # fmt: skip
     stands_for = {rank: plans[stages.index(stage)].program.rank for plan, stage in zip(plans, stages, strict=True)
                   for rank in plan.program.ranks}  # fmt: skip
-    return Comparison(members, stands_for, plans[0].profile, memory_budget(plans[0].passes))
+    return Comparison(members, stands_for, plans[0].profile, plans[0].memory_budget)
 
 
 def require_ranks(folder: str | Path, world: int) -> None:

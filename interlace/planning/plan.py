@@ -20,27 +20,23 @@ from interlace.ir.stand_ins import seats
 from interlace.notice import say_once
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.peers import Peers, gather, plan_together
-from interlace.passes.schedule_1f1b import Schedule1F1B
-from interlace.planning.budget import bytes_over, memory_budget, say_budget
+from interlace.planning.budget import budget_bytes
 from interlace.planning.compare import Comparison, compare
-from interlace.planning.judge import Run, run_judged
-from interlace.planning.whole_step import run_best
+from interlace.planning.memory import run_within
+from interlace.planning.whole_step import run_passes
 from interlace.report.measured import Measured
 from interlace.report.outcome import Outcome
 from interlace.report.screen import report_text, rules_text, step_table
 from interlace.report.sweep import read_sweep
 from interlace.units import ranks_text
 
-BUDGET_ROUNDS = 4
-"""Plans that are made at most; each keeps free the bytes by which the one before exceeded the memory budget."""
-
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a plan was made, so that it can be made again: profile, options of each pass, order, and what each did.
 
     `digest` is of the planned program, `set_digest` of the digests of all ranks that planned at the same time; empty in a record of
-    an older version. `outcome` is what the whole step is simulated to take. `reserve_bytes` is what the passes kept free below the memory
-    budget, where a first plan exceeded it.
+    an older version. `outcome` is what the whole step is simulated to take. `memory_budget` are the device bytes that the plan was to
+    stay under, `room_bytes` those that passes might use in the order of operations; 0 without a budget.
     """
 
     profile: str
@@ -50,12 +46,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str = ""
     set_digest: str = ""
     outcome: Outcome | None = None
-    reserve_bytes: int = 0
-
-    @property
-    def memory_budget(self) -> int:
-        """Device bytes that the plan was to stay under; 0 without a budget."""
-        return min((int(budget) for each in self.options.values() if (budget := each.get("memory_budget"))), default=0)
+    memory_budget: int = 0
+    room_bytes: int = 0
 
     def passes(self, names: Sequence[str]) -> tuple[Pass, ...]:
         """Some of the passes with their options.
@@ -87,8 +79,9 @@ class Plan:
             or a step would never end.
         compared: What was simulated for that; on rank 0 alone.
         compared_late: Gives it where the plan was read from a folder.
-        reserve_bytes: What the passes kept free below the memory budget; 0 but where a first plan exceeded it.
         measured: How long the first training steps with it took in this process.
+        memory_budget: Device bytes that it was to stay under; 0 without a budget.
+        room_bytes: Device bytes that passes might use in the order of operations: the budget, less what side streams hold on a GPU.
     """
 
     captured: Program
@@ -102,14 +95,20 @@ class Plan:
     outcome: Outcome | None = None
     compared: Comparison | None = None
     compared_late: Callable[[], Comparison] | None = field(default=None, compare=False)
-    reserve_bytes: int = 0
     measured: Measured = field(default_factory=Measured, compare=False)
+    memory_budget: int = 0
+    room_bytes: int = 0
 
     @classmethod
     def off(cls, why: str) -> Plan:
         """The plan of a model that Interlace was told to leave alone: no operations, no jobs, and the reason."""
         nothing = Program((), ())
         return cls(nothing, nothing, why_off=why)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Device bytes of the fullest rank in the simulated step; 0 where that is not known."""
+        return self.outcome.plan.peak_bytes if self.outcome else 0
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -187,7 +186,7 @@ class Plan:
         options = {each.name: msgspec.to_builtins(each) for each in self.passes}
         order = tuple(each.name for each in self.passes)
         return Record(self.profile, options, order, self.reports, digest_of(self.program), self.set_digest, self.outcome,
-                      self.reserve_bytes)  # fmt: skip
+                      self.memory_budget, self.room_bytes)  # fmt: skip
 
 
 def digest_of(program: Program) -> str:
@@ -223,29 +222,16 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
     Raises:
         InterlaceError: A pass cannot do what is asked; the program stays as it is.
     """
-    asked, reserve_bytes = config.pipeline(), 0
-    for _ in range(BUDGET_ROUNDS):
-        kept_free = reserve_bytes
-        pipeline, planned, reports = _run(asked, program, cost, peers, kept_free)
-        if not memory_budget(asked.passes):
-            break
-        over = bytes_over(planned, asked.passes, cost)
-        if not any(gather(peers, "bytes over the budget", over)):
-            break
-        reserve_bytes += over
-    reports = say_budget(planned, asked.passes, reports, cost)
+    budget = budget_bytes(config.memory_budget, program, cost, peers)
+    room = budget
+    if budget:
+        (pipeline, planned, reports), room = run_within(budget, config.pipeline(), program, cost, peers)
+    else:
+        pipeline, planned, reports = run_passes(config.pipeline(), program, cost, peers)
     digests = gather(peers, "finished plans", digest_of(planned))
-    compared, outcome = compare(program, planned, reports, cost, profile, memory_budget(asked.passes), peers)
+    compared, outcome = compare(program, planned, reports, cost, profile, budget, peers)
     return Plan(program, planned, tuple(reports), profile, pipeline.passes, set_digest=digest_of_set(digests), outcome=outcome,
-                compared=compared, reserve_bytes=kept_free)  # fmt: skip
-
-
-def _run(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None, reserve_bytes: int) -> Run:
-    """Run the passes; where the form of one is open, or has milder ones, the whole step decides."""
-    asked = next((each for each in pipeline.passes if isinstance(each, Schedule1F1B) and each.is_open()), None)
-    if asked is None or (peers is None and program.pipeline.num_stages > 1):
-        return run_judged(pipeline, program, cost, peers, reserve_bytes)
-    return run_best(pipeline, asked, program, cost, peers, reserve_bytes)
+                compared=compared, memory_budget=budget, room_bytes=room)  # fmt: skip
 
 
 def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile: str) -> list[Plan]:
@@ -277,9 +263,9 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
     cost = CostModel(load_profile(record.profile))
 
     def both(program: Program, peers: Peers | None) -> tuple[Program, Program]:
-        reserve = read_record(path.with_name(f"rank{program.rank}{SUFFIX}")).reserve_bytes
-        before, _ = Pipeline(passes[:-1]).run(program, cost, peers, reserve)
-        return before, Pipeline((passes[-1],)).run(before, cost, peers, reserve)[0]
+        room = read_record(path.with_name(f"rank{program.rank}{SUFFIX}")).room_bytes or None
+        before, _ = Pipeline(passes[:-1]).run(program, cost, peers, room)
+        return before, Pipeline((passes[-1],)).run(before, cost, peers, room)[0]
 
     mine = load(path.parent / "captured" / f"{_stem(path)}{SUFFIX}")
     given = [load(file) for file in find_dumps([path.parent / "captured"])]

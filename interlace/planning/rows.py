@@ -58,7 +58,8 @@ def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
     if len(rows) < plans[0].program.pipeline.num_stages:
         return False
     write_whole(folder / ROWS, rows_text(rows).encode())
-    options = {"device": plans[0].profile, **_options(plans[0].passes, shown_as / ROWS)}
+    budget = {"memory_budget": plans[0].memory_budget} if plans[0].memory_budget else {}
+    options = {"device": plans[0].profile, **budget, **_options(plans[0].passes, shown_as / ROWS)}
     text = f"# The schedule in {shown_as / ROWS}, and all other options as they were decided; edit the rows and plan with this file.\n"
     write_whole(folder / CONFIG, (text + yaml.safe_dump(options, sort_keys=False, default_flow_style=None, width=120)).encode())
     return True

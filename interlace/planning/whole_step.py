@@ -14,8 +14,8 @@ from interlace.passes.base import Context, Pass
 from interlace.passes.peers import Peers, gather
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
-from interlace.planning.budget import memory_budget
-from interlace.planning.judge import Run, noted, stand_ins, step_ns
+from interlace.planning.budget import peak_bytes
+from interlace.planning.judge import Run, noted, run_judged, stand_ins, step_ns
 from interlace.planning.stock import STOCK
 from interlace.scheduler.interleave.planner import EARLY
 from interlace.scheduler.jobs import Parts
@@ -39,6 +39,15 @@ class Found(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """Under a memory budget: the bytes that passes may use on this rank for the order of operations, and the budget, which a form must
+    keep on a GPU."""
+
+    bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """A form and the passes after it, as drafted: its simulated step (None: it never ends) and its peak on the worst stage."""
 
@@ -52,8 +61,16 @@ class Judged:
         return ", ".join([self.form.label(), *(each.label() for each in self.later if each not in asked)])
 
 
+def run_passes(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, room: Room | None = None) -> Run:
+    """Run the passes; where the form of one is open, or has milder ones, the whole step decides. Raises PassError, as `Pipeline.run`."""
+    asked = next((each for each in pipeline.passes if isinstance(each, Schedule1F1B) and each.is_open()), None)
+    if asked is None or (peers is None and program.pipeline.num_stages > 1):
+        return run_judged(pipeline, program, cost, peers, room.bytes if room else None)
+    return run_best(pipeline, asked, program, cost, peers, room)
+
+
 def run_best(
-    pipeline: Pipeline, asked: Schedule1F1B, program: Program, cost: Costs, peers: Peers | None = None, reserve_bytes: int = 0
+    pipeline: Pipeline, asked: Schedule1F1B, program: Program, cost: Costs, peers: Peers | None = None, room: Room | None = None
 ) -> Run:
     """Run the passes with the form of `asked`, one of them, that is simulated fastest within the memory.
 
@@ -64,20 +81,20 @@ def run_best(
         PassError: As `Pipeline.run`.
     """
     pipeline.check(program)
-    return _Choice(pipeline, asked, program, cost, peers, reserve_bytes).run()
+    return _Choice(pipeline, asked, program, cost, peers, room).run()
 
 
 class _Choice:
     def __init__(
-        self, pipeline: Pipeline, asked: Schedule1F1B, program: Program, cost: Costs, peers: Peers | None, reserve_bytes: int
+        self, pipeline: Pipeline, asked: Schedule1F1B, program: Program, cost: Costs, peers: Peers | None, room: Room | None
     ) -> None:
         self.pipeline, self.asked, self.program, self.cost, self.peers = pipeline, asked, program, cost, peers
-        self.reserve_bytes = reserve_bytes
+        self.room, self.room_bytes = room, room.bytes if room else None
         self.context = Context(cost)
         at = pipeline.passes.index(asked)
         self.earlier, self.later = pipeline.passes[:at], pipeline.passes[at + 1 :]
         self.early = asked.early_sends if isinstance(asked.early_sends, float) else EARLY
-        self.before, self.first = Pipeline(self.earlier).run(program, cost, peers, reserve_bytes)
+        self.before, self.first = Pipeline(self.earlier).run(program, cost, peers, self.room_bytes)
         self.stands_for = stand_ins(program, peers)
         asking = (Pipeline(self.later), self._paddles())
         self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks() for each in asking)
@@ -87,13 +104,15 @@ class _Choice:
         made = self._stock(draft=True)[1] if self.drafts else self.before
         peaks = self._peaks(made)
         own = Judged(self.asked.stock(), (), self._step_ns(made), max(peaks))
-        limit = memory_budget(self.pipeline.passes) or int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
+        limit = self.room.limit_bytes if self.room else int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
         forms = [self.asked.stock(), *(self._named(name) for name in NAMED if self._may(name))]
         if self._may("dx-first"):
             forms += [self._lagged(each) for each in self._schedules(peaks[self.program.rank if self.peers else 0], limit)]
         judged = [each for form in dict.fromkeys(form.draft() for form in forms) for each in self._judge(form, limit)]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
         best = min(fitting, key=lambda each: each.step_ns or 0, default=None)
+        if best is None and self.room:  # what is nearest to the budget is made again with less room
+            best = min((each for each in judged if each.step_ns is not None), key=lambda each: each.peak_bytes, default=None)
         if best is None and own.step_ns is None and forms:
             unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
             return noted(self._whole(forms[0], self.later), Schedule1F1B.name, [], [unknown, *self._lost(judged, limit)])
@@ -116,7 +135,7 @@ class _Choice:
 
     def _stock(self, draft: bool = False) -> Run:
         pipeline = self._paddles().draft() if draft else self._paddles()
-        made, reports = pipeline.run(self.program, self.cost, self.peers, self.reserve_bytes)
+        made, reports = pipeline.run(self.program, self.cost, self.peers, self.room_bytes)
         return pipeline, made, reports
 
     def _may(self, name: str) -> bool:
@@ -173,14 +192,15 @@ class _Choice:
 
     def _run(self, passes: Pipeline) -> tuple[Program, list[PassReport]]:
         """The passes from the schedule on."""
-        return passes.run(self.before, self.cost, self.peers, self.reserve_bytes, self.context.memo)
+        return passes.run(self.before, self.cost, self.peers, self.room_bytes, self.context.memo)
 
     def _step_ns(self, made: Program) -> int | None:
         return step_ns(made, self.cost, self.peers, self.stands_for)
 
     def _peaks(self, made: Program) -> list[int]:
-        """Device bytes of the plan at its peak, by rank; a rank without jobs holds nothing."""
-        return gather(self.peers, "peaks", in_order(made).peak() if made.jobs else 0)
+        """Device bytes of the plan at its peak, by rank, under a budget those on a GPU; a rank without jobs holds nothing."""
+        peak = in_order(made).peak() if made.jobs else 0
+        return gather(self.peers, "peaks", max(peak, peak_bytes(made, self.cost) or 0) if self.room and made.jobs else peak)
 
     def _whole(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Run:
         passes = (form, *later)

@@ -60,7 +60,7 @@ class Fit:
             return None
         found = self._search(budget, self.early, (self._cover, self._delay))
         found = found or self._search(budget, self.late, (self._delay, self._cover))
-        last = found or self._last_resort()
+        last = found or self.most()
         return last if self.planner.peak(last) <= budget else None
 
     def _search(self, budget: int, windows: _Windows, steps: Sequence[_Step]) -> Placement | None:
@@ -80,7 +80,7 @@ class Fit:
 
     def least(self, refused: int) -> int:
         """The least feasible budget found; `refused` is one that is not feasible."""
-        low, high = max(refused, self._bound() - 1), self.planner.peak(self._last_resort())
+        low, high = max(refused, self._bound() - 1), self.planner.peak(self.most())
         for _ in range(SEARCH_ROUNDS):
             if high - low <= 1:
                 break
@@ -95,7 +95,8 @@ class Fit:
         spans = ((start, transfer.reader, -transfer.saved.freed_bytes) for transfer, start in free if start < transfer.reader)
         return int(self.planner.curve(spans).max(initial=0))
 
-    def _last_resort(self) -> Placement:
+    def most(self) -> Placement:
+        """Everything moved, with copies back just before their readers."""
         self._allow_back(late=True)
         return self._place([True] * len(self.transfers))
 

@@ -25,7 +25,9 @@ SLACK_PARTS = (1.0, 0.5, 0.25)
 """Parts of `prefetch_slack` that are tried in turn."""
 
 
-def plan_offload(program: Program, measured: Measured, choice: Choice, everyone: Sequence[Names] | None = None) -> OffloadPlan:
+def plan_offload(
+    program: Program, measured: Measured, choice: Choice, everyone: Sequence[Names] | None = None, *, refuses: bool = True
+) -> OffloadPlan:
     """Plan offload for the scheduled program of one rank; equal inputs give equal plans.
 
     Args:
@@ -34,12 +36,13 @@ def plan_offload(program: Program, measured: Measured, choice: Choice, everyone:
         choice: The options.
         everyone: Names of layers and operations of all ranks; without them a pattern that matches nothing on one of several stages
             is only noted.
+        refuses: Whether a budget that is not feasible is an error; else as much as possible is moved, and a note says so.
 
     Raises:
         ConfigError: A pattern matches nothing; the message lists the names there are.
         BudgetError: The budget is not feasible; the message gives the least feasible one.
     """
-    planner = Planner(program, measured, choice)
+    planner = Planner(program, measured, choice, refuses)
     planner.check_names(everyone)
     return planner.run()
 
@@ -47,14 +50,14 @@ def plan_offload(program: Program, measured: Measured, choice: Choice, everyone:
 class Planner:
     """Chooses candidates, places their transfers and collects why others are kept."""
 
-    def __init__(self, program: Program, measured: Measured, choice: Choice) -> None:
-        self.program, self.choice = program, choice
+    def __init__(self, program: Program, measured: Measured, choice: Choice, refuses: bool = True) -> None:
+        self.program, self.choice, self.refuses = program, choice, refuses
         self.times = measured
         self.measured = measured.out_ns is not None and measured.back_ns is not None
         self.line = Timeline.of(program, measured.op_ns)
         self.graph = Graph(program)
         self.change, self.base_bytes = order_memory(program, len(self.line.items))
-        self.budget = min((b for b in (choice.memory_budget, measured.memory_budget) if b), default=None)
+        self.budget = measured.memory_budget
         self.notes: list[str] = []
         self.skipped: list[Skipped] = []
         self.kept: list[Kept] = []
@@ -64,13 +67,13 @@ class Planner:
         found = find_candidates(self.program)
         self.skipped += found.skipped
         keep = self.choice.keep_on(self.program.pipeline.stage, self.program.pipeline.num_stages)
-        if self.choice.asks_for_nothing:
-            self.notes.append(self.choice.asks_for_nothing)
+        if nothing := self.choice.asks_for_nothing(self.budget):
+            self.notes.append(nothing)
             self._keep_values(found.saved)
             return self._plan(Placement())
         transfers = self._transfers([saved for saved in found.saved if self._is_chosen(saved)])
         transfers = self._within(transfers, keep)
-        placed = self._under_budget(transfers) if self.choice.memory_budget else self.place(transfers)
+        placed = self._under_budget(transfers) if self.budget else self.place(transfers)
         return self._plan(self._with_slack(placed))
 
     def check_names(self, everyone: Sequence[Names] | None) -> None:
@@ -181,14 +184,15 @@ class Planner:
             self._keep_transfers(transfers, "kept")
             return Placement()
         found = Fit(self, transfers).run(self.budget)
-        if found is None:
-            kept_free = max(0, (self.choice.memory_budget or 0) - self.budget)
-            least = Fit(self, transfers).least(self.budget) + kept_free
+        if found is None and self.refuses:
+            least = Fit(self, transfers).least(self.budget)
             where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
-            given = self.budget + kept_free
-            free = f"; {size(kept_free)} of it stay free for live memory of side streams on a GPU" if kept_free else ""
-            raise BudgetError(f"{where}: offload cannot keep to a budget of {given} bytes ({size(given)}){free}; the least "
+            raise BudgetError(f"{where}: offload cannot keep to a budget of {self.budget} bytes ({size(self.budget)}); the least "
                               f"feasible one is {least} bytes ({size(least)}). {self._advice()}")  # fmt: skip
+        if found is None:
+            found = Fit(self, transfers).most()
+            self.notes.append(f"everything moves that can, and {size(self.peak(found))} stay live where {size(self.budget)} may. "
+                              f"{self._advice()}")  # fmt: skip
         tried = {transfer.key for transfer in found.tried()}
         self._keep_transfers([transfer for transfer in transfers if transfer.key not in tried], "kept")
         return found

@@ -13,7 +13,7 @@ from interlace.ir.kinds import is_boundary
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options. Without modules, fraction or budget nothing is moved.
+    """The options. Without modules, a fraction or a memory budget nothing is moved; under a budget as little as necessary.
 
     Attributes:
         modules: Names or globs over layer names (`mlp`, `layers.*.attn`); each matches consecutive components of the dotted layer path of
@@ -29,8 +29,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_in_flight: Copies in flight at once in each direction; 0: no copies at all, None: no limit. When: host memory or the PCIe link
             is shared with other work.
         include_integers: Move integer and bool values too. When: large index tensors or masks are among the saved values.
-        memory_budget: Limit of the live device bytes of a rank at any time of the step; as little as necessary is moved. When: the step
-            must fit into a given memory.
         prefetch_slack: By which share of its duration (0 to 10) a copy back is issued before the latest possible time, because copies take
             longer beside computation than alone. The planner uses less of it where there is no time for it, where the budget would be
             exceeded, or where less than three quarters of the saved bytes would remain saved; none with max_in_flight. When: raise it
@@ -44,30 +42,25 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keep_bytes: int | tuple[int, ...] = 0
     max_in_flight: int | None = None
     include_integers: bool = False
-    memory_budget: int | None = None
     prefetch_slack: float = 0.25
 
     def __post_init__(self) -> None:
-        if self.fraction is not None and self.memory_budget is not None:
-            raise ConfigError(f"offload: fraction={self.fraction} and memory_budget={self.memory_budget} contradict each "
-                              "other; give the share to move, or the bytes to stay under")  # fmt: skip
         if self.fraction is not None and not 0 <= self.fraction <= 1:
             raise ConfigError(f"offload: fraction={self.fraction}, expected a number from 0 to 1")
         if not 0 <= self.prefetch_slack <= 10:
             raise ConfigError(f"offload: prefetch_slack={self.prefetch_slack}, expected a share from 0 to 10")
         keep = (self.keep_bytes,) if isinstance(self.keep_bytes, int) else self.keep_bytes
         for name, given in (("min_bytes", self.min_bytes), ("keep_bytes", min(keep, default=0)),
-                            ("max_in_flight", self.max_in_flight), ("memory_budget", self.memory_budget)):  # fmt: skip
+                            ("max_in_flight", self.max_in_flight)):  # fmt: skip
             if given is not None and given < 0:
                 raise ConfigError(f"offload: {name}={given}, expected 0 or more")
 
-    @property
-    def asks_for_nothing(self) -> str:
-        """Why the options ask for no copy at all; empty if they ask for some."""
+    def asks_for_nothing(self, memory_budget: int | None) -> str:
+        """Why the options, and the budget, ask for no copy at all; empty if they ask for some."""
         if self.max_in_flight == 0:
             return "max_in_flight=0 allows no copies"
-        if not self.modules and not self.fraction and not self.memory_budget:
-            return "neither modules nor a fraction nor a memory_budget above 0 asks for copies"
+        if not self.modules and not self.fraction and not memory_budget:
+            return "neither modules nor a fraction nor a memory_budget asks for copies"
         return "fraction=0 asks for no copies" if self.fraction == 0 else ""
 
     def keep_on(self, stage: int, num_stages: int) -> int:

@@ -36,7 +36,7 @@ CASES: dict[str, Case] = {
     "dp2 pp2 sharding 2, clip": (4, "examples/gpt.py", "--dp 2 --pp 2 --sharding-stage 2 --clip-grad 1"),
 }  # fmt: skip
 ONE_A_STAGE = {MASKED: (0, 4)}
-"""Cases of which these ranks alone are stored; of all others, all. (This one has sizes at which `offload-half` moves something.)"""
+"""Cases of which these ranks alone are stored; of all others, all. (This one has sizes at which offload of half moves some.)"""
 
 
 def ranks(name: str) -> Sequence[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -11,12 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
+from interlace.errors import ConfigError
 from interlace.ir import Program, parse, verify
-from interlace.passes import DropRecompute, Pipeline, Schedule1F1B
+from interlace.ir.kinds import is_comm, is_random
+from interlace.passes import DropRecompute, OffloadActivations, Pipeline, Schedule1F1B
+from interlace.passes.drop_recompute import recomputation as recomputation_of
 from interlace.passes.peers import Peers, plan_together
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.recompute import Recomputation
+from interlace.scheduler.repeats import ADDED
 from tests.interpreter import assert_same
+from tests.strategies import World, programs, worlds
 
 COSTS = GivenCosts({"comm": 40, "gemm": 50, "default": 5})
 TEXT = (Path(__file__).parent / "fixtures" / "recompute_unread.txt").read_text()
@@ -114,27 +120,56 @@ def test_two_receives_are_two_values() -> None:
     assert both.operands[:2] == (3, 4)
 
 
-def test_a_budget_keeps_as_much_as_it_has_room_for() -> None:
-    """Four micro-batches in flight, each with one value more, or two."""
+def test_so_many_groups_are_recomputed() -> None:
+    """On each stage its own number; of exp, which the program keeps, gelu and the product, gelu frees a byte for the least time."""
     program = parsed(PLAIN.replace(FORMER, IN_FLIGHT))
-    found: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
-    for budget in range(8 << 20, 24 << 20, 1 << 19):
-        made, _ = Pipeline((DropRecompute(memory_budget=budget), Schedule1F1B(interleave="off"))).run(program, COSTS)
-        assert in_order(made).peak() <= budget or len(kinds(made)) == 2
-        found[len(kinds(made))].add(budget)
-    assert max(found[2]) < min(found[1]) <= max(found[1]) < min(found[0])
+    for count, left in enumerate(([], ["gelu"], ["exp", "gelu"], ["exp", "matmul", "gelu"])):
+        for asked in (count, (count, 0, 0, 0)):
+            made, _ = Pipeline((DropRecompute(recomputed=asked), Schedule1F1B(interleave="off"))).run(program, COSTS)
+            assert kinds(made) == left
+    with pytest.raises(ConfigError, match=r"recomputed: 2 numbers \[1, 2\]; expected one number, or one for each of 4 stages"):
+        Pipeline((DropRecompute(recomputed=(1, 2)),)).run(program, COSTS)
 
 
-def test_ranks_of_a_stage_recompute_alike() -> None:
-    """Collectives are left out on all ranks of a group or on none: the rank with the least room decides."""
-    program = parsed(PLAIN)
+def test_keeping_everything_leaves_a_program_without_recomputation_as_it_is() -> None:
+    for program in programs(World(pp=2, micro_batches=3, layers=2)):
+        made, _ = Pipeline((DropRecompute(recomputed=0),)).run(program, COSTS)
+        assert (made.ops, made.values) == (program.ops, program.values)
 
-    def plan_one(rank: int, peers: Peers) -> list[str]:
-        mine = msgspec.structs.replace(program, rank=rank)
-        asked = DropRecompute(memory_budget=1 << 30 if rank else 100)
-        return kinds(Pipeline((asked,)).run(mine, COSTS, peers)[0])
 
-    assert plan_together(plan_one, [0, 1]) == [["matmul", "gelu"]] * 2
+def test_what_is_added_frees_memory() -> None:
+    """The more is recomputed, the less is live at the peak of Paddle's own schedule."""
+    (program, *_) = programs(World(pp=2, micro_batches=3, layers=3))
+    found = recomputation_of(program, COSTS, {}, adds=True)
+    schedule = Pipeline((Schedule1F1B(interleave="off"),))
+    peaks = [in_order(schedule.run(found.without(found.groups[count:]), COSTS)[0]).peak() for count in range(len(found.groups) + 1)]
+    assert peaks[-1] < peaks[0]
+    assert not any(is_comm(op) or is_random(op) or op.inplace for op in found.program.ops if op.attrs.get("bwd_recompute_id") == ADDED)
+
+
+def test_what_is_added_reads_nothing_that_is_written_over() -> None:
+    """Neither exp, which relu_ overwrites, nor the product that read it before."""
+    repeats = ("#10 ", "#11 ", "#12 ", "#13 ", "#14 ")
+    text = "\n".join(line for line in PLAIN.splitlines() if not line.startswith(repeats))
+    text = text.replace("(%13", "(%6").replace("(%11", "(%4").replace("(%10", "(%3")
+    for over, added in (("", ["matmul", "gelu", "exp"]), ('#26 %26:float32[512,512]~2 = pd_op.relu_(%2) forward inplace=0:0\n', ["gelu"])):
+        found = recomputation_of(parsed(text.replace("#4 %4", over + "#4 %4")), COSTS, {}, adds=True)
+        assert sorted(op.kind for op in found.copies.values()) == sorted(added)
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds(max_micro_batches=3), st.randoms(use_true_random=False))
+def test_any_choice_of_what_is_kept_recomputed_or_moved_gives_the_same_results(world: World, draw: Random) -> None:
+    """Of programs that recompute nothing by themselves."""
+    chosen, plain = [], programs(world)
+    for program in plain:
+        found = recomputation_of(program, COSTS, {}, adds=True)
+        chosen.append(found.without([group for group in found.groups if draw.random() < 0.5]))
+        verify(chosen[-1])
+    share = draw.choice([0.0, 0.5, 1.0])
+    schedule = Schedule1F1B(interleave="off")
+    moving = Pipeline((schedule, OffloadActivations(fraction=share, min_bytes=1)))
+    assert_same(*([passes.run(each, COSTS)[0] for each in given] for passes, given in ((Pipeline((schedule,)), plain), (moving, chosen))))
 
 
 def test_ranks_that_differ_recompute_what_is_read() -> None:
@@ -144,7 +179,7 @@ def test_ranks_that_differ_recompute_what_is_read() -> None:
 
     def plan_one(rank: int, peers: Peers) -> list[str]:
         mine = msgspec.structs.replace(other if rank else program, rank=rank)
-        return kinds(Pipeline((DropRecompute(memory_budget=1 << 30),)).run(mine, COSTS, peers)[0])
+        return kinds(Pipeline((DropRecompute(recomputed=0),)).run(mine, COSTS, peers)[0])
 
     assert plan_together(plan_one, [0, 1]) == [["matmul", "gelu"]] * 2
 

@@ -1,7 +1,8 @@
 """Program text, passes and expected text in one file each. `pytest --update-golden` rewrites what is expected.
 
 A file starts with `//` lines that say what it shows, then `passes:` (names, each with options as JSON), `costs:` and, if
-wanted, `stretch:`; then the program; then, behind `=== report` and `=== expected`, or `=== error`, what the passes give.
+wanted, `stretch:` and `room:` (bytes that passes may use);
+then the program; then, behind `=== report` and `=== expected`, or `=== error`, what the passes give.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def outcome(given: str, where: str) -> str:
     program = parse(given.partition("=== program\n")[2], where)
     verify(program)
     try:
-        result, reports = passes_of(given).run(program, costs_of(given))
+        result, reports = passes_of(given).run(program, costs_of(given), room_bytes=int(head_of(given, "room") or 0) or None)
     except InterlaceError as error:
         return f"=== error\n{type(error).__name__}: {error}\n"
     report = "\n".join(each.text() for each in reports)

@@ -7,16 +7,11 @@ from typing import Any
 import pytest
 
 from interlace.cost_model import GivenCosts
-from interlace.errors import BudgetError
 from interlace.ir import Program
 from interlace.ir.kinds import is_comm
-from interlace.passes import NameStreams, OffloadActivations, Pass, Pipeline, Schedule1F1B, SplitBackward
-from interlace.planning.budget import say_budget
-from interlace.scheduler.memory.throttle import gpu_peak
+from interlace.passes import NameStreams, Pass, Pipeline, Schedule1F1B, SplitBackward
 from interlace.scheduler.target import CPU
-from tests.default_passes import STREAMS
 from tests.passes.test_fixtures import FILES, given_of, outcome
-from tests.scheduler.test_throttle import COST, run_ahead_program
 from tests.strategies import World, programs
 
 LONG_COMM = GivenCosts({"comm": 5_000, "gemm": 50, "copy": 5, "default": 10}, {("gemm", "comm"): (1.1, 1.1)})
@@ -48,14 +43,6 @@ def test_extra_live_bytes() -> None:
     jobs = [planned(SplitBackward(), Schedule1F1B(interleave="mixed", only_gains=False, extra_live_bytes=allowance)).jobs
             for allowance in (0, 1 << 40)]  # fmt: skip
     assert jobs[0] != jobs[1]
-
-
-def test_a_budget_is_refused_from_its_first_byte() -> None:
-    made, reports = Pipeline(STREAMS).run(run_ahead_program(), COST)
-    peak = gpu_peak(made, COST)
-    say_budget(made, (OffloadActivations(memory_budget=peak), *STREAMS), reports, COST)
-    with pytest.raises(BudgetError, match=f"ask for {peak} bytes"):
-        say_budget(made, (OffloadActivations(memory_budget=peak - 1), *STREAMS), reports, COST)
 
 
 @pytest.mark.paddle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,8 +15,8 @@ from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.cost_model.base import Estimate, Groups, Values
 from interlace.errors import BudgetError
 from interlace.ir import Op, Program, parse
-from interlace.passes import DropRecompute
-from interlace.planning import plan as plan_module
+from interlace.passes import Pipeline
+from interlace.planning import memory
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
@@ -171,19 +172,28 @@ def test_recomputation_is_left_out_whatever_the_schedule(schedule: str) -> None:
 
 
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
-    config = make_config({"drop_recompute": {"memory_budget": 1000}})
+    config = make_config({"memory_budget": 1000})
     with pytest.raises(BudgetError, match="memory_budget 1000 B"):
         make_plans(recomputing("accumulate"), config, LOADED, "given")
 
 
-def test_a_plan_over_its_budget_is_made_again_with_less_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes that are too many reach the passes before the schedule, with every form of it."""
+def test_a_plan_over_its_budget_is_made_again_with_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that are too many are kept free by all passes, in every form of the schedule; in the end what holds least is refused."""
+    monkeypatch.setattr(memory, "peak_bytes", lambda *_: (1 << 30) + 777)
     seen = []
-    count = DropRecompute._count
-    monkeypatch.setattr(DropRecompute, "_count", lambda self, found, reserve: seen.append(reserve) or count(self, found, reserve))
-    monkeypatch.setattr(plan_module, "bytes_over", lambda *_: 777)
+    run = Pipeline.run
+
+    def watched(self: Pipeline, *args: Any, **more: Any) -> Any:
+        seen.append(args[3] if len(args) > 3 else more.get("room_bytes"))
+        return run(self, *args, **more)
+
+    monkeypatch.setattr(Pipeline, "run", watched)
     for form in ("auto", "dx-first"):
         seen.clear()
-        config = make_config({"drop_recompute": {"memory_budget": 1 << 30}, "schedule_1f1b": {"interleave": form}})
-        make_plans(recomputing("accumulate"), config, LOADED, "given")
-        assert set(seen) == {0, 777, 2 * 777, 3 * 777}, form
+        config = make_config({"memory_budget": 1 << 30, "schedule_1f1b": {"interleave": form}})
+        with pytest.raises(BudgetError, match="the least feasible one is 1073742601 bytes"):
+            make_plans(recomputing("accumulate"), config, LOADED, "given")
+        order = list(dict.fromkeys(room for room in seen if room))
+        assert order[0] == 1 << 30
+        assert all(before - after >= 777 for before, after in pairwise(order[:-1]))
+        assert order[-1] == 1

@@ -61,12 +61,13 @@ CASES = {
 UNCAPTURED = {
     "mp2 sequence parallel, recompute that is left out": (
         2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2",
-        {"schedule_1f1b": ROOMY, "drop_recompute": {"memory_budget": "1GB"}},
+        {"schedule_1f1b": ROOMY, "drop_recompute": {"recomputed": 0}},
     ),
-    "pp2, recompute of which some is left out": (
-        2, "gpt", "--pp 2 --recompute full --seq-len 128",
-        {"schedule_1f1b": {"interleave": "off"}, "drop_recompute": {"memory_budget": "4200KB"}, "throttle_host": {"run_ahead_bytes": 0}},
+    "pp2, recompute of which some is left out, some is added, and offload": (
+        2, "gpt", "--pp 2 --recompute mlp --seq-len 128",
+        {"schedule_1f1b": ROOMY, "drop_recompute": {"recomputed": [9, 21]}, "offload_activations": OFFLOAD},
     ),
+    "pp2, a budget": (2, "gpt", "--pp 2 --seq-len 128", {"memory_budget": 0.9, "offload_activations": {"min_bytes": 64}}),
     "auto, mp2, accumulation": (2, "gpt", "--mp 2 --gradient-accumulation 3 --batch-size 6", AUTO),
     "auto, pp2 mp2, recompute": (4, "gpt", "--pp 2 --mp 2 --micro-batches 6 --batch-size 6 --recompute full", AUTO),
     "auto, pp2 mp2, sequence parallel, bfloat16 O2, master gradients": (

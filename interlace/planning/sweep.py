@@ -1,0 +1,110 @@
+"""Step time against memory budget: a plan for each of several budgets, from what keeps everything down to what holds least."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from interlace.config import Config
+from interlace.cost_model import CostModel
+from interlace.errors import BudgetError, ConfigError, PlanError
+from interlace.ir import Program
+from interlace.ir.copies import omitted_copies
+from interlace.ir.kinds import is_copy
+from interlace.ir.storage import storages_of
+from interlace.passes.drop_recompute import recomputation
+from interlace.planning.plan import Plan, make_plans
+from interlace.report.outcome import Outcome
+from interlace.report.sweep import Base, Point, Sweep
+
+FEWEST = 2
+"""Points of a curve."""
+
+
+def sweep(
+    programs: Sequence[Program], config: Config, cost: CostModel, profile: str, points: int, each: Callable[[Point], None] = lambda _: None
+) -> Sweep:
+    """The curve over `points` budgets, evenly apart, largest first.
+
+    The largest is what everything kept holds, or Paddle's own plan if that is more; the smallest the least feasible one.
+
+    Args:
+        programs: Of all ranks, captured.
+        config: With a memory budget, which the points take the place of.
+        cost: Times of operations.
+        profile: Their name.
+        points: How many, two at least.
+        each: Is given every point as soon as it is known.
+
+    Raises:
+        ConfigError: Fewer than two points.
+        PlanError: The step cannot be simulated.
+    """
+    if points < FEWEST:
+        raise ConfigError(f"--points {points}: expected {FEWEST} or more")
+
+    def plans(budget: int) -> list[Plan]:
+        return make_plans(programs, msgspec.structs.replace(config, memory_budget=budget), cost, profile)
+
+    everything = plans(1 << 60)
+    base = _outcome(everything).before
+    if base is None:
+        raise PlanError("Paddle's own plan is not known here, so there is no curve; give the dumps of all ranks")
+    found = []
+    for budget in _budgets(max(base.peak_bytes, everything[0].peak_bytes), _least(plans), points):
+        found.append(_point(budget, plans, cost))
+        each(found[-1])
+    return Sweep(tuple(found), Base(base.peak_bytes, base.step_ns / 1e3, base.exposed_ns / 1e3), profile)
+
+
+def _budgets(most: int, least: int, points: int) -> Iterator[int]:
+    """Evenly from the most to the least."""
+    return (least + (most - least) * k // (points - 1) for k in reversed(range(points)))
+
+
+def _least(plans: Callable[[int], list[Plan]]) -> int:
+    try:
+        plans(1)
+    except BudgetError as error:
+        return error.least_bytes
+    raise PlanError("what the plan holds on a GPU is not known, its step cannot be simulated; `interlace check` says where it stands")
+
+
+def _point(budget: int, plans: Callable[[int], list[Plan]], cost: CostModel) -> Point:
+    try:
+        made = plans(budget)
+    except BudgetError as error:
+        return Point(budget_bytes=budget, feasible=False, why=str(error))
+    step = _outcome(made).plan
+    firsts = {plan.program.pipeline.stage: plan for plan in reversed(made)}.values()
+    kept, recomputed, offloaded = (sum(part) for part in zip(*(saved_bytes(plan, cost) for plan in firsts), strict=True))
+    return Point(budget_bytes=budget, feasible=True, peak_bytes=step.peak_bytes, step_us=step.step_ns / 1e3,
+                 exposed_us=step.exposed_ns / 1e3, kept_bytes=kept, recomputed_bytes=recomputed, offloaded_bytes=offloaded)  # fmt: skip
+
+
+def _outcome(plans: Sequence[Plan]) -> Outcome:
+    if plans[0].outcome is None:
+        raise PlanError(plans[0].sentence())
+    return plans[0].outcome
+
+
+def saved_bytes(plan: Plan, cost: CostModel) -> tuple[int, int, int]:
+    """Bytes that backward reads of forward's values over all micro-batches: kept on the device, recomputed, moved to the host and back."""
+    program, count = plan.program, plan.program.pipeline.num_micro_batches
+    found = recomputation(plan.captured, cost, {}, adds=False)
+    whole = count * _crossing(found.without(found.groups) if found.copies else plan.captured)
+    sizes = {value.id: max(0, value.size_bytes) for value in program.values}
+    out = {op.id: sizes[op.operands[0]] for op in program.ops if is_copy(op) and op.origin < 0 and op.role == "forward"}
+    stays = sum(out.get(op_id, 0) for op_id, _ in omitted_copies(program))
+    kept, moved = count * _crossing(program) + stays, count * sum(out.values()) - stays
+    return kept, max(0, whole - kept - moved), moved
+
+
+def _crossing(program: Program) -> int:
+    """Bytes of a micro-batch that forward computes on the device and backward reads."""
+    table = storages_of(program)
+    forward = {value for op in program.ops if op.role == "forward" for value in op.results}
+    read = {number for op in program.ops if op.role == "backward" for v in op.reads if v in forward for number in table.numbers(v)}
+    found = (table.storages[number] for number in read)
+    return sum(max(0, each.size_bytes) for each in found if not each.persistable and each.memory == "device")

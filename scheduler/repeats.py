@@ -1,0 +1,114 @@
+"""Recomputation that could be added: the program as if backward computed again whatever it reads of forward and can compute.
+
+What is to be kept is then left out again (`scheduler/recompute.py`). Nothing is repeated that draws random numbers, works in place or
+communicates. A repetition starts at the nearest values that backward reads anyway, so it keeps nothing alive that was free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from interlace.ir import ABSENT, Edit, Graph, Op, Program, TensorType
+from interlace.ir.graph import written_operands
+from interlace.ir.kinds import is_boundary, is_comm
+from interlace.scheduler.recompute import COPY, IDENTITY, aliased, is_pure
+
+ADDED = -2
+"""`bwd_recompute_id` of operations that are added here; Paddle numbers its own from 0."""
+
+
+def with_repeats(program: Program) -> Program:
+    """The program with a repetition, marked as Paddle's recompute pass marks its own, of every value of forward that backward reads and
+    can compute again; each stands before its first reader. The same program where there is none, or where nested blocks may read what
+    is not known.
+    """
+    nested = any(op.num_blocks for op in program.ops if op.role != "optimize")
+    return program if nested else _Adding(program).run()
+
+
+class _Adding:
+    """Attributes:
+        there: Values whose contents backward can read without anything being kept alive for it.
+        again: Results of forward that can be computed again from those -> the operation that gives them.
+        wanted: Those of them that backward reads, and whose memory nothing else holds.
+        repeated: Value of forward -> the repeated one.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.graph, self.edit = program, Graph(program), Edit(program)
+        writers = [op for op in program.ops if op.name not in IDENTITY and op.role != "optimize"]
+        self.changing = self._numbers(v for op in writers for v in written_operands(op))
+        self.read = {v: None for op in program.ops if op.role == "backward" for v in op.reads if self._role(v) == "forward"}
+        given = (v for op in program.ops if is_boundary(op) for v in op.results)
+        self.there = {v for v in (*self.read, *given) if self._is_steady(v)}
+        self.again = self._again()
+        self.wanted = self._wanted()
+        self.repeated: dict[int, int] = {}
+
+    def run(self) -> Program:
+        if not self.wanted:
+            return self.program
+        for op in self.program.ops:
+            if op.role != "backward":
+                continue
+            made = [each for value in op.reads for each in self._repeat(value)]
+            self.edit.before(op.id, made)
+            read = {v for v in op.reads if v in self.wanted}
+            operands = tuple(self.repeated[v] if v in read and k not in op.no_buffer else v for k, v in enumerate(op.operands))
+            if operands != op.operands:
+                self.edit.replace(op.id, [msgspec.structs.replace(op, operands=operands)])
+        return aliased(self.edit.build())
+
+    def _role(self, value: int) -> str:
+        producer = self.graph.producer_op(value)
+        return producer.role if producer is not None else ""
+
+    def _numbers(self, values: Iterable[int]) -> set[int]:
+        return {number for value in values for number in self.graph.storages.numbers(value)}
+
+    def _is_steady(self, value: int) -> bool:
+        """Whether forward and backward never write over its memory."""
+        return not self.changing & self._numbers([value])
+
+    def _again(self) -> dict[int, Op]:
+        found: dict[int, Op] = {}
+        for op in self.program.ops:
+            if op.role != "forward" or not is_pure(op) or is_comm(op) or COPY in op.attrs:
+                continue
+            if all(v in self.there or v in found for v in op.reads) and all(self._is_steady(v) for v in op.results):
+                found.update(dict.fromkeys(op.results, op))
+        return found
+
+    def _wanted(self) -> set[int]:
+        """What backward reads and can compute again; not where something else keeps the same memory all the same."""
+        ends = [op for op in self.program.ops if is_boundary(op) or op.role == "optimize"]
+        held = self._numbers(v for v in self.read if v not in self.again)
+        held |= self._numbers(v for op in ends for v in (*op.results, *op.operands) if v != ABSENT)
+        return {v for v in self.read if v in self.again and not held & self._numbers([v])}
+
+    def _repeat(self, value: int) -> list[Op]:
+        """The operations that compute a value again, from what is there, in order; none where that is done already, or not wanted."""
+        return self._made(value) if value in self.wanted and value not in self.repeated else []
+
+    def _made(self, value: int) -> list[Op]:
+        op = self.again[value]
+        made = [each for v in op.reads if self._is_repeated(v) and v not in self.repeated for each in self._made(v)]
+        results = [self.edit.value(TensorType(like.shape, like.dtype), elements=like.elements)
+                   for like in (self.graph.values[v] for v in op.results)]  # fmt: skip
+        operands = [self.repeated.get(v, v) if v != ABSENT and k not in op.no_buffer else v for k, v in enumerate(op.operands)]
+        self.repeated.update(zip(op.results, (each.id for each in results), strict=True))
+        made.append(self.edit.op(op.name, operands, results, like=op, attrs={**op.attrs, COPY: ADDED}, role="backward", views=op.views,
+                                 no_buffer=op.no_buffer, origin=op.origin, stream=op.stream, priority=op.priority))  # fmt: skip
+        return made
+
+    def _is_repeated(self, value: int) -> bool:
+        """Whether a repetition reads the repeated value: it is wanted itself, or only forward has it."""
+        return value in self.wanted or value not in self.there
+
+
+def _reading(op: Op, operands: tuple[int, ...]) -> Op:
+    import msgspec
+
+    return msgspec.structs.replace(op, operands=operands)
