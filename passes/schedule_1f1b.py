@@ -66,8 +66,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             minimizes the duration alone. One number for all stages, or one for each. When: trying by hand what `auto` decides: 0 without a
             pipeline, more where stages wait for gradients.
         search: Whether a local search improves the order inside each kind of job; False keeps the list scheduler's, and so does `auto`:
-            the search looks at one job, and what it makes of a whole step is as often slower. When: on with one stage, or where the order
-            inside a job matters more than the time to plan.
+            the search looks at one job, and what it makes of a whole step is as often slower. When: off to plan in a fraction of the time.
         schedule_file: Path of a file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), in the place
             of `lag` and `depth`; jobs of several parts are ordered as with `dx-first`, or with `mixed` where `interleave` says so. When:
             you have a schedule of your own, or changed the one that `interlace plan` wrote.

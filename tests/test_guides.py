@@ -16,6 +16,7 @@ from interlace.cli import COMMANDS, _parse, main
 from interlace.config import load_config
 from interlace.cost_model import load_profile
 from interlace.ir import save
+from interlace.passes.pipeline import built_in
 from tests.strategies import World, programs
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +44,20 @@ def commands(path: Path) -> Iterator[list[str]]:
 def test_commands_in_documents_parse(path: Path) -> None:
     """A word that the command line does not know ends the test with `SystemExit`."""
     assert [_parse(words).command for words in commands(path)] == [words[0] for words in commands(path)]
+
+
+def test_the_road_names_every_pass_in_its_order() -> None:
+    named = re.findall(r"^ *\| `([a-z0-9-]+)` \|", (ROOT / "docs" / "how-it-works.md").read_text(), re.MULTILINE)
+    assert named == [kind.name for kind in built_in()]
+
+
+def test_every_document_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md" and f"]({path.name})" not in index] == []
+
+
+def test_the_glossary_has_ten_words() -> None:
+    assert len(re.findall(r"^\| (?!word|---)", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)) == 10
 
 
 def test_documents_hold_commands() -> None:
