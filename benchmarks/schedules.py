@@ -35,11 +35,9 @@ from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 
 MODELS = {"GPT-3 6.7B": ("gpt", "gpt3-6.7b"), "Llama 7B": ("llama", "llama-7b")}
-SHAPES = {"pp 1": (1, 1, 4), "pp 2": (2, 1, 8), "pp 4": (4, 1, 16), "pp 4, all layers": (4, 1, 32), "pp 8": (8, 1, 32),
-          "pp 2, vpp 2": (2, 2, 8), "pp 4, vpp 2": (4, 2, 16)}  # fmt: skip
-"""Stages, chunks and layers of each: four layers a stage, which is the whole model with eight stages, or all 32 on four."""
-MP = 2
-"""Tensor-parallel ranks."""
+SHAPES = {"pp 1": (1, 1, 4, 2), "pp 2": (2, 1, 8, 2), "pp 4": (4, 1, 16, 2), "pp 4, all layers": (4, 1, 32, 2), "pp 8": (8, 1, 32, 2),
+          "pp 4, mp 4": (4, 1, 16, 4), "pp 4, mp 8": (4, 1, 16, 8), "pp 2, vpp 2": (2, 2, 8, 2), "pp 4, vpp 2": (4, 2, 16, 2)}  # fmt: skip
+"""Stages, chunks, layers and tensor-parallel ranks of each: four layers a stage, the whole model with eight stages, or all 32 on four."""
 MICRO_BATCHES = (8, 16)
 FORMS = {"stock": "off", "dx-first": "dx-first", "mixed": "mixed", "zb-h1": "zb-h1", "auto": "auto"}
 
@@ -47,12 +45,12 @@ FORMS = {"stock": "off", "dx-first": "dx-first", "mixed": "mixed", "zb-h1": "zb-
 def built(name: str, folder: Path) -> list[Program]:
     """Programs of a case, built by `interlace dump --stages` where the folder lacks them."""
     model, _, shape = name.partition(", ")
-    (script, preset), (stages, chunks, layers) = MODELS[model], SHAPES[shape]
+    (script, preset), (stages, chunks, layers, mp) = MODELS[model], SHAPES[shape]
     where = folder / name.replace(" ", "-").replace(",", "")
     if not where.is_dir():
         schedule = f"--schedule VPP --vpp {chunks}" if chunks > 1 else "--schedule 1F1B"
-        words = f"--preset {preset} --layers {layers} --seq-len 2048 --pp {stages} --mp {MP} --micro-batches 8 {schedule}"
-        subprocess.run([sys.executable, "-m", "interlace.cli", "dump", f"examples/{script}.py", "--world", str(stages * MP), "--stages",
+        words = f"--preset {preset} --layers {layers} --seq-len 2048 --pp {stages} --mp {mp} --micro-batches 8 {schedule}"
+        subprocess.run([sys.executable, "-m", "interlace.cli", "dump", f"examples/{script}.py", "--world", str(stages * mp), "--stages",
                         "-o", str(where), "--", *words.split()], cwd=ROOT, check=True)  # fmt: skip
     return [load(path) for path in find_dumps([where])]
 
@@ -158,7 +156,7 @@ def main(argv: list[str] | None = None) -> None:
         for row in rows_of(name, small() if args.quick else built(name, args.folder), cost):
             rows.append(row)
             print(row, flush=True)
-            store("schedules", {**meta(), "profile": "h200", "mp": MP, "rows": rows}, args.out)
+            store("schedules", {**meta(), "profile": "h200", "rows": rows}, args.out)
 
 
 if __name__ == "__main__":

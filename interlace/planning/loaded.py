@@ -1,12 +1,14 @@
-"""Plans that were made before: each rank reads its own from a folder, and runs it only where it was made for this very program, together
-with the other ranks' plans.
+"""Plans that were made before: each rank reads its own from a folder, or that of the rank that stands for it, and runs it only where it
+was made for this very program, together with the other ranks' plans.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -14,9 +16,10 @@ import msgspec
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import InterlaceError, LoadError, PlanError
 from interlace.ir import Program, load
-from interlace.ir.difference import first_difference
+from interlace.ir.difference import first_difference, first_unlike
 from interlace.ir.dump import SUFFIX
 from interlace.ir.stand_ins import likeness
+from interlace.passes import Pipeline
 from interlace.passes.peers import Peers, gather
 from interlace.planning.compare import Comparison, Member
 from interlace.planning.plan import Plan, digest_of, digest_of_set, read_record
@@ -42,9 +45,12 @@ def load_plan(folder: str | Path, captured: Program, peers: Peers | None = None)
         captured: What Paddle built here and now.
         peers: The ranks that load theirs at the same time.
 
+    Plans of one rank of each stage (`dump --stages`) are made again for every rank: the passes that were recorded run over what it
+    captured, and must give the jobs of its stage.
+
     Raises:
         LoadError: On every rank alike: the plan of a rank is not there or cannot be read, was made for another program, or the ranks'
-            plans were not made together.
+            plans were not made together; or a rank of a stage comes to another plan than the one that stands for it.
     """
     plan, said = Plan.off("no plan was read"), Said()
     try:
@@ -53,16 +59,47 @@ def load_plan(folder: str | Path, captured: Program, peers: Peers | None = None)
     except InterlaceError as error:
         said = Said(fault=str(error))
     _require_one_set(gather(peers, "loaded plans", said), folder)
-    return plan
+    stands = any(gather(peers, "plans of stages", bool(plan.program.alike)))
+    return _made_again(plan, captured, peers) if stands else plan
+
+
+def _made_again(plan: Plan, captured: Program, peers: Peers | None) -> Plan:
+    """The plan of a rank's stage for the rank itself: its own groups, slices and partners, and the same jobs."""
+    made, _ = Pipeline(plan.passes).run(captured, CostModel(load_profile(plan.profile)), peers, plan.room_bytes or None)
+    difference = _first_unlike_plan(made, plan.program)
+    fault = difference and (f"the plan of rank {plan.program.rank} in {plan.loaded_from}, which stands for this one, comes out otherwise "
+                            f"here: {difference}; plan the dumps of all ranks, without --stages")  # fmt: skip
+    _require_no_fault(gather(peers, "plans made again", fault))
+    digests = gather(peers, "finished plans", digest_of(made))
+    return dataclasses.replace(plan, captured=captured, program=made, set_digest=digest_of_set(digests))
+
+
+def _first_unlike_plan(found: Program, expected: Program) -> str:
+    """The first thing in which the plans of two ranks that are alike differ. Stream names hold numbers of groups: who shares one counts."""
+    for k, (job, other) in enumerate(zip_longest(found.jobs, expected.jobs)):
+        if job != other:
+            mine, theirs = (f"{each.name} of {len(each.items)} operations" if each else "no job" for each in (job, other))
+            return f"job {k}: found {mine}, expected {theirs}" + (" in another order" if mine == theirs else "")
+    if found.events != expected.events:
+        return f"events: found {len(found.events)}, expected {len(expected.events)}, or others"
+    return "streams are shared by other operations" if _streams(found) != _streams(expected) else first_unlike(found, expected)
+
+
+def _streams(program: Program) -> list[int]:
+    """For each operation the number of its stream, in the order in which streams are met."""
+    known: dict[str, int] = {}
+    return [known.setdefault(op.stream, len(known)) for op in program.ops]
 
 
 def read_plan(folder: Path, rank: int) -> Plan:
-    """A rank's plan as `Plan.dump` wrote it.
+    """A rank's plan as `Plan.dump` wrote it, or that of the rank that stands for it.
 
     Raises:
         InterlaceError: The folder has none of this rank, its record is missing, or it was changed after it was made.
     """
     path = folder / f"rank{rank}{SUFFIX}"
+    if not path.is_file():
+        path = _files(folder).get(rank, path)
     if not path.is_file():
         raise LoadError(f"{folder}: no plan of rank {rank}{_those_there(folder)}")
     record, program = read_record(path), load(path)
@@ -101,7 +138,7 @@ def require_ranks(folder: str | Path, world: int) -> None:
     Raises:
         LoadError: It lacks some.
     """
-    missing = sorted(set(range(world)) - _ranks_in(Path(folder)))
+    missing = sorted(set(range(world)) - set(_files(Path(folder))))
     if missing:
         raise LoadError(f"{folder}: no plan of {ranks_text(missing)}{_those_there(Path(folder))}")
 
@@ -110,28 +147,39 @@ def _ranks_in(folder: Path) -> set[int]:
     return {int(found[1]) for path in folder.glob(f"rank*{SUFFIX}") if (found := _NAME.fullmatch(path.name))}
 
 
+def _files(folder: Path) -> dict[int, Path]:
+    """For each rank the plan of its own, or of the rank that stands for it."""
+    paths = {rank: folder / f"rank{rank}{SUFFIX}" for rank in sorted(_ranks_in(folder))}
+    return {rank: path for path in paths.values() for rank in load(path).alike} | paths
+
+
 def _those_there(folder: Path) -> str:
-    there = sorted(_ranks_in(folder))
+    there = sorted(_files(folder))
     return (f" (there: {ranks_text(there) if there else 'none'}); expected a plan of every rank of the run: plan the dumps of all ranks "
-            "at once")  # fmt: skip
+            "at once, or of one rank of each stage")  # fmt: skip
 
 
 def _why_not(plan: Plan, captured: Program, folder: str | Path) -> str:
     """Why a plan is not for this program; empty where it is."""
-    difference = first_difference(captured, plan.captured)
+    stands = captured.rank in plan.captured.alike
+    difference = first_unlike(captured, plan.captured) if stands else first_difference(captured, plan.captured)
     return difference and (f"the plan in {folder} was made for another program: {difference}; dump and plan the script again with the same "
                            "arguments")  # fmt: skip
 
 
 def _require_one_set(said: Sequence[Said], folder: str | Path) -> None:
     """Raise LoadError where a rank has no plan, or the plans are of different sets."""
-    faults = {each.fault: rank for rank, each in reversed(list(enumerate(said))) if each.fault}
-    if faults:
-        text, rank = min(faults.items(), key=lambda item: item[1])
-        raise LoadError(f"rank {rank}: {text}" if len(said) > 1 else text)
+    _require_no_fault([each.fault for each in said])
     other = next((rank for rank, each in enumerate(said) if each.set_digest != said[0].set_digest), None)
     if other is not None:
         raise LoadError(f"{folder}: the plans of ranks 0 and {other} were not made together; expected those of one `interlace plan`")
     if said[0].set_digest != digest_of_set([each.digest for each in said]):
         raise LoadError(f"{folder}: these plans were made together with plans of other ranks than {ranks_text(range(len(said)))}; expected "
                         "those of one `interlace plan` over the dumps of all ranks")  # fmt: skip
+
+
+def _require_no_fault(faults: Sequence[str]) -> None:
+    """Raise LoadError with the first fault that a rank tells; empty texts are none."""
+    rank = next((rank for rank, fault in enumerate(faults) if fault), None)
+    if rank is not None:
+        raise LoadError(f"rank {rank}: {faults[rank]}" if len(faults) > 1 else faults[rank])

@@ -5,17 +5,22 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from interlace.config import make_config
-from interlace.cost_model import GivenCosts
+from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.errors import ConfigError, LoadError
 from interlace.ir import Program, load, save
+from interlace.local.stages import stages_of
+from interlace.passes import Pipeline
 from interlace.passes.peers import Peers, plan_together
 from interlace.planning.loaded import load_plan, require_ranks
 from interlace.planning.plan import Plan, make_plans
+from interlace.scheduler.hazards import check
+from tests.interpreter import assert_same
 from tests.strategies import World, programs
 
 WORLD = World(pp=2, mp=2, micro_batches=4)
@@ -83,6 +88,56 @@ def test_a_rank_that_the_folder_lacks_is_named(tmp_path: Path) -> None:
     assert "no plan of rank 2 (there: ranks 0-1, 3); expected a plan of every rank of the run" in told
     with pytest.raises(LoadError, match=r"no plan of ranks 2, 4-5 \(there: ranks 0-1, 3\)"):
         require_ranks(tmp_path, 6)
+
+
+def of_stages(folder: Path, world: World = WORLD) -> list[Program]:
+    """Plans of one rank of each stage; gives the programs of all ranks."""
+    given = programs(world)
+    firsts = [msgspec.structs.replace(given[ranks[0]], alike=tuple(ranks[1:])) for ranks in stages_of(given[0])]
+    options = {"schedule_1f1b": {"search": False}, "offload_activations": {"fraction": 0.5, "min_bytes": 1}}
+    for plan in make_plans(firsts, make_config(options), CostModel(load_profile("h200")), "h200"):
+        plan.dump(folder)
+    return given
+
+
+def test_plans_of_stages_are_made_again_for_every_rank(tmp_path: Path) -> None:
+    """Each rank has its own groups and its stage's jobs; what it dumps is loaded like any plan of all ranks."""
+    given = of_stages(tmp_path)
+    require_ranks(tmp_path, len(given))
+    found = loaded(tmp_path, given)
+    for plan, program in zip(found, given, strict=True):
+        stage = load(tmp_path / f"rank{program.rank // 2 * 2}.ilp")
+        assert plan.captured == program
+        assert (plan.program.rank, plan.program.alike, plan.program.groups) == (program.rank, (), program.groups)
+        assert (plan.program.jobs, plan.program.events) == (stage.jobs, stage.events)
+        plan.dump(tmp_path / "again")
+    assert check([plan.program for plan in found]) == []
+    assert_same(given, [plan.program for plan in found])
+    assert [plan.program for plan in loaded(tmp_path / "again", given)] == [plan.program for plan in found]
+
+
+def test_a_rank_that_is_unlike_its_stage_is_refused(tmp_path: Path) -> None:
+    given = of_stages(tmp_path)
+    given[3] = given[3].with_ops(given[3].ops[:-1])
+    (told,) = refusals(tmp_path, given)
+    assert told.startswith(f"rank 3: the plan in {tmp_path} was made for another program: number of operations")
+    with pytest.raises(LoadError, match=r"no plan of ranks 4-5 \(there: ranks 0-3\)"):
+        require_ranks(tmp_path, 6)
+
+
+def test_a_rank_that_comes_to_another_plan_than_its_stage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = of_stages(tmp_path)
+    run = Pipeline.run
+
+    def unlike(self: Pipeline, program: Program, *args: Any) -> Any:
+        made, reports = run(self, program, *args)
+        return (msgspec.structs.replace(made, jobs=made.jobs[:-1]) if program.rank == 1 else made), reports
+
+    monkeypatch.setattr(Pipeline, "run", unlike)
+    (told,) = refusals(tmp_path, given)
+    assert told.startswith(f"rank 1: the plan of rank 0 in {tmp_path}, which stands for this one, comes out otherwise here: job ")
+    assert "found no job, expected optimizer of " in told
+    assert told.endswith("plan the dumps of all ranks, without --stages")
 
 
 def test_plans_of_different_sets_are_refused(tmp_path: Path) -> None:
