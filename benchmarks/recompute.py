@@ -62,13 +62,13 @@ def judged(programs: Sequence[Program], cost: Costs) -> dict[str, Any]:
 
 def planned(programs: Sequence[Program], budget: int | None, cost: CostModel) -> dict[str, Any]:
     """Paddle's own schedule with as much recomputation as the budget needs."""
-    options = {"drop_recompute": {"memory_budget": budget}} if budget else {}
+    options = {"memory_budget": budget, "offload_activations": "off"} if budget else {}
     config = make_config({"schedule_1f1b": {"interleave": "off"}, **ALONE, **options})
     try:
         plans = make_plans(programs, config, cost, "h200")
     except BudgetError as error:
         return {"budget_bytes": budget, "why_not": str(error)}
-    said = [report.changed[-1] for report in plans[0].reports if report.name == "drop-recompute" and report.changed]
+    said = [report.changed[0] for report in plans[0].reports if report.name == "drop-recompute" and report.changed]
     return {"budget_bytes": budget, "said": said, **judged([plan.program for plan in plans], cost)}
 
 

@@ -123,7 +123,7 @@ def cases(gpus: int) -> list[Case]:
     found += [_layers(model, 4096, mp, batch=2, plans=(*ALL, *LEVEL[:2], *PINNED)) for mp in widths for model in models]
     found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
-        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS[:3], *AUTO, *LEVEL, COLUMN, *OFFLOADS,
+        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS[:3], *AUTO, *BUDGETS, *LEVEL, COLUMN, *OFFLOADS,
                                                          AGAIN)) for model in models]
         found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS[:3], *AUTO), micro_batches=count)
                   for seq, count in ((4096, 8), (2048, 4), (4096, 4)) for model in models]  # fmt: skip

@@ -38,6 +38,8 @@ MOST_HOLDERS = 4
 """Kinds of memory that a refusal names."""
 EVERYTHING = 1 << 30
 """More groups than any program has."""
+CHEAP = 0.01
+"""Recomputation that takes less than this part of the step is not compared with offload."""
 ALL, HALF, NONE = 1.0, 0.5, 0.0
 """Shares of the bytes over the budget that recomputation gives back; offload gives the rest."""
 
@@ -138,7 +140,8 @@ class MemoryChoice:
         if not self.is_open:
             return self.asked, budget
         judged = [self._judge(ALL, budget)]
-        if any(isinstance(each, OffloadActivations) for each in self.asked.passes) and self._gives_any(judged[0]):
+        offloads = any(isinstance(each, OffloadActivations) for each in self.asked.passes)
+        if offloads and any(gather(self.peers, "recomputation costs", self._costs(judged[0]))):
             judged += [self._judge(share, budget) for share in (HALF, NONE)]
             nearest = self._best(judged).share
             judged += [self._judge(share, budget) for share in ((ALL + HALF) / 2, (HALF + NONE) / 2) if abs(share - nearest) < HALF]
@@ -227,11 +230,13 @@ class MemoryChoice:
         return Pipeline(tuple(msgspec.structs.replace(each, recomputed=counts) if isinstance(each, DropRecompute) else each
                               for each in self.asked.passes))  # fmt: skip
 
-    @staticmethod
-    def _gives_any(judged: Judged) -> bool:
-        """Whether anything is recomputed, on any stage."""
-        counts = [each.recomputed for each in judged.passes if isinstance(each, DropRecompute)]
-        return any(isinstance(count, tuple) and any(count) for count in counts)
+    def _costs(self, judged: Judged) -> bool:
+        """Whether recomputation takes so long on this rank's stage, or exceeds the budget, that something else may be faster."""
+        found = recomputation(self.program, self.cost, self.memo, adds=True)
+        counts = next(each.recomputed for each in judged.passes if isinstance(each, DropRecompute))
+        assert isinstance(counts, tuple)
+        took = sum(found.op_ns[op_id] for op_id in found.needed(found.groups[counts[self.program.pipeline.stage] :]))
+        return bool(judged.over_bytes) or took * self.program.pipeline.num_micro_batches > CHEAP * (judged.step_ns or 0)
 
     def _judge(self, share: float, budget: int) -> Judged:
         """A share, with so much less room as what side streams hold on a GPU."""

@@ -106,11 +106,6 @@ class Plan:
         return cls(nothing, nothing, why_off=why)
 
     @property
-    def peak_bytes(self) -> int:
-        """Device bytes of the fullest rank in the simulated step; 0 where that is not known."""
-        return self.outcome.plan.peak_bytes if self.outcome else 0
-
-    @property
     def jobs(self) -> tuple[Job, ...]:
         """Jobs in the order the executor runs them."""
         return self.program.jobs

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from interlace.config import Config
-from interlace.cost_model import CostModel
+from interlace.cost_model import CostModel, Costs
 from interlace.errors import BudgetError, ConfigError, PlanError
 from interlace.ir import Program
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import is_copy
 from interlace.ir.storage import storages_of
 from interlace.passes.drop_recompute import recomputation
+from interlace.planning.budget import peak_bytes
 from interlace.planning.plan import Plan, make_plans
+from interlace.planning.stock import stock_plan
 from interlace.report.outcome import Outcome
 from interlace.report.sweep import Base, Point, Sweep
 
@@ -48,14 +50,21 @@ def sweep(
         return make_plans(programs, msgspec.structs.replace(config, memory_budget=budget), cost, profile)
 
     everything = plans(1 << 60)
-    base = _outcome(everything).before
-    if base is None:
+    before = _outcome(everything).before
+    if before is None:
         raise PlanError("Paddle's own plan is not known here, so there is no curve; give the dumps of all ranks")
+    base = Base(_peak([stock_plan(program, cost) for program in programs], cost), before.step_ns / 1e3, before.exposed_ns / 1e3)
+    most = max(base.peak_bytes, _peak([plan.program for plan in everything], cost))
     found = []
-    for budget in _budgets(max(base.peak_bytes, everything[0].peak_bytes), _least(plans), points):
+    for budget in _budgets(most, _least(plans), points):
         found.append(_point(budget, plans, cost))
         each(found[-1])
-    return Sweep(tuple(found), Base(base.peak_bytes, base.step_ns / 1e3, base.exposed_ns / 1e3), profile)
+    return Sweep(tuple(found), base, profile)
+
+
+def _peak(programs: Sequence[Program], cost: Costs) -> int:
+    """Device bytes of the fullest rank on a GPU, however fast its host."""
+    return max(peak_bytes(program, cost) or 0 for program in programs)
 
 
 def _budgets(most: int, least: int, points: int) -> Iterator[int]:
@@ -79,7 +88,7 @@ def _point(budget: int, plans: Callable[[int], list[Plan]], cost: CostModel) -> 
     step = _outcome(made).plan
     firsts = {plan.program.pipeline.stage: plan for plan in reversed(made)}.values()
     kept, recomputed, offloaded = (sum(part) for part in zip(*(saved_bytes(plan, cost) for plan in firsts), strict=True))
-    return Point(budget_bytes=budget, feasible=True, peak_bytes=step.peak_bytes, step_us=step.step_ns / 1e3,
+    return Point(budget_bytes=budget, feasible=True, peak_bytes=_peak([plan.program for plan in made], cost), step_us=step.step_ns / 1e3,
                  exposed_us=step.exposed_ns / 1e3, kept_bytes=kept, recomputed_bytes=recomputed, offloaded_bytes=offloaded)  # fmt: skip
 
 
@@ -89,7 +98,7 @@ def _outcome(plans: Sequence[Plan]) -> Outcome:
     return plans[0].outcome
 
 
-def saved_bytes(plan: Plan, cost: CostModel) -> tuple[int, int, int]:
+def saved_bytes(plan: Plan, cost: Costs) -> tuple[int, int, int]:
     """Bytes that backward reads of forward's values over all micro-batches: kept on the device, recomputed, moved to the host and back."""
     program, count = plan.program, plan.program.pipeline.num_micro_batches
     found = recomputation(plan.captured, cost, {}, adds=False)

@@ -39,7 +39,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Attributes:
         budget_bytes: Device bytes that a rank may hold.
         feasible: Whether there is a plan within it.
-        peak_bytes: What the fullest rank holds.
+        peak_bytes: What the fullest rank holds on a GPU, however fast its host.
         step_us, exposed_us: The step, and the mean exposed communication of the ranks, in microseconds.
         kept_bytes, recomputed_bytes, offloaded_bytes: What backward reads of forward's values, by where it comes from, over all
             micro-batches of a step; the sum of one rank of each stage.

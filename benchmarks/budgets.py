@@ -1,0 +1,111 @@
+"""Step time under memory budgets, simulated: recomputation by hand, offload alone, and what Interlace chooses from both.
+
+Programs are Paddle's: 8 layers of GPT-3 6.7B and Llama 7B, pp 4, mp 2, sequence 4096, 8 micro-batches, bfloat16 (O2, master gradients),
+one rank of each stage; the times are those of the H200 profile. They are built where DIR lacks them (minutes each): without
+recomputation, with that of every layer (`full`), and with that of attention alone (`attention`). Budgets are shares of what Paddle's own
+plan of the first holds.
+
+    python benchmarks/budgets.py DIR [--model NAME ...] [-o FILE]
+    python benchmarks/budgets.py --quick [-o FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from measuring import ROOT, meta, store
+
+from interlace.config import make_config
+from interlace.cost_model import CostModel, load_profile
+from interlace.errors import BudgetError
+from interlace.ir import Program, load
+from interlace.ir.dump import find_dumps
+from interlace.planning.plan import make_plans
+from interlace.planning.sweep import saved_bytes
+
+MODELS = {"GPT-3 6.7B": ("gpt", "gpt3-6.7b"), "Llama 7B": ("llama", "llama-7b")}
+WORDS = "--layers 8 --seq-len 4096 --pp 4 --mp 2 --micro-batches 8 --batch-size 8 --schedule 1F1B --amp O2 --master-grad"
+BY_HAND = ("none", "attention", "full")
+"""Recomputation that the script asks for."""
+SHARES = (1.0, 0.8, 0.6, 0.4)
+OURS: dict[str, dict[str, Any]] = {"offload alone": {"drop_recompute": "off"}, "recomputation alone": {"offload_activations": "off"},
+                                   "both": {}}  # fmt: skip
+
+
+def built(model: str, recompute: str, folder: Path) -> list[Program]:
+    """Programs of a model, built by `interlace dump --stages` where the folder lacks them."""
+    script, preset = MODELS[model]
+    where = folder / f"{script}-{recompute}"
+    if not where.is_dir():
+        words = ["--preset", preset, *WORDS.split(), "--recompute", recompute]
+        subprocess.run([sys.executable, "-m", "interlace.cli", "dump", f"examples/{script}.py", "--world", "8", "--stages",
+                        "-o", str(where), "--", *words], cwd=ROOT, check=True)  # fmt: skip
+    return [load(path) for path in find_dumps([where])]
+
+
+def small() -> list[Program]:
+    """Programs of two stages, small enough for a test."""
+    sys.path.insert(0, str(ROOT))
+    from tests.strategies import World, programs
+
+    return programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B"))
+
+
+def planned(programs: Sequence[Program], cost: CostModel, options: dict[str, Any]) -> dict[str, Any]:
+    """A plan: step and peak in ms and bytes beside Paddle's own, CPU seconds of planning, and what became of the saved bytes."""
+    start = time.process_time()
+    try:
+        plans = make_plans(programs, make_config(options), cost, "h200")
+    except BudgetError as error:
+        return {"least_bytes": error.least_bytes, "cpu_s": round(time.process_time() - start, 1)}
+    outcome = plans[0].outcome
+    assert outcome is not None
+    assert outcome.before is not None
+    kept, recomputed, moved = (sum(part) for part in zip(*(saved_bytes(plan, cost) for plan in plans), strict=True))
+    return {"step_ms": outcome.plan.step_ns / 1e6, "peak_bytes": outcome.plan.peak_bytes, "kept_bytes": kept,
+            "recomputed_bytes": recomputed, "offloaded_bytes": moved, "stock_ms": outcome.before.step_ns / 1e6,
+            "stock_peak_bytes": outcome.before.peak_bytes, "cpu_s": round(time.process_time() - start, 1)}  # fmt: skip
+
+
+def measured(model: str, plain: Sequence[Program], by_hand: dict[str, Sequence[Program]], cost: CostModel) -> dict[str, Any]:
+    """One model: every recomputation by hand with Paddle's plan and ours, and every budget."""
+    rows: dict[str, Any] = {"model": model, "by_hand": {}, "budgets": []}
+    for name, programs in by_hand.items():
+        rows["by_hand"][name] = planned(programs, cost, {})
+        print(model, name, rows["by_hand"][name], flush=True)
+    for share in SHARES:
+        row: dict[str, Any] = {"share": share}
+        for name, options in OURS.items():
+            row[name] = planned(plain, cost, {"memory_budget": share, **options})
+            print(model, share, name, row[name], flush=True)
+        rows["budgets"].append(row)
+    return rows
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Simulate, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="where the programs are, or will be built")
+    parser.add_argument("--model", action="append", choices=MODELS, help="only these")
+    parser.add_argument("--quick", action="store_true", help="one pipeline of a tiny model")
+    parser.add_argument("-o", "--out", type=Path)
+    args = parser.parse_args(argv)
+    if not args.quick and args.folder is None:
+        parser.error("name the folder of the programs, or take --quick")
+    cost = CostModel(load_profile("h200"))
+    if args.quick:
+        found = [measured("tiny", small(), {"none": small()}, cost)]
+    else:
+        found = [measured(model, built(model, "none", args.folder), {name: built(model, name, args.folder) for name in BY_HAND}, cost)
+                 for model in args.model or MODELS]  # fmt: skip
+    store("budgets", {**meta(), "profile": "h200", "arguments": WORDS, "models": found}, args.out)
+
+
+if __name__ == "__main__":
+    main()

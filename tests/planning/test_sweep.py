@@ -1,0 +1,73 @@
+"""Step time against memory budget: `interlace plan --sweep`, and the budget on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from interlace.cli import main
+from interlace.cost_model import GivenCosts
+from interlace.errors import PlanError
+from interlace.ir import parse, save
+from interlace.ir.program import Program
+from interlace.passes import DropRecompute, OffloadActivations, Pipeline, Schedule1F1B
+from interlace.planning.plan import Plan, read_record
+from interlace.planning.sweep import saved_bytes
+from interlace.report.sweep import SWEEP, read_sweep
+from tests.passes.test_drop_recompute import PLAIN
+from tests.strategies import World, programs
+
+COSTS = GivenCosts({"comm": 100, "gemm": 50, "copy": 5, "default": 10})
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Path:
+    """Of two stages."""
+    for program in programs(World(pp=2, micro_batches=4, layers=2, schedule="1F1B")):
+        save(program, tmp_path / "dumps" / f"rank{program.rank}.ilp")
+    return tmp_path / "dumps"
+
+
+def test_a_sweep_leaves_the_curve_beside_the_plan(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the most that is held to the least feasible; every plan keeps its budget."""
+    plan = tmp_path / "plan"
+    assert main(["plan", str(dumps), "--memory-budget", "1.0", "--sweep", "--points", "3", "-o", str(plan)]) == 0
+    found = read_sweep(plan)
+    assert found is not None
+    budgets = [point.budget_bytes for point in found.points]
+    assert len(budgets) == 3
+    assert budgets == sorted(budgets, reverse=True)
+    assert all(point.feasible and (point.peak_bytes or 0) <= point.budget_bytes for point in found.points)
+    assert found.points[0].recomputed_bytes == found.points[0].offloaded_bytes == 0
+    assert (found.points[-1].kept_bytes or 0) < (found.points[0].kept_bytes or 0)
+    assert found.text() in capsys.readouterr().out
+    record = read_record(plan / "rank0.ilp")
+    assert record.memory_budget == found.stock.peak_bytes <= budgets[0]
+
+
+def test_fewer_than_two_points_are_no_curve(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(dumps), "--sweep", "--points", "1", "-o", str(tmp_path / "plan")]) == 2
+    assert "--points 1: expected 2 or more" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_curve_is_an_error(tmp_path: Path) -> None:
+    assert read_sweep(tmp_path) is None
+    (tmp_path / SWEEP).write_text("{}")
+    with pytest.raises(PlanError, match="not what `interlace plan --sweep` wrote"):
+        read_sweep(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "fraction", "parts"),
+    [
+        (0, 0.0, (12, 0, 0)),  # exp, product, gelu and tanh of three micro-batches
+        (1, 0.0, (9, 3, 0)),
+        (0, 1.0, (0, 0, 12)),
+    ],
+)
+def test_saved_bytes_by_hand(recomputed: int, fraction: float, parts: tuple[int, int, int]) -> None:
+    program: Program = parse(PLAIN.replace("schedule=accumulate", "schedule=FThenB"))
+    passes = (DropRecompute(recomputed=recomputed), Schedule1F1B(interleave="off"), OffloadActivations(fraction=fraction, min_bytes=1))
+    planned, _ = Pipeline(passes).run(program, COSTS)
+    assert saved_bytes(Plan(program, planned), COSTS) == tuple(part << 20 for part in parts)
