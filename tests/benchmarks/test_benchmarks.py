@@ -76,6 +76,15 @@ def test_recompute(tmp_path: Path) -> None:
     assert all(each["gpu_peak_bytes"] <= each["budget_bytes"] for each in kept)
 
 
+@pytest.mark.slow
+def test_budgets(tmp_path: Path) -> None:
+    """What is planned keeps its share of what Paddle's own plan holds; the rest says what the least is."""
+    (model,) = quick("budgets", tmp_path / "budgets.json")["models"]
+    for row in model["budgets"]:
+        for name in ("offload alone", "recomputation alone", "both"):
+            assert row[name].get("least_bytes") or row[name]["peak_bytes"] <= row["share"] * row[name]["stock_peak_bytes"]
+
+
 @pytest.mark.paddle
 def test_executor(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
