@@ -125,7 +125,11 @@ class Stage:
 
     def parameter(self, tensor: paddle.Tensor, over_mp: dist.Placement | None = None) -> paddle.Tensor:
         """`tensor` on this stage, the same on every dp rank."""
-        return dist.shard_tensor(tensor, self.mesh, [dist.Replicate(), over_mp or dist.Replicate()])
+        return dist.shard_tensor(tensor, self.mesh, self._placements(dist.Replicate(), over_mp or dist.Replicate()))
+
+    def expert_parameter(self, tensor: paddle.Tensor, over_mp: dist.Placement) -> paddle.Tensor:
+        """`tensor` of [experts, ...] on this stage, experts split over dp."""
+        return dist.shard_tensor(tensor, self.mesh, self._placements(dist.Shard(0), over_mp))
 
     def replicated(self, layer: nn.Layer) -> nn.Layer:
         """`layer` with every parameter whole on every rank of this stage."""
@@ -160,9 +164,30 @@ class Stage:
             x = x.transpose([1, 0, 2, 3])
         return x.reshape([*x.shape[:2], -1])
 
+    def over_replicas(self, x: paddle.Tensor) -> paddle.Tensor:
+        """The mean over dp ranks of a number that each has. (Over one rank it would leave an all_reduce in the program.)"""
+        if self.mesh.get_dim_size("dp") == 1:
+            return x
+        return dist.reshard(x, self.mesh, self._placements(dist.Replicate(), dist.Replicate()))
+
+    def per_sequence(self, x: paddle.Tensor) -> paddle.Tensor:
+        """`x` of [batch] brought here from another stage."""
+        return self.over_dp(x, 0)
+
+    def summed(self, x: paddle.Tensor) -> paddle.Tensor:
+        """`x` of [experts, ...] with its partial sums over mp added up."""
+        return self.over_dp(x, 0)
+
+    def over_dp(self, x: paddle.Tensor, dim: int) -> paddle.Tensor:
+        """`x` with another dimension split over dp, and whole over mp."""
+        return dist.reshard(x, self.mesh, self._placements(dist.Shard(dim), dist.Replicate()))
+
     def _place(self, x: paddle.Tensor, over_mp: dist.Placement) -> paddle.Tensor:
-        batch_dim = 1 if self.sequence_parallel else 0
-        return dist.reshard(x, self.mesh, [dist.Shard(batch_dim), over_mp])
+        return dist.reshard(x, self.mesh, self._placements(dist.Shard(1 if self.sequence_parallel else 0), over_mp))
+
+    def _placements(self, over_dp: dist.Placement, over_mp: dist.Placement) -> list[dist.Placement]:
+        """Of a tensor on this stage; a mesh of dp alone has no place for the second."""
+        return [over_dp, over_mp][: self.mesh.ndim]
 
 
 def stages(args: argparse.Namespace) -> list[Stage]:
@@ -170,8 +195,11 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     ranks = np.arange(args.pp * args.dp * args.mp).reshape(args.pp, args.dp, args.mp)
     if dist.get_world_size() != ranks.size:
         raise SystemExit(f"pp x dp x mp = {ranks.size}, but {dist.get_world_size()} processes are running")
-    dist.auto_parallel.set_mesh(dist.ProcessMesh(ranks, dim_names=["pp", "dp", "mp"]))
-    return [Stage(dist.ProcessMesh(r, dim_names=["dp", "mp"]), args.sequence_parallel) for r in ranks]
+    names = ["pp", "dp", "mp"]
+    if getattr(args, "flat_mesh", False):
+        ranks, names = ranks[:, :, 0], names[:2]
+    dist.auto_parallel.set_mesh(dist.ProcessMesh(ranks, dim_names=names))
+    return [Stage(dist.ProcessMesh(r, dim_names=names[1:]), args.sequence_parallel) for r in ranks]
 
 
 def stage_of_layer(args: argparse.Namespace, layer: int) -> int:
@@ -220,9 +248,9 @@ def causal_attention(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor, kind:
     return paddle.matmul(weights, v)
 
 
-def maybe_recompute(wanted: bool, layer: nn.Layer, x: paddle.Tensor) -> paddle.Tensor:
-    """Run `layer`, keeping nothing of it for backward but `x` where `wanted`."""
-    return recompute(layer, x) if wanted else layer(x)
+def maybe_recompute(wanted: bool, layer: nn.Layer, *inputs: paddle.Tensor):
+    """Run `layer`, keeping nothing of it for backward but its inputs where `wanted`."""
+    return recompute(layer, *inputs) if wanted else layer(*inputs)
 
 
 def run_blocks(args: argparse.Namespace, blocks: nn.LayerList, x: paddle.Tensor) -> paddle.Tensor:
@@ -244,12 +272,8 @@ class NextTokenLoss(nn.Layer):
         self.stage = stage
 
     def forward(self, logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
-        whole, mesh = dist.Replicate(), self.stage.mesh
-        logits = dist.reshard(logits, mesh, [dist.Shard(0), whole]).astype("float32")
-        loss = F.cross_entropy(logits, labels.unsqueeze(-1), reduction="none").mean()
-        if mesh.get_dim_size("dp") == 1:
-            return loss  # averaging over one rank would leave an all_reduce in the program
-        return dist.reshard(loss, mesh, [whole, whole])
+        logits = self.stage.over_dp(logits, 0).astype("float32")
+        return self.stage.over_replicas(F.cross_entropy(logits, labels.unsqueeze(-1), reduction="none").mean())
 
 
 # Data ---------------------------------------------------------------------------------------------------------
@@ -324,13 +348,13 @@ def make_optimizer(args: argparse.Namespace, model: nn.Layer):
     return kind(learning_rate=rate, parameters=model.parameters(), grad_clip=clip, multi_precision=args.amp == "O2")
 
 
-def to_static(args: argparse.Namespace, model: nn.Layer, strategy: dist.Strategy) -> tuple:
-    """(DistModel, loader) for a model that has its `stages`."""
+def to_static(args: argparse.Namespace, model: nn.Layer, strategy: dist.Strategy, loss: nn.Layer | None = None) -> tuple:
+    """(DistModel, loader) for a model that has its `stages`; the loss is that of the next token unless another is given."""
     optimizer = make_optimizer(args, model)
     sharding = {1: dist.ShardingStage1, 2: dist.ShardingStage2, 3: dist.ShardingStage3}.get(args.sharding_stage)
     optimizer = dist.shard_optimizer(optimizer, sharding("dp") if sharding else None)
     loader = data_loader(args, model.stages[0], model.stages[-1])
-    return dist.to_static(model, loader, NextTokenLoss(model.stages[-1]), optimizer, strategy), loader
+    return dist.to_static(model, loader, loss or NextTokenLoss(model.stages[-1]), optimizer, strategy), loader
 
 
 @contextlib.contextmanager

@@ -62,10 +62,10 @@ def rotate(x: paddle.Tensor, cos: paddle.Tensor, sin: paddle.Tensor) -> paddle.T
 
 
 def repeat_heads(x: paddle.Tensor, times: int) -> paddle.Tensor:
-    """Each head `times` over. (`repeat_interleave` and `expand` would first gather all heads on every mp rank.)"""
+    """Each head `times` over. (`repeat_interleave`, `expand` and the gradient of `tile` would first gather all of `x` on every rank.)"""
     if times == 1:
         return x
-    return x.unsqueeze(2).tile([1, 1, times, 1, 1]).flatten(1, 2)
+    return paddle.concat([x.unsqueeze(2)] * times, axis=2).flatten(1, 2)
 
 
 class Attention(nn.Layer):
@@ -160,17 +160,27 @@ class Llama(nn.Layer):
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options, from `argv` or the command line."""
     parser = common.parser("Train a Llama.", PRESETS)
+    add_options(parser)
+    args = common.parse(parser, PRESETS, argv)
+    check_options(parser, args)
+    return args
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What its layers are made from, beside what every example has."""
     parser.add_argument("--kv-heads", type=int, default=0, help="key and value heads; 0 is as many as --heads")
     parser.add_argument("--rope-base", type=float, default=10000.0)
     parser.add_argument("--fused", action="store_true", help="RMSNorm, rotary, SwiGLU as one operator each; not on the CPU")
-    args = common.parse(parser, PRESETS, argv)
+
+
+def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Fill in sizes that follow from others; contradictions end the program with code 2."""
     args.kv_heads = args.kv_heads or args.heads
     args.intermediate = args.intermediate or 8 * args.hidden // 3 // 16 * 16
     if args.heads % args.kv_heads or args.kv_heads % args.mp:
         parser.error(f"--kv-heads {args.kv_heads} must divide --heads and be a multiple of mp = {args.mp}")
     if args.fused and (args.attention != "flash" or args.kv_heads != args.heads):
         parser.error("--fused goes with --attention flash and as many key and value heads as heads")
-    return args
 
 
 def build(args: argparse.Namespace) -> tuple:
