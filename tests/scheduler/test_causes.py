@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 
 from interlace.cost_model import CostModel
 from interlace.ir import parse
 from interlace.report.causes import held, held_text, waits, waits_text
 from interlace.scheduler.memory.live import LiveBytes
+from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from tests.scheduler.plans import Shape, shapes, world
 
@@ -37,11 +39,30 @@ group 7=0,1
 #4 %4:float32[8] = pd_op.relu(%3) forward
 job all forward 0: 0-4@0
 """)
-    from interlace.scheduler.simulate.arrays import Options
-
     found = waits(simulate([program], CostModel.from_table({"comm": 100, "default": 3}), Options(peers_ready=True)), 0)
-    assert waits_text(found) == "all_reduce (blocks.*.mlp) 0.000200 ms in 2 waits"
+    assert waits_text(found) == "all_reduce (blocks.*.mlp, 2 neighbours) 0.000200 ms in 2 waits (the rest of its job needs it)"
     assert [row.wait_ns for row in found] == [200]
+
+
+@pytest.mark.parametrize(
+    ("reads", "why"),
+    [((0, 1, 0), "other work of its job comes later"), ((1, 2, 3), "behind others on its stream")],
+)
+def test_an_exposed_collective_has_its_reason(reads: tuple[int, int, int], why: str) -> None:
+    second, third, fourth = reads
+    kinds = ("pd_op.relu", "") if second == 0 else ("pd_op.all_reduce", ' group=7 stream="mp"')
+    program = parse(f"""program rank=0 world=4 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none
+group 7=0,2
+#0 %0:float32[8] = pd_op.relu() forward
+#1 %1:float32[8] = pd_op.all_reduce(%0) forward group=7 stream="mp"
+#2 %2:float32[8] = {kinds[0]}(%{second}) forward{kinds[1]}
+#3 %3:float32[8] = pd_op.relu(%{third}) forward
+#4 %4:float32[8] = pd_op.relu(%{fourth}) forward
+job all forward 0: 0-4@0
+""")
+    found = waits(simulate([program], CostModel.from_table({"comm": 200, "default": 100}), Options(peers_ready=True)), 0)
+    assert [(row.group, row.why) for row in found] == [("2 ranks 2 apart", why)]
 
 
 def test_layers_of_one_name_stand_together() -> None:
