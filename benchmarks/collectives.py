@@ -1,0 +1,116 @@
+"""How much communication stays exposed, by kind, in Paddle's own plan and in ours: simulated steps with the H200 profile.
+
+Cases: Llama 7B with sequence parallelism, with and without recomputation; with data parallelism and sharding; a mixture of 8 experts in a
+pipeline. One rank of each stage is built where DIR lacks it (needs PaddlePaddle). `--before FILE` takes another version's plans from what
+this script stored with it.
+
+    python benchmarks/collectives.py DIR [--before FILE] [-o FILE]
+    python benchmarks/collectives.py --quick [-o FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measuring import ROOT, meta, store
+
+from interlace.config import make_config
+from interlace.cost_model import CostModel, load_profile
+from interlace.ir import Program, load
+from interlace.ir.dump import find_dumps
+from interlace.ir.kinds import is_collective
+from interlace.planning.plan import make_plans
+from interlace.planning.stock import stock_plan
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.parts import overlap, parts_of, union
+from interlace.scheduler.simulate.simulator import Result, simulate
+from interlace.scheduler.target import GPU
+
+LLAMA = "--preset llama-7b --layers 4 --seq-len 2048 --schedule 1F1B --micro-batches 4 --attention flash"
+REPLICAS = "--dp 2 --mp 4 --batch-size 8"
+CASES = {
+    "Llama 7B, mp 4, sequence parallel": (4, "llama", f"{LLAMA} --mp 4 --sequence-parallel --batch-size 4 --amp O2"),
+    "the same, full recomputation": (4, "llama", f"{LLAMA} --mp 4 --sequence-parallel --batch-size 4 --amp O2 --recompute full"),
+    "Llama 7B, dp 2, mp 4": (8, "llama", f"{LLAMA} {REPLICAS} --amp O2"),
+    "the same, sharding 1, clip": (8, "llama", f"{LLAMA} {REPLICAS} --amp O2 --sharding-stage 1 --clip-grad 1"),
+    "the same, sharding 1, fused buffers": (8, "llama", f"{LLAMA} {REPLICAS} --amp O2 --sharding-stage 1 --sharding-fusion"),
+    "the same, sharding 2, float32": (8, "llama", f"{LLAMA} {REPLICAS} --sharding-stage 2"),
+    "8 x 7B experts, ep 8, pp 2": (
+        16, "moe", "--preset 8x7b --layers 4 --dp 8 --pp 2 --flat-mesh --micro-batches 8 --batch-size 64 --attention flash --amp O2"
+    ),
+}  # fmt: skip
+"""Ranks, example, arguments."""
+QUICK = "dp2 mp2 sharding 1, clip"
+
+
+def built(name: str, folder: Path) -> list[Program]:
+    """One rank of each stage, built by `interlace dump` where the folder lacks it."""
+    world, model, words = CASES[name]
+    where = folder / str(list(CASES).index(name))
+    if not where.is_dir():
+        subprocess.run([sys.executable, "-m", "interlace.cli", "dump", f"examples/{model}.py", "--stages", "--world", str(world),
+                        "-o", str(where), "--", *words.split()], cwd=ROOT, check=True)  # fmt: skip
+    return [load(path) for path in find_dumps([where])]
+
+
+def small() -> list[Program]:
+    """Programs small enough for a test."""
+    sys.path.insert(0, str(ROOT))
+    from tests.captured.build import member, ranks
+    from tests.captured.test_targets import stored
+
+    return [stored()[1][member(QUICK, rank)] for rank in ranks(QUICK)]
+
+
+def judged(plans: Sequence[Program], cost: CostModel) -> dict[str, Any]:
+    """Step, and communication, exposed and in all and by kind of collective: ms, means over the given ranks."""
+    result = simulate(plans, cost, Options.of(GPU), target=GPU)
+    ranks = range(len(plans))
+    kinds = sorted({op.kind for plan in plans for op in plan.ops if is_collective(op)})
+    by_kind = {kind: round(sum(exposed_ns(result, at, kind) for at in ranks) / len(plans) / 1e6, 3) for kind in kinds}
+    exposed = sum(rank.exposed_comm_ns for rank in result.ranks) / len(plans) / 1e6
+    hidden = sum(rank.hidden_comm_ns for rank in result.ranks) / len(plans) / 1e6
+    return {"step_ms": round(result.step_ns / 1e6, 3), "exposed_ms": round(exposed, 3), "hidden_ms": round(hidden, 3),
+            "exposed_by_kind_ms": by_kind, "peak_bytes": max(rank.peak_bytes for rank in result.ranks)}  # fmt: skip
+
+
+def exposed_ns(result: Result, at: int, kind: str) -> int:
+    """Time in which a kind of collective runs on a rank and counts as exposed."""
+    sim, times = result.input, result.times
+    kinds = {op.id: op.kind for op in sim.programs[at].ops if is_collective(op)}
+    mine = [k for k in range(int(sim.first[at]), int(sim.first[at + 1])) if kinds.get(int(sim.op[k])) == kind]
+    spans = np.array([[times.start[k], times.end[k]] for k in mine], dtype=np.int64).reshape(-1, 2)
+    return int(overlap(union(spans), union(parts_of(result, at)[0])).sum())
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Simulate, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="where the programs are, or will be built")
+    parser.add_argument("--before", type=Path, help="result of another version, whose plans are stored beside ours")
+    parser.add_argument("--quick", action="store_true", help="one tiny model")
+    parser.add_argument("-o", "--out", type=Path)
+    args = parser.parse_args(argv)
+    if not args.quick and args.folder is None:
+        parser.error("name the folder of the programs, or take --quick")
+    cost = CostModel(load_profile("h200"))
+    before = {row["case"]: row["auto"] for row in json.loads(args.before.read_text())["rows"]} if args.before else {}
+    rows = []
+    for name in [QUICK] if args.quick else CASES:
+        programs = small() if args.quick else built(name, args.folder)
+        plans = [plan.program for plan in make_plans(programs, make_config({}), cost, "h200")]
+        row = {"case": name, "paddle": judged([stock_plan(each, cost) for each in programs], cost), "auto": judged(plans, cost)}
+        rows.append(row | ({"before": before[name]} if name in before else {}))
+        print(json.dumps(rows[-1]), flush=True)
+    store("collectives", {**meta(), "profile": "h200", "rows": rows}, args.out)
+
+
+if __name__ == "__main__":
+    main()
