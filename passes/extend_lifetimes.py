@@ -149,7 +149,7 @@ def _with_joins_at_the_end(program: Program, context: Context) -> Program:
     """
     graph, edit = Graph(program), Edit(program)
     last: dict[str, tuple[Op, int]] = {}
-    for op in program.ops:
+    for op in (graph.ops[op_id] for job in program.jobs for op_id, _ in job.items):
         if op.role == "optimize" and stream_of(op):
             last.update((op.stream, (op, value)) for value in op.results if graph.storages.is_persistable(value))
     joins = [(op, value) for op, value in last.values()
@@ -162,7 +162,7 @@ def _with_joins_at_the_end(program: Program, context: Context) -> Program:
         result = edit.value(TensorType(graph.values[value].shape, graph.values[value].dtype), storage=graph.values[value].storage)
         made.append(edit.op("pd_op.share_data", (value,), [result], like=end, views=((0, 0),), stream="", priority=0))
         context.change(op, f"computation waits for %{value} at the end of the step")
-    edit.after(end.id, made)
+    edit.after(max((end.id, *(op.id for op, _ in joins)), key=graph.position.__getitem__), made)
     items = (*program.jobs[-1].items, *((op.id, 0) for op in made))
     jobs = (*program.jobs[:-1], msgspec.structs.replace(program.jobs[-1], items=items))
     return msgspec.structs.replace(edit.build(), jobs=jobs)

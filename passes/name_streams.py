@@ -9,7 +9,7 @@ import msgspec
 
 from interlace.ir import Op, Program
 from interlace.ir.graph import written_operands
-from interlace.ir.kinds import is_collective, is_receive, is_send
+from interlace.ir.kinds import is_collective, is_receive, is_send, stream_of
 from interlace.ir.storage import storages_of
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType, mp_stream
@@ -28,9 +28,9 @@ class NameStreams(Pass, frozen=True, kw_only=True):
     Before / After:
         #5 %5 = pd_op.c_allreduce_sum(%4) group 12      #5 %5 = pd_op.c_allreduce_sum(%4) group 12 stream auto_parallel_mp priority -1
 
-    Tensor-parallel collectives go on one stream for each ring, receives and sends on one for each ring and direction. Collectives of
-    the optimizer part, those that read a parameter, those that name a stream already, and p2p of the optimizer part on the compute
-    stream keep theirs.
+    Collectives go on one stream for each ring, receives and sends on one for each ring and direction. Collectives of an optimizer that
+    has a job of its own, collectives of forward and backward that read a parameter, those that name a stream already, and p2p of the
+    optimizer part on the compute stream keep theirs.
 
     Options:
         priority: Stream priority of communication; 0 is normal, lower runs first. When: 0 where communication takes compute units away
@@ -54,9 +54,10 @@ class NameStreams(Pass, frozen=True, kw_only=True):
         return None
 
     def run(self, program: Program, context: Context) -> Program:
-        key = (self.name, id(program.ops), self.priority)
+        joined = _joined(program)
+        key = (self.name, id(program.ops), self.priority, joined)
         if key not in context.memo:  # plans that are compared hold the same operations, and what follows from these is worked out once
-            context.memo[key] = (program.ops, _with_names(program.ops, _names(program), self.priority))
+            context.memo[key] = (program.ops, _with_names(program.ops, _names(program, joined), self.priority))
         named: tuple[Op, ...] = context.memo[key][1]
         count = Counter(new.stream for op, new in zip(program.ops, named, strict=True) if new is not op)
         context.changed += [f"stream {name}: {number} operations, priority {self.priority}" for name, number in sorted(count.items())]
@@ -71,20 +72,29 @@ def _with_names(ops: Iterable[Op], names: Mapping[int, str], priority: int) -> t
                  for op in ops)  # fmt: skip
 
 
-def _names(program: Program) -> dict[int, str]:
-    """Stream names of operations that get one."""
+def _names(program: Program, joined: frozenset[int]) -> dict[int, str]:
+    """Stream names of operations that get one; of the optimizer's collectives, those that share a job with others."""
     inner = [op for op in program.ops if op.role != "optimize" and op.group >= 0]
     parameters = _parameters(program)
-    collectives = [op for op in inner if is_collective(op) and not parameters & set(op.operands)
-                   and (not op.stream or op.stream.startswith(AutoParallelStreamType.MP.value))]  # fmt: skip
+    every = [op for op in program.ops if is_collective(op)]
+    given = {op.group: op.stream for op in every if stream_of(op) and not op.stream.startswith(AutoParallelStreamType.MP.value)}
+    collectives = [op for op in every if (op.id in joined if op.role == "optimize" else not parameters & set(op.operands))
+                   and (not stream_of(op) or op.stream.startswith(AutoParallelStreamType.MP.value))]  # fmt: skip
     rings = {op.group for op in collectives}
-    names = {op.id: mp_stream(op.group, rings) for op in collectives}
+    names = {op.id: given.get(op.group, mp_stream(op.group, rings)) for op in collectives}
     p2p = [*inner, *(op for op in program.ops if op.role == "optimize" and op.group >= 0 and op.stream)]
     for kind, stream in ((is_send, AutoParallelStreamType.PP_SEND), (is_receive, AutoParallelStreamType.PP_RECV)):
         found = [op for op in p2p if kind(op)]
         single = len({op.group for op in found}) <= 1
         names.update({op.id: stream.value if single else f"{stream.value}_{op.group}" for op in found})
     return names
+
+
+def _joined(program: Program) -> frozenset[int]:
+    """The optimizer's operations, where they share a job with others."""
+    roles = {op.id: op.role for op in program.ops}
+    return frozenset(op_id for job in program.jobs if len({roles[op_id] == "optimize" for op_id, _ in job.items}) > 1
+                     for op_id, _ in job.items if roles[op_id] == "optimize")  # fmt: skip
 
 
 def _parameters(program: Program) -> set[int]:

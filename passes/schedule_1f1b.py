@@ -11,10 +11,11 @@ import msgspec
 from interlace.errors import ConfigError, PlanError
 from interlace.files import read_text
 from interlace.ir import Graph, Job, Program
-from interlace.ir.kinds import is_boundary, is_random, is_receive, is_send
+from interlace.ir.kinds import is_boundary, is_collective, is_random, is_receive, is_send
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.allocations import PairMemory
+from interlace.scheduler.interleave.optimizer import reductions_first
 from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, plan_pair
 from interlace.scheduler.jobs import Parts, job_of
 from interlace.scheduler.legal_rows import check_rows, stall
@@ -26,6 +27,7 @@ from interlace.scheduler.schedule import (
     joined,
     parse_rows,
     sent_before,
+    with_optimizer,
     zero_bubble,
 )
 from interlace.scheduler.whole_step.slot_times import SlotTimes, slot_times
@@ -142,6 +144,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         """The program with its jobs; see the class."""
         rows, form = self._rows(program, context)
         slots = rows[program.pipeline.stage]
+        if self._joins_optimizer(program):
+            slots = with_optimizer(slots)
         kinds = {part.kind for slot in slots for part in slot.parts}
         parts = Parts(program, kinds)
         plans = self._plans(program, slots, parts, context, form)
@@ -150,6 +154,11 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             jobs = receive_early(jobs, program, rows[program.pipeline.stage - 1])
         context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
         return msgspec.structs.replace(program, jobs=jobs)
+
+    def _joins_optimizer(self, program: Program) -> bool:
+        """Whether the optimizer goes into the job of the last gradients: it has communication, and the jobs are not given or Paddle's."""
+        ours = self.interleave != "off" and not self.schedule_file
+        return ours and any(op.role == "optimize" and is_collective(op) for op in program.ops)
 
     def _rows(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:
         """Slots of every stage, and the form of pairs."""
@@ -266,12 +275,21 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         early = self.early_sends[program.pipeline.stage] if isinstance(self.early_sends, tuple) else self.early_sends
         key = (id(program.ops), kinds, form, self.extra_live_bytes, self.max_ops_per_job, early, self.search)
         if key not in context.memo:
-            ops = [PartOps(label, kind, parts.ops[kind, chunk]) for label, kind, chunk in kinds]
+            ops = self._ops(program, parts, kinds)
             pair = Pair(program, ops, context.cost, early, planner.SEARCH_WORK if self.search else 0)
             plan = plan_pair(pair, form, self.extra_live_bytes, self.max_ops_per_job)
             context.memo[key] = (plan, slot_times(pair, list(plan.order)), program)
         plan, times, _ = context.memo[key]
         return plan, times
+
+    @staticmethod
+    def _ops(program: Program, parts: Parts, kinds: Kinds) -> list[PartOps]:
+        """The operations of each part; the optimizer beside gradients reduces them in the order in which they are complete."""
+        found = [PartOps(label, kind, parts.ops[kind, chunk]) for label, kind, chunk in kinds]
+        if len(found) > 1 and found[-1].kind == "O":
+            before = [op for part in found[:-1] for op in part.ops]
+            found[-1] = PartOps("O", "O", reductions_first(Graph(program), before, found[-1].ops))
+        return found
 
     def _jobs(self, slot: Slot, parts: Parts, plans: dict[Kinds, PairPlan]) -> list[Job]:
         """The job of a slot; if it would be too large, a job for each part, cut after the part's last operation."""
@@ -327,7 +345,7 @@ def _kinds(slot: Slot) -> Kinds:
 
 
 def _kinds_text(kinds: Kinds, chunked: bool) -> str:
-    names = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
+    names = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients", "O": "the optimizer"}
     return " and ".join(names[kind] + (f" of chunk {chunk}" if chunked else "") for _, kind, chunk in kinds)
 
 

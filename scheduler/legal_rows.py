@@ -108,7 +108,7 @@ def _check_parts(row: list[Slot], num_micro_batches: int, num_chunks: int, place
     wanted = {(k, m, c) for k in kinds for m in range(num_micro_batches) for c in range(num_chunks)} | {("O", 0, 0)}
     double = {item for item, count in Counter(found).items() if count > 1}
     wrong = sorted(str(Part(*item)) for item in (wanted ^ set(found)) | double)
-    if wrong or row[-1] != OPTIMIZER:
+    if wrong or row[-1].parts[-1] != OPTIMIZER.parts[0]:
         raise PlanError(f"{place}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and {num_chunks} chunk(s) must occur "
                         f"once, and O last; missing, twice or unknown: {wrong[:12] or 'O is not last'}")  # fmt: skip
 
@@ -166,11 +166,14 @@ def _parts(row: Sequence[Slot], kinds: str) -> list[Part]:
 
 
 def _need_each_other(part: Part, other: Part) -> bool:
-    """Whether two parts cannot be mixed in one job: one needs the other, or one is the optimizer or a job of receives or sends.
+    """Whether two parts cannot be mixed in one job: one needs the other, or one is a job of receives or sends.
 
-    Parts of one micro-batch need each other, except weight gradients, which need only the input gradients of their own chunk.
+    Parts of one micro-batch need each other, except weight gradients, which need only the input gradients of their own chunk. The
+    optimizer needs all gradients, parameter by parameter, so a whole backward or weight gradients may run with it.
     """
     kinds = {part.kind, other.kind}
-    if kinds & set("ORS"):
+    if "O" in kinds:
+        return not kinds <= set("BWO")
+    if kinds & set("RS"):
         return True
     return part.micro_batch == other.micro_batch and ("F" in kinds or "W" not in kinds or part.chunk == other.chunk)

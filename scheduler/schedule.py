@@ -5,7 +5,7 @@
 A part is `<micro-batch><kind>`: `F` forward, `B` backward, `R` the receives of a forward, `S` the sends of a backward, `I` the
 input-gradient part of a backward, `W` its weight-gradient part, `O` the optimizer. A chunk other than 0 follows a dot (`3F.1`).
 A slot is one job: a part alone, or several that run mixed (`3I+5F+1W`: input gradients of micro-batch 3, forward of 5 and weight
-gradients of 1).
+gradients of 1). The last one may hold the optimizer too (`3B+O`).
 """
 
 from __future__ import annotations
@@ -228,6 +228,18 @@ def joined(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int 
     return lagged(stage, num_stages, num_micro_batches, lag=lag, warmup=warmup)
 
 
+def with_optimizer(slots: list[Slot]) -> list[Slot]:
+    """The same schedule with the optimizer in the job of the last gradients, so that those which are complete are reduced during the rest.
+
+    >>> show_row(1, with_optimizer(lagged(1, 2, 3, lag=0)))
+    '1 | 0F 0B+1F 1B+2F 2B+O'
+    """
+    last = slots[-2].parts if len(slots) > 1 else ()
+    if len(last) != 1 or last[0].kind not in "BW" or slots[-1] != OPTIMIZER:
+        return slots
+    return [*slots[:-2], Slot((*last, *OPTIMIZER.parts))]
+
+
 def sent_before(row: Sequence[Slot], micro_batch: int) -> int:
     """Number of forwards that a stage completes before it receives a micro-batch's gradient; the next stage must receive as many
     activations before it sends that gradient.
@@ -273,7 +285,9 @@ def parse_rows(text: str, where: str = "schedule") -> dict[int, list[Slot]]:
 def _slot(token: str, where: str) -> Slot:
     if token == "O":
         return OPTIMIZER
-    found = [_TOKEN.fullmatch(word) for word in token.split("+")]
+    words = token.removesuffix("+O").split("+")
+    found = [_TOKEN.fullmatch(word) for word in words]
     if not all(found):
-        raise PlanError(f"{where}: found {token[:40]!r}, expected a slot such as 3F, 3B, 3F.1, 2B+5F or 3I+5F+1W")
-    return Slot(tuple(Part(part[2], int(part[1]), int(part[3] or 0)) for part in found if part))
+        raise PlanError(f"{where}: found {token[:40]!r}, expected a slot such as 3F, 3B, 3F.1, 2B+5F, 3I+5F+1W or 3B+O")
+    parts = tuple(Part(part[2], int(part[1]), int(part[3] or 0)) for part in found if part)
+    return Slot((*parts, *OPTIMIZER.parts) if token.endswith("+O") else parts)

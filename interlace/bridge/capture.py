@@ -14,7 +14,7 @@ from interlace.bridge.attributes import attributes
 from interlace.bridge.layers import LayerNames, name_layers
 from interlace.errors import ProgramError
 from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value, describe
-from interlace.ir.kinds import DATA, KEYWORD, STACK_CREATE, is_comm, is_known_comm, is_random, ring_of
+from interlace.ir.kinds import DATA, KEYWORD, SHARE_VAR, STACK_CREATE, is_comm, is_known_comm, is_random, ring_of
 from interlace.ir.program import Role
 
 ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
@@ -25,7 +25,6 @@ DROPPED_ATTRS = frozenset({"op_callstack", "op_role", "chunk_id", "struct_name",
 SHARING = frozenset({"pd_op.as_strided", "pd_op.share_data", "pd_op.tensor_unfold", "pd_op.view_dtype", "pd_op.view_shape",
                      "pd_op.view_slice"})  # fmt: skip
 """Operations whose result is a view in the static executor; reshape and its like copy there unless made in-place."""
-SHARE_VAR = "pd_op.share_var"
 FUSED, FUSED_PART, SLICE = "fused@-", "shard@", "slice@"
 """Sharding with tensor fusion: the buffer `fused@-<a>-<b>` contains parameters a and b, `shard@fused@-<a>-<b>` is the part of it that
 this rank updates, `slice@<a>` the elements of a in that part (auto_parallel/sharding.py). Only the start-up program makes them views."""

@@ -142,6 +142,7 @@ class _Lowering:
         self.kinds: dict[int, Any] = {}
         self.fed: dict[str, tuple[int, ...]] = {}
         self.crossing = self._crossing()
+        self.cleared = self.graph.storages.cleared_buffers()
         self.events = _EventTable(() if device.target.serial else program.events, feed_items(program))
 
     def run(self) -> Lowered:
@@ -380,10 +381,13 @@ class _JobBuilder:
         """Name a value that other jobs read; of several values that share a variable, the last one in this job.
 
         On serial targets the other values are read once more at the end of the job: the executor's in-place pass, which is off on
-        other targets, treats each value alone and would let the last reader of an earlier one overwrite the shared variable. With
-        streams this additional reader would become the last reader that garbage collection waits for, in place of the plan's.
+        other targets, treats each value alone and would let the last reader of an earlier one overwrite the shared variable, or put
+        its result into a part of a fused buffer that is cleared before the result is read. With streams this additional reader would
+        become the last reader that garbage collection waits for, in place of the plan's.
         """
         name = self.low.names.of(value, micro_batch)
+        if self.low.cleared.intersection(self.low.graph.storages.numbers(value)):
+            self.shared.append(result)
         if name not in self.low.crossing or name in self.given:
             return
         if self.last_producer[name] != (value, micro_batch):

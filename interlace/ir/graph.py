@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from interlace.ir.kinds import COMBINE, is_comm, is_random
+from interlace.ir.kinds import COMBINE, SHARE_VAR, is_comm, is_random
 from interlace.ir.program import ABSENT, Op, Program, Value
 from interlace.ir.storage import Storages, storages_of
 
@@ -111,8 +111,9 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
                 mine.add(made_by)
             mine.update(writer[storage] for storage in lies_in(value_id) if storage in writer)
         stacks = {v for v in op.operands if v != ABSENT and graph.values[v].dtype == "stack"}
-        for storage in {storage for v in written_operands(op) | stacks for storage in lies_in(v)}:
+        for storage in {storage for v in written_operands(op) | stacks for storage in lies_in(v)} | _shared(graph, op):
             mine.update(readers.pop(storage, ()))
+            mine.update({writer[storage]} if storage in writer else ())
             writer[storage] = op.id
         for value_id in graph.reads(op):
             for storage in lies_in(value_id):
@@ -126,6 +127,14 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
             last_random = op.id
         mine.discard(op.id)
     return after
+
+
+def _shared(graph: Graph, op: Op) -> set[int]:
+    """Storages of other operations that an operation computes results into, or that `share_var` makes its operands share."""
+    if op.name == SHARE_VAR:
+        return {storage for value in op.operands for storage in graph.storages.numbers(value)}
+    made = {storage for value in graph.storages.writes(op) for storage in graph.storages.numbers(value)}
+    return {storage for storage in made if graph.storages.storages[storage].producer != op.id}
 
 
 def is_topological(order: Iterable[int], after: dict[int, set[int]]) -> bool:

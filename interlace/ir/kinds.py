@@ -15,6 +15,8 @@ COMBINE = "builtin.combine"
 SPLIT = "builtin.split"
 STACK_CREATE = "cf.stack_create"
 """Creates a stack and its two ends, through which control flow passes what its blocks computed to the blocks of its gradient."""
+SHARE_VAR = "pd_op.share_var"
+"""Lets two values share memory: a collective writes its result into a fused buffer."""
 KEYWORD = "builtin.kwarg"
 """A block argument of the captured program; Paddle passes gradient-merge buffers this way."""
 BOUNDARY = frozenset({DATA, PARAMETER, KEYWORD, SHADOW_OUTPUT, SET_PARAMETER, "pd_op.fetch", "pd_op.feed"})
@@ -47,7 +49,7 @@ RANDOM = frozenset({"dropout", "uniform", "gaussian", "randint", "randperm", "be
 """Kinds that draw from the device's only generator: their order decides the numbers."""
 OPAQUE = "unreadable"
 """Placeholder in a captured program for an attribute that Paddle cannot return; lowering clones the operation with the attribute."""
-NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, "pd_op.full_int_array", "pd_op.share_var"}
+NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, SHARE_VAR, "pd_op.full_int_array"}
 """Names of operations that launch nothing on the device."""
 COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
 """Stream names of operations on the compute stream: none, and the executor's own name."""

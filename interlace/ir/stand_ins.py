@@ -18,10 +18,15 @@ def stage_of(rank: int, program: Program) -> int:
     return rank // max(1, program.world // program.pipeline.num_stages)
 
 
+def groups_within_stage(program: Program) -> set[int]:
+    """Ids of the groups all of whose ranks lie on this rank's stage."""
+    own = stage_of(program.rank, program)
+    return {group.id for group in program.groups if all(stage_of(rank, program) == own for rank in group.ranks)}
+
+
 def sends_within_stage(program: Program) -> Op | None:
     """The first send or receive whose partner lies on the same stage; ranks of a stage that do this are not alike."""
-    own = stage_of(program.rank, program)
-    within = {group.id for group in program.groups if all(stage_of(rank, program) == own for rank in group.ranks)}
+    within = groups_within_stage(program)
     return next((op for op in program.ops if is_p2p(op) and op.group in within), None)
 
 

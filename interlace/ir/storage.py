@@ -99,6 +99,7 @@ class Storages:
             for k, value in enumerate(op.results):
                 self.parts[value] = self._parts(op, k, self.values[value])
                 self._register(op, self.values[value])
+        self._buffers = self._overwritten_buffers(program)
         for op in program.ops:
             if is_boundary(op) and not (is_fed(op, self.values) or self.is_collected(op)):
                 for value in (*op.operands, *op.results):
@@ -171,11 +172,30 @@ class Storages:
         return op.reads
 
     def writes(self, op: Op) -> list[int]:
-        """Results that the operation computes: all but views and results that are left out."""
+        """Results that the operation computes: all but views and results that are left out; and the buffer into which `coalesce_tensor`
+        has put what it writes over.
+        """
         if is_boundary(op) or op.name in (COMBINE, SPLIT):
             return []
         viewed = {result for result, _ in views_of(op)}
-        return [value for k, value in enumerate(op.results) if k not in viewed and self.values[value].dtype != "null"]
+        own = [value for k, value in enumerate(op.results) if k not in viewed and self.values[value].dtype != "null"]
+        return [*own, *self._buffers.get(op.id, ())]
+
+    def cleared_buffers(self) -> set[int]:
+        """Numbers of the fused buffers of which an operation writes over a tensor."""
+        return {n for buffers in self._buffers.values() for value in buffers for n in self.numbers(value)}
+
+    def _overwritten_buffers(self, program: Program) -> dict[int, list[int]]:
+        """Operation -> fused buffers that hold a tensor which it writes over; the tensors lie there from `coalesce_tensor` on."""
+        buffer_of: dict[int, int] = {}
+        found: dict[int, list[int]] = {}
+        for op in program.ops:
+            buffers = {buffer_of[n] for _, operand in op.inplace for n in self.numbers(op.operands[operand]) if n in buffer_of}
+            if op.kind == "coalesce_tensor":
+                buffer_of.update((n, op.results[-1]) for value in op.results[:-1] for n in self.numbers(value))
+            elif buffers:
+                found[op.id] = sorted(buffers)
+        return found
 
     def views(self, op: Op) -> list[int]:
         """Results that share their operand's memory: nothing is written, but from this operation on the executor knows the variable."""

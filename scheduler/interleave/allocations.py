@@ -45,11 +45,12 @@ class PairMemory:
         self.live_after: set[tuple[str, int]] = set()
         self.live_before: set[tuple[str, int]] = set()
         for part in parts:
+            counted = self._temporary(part) if part.kind == "O" else None
             for op in part.ops:
-                self.allocs[part.label, op.id] = self._storages(_made(op))
-                self.reads[part.label, op.id] = self._storages([*graph.reads(op), *_made(op)])
+                self.allocs[part.label, op.id] = self._storages(_made(op), counted)
+                self.reads[part.label, op.id] = self._storages([*graph.reads(op), *_made(op)], counted)
             self.live_after |= self._live_later(part)
-            self.live_before |= self._live_earlier(part) if part.kind != "F" else set()
+            self.live_before |= self._live_earlier(part) if part.kind not in "FO" else set()
         self.start = sum(self.size[storage] for _, storage in self.live_before)
         there = self.live_before | {(label, storage) for (label, _), made in self.allocs.items() for storage in made}
         self.end = sum(self.size[storage] for label, storage in there if (label, storage) in self.live_after)
@@ -75,8 +76,14 @@ class PairMemory:
             live -= frees.get(k, 0)
         return peak
 
-    def _storages(self, values: Sequence[int]) -> list[int]:
-        return [n for n in dict.fromkeys(n for value in values for n in self.storages.numbers(value)) if self.size[n]]
+    def _storages(self, values: Sequence[int], counted: set[int] | None = None) -> list[int]:
+        return [n for n in dict.fromkeys(n for value in values for n in self.storages.numbers(value))
+                if self.size[n] and (counted is None or n in counted)]  # fmt: skip
+
+    def _temporary(self, part: PartOps) -> set[int]:
+        """Storages that the optimizer allocates and frees; it writes parameters and states into others."""
+        inside = {op.id for op in part.ops}
+        return {n for n, storage in enumerate(self.storages.storages) if storage.producer in inside and not storage.persistable}
 
     def _live_later(self, part: PartOps) -> set[tuple[str, int]]:
         """Storages that a later part of the step reads."""

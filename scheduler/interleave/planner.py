@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import msgspec
 
@@ -23,7 +23,7 @@ from interlace.cost_model.base import tables_of
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Graph, Op, Program, dependencies, describe
 from interlace.ir.graph import written_operands
-from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_random, is_receive, is_send
+from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_random, is_receive, is_send
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 from interlace.scheduler.interleave.allocations import PartOps as PartOps
 from interlace.scheduler.interleave.clock import Node, duration, serial_duration, weighted
@@ -31,6 +31,7 @@ from interlace.scheduler.interleave.list_schedule import TRIES, ListScheduler
 from interlace.scheduler.interleave.live_bytes import PairBytes
 from interlace.scheduler.interleave.local_search import Form as Form
 from interlace.scheduler.interleave.local_search import Rules, Search
+from interlace.scheduler.interleave.optimizer import across_stages, updates_after
 from interlace.units import ms, ms_figure, size
 
 SEARCH_WORK = 150_000
@@ -159,7 +160,7 @@ class Pair:
         self.index: dict[PairOp, int] = {}
         for label, op_id in self._spread([]):
             if (label, op_id) not in self.free:
-                filler = kinds[label] == "W" or (kinds[label] == "B" and op_id not in chains[label])
+                filler = kinds[label] in "WO" or (kinds[label] == "B" and op_id not in chains[label])
                 self._node(label, ops[label, op_id], filler, kinds[label] == "F")
         self.plain_order = self._spread(range(len(self.nodes)))
         self.memory = PairMemory(self.graph, parts)
@@ -176,7 +177,22 @@ class Pair:
                 after[second.label, later].add((first.label, before))
         for earlier, listed in _p2p_order(parts):
             after[listed].add(earlier)
+        for part in parts:
+            for label, later, before in self._updates(parts) if part.kind == "O" else ():
+                after[part.label, later].add((label, before))
         return after
+
+    def _updates(self, parts: Sequence[PartOps]) -> Iterable[tuple[str, int, int]]:
+        """`(label, later, before)`: an operation of the optimizer, and one of another part that it must come after.
+
+        Neighbours rely on the messages of backward: what the optimizer tells other stages comes after them.
+        """
+        *others, optimizer = _by_age(parts)
+        across = across_stages(self.graph, optimizer.ops)
+        yield from ((optimizer.label, later, earlier) for earlier, later in pairwise(across))
+        for part in others:
+            yield from ((part.label, later, before) for later, before in updates_after(self.graph, part.ops, optimizer.ops))
+            yield from ((part.label, later, op.id) for op in part.ops if is_p2p(op) for later in across)
 
     def _shared_state(self, first: Sequence[Op], second: Sequence[Op]) -> Iterable[tuple[int, int]]:
         """Pairs (later, before): operations of both parts that access the same persistable state, where at least one writes it."""
@@ -384,7 +400,7 @@ def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[PairOp, PairOp]]:
     Forward's receives come before backward's sends because the neighbour sends first if sends wait for their receivers; where one
     group carries both directions of the pipeline (two stages with chunks), its messages keep that order.
     """
-    sides = [[(part.label, op) for op in part.ops] for part in _by_age(parts)]
+    sides = [[(part.label, op) for op in part.ops] for part in _by_age(parts) if part.kind != "O"]
     plain = [(label, op) for kind in (is_receive, is_send) for ops in sides for label, op in ops if kind(op)]
     last: dict[int, PairOp] = {}
     for label, op in plain:
@@ -393,7 +409,7 @@ def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[PairOp, PairOp]]:
         last[op.group] = (label, op.id)
     received = [(part.label, op.id) for part in parts if part.kind == "F" for op in part.ops if is_receive(op)]
     for part in parts:
-        if part.kind != "F":
+        if part.kind not in "FO":
             yield from ((before, (part.label, op.id)) for op in part.ops if is_send(op) for before in received)
 
 

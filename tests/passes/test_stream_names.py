@@ -34,3 +34,9 @@ def test_each_ring_and_direction_has_a_stream_and_parameters_and_the_optimizer_h
         2: ("auto_parallel_mp_7", -3), 3: ("auto_parallel_mp_8", -3), 4: ("", 0), 5: ("auto_parallel_pp_send_3", -3),
         6: ("auto_parallel_pp_send_4", -3), 7: ("", 0),
     }  # fmt: skip
+
+
+def test_collectives_of_an_optimizer_in_a_job_with_gradients_have_their_rings_stream() -> None:
+    joined = parse(TEXT.replace("job forward_0 forward 0: 1-6@0\njob optimizer optimizer 0: 7@0", "job pair_0F_O pair 0: 1-7@0"))
+    made = NameStreams().run(joined, Context(GivenCosts({"default": 1})))
+    assert {op.id: op.stream for op in made.ops if op.group == 7} == {2: "auto_parallel_mp_7", 4: "", 7: "auto_parallel_mp_7"}

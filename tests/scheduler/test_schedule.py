@@ -32,6 +32,7 @@ from interlace.scheduler.schedule import (
     sent_before,
     show_row,
     slot,
+    with_optimizer,
     zero_bubble,
 )
 
@@ -106,6 +107,9 @@ def test_every_schedule_is_sane(pp: int, micro_batches: int) -> None:
     for make in (f_then_b, one_f_one_b, partial(lagged, lag=0)):
         assert_sane([make(stage, pp, micro_batches) for stage in range(pp)], micro_batches, 1)
     assert_sane([pair_up(one_f_one_b(stage, pp, micro_batches)) for stage in range(pp)], micro_batches, 1)
+    with_last = {stage: with_optimizer(pair_up(one_f_one_b(stage, pp, micro_batches))) for stage in range(pp)}
+    check_rows(with_last, pp, micro_batches, 1, "here")
+    assert parse_rows("\n".join(show_row(stage, row) for stage, row in with_last.items())) == with_last
     assert_sane([accumulate(0, 1, micro_batches)], micro_batches, 1)
     deep = [min(2 * (pp - 1 - stage) + 1, micro_batches) for stage in range(pp)]
     assert_sane([lagged(stage, pp, micro_batches, lag=0, warmup=deep[stage]) for stage in range(pp)], micro_batches, 1)
@@ -148,7 +152,9 @@ def test_a_lagged_schedule_is_sane(pp: int, micro_batches: int, data: st.DataObj
                            "(for I and W of one micro-batch, write B)"),
         ("0 | 0R+0F 0B O", "slot 0R+0F has 0R and 0F"),
         ("0 | 0F 0B+0S O", "slot 0B+0S has 0B and 0S"),
-        ("0 | 0F 0B+O", "found '0B+O', expected a slot such as"),
+        ("0 | 0B 0F+O", "slot 0F+O has 0F and O"),
+        ("0 | 0F 0I+O 0W", "O is not last"),
+        ("0 | 0F O+0B", "found 'O+0B', expected a slot such as"),
     ],
 )
 def test_a_slot_holds_parts_that_need_nothing_of_each_other(text: str, words: str) -> None:
@@ -257,9 +263,9 @@ def test_rows_are_read_back_as_they_were_written(rows: list[list[Slot]]) -> None
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("0 | 0F 0X", "my.txt:1: found '0X', expected a slot such as 3F, 3B, 3F.1, 2B+5F or 3I+5F+1W"),
-        ("\n1 | 0B+", "my.txt:2: found '0B+', expected a slot such as 3F, 3B, 3F.1, 2B+5F or 3I+5F+1W"),
-        ("1 | 0B+1F+2X", "my.txt:1: found '0B+1F+2X', expected a slot such as 3F, 3B, 3F.1, 2B+5F or 3I+5F+1W"),
+        ("0 | 0F 0X", "my.txt:1: found '0X', expected a slot such as 3F, 3B, 3F.1, 2B+5F, 3I+5F+1W or 3B+O"),
+        ("\n1 | 0B+", "my.txt:2: found '0B+', expected a slot such as 3F, 3B, 3F.1, 2B+5F, 3I+5F+1W or 3B+O"),
+        ("1 | 0B+1F+2X", "my.txt:1: found '0B+1F+2X', expected a slot such as 3F, 3B, 3F.1, 2B+5F, 3I+5F+1W or 3B+O"),
         ("0F 0B", "my.txt:1: found '0F 0B', expected `<stage> | 0F 1F 0B ...`"),
         ("a | 0F", "my.txt:1: found 'a | 0F', expected `<stage> | 0F 1F 0B ...`"),
         ("0 | 0F\n0 | 0B", "my.txt:2: stage 0 occurs twice"),

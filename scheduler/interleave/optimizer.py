@@ -1,0 +1,112 @@
+"""The optimizer in one job with the last gradients: what it must wait for, and the order in which it reduces them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from interlace.ir import Graph, Op, dependencies
+from interlace.ir.kinds import is_collective, is_comm
+from interlace.ir.stand_ins import groups_within_stage
+
+
+def updates_after(graph: Graph, before: Sequence[Op], optimizer: Sequence[Op]) -> Iterable[tuple[int, int]]:
+    """Pairs (operation of the optimizer, operation of `before` that it must come after).
+
+    Collectives of one group keep their order only where a rank of the group is in another stage: ranks of a stage list them alike.
+    Cost: as `dependencies`.
+    """
+    early = {op.id for op in before}
+    inside = groups_within_stage(graph.program)
+    for op_id, needs in dependencies(graph, [*before, *optimizer]).items():
+        op = graph.ops[op_id]
+        for other in needs & early if op_id not in early else ():
+            if not _only_in_turn(graph, graph.ops[other], op) or op.group not in inside:
+                yield op_id, other
+
+
+def across_stages(graph: Graph, optimizer: Sequence[Op]) -> list[int]:
+    """Ids of the communication that reaches into other stages, such as that of a global norm. It keeps its order, through all groups."""
+    inside = groups_within_stage(graph.program)
+    return [op.id for op in optimizer if is_comm(op) and op.group not in inside]
+
+
+def reductions_first(graph: Graph, before: Sequence[Op], optimizer: Sequence[Op]) -> list[Op]:
+    """The optimizer's operations in the order in which `before` completes the gradients that they need; collectives that reduce gradients,
+    which need no other collective of the optimizer, come first.
+
+    Collectives of a group that reaches into another stage keep their order; ranks of one stage all find the same. Every dependency
+    holds in the result. O(operations log operations).
+    """
+    ops = {op.id: op for op in optimizer}
+    inside = groups_within_stage(graph.program)
+    after = {op_id: {other for other in needs if not _only_in_turn(graph, ops[other], ops[op_id])}
+             for op_id, needs in dependencies(graph, optimizer).items()}  # fmt: skip
+    for earlier, later in pairwise(across_stages(graph, optimizer)):
+        after[later].add(earlier)
+    rank = _ranks(optimizer, after, _completed(graph, before, optimizer), inside)
+    return [ops[op_id] for op_id in _sorted(after, rank)]
+
+
+def _completed(graph: Graph, before: Sequence[Op], optimizer: Sequence[Op]) -> dict[int, int]:
+    """Operation of the optimizer -> index in `before` of the last operation that it needs itself."""
+    position = {op.id: k for k, op in enumerate(before)}
+    found: dict[int, int] = {}
+    for op_id, other in updates_after(graph, before, optimizer):
+        found[op_id] = max(found.get(op_id, -1), position[other])
+    return found
+
+
+def _ranks(
+    optimizer: Sequence[Op], after: dict[int, set[int]], complete: dict[int, int], inside: set[int]
+) -> dict[int, tuple[int, int, int]]:
+    """Place of each operation: 0 for reductions and what they need, else 1; when the gradients that it needs are complete; its index.
+
+    What needs no gradient takes the place of the first operation that needs it.
+    """
+    ready: dict[int, int] = {}
+    communicated: set[int] = set()
+    place: dict[int, tuple[int, int]] = {}
+    for op in optimizer:
+        ready[op.id] = max([complete.get(op.id, -1), *(ready[other] for other in after[op.id])])
+        reduces = is_collective(op) and op.group in inside and not after[op.id] & communicated
+        place[op.id] = (0 if reduces else 1, ready[op.id])
+        if is_comm(op) or after[op.id] & communicated:
+            communicated.add(op.id)
+    needed: dict[int, tuple[int, int]] = {}
+    for op in reversed(optimizer):
+        first = needed.get(op.id, place[op.id])
+        place[op.id] = first if ready[op.id] < 0 else min(first, place[op.id])
+        needed.update({other: min(needed.get(other, place[op.id]), place[op.id]) for other in after[op.id]})
+    return {op.id: (*place[op.id], k) for k, op in enumerate(optimizer)}
+
+
+def _sorted(after: dict[int, set[int]], rank: dict[int, tuple[int, int, int]]) -> list[int]:
+    """Ids in the order of their ranks, as far as `after` lets them."""
+    left = {op_id: len(needs) for op_id, needs in after.items()}
+    users: dict[int, list[int]] = {}
+    for op_id, needs in after.items():
+        for other in needs:
+            users.setdefault(other, []).append(op_id)
+    ready = [(rank[op_id], op_id) for op_id, count in left.items() if not count]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        _, op_id = heapq.heappop(ready)
+        found.append(op_id)
+        for user in users.get(op_id, ()):
+            left[user] -= 1
+            if not left[user]:
+                heapq.heappush(ready, (rank[user], user))
+    assert len(found) == len(after)
+    return found
+
+
+def _only_in_turn(graph: Graph, before: Op, op: Op) -> bool:
+    """Whether two collectives of one group come one after the other for no other reason: none reads or overwrites what the other has."""
+    if not (is_collective(before) and is_collective(op) and before.group == op.group):
+        return False
+    numbers = graph.storages.numbers
+    touched = {n for value in (*before.operands, *before.results) for n in numbers(value)}
+    return not touched & {n for value in (*op.operands, *op.results) for n in numbers(value)}

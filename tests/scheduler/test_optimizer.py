@@ -1,0 +1,64 @@
+"""The optimizer in one job with the last gradients, by hand."""
+
+from __future__ import annotations
+
+from interlace.cost_model import CostModel
+from interlace.ir import Graph, Program, parse
+from interlace.scheduler.interleave.optimizer import reductions_first
+from interlace.scheduler.interleave.planner import PartOps, plan_parts
+
+COST = CostModel.from_table({"comm": 1000, "gemm": 1000, "default": 10})
+TEXT = """program rank=0 world=4 mode=train
+pipeline stage={stage} of {stages} micro_batches=2 chunks=1 schedule=1F1B
+group 7 = 0,1
+group 8 = 0,2
+#0 %0:float32[4]! = builtin.kwarg() forward {{"name":"grad0"}}
+#1 %1:float32[4]! = builtin.kwarg() forward {{"name":"grad1"}}
+#2 %2:float32[4]!"w0" = builtin.parameter() forward
+#3 %3:float32[4]!"w1" = builtin.parameter() forward
+#4 %4:float32[4] = pd_op.data() forward
+#5 %5:float32[4] = pd_op.matmul(%4, %3) backward
+#6 %6:float32[4]~1 = pd_op.add_(%1, %5) backward inplace=0:0
+#7 %7:float32[4] = pd_op.matmul(%4, %2) backward
+#8 %8:float32[4]~0 = pd_op.add_(%0, %7) backward inplace=0:0
+#9 %9:float32[4] = pd_op.all_reduce(%0) optimize group={group}
+#10 %10:float32[4] = pd_op.all_reduce(%1) optimize group={group}
+#11 %11:float32[4] = pd_op.scale(%9) optimize
+#12 %12:float32[4] = pd_op.scale(%10) optimize
+#13 %13:float32[4] = pd_op.all_gather(%11) optimize group={group}
+#14 %14:float32[4]~2 = pd_op.assign_out_(%13, %2) optimize inplace=0:1
+#15 %15:float32[4] = pd_op.all_gather(%12) optimize group={group}
+#16 %16:float32[4]~3 = pd_op.assign_out_(%15, %3) optimize inplace=0:1
+"""
+
+
+def program(group: int = 7, stages: int = 1) -> Program:
+    return parse(TEXT.format(group=group, stage=0, stages=stages))
+
+
+def split(made: Program) -> tuple[list, list]:
+    return [op for op in made.ops if op.role == "backward"], [op for op in made.ops if op.role == "optimize"]
+
+
+def test_gradients_are_reduced_in_the_order_in_which_backward_completes_them() -> None:
+    made = program()
+    backward, optimizer = split(made)
+    assert [op.id for op in reductions_first(Graph(made), backward, optimizer)] == [10, 9, 12, 15, 16, 11, 13, 14]
+
+
+def test_a_group_that_reaches_into_another_stage_keeps_its_order() -> None:
+    made = program(group=8, stages=2)
+    backward, optimizer = split(made)
+    comm = [op.id for op in reductions_first(Graph(made), backward, optimizer) if op.group == 8]
+    assert comm == [9, 10, 13, 15]
+
+
+def test_a_gradient_is_reduced_beneath_the_next_one() -> None:
+    made = program()
+    backward, optimizer = split(made)
+    parts = [PartOps("B", "B", backward), PartOps("O", "O", reductions_first(Graph(made), backward, optimizer))]
+    plan = plan_parts(made, parts, COST, "dx-first")
+    order = [op_id for _, op_id in plan.order]
+    assert order.index(6) < order.index(10) < order.index(7), "the first gradient's all_reduce starts before the second is computed"
+    assert order.index(8) < order.index(9)
+    assert plan.serial_ns - plan.planned_ns >= 1000, "at least one of the collectives is hidden"
