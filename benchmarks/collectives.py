@@ -26,6 +26,7 @@ from interlace.cost_model import CostModel, load_profile
 from interlace.ir import Program, load
 from interlace.ir.dump import find_dumps
 from interlace.ir.kinds import is_collective
+from interlace.ir.stand_ins import stand_ins
 from interlace.planning.plan import make_plans
 from interlace.planning.stock import stock_plan
 from interlace.scheduler.simulate.arrays import Options
@@ -71,7 +72,7 @@ def small() -> list[Program]:
 
 def judged(plans: Sequence[Program], cost: CostModel) -> dict[str, Any]:
     """Step, and communication, exposed and in all and by kind of collective: ms, means over the given ranks."""
-    result = simulate(plans, cost, Options.of(GPU), target=GPU)
+    result = simulate(plans, cost, Options.of(GPU, stands_for=stand_ins(plans)), target=GPU)
     ranks = range(len(plans))
     kinds = sorted({op.kind for plan in plans for op in plan.ops if is_collective(op)})
     by_kind = {kind: round(sum(exposed_ns(result, at, kind) for at in ranks) / len(plans) / 1e6, 3) for kind in kinds}

@@ -54,7 +54,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             `extra_live_bytes`; or a `memory_budget`). `off` gives Paddle's own job list; `dx-first` runs backward's chain of input
             gradients first and runs weight gradients during backward's and forward's collectives, at Paddle's warm-up depth; `mixed` mixes
             both op by op with `2 (stages - 1 - stage) + 1` micro-batches in flight, which it needs; `zb-h1` postpones weight gradients to
-            fill bubbles. When: `auto` unless you compare forms; `off` to have offload or streams alone; a named form to plan faster, or
+            fill bubbles. All but `off` put an optimizer that communicates into the job of the last gradients. When: `auto` unless
+            you compare forms; `off` to have offload or streams alone; a named form to plan faster, or
             where a measurement shows that it is the better one.
         lag: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and `mixed`: one
             number for all stages, or one for each. From 1 on they do not depend on the rest of their job, so they run during its first

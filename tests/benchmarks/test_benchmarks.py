@@ -66,6 +66,15 @@ def test_schedules(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_collectives(tmp_path: Path) -> None:
+    """`auto` is no slower than Paddle's own plan, and what is exposed of each kind is no more than there is in all."""
+    for row in quick("collectives", tmp_path / "collectives.json")["rows"]:
+        assert row["auto"]["step_ms"] <= row["paddle"]["step_ms"]
+        for plan in (row["paddle"], row["auto"]):
+            assert max(plan["exposed_by_kind_ms"].values()) <= plan["exposed_ms"] + plan["hidden_ms"]
+
+
+@pytest.mark.slow
 def test_recompute(tmp_path: Path) -> None:
     """The more memory, the less is recomputed; and what nothing reads costs none."""
     found = quick("recompute", tmp_path / "recompute.json")
