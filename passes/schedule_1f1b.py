@@ -356,20 +356,23 @@ def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]
     If sends wait for their receiver, this stage must receive, before it sends a gradient, every activation that the previous stage
     (with the slots `neighbour`) sends before it receives that gradient.
     """
-    ops = {op.id: op for op in program.ops}
-    receives = sorted({(m, op_id) for job in jobs for op_id, m in job.items if ops[op_id].role == "forward" and is_receive(ops[op_id])})
-    items: list[list[tuple[int, int]]] = []
+    sends = {op.id for op in program.ops if op.role == "backward" and is_send(op)}
+    receiving = {op.id for op in program.ops if op.role == "forward" and is_receive(op)}
+    waiting = sorted({(m, op_id) for job in jobs for op_id, m in job.items if op_id in receiving}, reverse=True)
     done: set[tuple[int, int]] = set()
+    items: list[list[tuple[int, int]]] = []
     for job in jobs:
         line: list[tuple[int, int]] = []
         for op_id, m in job.items:
-            if ops[op_id].role == "backward" and is_send(ops[op_id]):
-                count = sent_before(neighbour, m)
-                early = [(r, k) for k, r in receives if k < count and (r, k) not in done]
-                line += early
-                done.update(early)
+            count = sent_before(neighbour, m) if op_id in sends else 0
+            while waiting and waiting[-1][0] < count:
+                micro_batch, receive = waiting.pop()
+                if (receive, micro_batch) not in done:
+                    line.append((receive, micro_batch))
+                    done.add((receive, micro_batch))
             if (op_id, m) not in done:
                 line.append((op_id, m))
+            if op_id in receiving:
                 done.add((op_id, m))
         items.append(line)
     return tuple(msgspec.structs.replace(job, items=tuple(line)) for job, line in zip(jobs, items, strict=True))

@@ -7,6 +7,7 @@ a program with jobs is a schedule of it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -135,7 +136,12 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
     @property
     def kind(self) -> str:
         """Name without dialect and in-place mark: `pd_op.add_` is `add`."""
-        return self.name.rpartition(".")[2].rstrip("_")
+        return _kind(self.name)
+
+
+@lru_cache(maxsize=4096)
+def _kind(name: str) -> str:
+    return name.rpartition(".")[2].rstrip("_")
 
 
 class Group(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

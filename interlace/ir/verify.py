@@ -163,6 +163,7 @@ def _jobs(program: Program) -> list[str]:
     ops = {op.id: op for op in program.ops}
     names, done = set(), set()
     count = program.pipeline.num_micro_batches
+    runs = {op.id: 0 if is_boundary(op) else 1 if op.role == "optimize" else count for op in program.ops}
     for job in program.jobs:
         for word in (job.name, job.kind):
             if not JOB_NAME.fullmatch(word):
@@ -170,6 +171,10 @@ def _jobs(program: Program) -> list[str]:
         if job.name in names:
             faults.append(f"job {job.name!r} occurs twice; job names are unique")
         names.add(job.name)
+        items = set(job.items)
+        if len(items) == len(job.items) and done.isdisjoint(items) and all(0 <= m < runs.get(op_id, 0) for op_id, m in items):
+            done |= items
+            continue
         for item in job.items:
             op_id, micro_batch = item
             if op_id not in ops:
