@@ -17,6 +17,7 @@ from interlace.config import load_config
 from interlace.cost_model import load_profile
 from interlace.ir import save
 from interlace.passes.pipeline import built_in
+from interlace.planning.plan import read_record
 from tests.strategies import World, programs
 
 ROOT = Path(__file__).parents[1]
@@ -34,10 +35,10 @@ def commands(path: Path) -> Iterator[list[str]]:
     """Words of every `interlace ...` line in fenced blocks, and of commands in backquotes that name what they work on."""
     fenced = [line for text in re.findall(r"^```\w*\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL) for line in text.splitlines()]
     quoted = re.findall(r"`(interlace \w+ [^-`][^`]*)`", path.read_text())
-    for line in [*fenced, *quoted]:
-        words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", line), comments=True)
-        if words[:1] == ["interlace"] and words[1] in COMMANDS and not any(mark in line for mark in ("...", "[", "SCRIPT")):
-            yield words[1:]
+    for line in [re.sub(r"^([A-Z_]+=\S+ )+", "", line) for line in [*fenced, *quoted]]:
+        if line.startswith("interlace ") and not any(mark in line for mark in ("...", "[", "SCRIPT")):
+            words = shlex.split(line, comments=True)
+            yield from [words[1:]] if words[1] in COMMANDS else []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -97,6 +98,20 @@ def test_guide_runs(guide: str, world: Path, capsys: pytest.CaptureFixture[str])
     if guide == "guide-device-profile":
         assert "profile my-device.json" in said[0]
         assert load_profile("my-device.json").device == json.loads((world / GUIDES[guide]).read_text())["device"]
+
+
+@pytest.mark.slow
+def test_choosing_a_memory_budget_runs(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands of the guide in their order; the sweep prints the columns that the guide shows, and a plan has its budget."""
+    document = ROOT / "docs" / "guide-memory.md"
+    said = []
+    for words in commands(document):
+        assert main(words) == 0, words
+        said.append(capsys.readouterr().out)
+    (shown,) = re.findall(r"^    budget .*$", document.read_text(), re.MULTILINE)
+    assert shown in said[0].splitlines()
+    assert "Step time against memory" in (world / "report.html").read_text()
+    assert read_record(world / "mine" / "rank0.ilp").memory_budget == 70 * 10**9
 
 
 def test_configurations_in_documents_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
