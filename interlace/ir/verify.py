@@ -161,7 +161,8 @@ def _jobs(program: Program) -> list[str]:
         return []
     faults = []
     ops = {op.id: op for op in program.ops}
-    names, done = set(), set()
+    names: set[str] = set()
+    done: set[OpInstance] = set()
     count = program.pipeline.num_micro_batches
     runs = {op.id: 0 if is_boundary(op) else 1 if op.role == "optimize" else count for op in program.ops}
     for job in program.jobs:
