@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,7 @@ WORDS = "--layers 8 --seq-len 4096 --pp 4 --mp 2 --micro-batches 8 --batch-size 
 BY_HAND = ("none", "attention", "full")
 """Recomputation that the script asks for."""
 SHARES = (1.0, 0.8, 0.6, 0.4)
-OURS: dict[str, dict[str, Any]] = {"offload alone": {"drop_recompute": "off"}, "recomputation alone": {"offload_activations": "off"},
-                                   "both": {}}  # fmt: skip
+OURS: dict[str, dict[str, Any]] = {"offload alone": {"drop_recompute": "off"}, "both": {}}
 
 
 def built(model: str, recompute: str, folder: Path) -> list[Program]:
@@ -73,19 +73,34 @@ def planned(programs: Sequence[Program], cost: CostModel, options: dict[str, Any
             "stock_peak_bytes": outcome.before.peak_bytes, "cpu_s": round(time.process_time() - start, 1)}  # fmt: skip
 
 
-def measured(model: str, plain: Sequence[Program], by_hand: dict[str, Sequence[Program]], cost: CostModel) -> dict[str, Any]:
-    """One model: every recomputation by hand with Paddle's plan and ours, and every budget."""
-    rows: dict[str, Any] = {"model": model, "by_hand": {}, "budgets": []}
-    for name, programs in by_hand.items():
-        rows["by_hand"][name] = planned(programs, cost, {})
-        print(model, name, rows["by_hand"][name], flush=True)
+def by_hand(programs: dict[str, list[Program]]) -> dict[str, Any]:
+    """What the script asks for, by Paddle's own plan and by ours."""
+    cost = CostModel(load_profile("h200"))
+    return {name: planned(each, cost, {}) for name, each in programs.items()}
+
+
+def within(programs: Sequence[Program], options: dict[str, Any]) -> list[dict[str, Any]]:
+    """A plan for each share; none is made below a budget that is known to be the least."""
+    cost, found = CostModel(load_profile("h200")), []
+    full = planned(programs, cost, {"memory_budget": SHARES[0], **options})
     for share in SHARES:
-        row: dict[str, Any] = {"share": share}
-        for name, options in OURS.items():
-            row[name] = planned(plain, cost, {"memory_budget": share, **options})
-            print(model, share, name, row[name], flush=True)
-        rows["budgets"].append(row)
-    return rows
+        least = max((each["least_bytes"] for each in found if "least_bytes" in each), default=0)
+        tight = least and share * full["stock_peak_bytes"] < least
+        wanted = {"memory_budget": share, **options}
+        found.append(full if share == SHARES[0] else {"least_bytes": least} if tight else planned(programs, cost, wanted))
+        print(share, options, found[-1], flush=True)
+    return found
+
+
+def measured(models: dict[str, dict[str, list[Program]]]) -> list[dict[str, Any]]:
+    """Every model: recomputation by hand, and every budget; several at a time."""
+    with ProcessPoolExecutor() as pool:
+        hand = {model: pool.submit(by_hand, programs) for model, programs in models.items()}
+        ours = {(model, name): pool.submit(within, programs["none"], options)
+                for model, programs in models.items() for name, options in OURS.items()}  # fmt: skip
+        return [{"model": model, "by_hand": hand[model].result(),
+                 "budgets": [{"share": share, **{name: ours[model, name].result()[k] for name in OURS}} for k, share in enumerate(SHARES)]}
+                for model in models]  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -98,13 +113,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if not args.quick and args.folder is None:
         parser.error("name the folder of the programs, or take --quick")
-    cost = CostModel(load_profile("h200"))
-    if args.quick:
-        found = [measured("tiny", small(), {"none": small()}, cost)]
-    else:
-        found = [measured(model, built(model, "none", args.folder), {name: built(model, name, args.folder) for name in BY_HAND}, cost)
-                 for model in args.model or MODELS]  # fmt: skip
-    store("budgets", {**meta(), "profile": "h200", "arguments": WORDS, "models": found}, args.out)
+    models = {model: {name: built(model, name, args.folder) for name in BY_HAND} for model in args.model or MODELS} if not args.quick else {
+        "tiny": {"none": small()}}  # fmt: skip
+    store("budgets", {**meta(), "profile": "h200", "arguments": WORDS, "models": measured(models)}, args.out)
 
 
 if __name__ == "__main__":

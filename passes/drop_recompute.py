@@ -141,7 +141,8 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
             elif not again and maker.id in users:
                 context.change(original, f"kept, and not computed again in backward: {size(freed)} a micro-batch for {ms(took)}")
             else:
-                context.decline(original, f"{'computed again' if again else 'kept'} as the program has it: {size(freed)} a micro-batch")
+                done = "computed again, as the program has it" if again else "kept"
+                context.decline(original, f"{done}: {size(freed)} a micro-batch, {ms(took)} to compute again")
         took, whole = (sum(found.op_ns[op_id] for op_id in ids) for ids in (runs, users))
         context.changed.insert(0, f"of {len(found.groups)} groups of values that backward can compute again {count} are, "
                                   f"{size(sums['recomputed'])} and {ms(took)} a micro-batch (the program as it was: {ms(whole)}); "

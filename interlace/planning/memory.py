@@ -21,10 +21,10 @@ from interlace.passes.base import Pass
 from interlace.passes.drop_recompute import DropRecompute, recomputation
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather
-from interlace.passes.pipeline import Pipeline
+from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.planning.budget import peak_bytes, say_budget
-from interlace.planning.judge import Run, noted, stand_ins, step_ns
+from interlace.planning.judge import Run, stand_ins, step_ns
 from interlace.planning.whole_step import Room, run_passes
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes
@@ -111,7 +111,7 @@ class MemoryChoice:
         cost, peers: As `make_plan`.
         stands_for: Rank -> the rank that is simulated in its place.
         share: What was decided: the share of the bytes over the budget that recomputation gives back.
-        told: What was compared, in words.
+        taken, not_taken: What was compared, in words.
         memo: What was found out about the program.
         next_room: What passes may use where what was judged last exceeds the budget.
     """
@@ -122,7 +122,8 @@ class MemoryChoice:
     peers: Peers | None
     stands_for: dict[int, int] = field(default_factory=dict)
     share: float = ALL
-    told: list[str] = field(default_factory=list)
+    taken: str = ""
+    not_taken: list[str] = field(default_factory=list)
     memo: dict[Any, Any] = field(default_factory=dict)
     next_room: int = 0
 
@@ -147,13 +148,14 @@ class MemoryChoice:
             judged += [self._judge(share, budget) for share in ((ALL + HALF) / 2, (HALF + NONE) / 2) if abs(share - nearest) < HALF]
         best = self._best(judged)
         self.share = best.share
-        self.told = [f"{'taken' if each is best else 'not taken'}: recomputation gives back {each.share:.0%} of the bytes over the budget, "
-                     f"offload the rest: {_outcome(each)}" for each in judged]  # fmt: skip
+        self.taken = f"recomputation gives back {best.share:.0%} of the bytes over the budget, offload the rest: {_outcome(best)}"
+        self.not_taken = [f"{each.share:.0%} of the bytes over the budget by recomputation: {_outcome(each)}"
+                          for each in judged if each is not best]  # fmt: skip
         return Pipeline(best.passes), best.room_bytes
 
     def plain(self, budget: int) -> tuple[Pipeline, int]:
         """The passes in Paddle's own order, recomputing as much as the budget asks for."""
-        self.share, self.told = ALL, []
+        self.share, self.taken, self.not_taken = ALL, "", []
         return self._in_paddles_order(self.again(self.asked, budget)), budget
 
     def again(self, made: Pipeline, room_bytes: int) -> Pipeline:
@@ -197,8 +199,15 @@ class MemoryChoice:
 
     def told_in(self, run: Run, budget: int) -> Run:
         """The run with the budget, and what was compared for it, in its reports."""
-        pipeline, program, reports = noted(run, DropRecompute.name, self.told, [])
+        pipeline, program, reports = run
+        reports = [self._told_first(report) if report.name == DropRecompute.name else report for report in reports]
         return pipeline, program, say_budget(program, pipeline.passes, reports, budget, peak_bytes(program, self.cost))
+
+    def _told_first(self, report: PassReport) -> PassReport:
+        """The report of what is recomputed, with the shares that were compared before what was done value by value."""
+        head, rest = report.changed[:1], report.changed[1:]
+        taken = (self.taken,) if self.taken and head else ()
+        return msgspec.structs.replace(report, changed=(*head, *taken, *rest), declined=(*self.not_taken, *report.declined))
 
     def _at(self, shares: list[float], room_bytes: int) -> list[tuple[int, ...]]:
         """How many groups each stage recomputes at each share: of several ranks of a stage the one with the least room decides."""

@@ -158,12 +158,15 @@ def did(report: dict[str, Any], name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [*(name for name in CASES if name not in TESTBED_ALONE), "pp2 vpp2, weight gradients trail",
-                                  *ON_CPU_RANKS])  # fmt: skip
+                                  "pp2, a budget", *ON_CPU_RANKS])  # fmt: skip
 def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
     world, model, words, options = {**CASES, **UNCAPTURED, **ON_CPU_RANKS}[name]
     report = verified(tmp_path, world, model, few_layers(words), options)
     assert did(report, "split-backward")
-    if "offload_activations" in options:
+    if "memory_budget" in options:
+        assert any("computed again in backward: frees" in line for line in did(report, "drop-recompute"))
+        assert any("on a GPU the plan holds" in line for line in did(report, "offload-activations"))
+    elif "offload_activations" in options:
         assert any("moves" in line for line in did(report, "offload-activations"))
 
 
