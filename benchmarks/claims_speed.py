@@ -143,6 +143,32 @@ def schedules_in_short() -> str:
 
 
 @claim
+def budgets() -> str:
+    """Steps under memory budgets, by what gives memory back; recomputation by hand by Paddle's plan and by ours."""
+    rows = []
+    for model in raw("budgets.json")["models"]:
+        peak = model["by_hand"]["none"]["stock_peak_bytes"]
+        for row in model["budgets"]:
+            hand = [_by_hand(model["by_hand"][name], row["share"] * peak) for name in BY_HAND]
+            budget = f"{row['share']:.0%}, {row['share'] * peak / 2**30:.1f} GiB"
+            rows.append([model["model"], budget, *hand, *(_planned(row[name]) for name in OURS)])
+    return table(["", "budget", *(f"recompute {name} by hand" for name in BY_HAND), *OURS], rows)
+
+
+BY_HAND, OURS = ("none", "attention", "full"), ("offload alone", "both")
+
+
+def _by_hand(found: dict[str, Any], budget: float) -> str:
+    """By Paddle's own plan, then by ours without a budget; allocators round by 1 %."""
+    sides = (("stock_ms", "stock_peak_bytes"), ("step_ms", "peak_bytes"))
+    return ", ".join(f"{found[ms]:.0f}" if found[held] <= 1.01 * budget else "-" for ms, held in sides)
+
+
+def _planned(found: dict[str, Any]) -> str:
+    return f"{found['step_ms']:.0f}" if "step_ms" in found else "-"
+
+
+@claim
 def recompute() -> str:
     """Steps and peaks of a program with full recomputation, by how much of it is left out."""
     found = raw("recompute.json")
