@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import results
 
-FORMS = ("column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "auto", "auto-8gb", "offload-0.5", "offload-1")
+FORMS = ("column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "lag-2", "auto", "auto-8gb", "offload-0.5", "offload-1")
 PEAKS = (("hidden 4096, seq 4096", "peak-gpt-h4096-s4096-pp2"), ("hidden 2048, seq 8192", "peak-gpt-h2048-s8192-pp2"))
 LATE = 1.2
 """Times the median from which on a step counts as one of the rare late ones."""
@@ -51,9 +51,9 @@ def layers() -> list[Row]:
 
 def pairs(plans: Sequence[str]) -> list[Pair]:
     """Runs of these plans that have stock's beside them, without the cases that are there for their peaks."""
-    found = {(row["case"], row["plan"]): row for row in layers() if "step_ms" in row and not row["case"].startswith("peak")}
-    both = ((row, found.get((case, "stock"))) for (case, plan), row in found.items() if plan in plans)
-    return [Pair(row, stock) for row, stock in both if stock and stock["sitting"] == row["sitting"]]
+    found = {results.run_of(row): row for row in layers() if "step_ms" in row and not row["case"].startswith("peak")}
+    both = ((row, found.get((case, "stock", sitting))) for (case, plan, sitting), row in found.items() if plan in plans)
+    return [Pair(row, stock) for row, stock in both if stock]
 
 
 def place_of(case: str) -> str:
@@ -168,7 +168,7 @@ def traced() -> str:
 @claim
 def offload_cost() -> str:
     """Offload over the same plan without it, in sittings with the host's waits as they are."""
-    runs = {(row["case"], row["plan"], row["sitting"]): row["step_ms"]["median"] for row in layers() if BY_COPIES not in row["sitting"]}
+    runs = {results.run_of(row): row["step_ms"]["median"] for row in layers() if BY_COPIES not in row["sitting"]}
     groups: dict[str, list[tuple[float, str]]] = {}
     for (case, plan, sitting), took in runs.items():
         if plan == "offload-1" and (case, "dx-first", sitting) in runs:
@@ -180,10 +180,10 @@ def offload_cost() -> str:
 @claim
 def host_waits() -> str:
     """Plans with the host's waits and with a free host."""
-    runs = {(row["case"], row["plan"]): row for row in layers()}
+    runs = {results.run_of(row): row for row in layers()}
     rows = []
-    for (case, plan), free in runs.items():
-        if plan.endswith("-free") and (held := runs.get((case, plan.removesuffix("-free")))) and held["sitting"] == free["sitting"]:
+    for (case, plan, sitting), free in runs.items():
+        if plan.endswith("-free") and (held := runs.get((case, plan.removesuffix("-free"), sitting))):
             times = (f"{row['step_ms']['median']:.1f} ms, {row['peak_bytes_by_rank'][0]['reserved'] / 1e9:.1f} GB" for row in (held, free))
             rows.append([case, plan.removesuffix("-free"), *times])
     return table(["case", "plan", "with waits: step, reserved", "free host"], rows)

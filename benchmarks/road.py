@@ -98,11 +98,11 @@ class Neighbours:
         """What one rank of each stage shows of its plan."""
         import msgspec
 
-        from interlace.planning import judge
+        from interlace.passes import peers
 
-        shown = msgspec.msgpack.decode(mine, type=judge.Shown)
-        program = judge._seen(shown) if shown.ops else None
-        return [judge._shown(_of_stage(program, stage)) if program else shown for stage in range(PP)]
+        shown = msgspec.msgpack.decode(mine, type=peers.Shown)
+        program = peers._seen(shown) if shown.ops else None
+        return [peers._shown(_of_stage(program, stage)) if program else shown for stage in range(PP)]
 
     def _compared(self, mine: bytes) -> list[bytes]:
         """What one rank of each stage gives for the comparison with Paddle's own plan."""

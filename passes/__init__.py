@@ -1,6 +1,7 @@
 """Program rewrites. A pass is a frozen record of options with a contract; `Pipeline` orders, checks and runs them."""
 
 from interlace.passes.base import REGISTRY, Context, Pass, find_pass, register
+from interlace.passes.delay_transfers import DelayTransfers
 from interlace.passes.drop_recompute import DropRecompute
 from interlace.passes.extend_lifetimes import ExtendLifetimes
 from interlace.passes.insert_events import InsertEvents
@@ -15,6 +16,7 @@ from interlace.passes.throttle_host import ThrottleHost
 __all__ = [
     "REGISTRY",
     "Context",
+    "DelayTransfers",
     "DropRecompute",
     "ExtendLifetimes",
     "InsertEvents",

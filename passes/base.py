@@ -14,6 +14,7 @@ from interlace.ir.verify import describe
 
 if TYPE_CHECKING:
     from interlace.cost_model import Costs
+    from interlace.scheduler.whole_step.orders import Orders, Simulation
 
 ONE_BUDGET = "write memory_budget beside the passes: one budget for recomputation, offload and schedule"
 """For options `memory_budget` that passes had each for itself."""
@@ -62,6 +63,8 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         needs: Capabilities that passes before it must give.
         gives: Capabilities that hold after it.
         after: Names of passes that it must run after, if they run at all.
+        decides_for_all: Whether one rank decides for all (`decide`) from the plans of one rank of each stage, which it simulates. `run`
+            finds what was decided, and its own part of it, as facts. Drafts leave such a pass out; its effect is simulated with them.
         is_default: Whether it runs unless it is turned off.
         instead_of_off: What to write in place of `off` where other passes need what it gives.
         follows_budget: Whether it runs wherever a `memory_budget` is given, unless it is turned off; the budget says what it does.
@@ -74,6 +77,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     needs: ClassVar[frozenset[str]] = frozenset()
     gives: ClassVar[frozenset[str]] = frozenset()
     after: ClassVar[tuple[str, ...]] = ()
+    decides_for_all: ClassVar[bool] = False
     is_default: ClassVar[bool] = False
     instead_of_off: ClassVar[str] = ""
     follows_budget: ClassVar[bool] = False
@@ -92,6 +96,10 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def facts(self, program: Program, context: Context) -> Any:
         """What the decision needs of this rank, as a record that msgspec encodes; None where it needs nothing of other ranks."""
         return None
+
+    def decide(self, plans: Sequence[Program], run: Simulation) -> Orders:
+        """What `decides_for_all` decides, from one plan of each stage; `run` simulates such plans. Raises PlanError where it cannot."""
+        raise NotImplementedError(f"pass {self.name!r} decides for all ranks and has no decide()")
 
     def run(self, program: Program, context: Context) -> Program:
         """A new program; the given one is untouched."""

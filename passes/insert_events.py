@@ -11,6 +11,7 @@ from interlace.ir import Event, OpInstance, Program, describe
 from interlace.ir.storage import with_fetches
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.hazards.missing_orders import Needs, needs_of
+from interlace.scheduler.whole_step.orders import merged
 
 ROUNDS = 5
 """Walks, the last of which misses nothing.
@@ -96,13 +97,3 @@ def fetching(program: Program, values: Sequence[int]) -> Program:
         return program
     wider = with_fetches(program, tuple(values))
     return msgspec.structs.replace(wider, events=events_of(wider, program.events))
-
-
-def merged(events: Iterable[Event], pairs: Iterable[tuple[OpInstance, OpInstance]]) -> tuple[Event, ...]:
-    """Events with more pairs (recorded after, waited for by); an op instance records at most one event."""
-    found = {event.record: event for event in events}
-    for record, wait in pairs:
-        event = found.get(record, Event(f"interlace_{record[0]}_{record[1]}", record, ()))
-        if wait not in event.waits:
-            found[record] = msgspec.structs.replace(event, waits=(*event.waits, wait))
-    return tuple(found.values())

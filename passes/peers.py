@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from threading import Barrier, BrokenBarrierError, Lock
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from interlace.errors import PlanError
+from interlace.ir import Op, Program, Value
+from interlace.ir.per_ops import KEPT, once_per_ops
+from interlace.ir.stand_ins import likeness
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -42,6 +47,50 @@ def gather(peers: Peers | None, topic: str, mine: Told) -> list[Told]:
     with _DECODING:
         told = {each: msgspec.msgpack.decode(each, type=type(mine)) for each in set(said)}
     return [told[each] for each in said]
+
+
+def stand_ins(program: Program, peers: Peers | None) -> dict[int, int]:
+    """Rank -> the first rank that is like it, which is simulated in its place: one of each stage, where all ranks of a stage are alike.
+    Empty if no other rank plans at the same time.
+    """
+    if peers is None:
+        return {}
+    kinds = gather(peers, "stages", likeness(program))
+    return {rank: kinds.index(kind) for rank, kind in enumerate(kinds)}
+
+
+def plans_of_stages(program: Program, peers: Peers | None, stands_for: dict[int, int]) -> list[Program]:
+    """The plans of one rank of each stage (`stand_ins`), in the order of ranks, for rank 0; nothing for the others, which only send
+    theirs. A rank that plans alone gets its own.
+    """
+    if peers is None:
+        return [program]
+    plans = gather(peers, "plans of stages", _shown(program) if stands_for[program.rank] == program.rank else Shown())
+    return [_seen(plans[rank]) for rank in sorted(set(stands_for.values()))] if program.rank == 0 else []
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A plan as a rank shows it: operations and values apart, which are the same in many plans."""
+
+    ops: bytes = b""
+    rest: bytes = b""
+
+
+_packed = once_per_ops(lambda program: zlib.compress(msgspec.msgpack.encode((program.ops, program.values)), 1))
+
+
+@lru_cache(maxsize=KEPT)
+def _unpacked(packed: bytes) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
+    return msgspec.msgpack.decode(zlib.decompress(packed), type=tuple[tuple[Op, ...], tuple[Value, ...]])
+
+
+def _shown(program: Program) -> Shown:
+    return Shown(_packed(program), zlib.compress(msgspec.msgpack.encode(program.with_ops((), ())), 1))
+
+
+def _seen(shown: Shown) -> Program:
+    """The plan that was shown; plans of the same operations and values hold the same tuples of them."""
+    return msgspec.msgpack.decode(zlib.decompress(shown.rest), type=Program).with_ops(*_unpacked(shown.ops))
 
 
 def require_one_topic(topics: Sequence[str]) -> None:

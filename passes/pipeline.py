@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import BrokenBarrierError
 from typing import Any
@@ -12,10 +13,11 @@ import msgspec
 import networkx as nx
 
 from interlace.cost_model import Costs
-from interlace.errors import InterlaceError, PassError
+from interlace.errors import InterlaceError, PassError, PlanError
 from interlace.ir import Program, verify
 from interlace.passes.base import REGISTRY, Context, Pass, is_built_in
-from interlace.passes.peers import Peers, gather
+from interlace.passes.peers import Peers, gather, plans_of_stages, stand_ins
+from interlace.scheduler.whole_step.orders import Orders, simulation
 
 
 class PassReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +102,8 @@ class Pipeline:
         try:
             mine = each.facts(program, context)
             context.facts = gather(peers, each.name, mine) if mine is not None else ()
+            if each.decides_for_all:
+                context.facts = _decided(each, program, context.cost, peers)
             result = each.run(program, context)
             if not isinstance(result, Program):
                 raise PassError(f"run() gave {type(result).__name__}, expected a Program")
@@ -118,6 +122,21 @@ class Pipeline:
         report = PassReport(each.name, tuple(context.changed), tuple(context.declined), len(program.ops), len(result.ops),
                             time.perf_counter_ns() - start)  # fmt: skip
         return result, report
+
+
+def _decided(each: Pass, program: Program, cost: Costs, peers: Peers | None) -> tuple[Any, ...]:
+    """What rank 0 decides for all, and this rank's part of it; nothing where there is one stage, or the others are not known, or the
+    step cannot be simulated."""
+    if program.pipeline.num_stages == 1 or peers is None:
+        return ()
+    stands_for = stand_ins(program, peers)
+    plans, found = plans_of_stages(program, peers, stands_for), Orders()
+    if plans:
+        with suppress(PlanError):
+            found = each.decide(plans, simulation(cost, stands_for))
+    found = gather(peers, f"{each.name}: decided", found)[0]
+    at = sorted(set(stands_for.values())).index(stands_for[program.rank])
+    return (found, found.of_plans[at]) if found.of_plans else ()
 
 
 def built_in() -> tuple[type[Pass], ...]:

@@ -22,8 +22,9 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
         job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0 (after 4@0 the host waits for 3@0)
 
     Options:
-        syncs: `auto` waits as rarely as keeps the peak of memory, `job-ends` at the end of every job with work on side streams. When:
-            `job-ends` where measured memory is above the predicted one; it costs some time in each job.
+        syncs: `auto` waits as rarely as keeps the peak of memory, or at the ends of jobs where the simulated step is faster so; `job-ends`
+            at the end of every job with work on side streams. When: `job-ends` where measured memory is above the predicted one; it costs
+            some time in each job.
         run_ahead_bytes: By how much a host that runs ahead may raise the peak of device memory before `auto` makes it wait. When: lower it
             where memory is short, raise it where the device idles between jobs.
 
@@ -33,7 +34,7 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
     name = "throttle-host"
     needs = frozenset({"scheduled"})
     gives = frozenset({"throttled"})
-    after = ("insert-events",)
+    after = ("insert-events", "delay-transfers")
     is_default = True
     formerly = ("assign-streams",)
 

@@ -21,8 +21,8 @@ PRESETS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / 
 
 
 DEFAULT = ["drop-recompute", "split-backward", "overlap-column-backward", "schedule-1f1b",
-           "name-streams", "extend-lifetimes", "insert-events", "throttle-host"]  # fmt: skip
-NO_JOBS = dict.fromkeys(("schedule_1f1b", "extend_lifetimes", "insert_events", "throttle_host"), "off")
+           "name-streams", "extend-lifetimes", "insert-events", "delay-transfers", "throttle-host"]  # fmt: skip
+NO_JOBS = dict.fromkeys(("schedule_1f1b", "extend_lifetimes", "insert_events", "delay_transfers", "throttle_host"), "off")
 
 
 def loaded(tmp_path: Path, text: str) -> Config:
@@ -65,8 +65,8 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("name_streams: {priority: -99}", "my.yaml:1:26: found -99, expected a stream priority"),
         ("offload_activations: on", "my.yaml:1:22: on, but nothing says what to move; choose modules (such as [mlp]) or a fraction"),
         ("offload_activations: {min_bytes: 1MB}", "my.yaml:1:22: on, but nothing says what to move"),
-        ("schedule_1f1b: off", "my.yaml:1:16: schedule_1f1b is off, and extend_lifetimes, insert_events, throttle_host (on"),
-        ("insert_events: on\nschedule_1f1b: off", "my.yaml:2:16: schedule_1f1b is off, and extend_lifetimes, insert_events, throttle"),
+        ("schedule_1f1b: off", "my.yaml:1:16: schedule_1f1b is off, and delay_transfers, extend_lifetimes, insert_events, throttle_host"),
+        ("insert_events: on\nschedule_1f1b: off", "my.yaml:2:16: schedule_1f1b is off, and delay_transfers, extend_lifetimes"),
         ("schedule_1f1b: sideways", "my.yaml:1:16: expected off, on or a table of options, found 'sideways'"),
         ("schedule_1f1b:", "my.yaml:1:15: expected off, on or a table of options, found None"),
         ("offload_activations: {modules: [mlp, 3]}", "my.yaml:1:38: Expected `str`, got `int` (at $.offload_activations.modules[1])"),
@@ -83,7 +83,7 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("[a, b]: 1", "my.yaml:1:1: expected a name of an option, found a sequence"),
         ("device: 7", "my.yaml:1:9: expected str, found 7"),
         ("split_backward: off", "my.yaml:1:17: split_backward is off, and overlap_column_backward (on by default) cannot do w"),
-        ("schedule_1f1b: off\noffload_activations: {fraction: 1}", "my.yaml:1:16: schedule_1f1b is off, and extend_lifetimes,"),
+        ("schedule_1f1b: off\noffload_activations: {fraction: 1}", "my.yaml:1:16: schedule_1f1b is off, and delay_tr"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, error: str) -> None:

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.gpu.results FOLDER --into FILE --sitting "date, GPUs"`.
 
-Rows of the folder take the place of the file's rows of the same case and plan; other rows stay. `--traces INTO` writes the kept
+Rows of the folder take the place of the file's rows of the same case, plan and sitting; other rows stay. `--traces INTO` writes the kept
 traces as gzipped Chrome traces, measured and simulated. `--tables` prints a file's step times, and how far the simulator is off.
 """
 
@@ -27,9 +27,11 @@ from typing import Any
 from testbed.gpus import ROOT, python_path
 
 Row = dict[str, Any]
+STORED = ROOT / "benchmarks" / "results" / "h200"
 NOT_STARTED = "not started"
 """How a run that its sitting had no time for says so."""
-PLANS = ("stock", "column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "auto", "auto-8gb", "offload-0.5", "offload-1")
+PLANS = ("stock", "column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "lag-2", "auto", "auto-8gb", "offload-0.5",
+         "offload-1")  # fmt: skip
 SWITCHED = ("no-priorities", "no-slab", "one-slab")
 """`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
 PINNED = ("pinned_reserved", "pinned_allocations")
@@ -69,10 +71,19 @@ def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
 def _stock_plan(planned: Path) -> Path:
     into = planned.parent / "stock"
     shutil.rmtree(into, ignore_errors=True)
-    done = _interlace("plan", os.fspath(planned / "captured"), "--config", "stock", "--device", "h200", "-o", os.fspath(into))
+    done = _interlace("plan", os.fspath(planned / "captured"), "--config", "stock", "--device", profile_of(planned), "-o", os.fspath(into))
     if done.returncode:
         raise SystemExit(f"{planned.parent.name}: Paddle's own order could not be planned: {done.stderr[-600:]}")
     return into
+
+
+def profile_of(planned: Path) -> str:
+    """The profile that a plan was made with; a file's name is looked up among the stored ones, since the plan may come from elsewhere."""
+    from interlace.planning.plan import read_record
+
+    profile = read_record(min(planned.glob("rank*.ilp"))).profile
+    here = STORED / Path(profile).name
+    return os.fspath(here) if here.is_file() else profile
 
 
 def _simulated(folder: Path) -> tuple[str, Row]:
@@ -82,7 +93,6 @@ def _simulated(folder: Path) -> tuple[str, Row]:
     """
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
-    from interlace.planning.plan import read_record
     from interlace.scheduler.memory.live import in_order
     from interlace.scheduler.simulate.arrays import Options
     from interlace.scheduler.simulate.simulator import simulate
@@ -90,14 +100,14 @@ def _simulated(folder: Path) -> tuple[str, Row]:
 
     name = f"{folder.parent.name} {folder.name}"
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        done = _interlace("check", os.fspath(folder), "--target", "gpu", "--json", file.name)
+        done = _interlace("check", os.fspath(folder), "--target", "gpu", "--device", profile_of(folder), "--json", file.name)
         text = Path(file.name).read_text()
     ranks = json.loads(text).get("ranks", []) if text else []
     if not ranks:
         return name, {"failed": (done.stderr or done.stdout)[-300:]}
     paths = sorted(folder.glob("rank*.ilp"))
     programs = [load(path) for path in paths]
-    as_freed = simulate(programs, CostModel(load_profile(read_record(paths[0]).profile)), Options.of(IDEAL), target=IDEAL)
+    as_freed = simulate(programs, CostModel(load_profile(profile_of(folder))), Options.of(IDEAL), target=IDEAL)
     found: Row = {f"{name}_ms": round(max(rank[key] for rank in ranks) / 1e6, 2)
                   for name, key in (("step", "step_ns"), ("exposed", "exposed_comm_ns"))}  # fmt: skip
     found["peak_bytes_by_rank"] = [rank.peak_bytes for rank in as_freed.ranks]
@@ -160,12 +170,16 @@ def _digest(bits: Sequence[str]) -> str:
 def merge(path: Path, found: Sequence[Row], sitting: str, machine: Row, args: dict[str, str]) -> None:
     """Write the file with these rows in it, one a line; a run that failed takes no measured one's place. `machine` says where they ran."""
     old = json.loads(path.read_text()) if path.exists() else {"sittings": {}, "args": {}, "runs": []}
-    measured = {(row["case"], row["plan"]) for row in old["runs"] if "failed" not in row}
-    new = {(row["case"], row["plan"]): row for row in found if "failed" not in row or (row["case"], row["plan"]) not in measured}
-    kept = [row for row in old["runs"] if (row["case"], row["plan"]) not in new]
-    runs = sorted([*kept, *new.values()], key=lambda row: row["case"])
+    measured = {run_of(row) for row in old["runs"] if "failed" not in row}
+    new = {run_of(row): row for row in found if "failed" not in row or run_of(row) not in measured}
+    runs = sorted([*(row for row in old["runs"] if run_of(row) not in new), *new.values()], key=lambda row: row["case"])
     merged = {**old, "sittings": {**old["sittings"], sitting: machine}, "args": {**old["args"], **args}, "runs": runs}
     path.write_text(json.dumps(merged, separators=(",", ":")).replace('{"case"', '\n{"case"') + "\n")
+
+
+def run_of(row: Row) -> tuple[str, str, str]:
+    """Which run a row is: its case, plan and sitting."""
+    return row["case"], row["plan"], row["sitting"]
 
 
 def write_traces(out: Path, into: Path, pattern: str, simulated: bool) -> list[Path]:
@@ -197,32 +211,31 @@ def _pack(path: Path, text: str) -> Path:
 
 
 def step_table(runs: Sequence[Row]) -> str:
-    """Step times of every case by plan, and the gain over Paddle's own plan of the same sitting; [1], [2]: which sitting, if several."""
-    found = {(row["case"], row["plan"]): row for row in runs if "step_ms" in row}
-    plans = [plan for plan in PLANS if any(plan == of for _, of in found)]
-    sittings = list(dict.fromkeys(row["sitting"] for row in found.values()))
+    """Step times of every case and sitting by plan, and the gain over Paddle's own plan of the same sitting; [1], [2]: which sitting."""
+    found = {run_of(row): row for row in runs if "step_ms" in row and row["plan"] in PLANS}
+    plans = [plan for plan in PLANS if any(plan == of for _, of, _ in found)]
+    sittings = sorted({sitting for _, _, sitting in found})
     marks = {sitting: f" [{k}]" for k, sitting in enumerate(sittings, 1)} if len(sittings) > 1 else {}
     lines = [f"| step ms (min-max), gain over stock | {' | '.join(plans)} |", "| --- " * (len(plans) + 1) + "|"]
-    for case in dict.fromkeys(case for case, _ in found):
-        if any((case, plan) in found for plan in plans):
-            lines.append(f"| {case} | {' | '.join(_cell(found, case, plan, marks) for plan in plans)} |")
+    for case, sitting in sorted({(case, sitting) for case, _, sitting in found}, key=lambda key: (key[0], sittings.index(key[1]))):
+        cells = (_cell(found.get((case, plan, sitting)), found.get((case, "stock", sitting))) for plan in plans)
+        lines.append(f"| {case}{marks.get(sitting, '')} | {' | '.join(cells)} |")
     return "\n".join([*lines, *(f"\n{mark.strip()} {sitting}" for sitting, mark in marks.items())])
 
 
-def _cell(found: dict[tuple[str, str], Row], case: str, plan: str, marks: dict[str, str]) -> str:
-    row, stock = found.get((case, plan)), found.get((case, "stock"))
+def _cell(row: Row | None, stock: Row | None) -> str:
     if row is None:
         return ""
     step = row["step_ms"]
-    text = f"{step['median']:.1f} ({step['min']:.0f}-{step['max']:.0f}){marks.get(row['sitting'], '')}"
-    if stock is None or plan == "stock" or stock["sitting"] != row["sitting"]:
+    text = f"{step['median']:.1f} ({step['min']:.0f}-{step['max']:.0f})"
+    if stock is None or row is stock:
         return text
     return f"{text} {100 * (stock['step_ms']['median'] / step['median'] - 1):+.1f} %"
 
 
 def switch_table(runs: Sequence[Row]) -> str:
     """Plans beside themselves on a testbed that differs by a switch, of one case and sitting."""
-    found = {(row["case"], row["plan"], row["sitting"]): row for row in runs if "step_ms" in row}
+    found = {run_of(row): row for row in runs if "step_ms" in row}
     lines = ["| case | plan | step ms (min-max) | with | step ms (min-max) | time | losses and parameters stock's |", "| --- " * 7 + "|"]
     for (case, plan, sitting), row in found.items():
         base = _without_switch(plan)

@@ -40,6 +40,10 @@ CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 240.0, 100.0
 WARM_STEPS = 2  # and the last step, which is traced, does not count
 
 
+DEVICE = ROOT / "benchmarks" / "results" / "h200" / "testbed_profile.json"
+"""Times of the testbed's own kernels (`benchmarks.gpu.traced_ops`), which are not all those of Paddle's GPU place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a case is run with: configuration text, none for Paddle's own plan, and switches of the testbed."""
@@ -62,7 +66,7 @@ class Case:
 
 
 def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
-    text = f"device: h200\nschedule_1f1b: {{interleave: {form}, extra_live_bytes: 40GB, only_gains: off}}\n{more}"
+    text = f"device: {DEVICE}\nschedule_1f1b: {{interleave: {form}, extra_live_bytes: 40GB, only_gains: off}}\n{more}"
     return text + (f"offload_activations: {{fraction: {offload}, min_bytes: 1MB}}\n" if offload else "")
 
 
@@ -72,16 +76,20 @@ COLUMN, DX, MIXED, ZB = (Plan(name, _pairs(form)) for name, form in (("column", 
 LAGS = tuple(Plan(name, _pairs(f"dx-first, lag: {lag}")) for name, lag in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]"),
                                                                                        ("lag-2", "2")))  # fmt: skip
 """Weight gradients trail by one micro-batch or more; on the second of two stages by more."""
-AUTO = tuple(Plan(name, f"device: h200\nschedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n")
+AUTO = tuple(Plan(name, f"device: {DEVICE}\nschedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n")
              for name, extra in (("auto", "0"), ("auto-8gb", "8GB")))  # fmt: skip
 """Within the memory of Paddle's own plan, and with more."""
-BUDGETS = tuple(Plan(f"budget-{share:g}", f"device: h200\nmemory_budget: {share}\n") for share in (1.0, 0.9, 0.8, 0.6))
+BUDGETS = tuple(Plan(f"budget-{share:g}", f"device: {DEVICE}\nmemory_budget: {share}\n") for share in (1.0, 0.9, 0.8, 0.6))
 """Kept, recomputed and moved as the budget asks, as shares of what Paddle's own plan holds."""
+DELAYS = tuple(Plan(f"{plan.name}-{name}", f"{plan.config}delay_transfers: {option}\n")
+               for plan in (AUTO[0], ZB) for name, option in (("undelayed", "off"), ("margin-0", "{margin_us: 0}"),
+                                                              ("margin-500", "{margin_us: 500}")))  # fmt: skip
+"""Transfers posted as early as they can, and nearer to or further from when their peer is expected."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
 ALL = (STOCK, COLUMN, DX, MIXED, *OFFLOADS)
 SOME = (STOCK, DX, MIXED, OFFLOADS[1])
 FORMS = (STOCK, DX, MIXED, ZB)
-ORDER = "device: h200\nschedule_1f1b: {interleave: off}\nsplit_backward: off\noverlap_column_backward: off\n"
+ORDER = f"device: {DEVICE}\nschedule_1f1b: {{interleave: off}}\nsplit_backward: off\noverlap_column_backward: off\n"
 PEAK = (STOCK, Plan("plain", ORDER + "offload_activations: off\n"),
         Plan("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"))  # fmt: skip
 UNHELD = "throttle_host: off\n"
@@ -123,11 +131,11 @@ def cases(gpus: int) -> list[Case]:
     found += [_layers(model, 4096, mp, batch=2, plans=(*ALL, *LEVEL[:2], *PINNED)) for mp in widths for model in models]
     found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
-        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS[:3], *AUTO, *BUDGETS, *LEVEL, COLUMN, *OFFLOADS,
+        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS[:3], *AUTO, *BUDGETS, *DELAYS, *LEVEL, COLUMN, *OFFLOADS,
                                                          AGAIN)) for model in models]
-        found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS[:3], *AUTO), micro_batches=count)
+        found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS[:3], *AUTO, *BUDGETS), micro_batches=count)
                   for seq, count in ((4096, 8), (2048, 4), (4096, 4)) for model in models]  # fmt: skip
-        found.append(_layers("gpt", 2048, 1, 2, 2, plans=SOME))
+        found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], DELAYS[0])) for model in models]
         found += _peaks()
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]

@@ -12,9 +12,8 @@ import msgspec
 from interlace.cost_model import CostModel, Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.passes.peers import Peers, gather
+from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import PassReport
-from interlace.planning.judge import stand_ins
 from interlace.planning.stock import STOCK, stock_plan
 from interlace.report.outcome import Outcome, Step
 from interlace.report.sweep import Sweep

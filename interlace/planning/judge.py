@@ -1,22 +1,20 @@
-"""Fallbacks: a form of a pass is kept only if the simulated step is no slower than with the simplest form of the pass."""
+"""Forms of passes are judged by the simulated step: a form is kept only if it is no slower than the simplest of its pass, and where a
+pass has alternatives the fastest is taken.
+"""
 
 from __future__ import annotations
 
-import zlib
-from functools import lru_cache
+from collections.abc import Sequence
 
 import msgspec
 
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
-from interlace.ir import Op, Program, Value
-from interlace.ir.per_ops import KEPT, once_per_ops
-from interlace.ir.stand_ins import likeness
+from interlace.ir import Program
 from interlace.passes.base import Pass
-from interlace.passes.peers import Peers, gather
+from interlace.passes.peers import Peers, gather, plans_of_stages, stand_ins
 from interlace.passes.pipeline import PassReport, Pipeline
-from interlace.scheduler.simulate.arrays import Options
-from interlace.scheduler.simulate.simulator import simulate
+from interlace.scheduler.whole_step.orders import simulation, with_orders
 from interlace.units import ms
 
 Run = tuple[Pipeline, Program, list[PassReport]]
@@ -24,6 +22,7 @@ Run = tuple[Pipeline, Program, list[PassReport]]
 
 def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, room_bytes: int | None = None) -> Run:
     """Run the passes; if one has fallbacks, keep its first form whose step is no slower than with the last fallback, the simplest.
+    Of a pass with alternatives (where the host waits) the form with the fastest step is kept.
 
     One rank of each stage sends its plan to rank 0, which simulates the whole step and sends the result to all, so that all ranks
     decide alike. A rank that plans without the other stages cannot simulate the step and keeps the form that was asked for.
@@ -36,25 +35,41 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
     """
     pipeline.check(program)
     at = next((k for k, each in enumerate(pipeline.passes) if each.fallbacks()), None)
+    alone = peers is None and program.pipeline.num_stages > 1
+    stands_for = stand_ins(program, peers)
+
+    def with_alternatives(first: Run, passes: tuple[Pass, ...]) -> Run:
+        """The passes from here on; of a pass that has alternatives, the form with which the simulated step is fastest."""
+        cut = next((k for k, each in enumerate(passes) if each.alternatives()), len(passes)) if not alone else len(passes)
+        found = _then(first, passes[:cut], cost, peers, room_bytes)
+        if cut == len(passes):
+            return found
+        asked, rest = passes[cut], passes[cut + 1 :]
+        forms = {form.label(): _then(found, (form, *rest), cost, peers, room_bytes) for form in (asked, *asked.alternatives())}
+        took = {label: step_ns(form[1], cost, peers, stands_for) for label, form in forms.items()}
+        best = min((label for label, each in took.items() if each is not None), key=lambda label: took[label] or 0, default=asked.label())
+        lines = [f"{best}: whole step simulated {ms(took[best] or 0)}, with {label} {ms(each)}"
+                 for label, each in took.items() if label != best and each is not None]  # fmt: skip
+        return noted(forms[best], asked.name, lines, [])
+
     if at is None:
-        return (pipeline, *pipeline.run(program, cost, peers, room_bytes))
-    before, first = Pipeline(pipeline.passes[:at]).run(program, cost, peers, room_bytes)
+        return with_alternatives((Pipeline(()), program, []), pipeline.passes)
+    first = _then((Pipeline(()), program, []), pipeline.passes[:at], cost, peers, room_bytes)
 
     def run(form: Pass, draft: bool = False) -> Run:
-        later = Pipeline(pipeline.passes[at + 1 :])
-        passes = (form, *(later.draft() if draft else later).passes)
-        made, reports = Pipeline(passes).run(before, cost, peers, room_bytes)
-        return Pipeline((*pipeline.passes[:at], *passes)), made, [*first, *reports]
+        later = pipeline.passes[at + 1 :]
+        if draft:
+            return _then(first, (form, *Pipeline(later).draft().passes), cost, peers, room_bytes)
+        return with_alternatives(first, (form, *later))
 
     judged = pipeline.passes[at]
-    if peers is None and program.pipeline.num_stages > 1:
+    if alone:
         return noted(run(judged), judged.name, [], ["the whole step was not simulated: the other stages' plans are not known here"])
     *simpler, simplest = judged.fallbacks()
     asked, plain = run(judged), run(simplest, draft=True)
     if not any(gather(peers, "forms that differ", _orders(plain) != _orders(asked))):
         return asked
-    stands_for = stand_ins(program, peers)
-    limit_ns = step_ns(plain[1], cost, peers, stands_for)
+    limit_ns = step_ns(plain[1], cost, peers, stands_for, pipeline.passes)
     declined: list[str] = []
     for form in (judged, *simpler):
         found = asked if form is judged else run(form)
@@ -69,6 +84,13 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
     return noted(run(simplest), judged.name, [], declined)
 
 
+def _then(before: Run, passes: tuple[Pass, ...], cost: Costs, peers: Peers | None, room_bytes: int | None) -> Run:
+    """These passes after those that ran before."""
+    pipeline, program, reports = before
+    made, more = Pipeline(passes).run(program, cost, peers, room_bytes)
+    return Pipeline((*pipeline.passes, *passes)), made, [*reports, *more]
+
+
 def _orders(run: Run) -> list[tuple[tuple[int, int], ...]]:
     return [job.items for job in run[1].jobs]
 
@@ -81,53 +103,15 @@ def noted(run: Run, name: str, changed: list[str], declined: list[str]) -> Run:
     return pipeline, program, lines
 
 
-def stand_ins(program: Program, peers: Peers | None) -> dict[int, int]:
-    """Rank -> the first rank that is like it, which is simulated in its place: one of each stage, where all ranks of a stage are alike.
-    Empty if no other rank plans at the same time.
-    """
-    if peers is None:
-        return {}
-    kinds = gather(peers, "stages", likeness(program))
-    return {rank: kinds.index(kind) for rank, kind in enumerate(kinds)}
-
-
-def step_ns(program: Program, cost: Costs, peers: Peers | None, stands_for: dict[int, int]) -> int | None:
+def step_ns(program: Program, cost: Costs, peers: Peers | None, stands_for: dict[int, int], passes: Sequence[Pass] = ()) -> int | None:
     """Simulated time of a step of the whole pipeline; None if it would never end.
 
     Rank 0 simulates the plans of one rank of each stage (`stand_ins`) and sends the result to the others; the plans of other ranks are
-    ignored.
+    ignored. Of `passes` those that decide for all (`Pass.decides_for_all`), which the program was drafted without, are counted in.
     """
-    if peers is None:
-        return _simulated([program], cost, {})
-    plans = gather(peers, "plans of stages", _shown(program) if stands_for[program.rank] == program.rank else Shown())
-    found = Step()
-    if program.rank == 0:
-        found = Step(_simulated([_seen(plans[rank]) for rank in sorted(set(stands_for.values()))], cost, stands_for))
+    plans = plans_of_stages(program, peers, stands_for)
+    found = Step(_simulated(plans, cost, stands_for, [each for each in passes if each.decides_for_all])) if plans else Step()
     return gather(peers, "the simulated step", found)[0].step_ns
-
-
-class Shown(msgspec.Struct, frozen=True):
-    """A plan as a rank shows it: operations and values apart, which are the same in many plans."""
-
-    ops: bytes = b""
-    rest: bytes = b""
-
-
-_packed = once_per_ops(lambda program: zlib.compress(msgspec.msgpack.encode((program.ops, program.values)), 1))
-
-
-@lru_cache(maxsize=KEPT)
-def _unpacked(packed: bytes) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
-    return msgspec.msgpack.decode(zlib.decompress(packed), type=tuple[tuple[Op, ...], tuple[Value, ...]])
-
-
-def _shown(program: Program) -> Shown:
-    return Shown(_packed(program), zlib.compress(msgspec.msgpack.encode(program.with_ops((), ())), 1))
-
-
-def _seen(shown: Shown) -> Program:
-    """The plan that was shown; plans of the same operations and values hold the same tuples of them."""
-    return msgspec.msgpack.decode(zlib.decompress(shown.rest), type=Program).with_ops(*_unpacked(shown.ops))
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -136,9 +120,14 @@ class Step(msgspec.Struct, frozen=True):
     step_ns: int | None = None
 
 
-def _simulated(programs: list[Program], cost: Costs, stands_for: dict[int, int]) -> int | None:
-    options = Options(peers_ready=not stands_for, stands_for=stands_for)
+def _simulated(programs: Sequence[Program], cost: Costs, stands_for: dict[int, int], deciding: Sequence[Pass]) -> int | None:
+    run = simulation(cost, stands_for)
     try:
-        return max(rank.step_ns for rank in simulate(programs, cost, options, with_memory=False).ranks)
+        if not deciding:
+            return run(programs).step_ns
+        for each in deciding:
+            orders = each.decide(programs, run)
+            programs = [with_orders(program, mine) for program, mine in zip(programs, orders.of_plans, strict=True)]
+        return orders.step_ns
     except PlanError:
         return None

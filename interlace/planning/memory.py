@@ -20,11 +20,11 @@ from interlace.ir import Program
 from interlace.passes.base import Pass
 from interlace.passes.drop_recompute import DropRecompute, recomputation
 from interlace.passes.offload_activations import OffloadActivations
-from interlace.passes.peers import Peers, gather
+from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.planning.budget import peak_bytes, say_budget
-from interlace.planning.judge import Run, stand_ins, step_ns
+from interlace.planning.judge import Run, step_ns
 from interlace.planning.whole_step import Room, run_passes
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes

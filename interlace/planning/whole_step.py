@@ -11,11 +11,11 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.ir import Program
 from interlace.passes.base import Context, Pass
-from interlace.passes.peers import Peers, gather
+from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
 from interlace.planning.budget import peak_bytes
-from interlace.planning.judge import Run, noted, run_judged, stand_ins, step_ns
+from interlace.planning.judge import Run, noted, run_judged, step_ns
 from interlace.planning.stock import STOCK
 from interlace.scheduler.interleave.planner import EARLY
 from interlace.scheduler.jobs import Parts
@@ -188,14 +188,14 @@ class _Choice:
 
     def _draft(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Judged:
         made = self._run(Pipeline((form, *later)).draft())[0] if self.drafts else self.before
-        return Judged(form, later, self._step_ns(made), max(self._peaks(made)))
+        return Judged(form, later, self._step_ns(made, later), max(self._peaks(made)))
 
     def _run(self, passes: Pipeline) -> tuple[Program, list[PassReport]]:
         """The passes from the schedule on."""
         return passes.run(self.before, self.cost, self.peers, self.room_bytes, self.context.memo)
 
-    def _step_ns(self, made: Program) -> int | None:
-        return step_ns(made, self.cost, self.peers, self.stands_for)
+    def _step_ns(self, made: Program, left_out: tuple[Pass, ...] = ()) -> int | None:
+        return step_ns(made, self.cost, self.peers, self.stands_for, left_out)
 
     def _peaks(self, made: Program) -> list[int]:
         """Device bytes of the plan at its peak, by rank, under a budget those on a GPU; a rank without jobs holds nothing."""

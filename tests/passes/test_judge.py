@@ -112,3 +112,17 @@ def test_ranks_at_different_topics_are_told() -> None:
     assert plan_together(say, ["plan", "plan"]) == [[b"plan", b"plan"]] * 2
     with pytest.raises(PlanError, match="ranks 0 and 1 planned with different options: one is at 'plan', the other at 'offload'"):
         plan_together(say, ["plan", "offload"])
+
+
+def test_a_named_form_takes_the_alternative_that_is_faster() -> None:
+    """Beside a receive that waits products are slow; a host that waits at the ends of jobs posts it when it is due."""
+    costs = GivenCosts({"comm": 20, "gemm": 100, "default": 10}, {("gemm", "wait"): (1.8, 1.0)})
+    plain, common = programs(World(pp=2, mp=1, micro_batches=6, layers=4)), {"delay_transfers": "off"}
+    schedule = {"interleave": "zb-h1", "only_gains": False, "search": False}
+    for wide in (1 << 40, 0):  # a wide allowance for running ahead makes the host wait nowhere by itself
+        open_, ends = (make_plans(plain, make_config({**common, "schedule_1f1b": schedule, "throttle_host": options}), costs, "given")
+                       for options in ({"run_ahead_bytes": wide}, {"syncs": "job-ends"}))  # fmt: skip
+        took = [step_ns([plan.program for plan in plans], costs) for plans in (open_, ends)]
+        assert took[0] <= took[1]
+        report = next(each for each in open_[0].reports if each.name == "throttle-host")
+        assert any("whole step simulated" in line for line in report.changed)

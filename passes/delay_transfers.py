@@ -1,0 +1,74 @@
+"""`delay-transfers`: sends and receives are posted when their peer is about to be ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from interlace.ir import Program
+from interlace.ir.kinds import is_p2p
+from interlace.passes.base import Context, Pass, register
+from interlace.scheduler.whole_step.orders import Orders, Simulation, find_orders, with_orders
+from interlace.units import ms
+
+
+@register
+class DelayTransfers(Pass, frozen=True, kw_only=True):
+    """Let sends and receives of the pipeline start on the device shortly before their peer is ready, and not as early as they can.
+
+    NCCL's kernels wait for their peer on the device and slow computation meanwhile. When the peer is ready is simulated from the plans
+    of all stages; the transfer then waits for a computation of its own rank that ends shortly before.
+
+    Contract: needs a schedule; keeps every value, operation and order; adds events. Nothing is delayed where the simulated step would
+    not become shorter.
+
+    Before / After:
+        job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0
+        job forward_1: 2@1 3@1                          job forward_1: 2@1 3@1
+                                                        event interlace_4_0: recorded after 4@0, waited for by 2@1 (a receive)
+
+    Options:
+        margin_us: Microseconds by which a transfer is posted earlier than its peer is expected. When: raise it where stages run less evenly
+            than simulated, so that a peer is never kept waiting.
+
+    Source: docs/decisions/016.
+    """
+
+    name = "delay-transfers"
+    needs = frozenset({"scheduled"})
+    gives = frozenset({"delayed"})
+    after = ("insert-events",)
+    is_default = True
+    decides_for_all = True
+
+    margin_us: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 100
+
+    def stock(self) -> None:
+        return None
+
+    def draft(self) -> None:
+        return None
+
+    def decide(self, plans: Sequence[Program], run: Simulation) -> Orders:
+        """Which transfers wait for what."""
+        return find_orders(plans, run, 1000 * self.margin_us)
+
+    def run(self, program: Program, context: Context) -> Program:
+        transfers = {op.id for op in program.ops if is_p2p(op)}
+        count = sum(op in transfers for job in program.jobs for op, _ in job.items)
+        if not count:
+            context.declined.append("nothing is sent or received between stages")
+            return program
+        if not context.facts:
+            context.declined.append("when peers are ready is not known: the other stages' plans are not known here, or cannot be simulated")
+            return program
+        found, mine = context.facts
+        if found.step_ns == found.before_ns:
+            context.declined.append(f"no transfer waits for its peer beside computation so long that posting it later shortens the step of "
+                                    f"{ms(found.before_ns)}")  # fmt: skip
+            return program
+        context.changed.append(f"{len(mine)} of {count} transfers are posted when their peer is about to be ready: whole step simulated "
+                               f"{ms(found.step_ns)}, {ms(found.before_ns)} with all as early as they can")  # fmt: skip
+        return with_orders(program, mine)

@@ -1,0 +1,105 @@
+"""Transfers that are posted when their peer is about to be ready: never slower, safe on every target, and said in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+
+from interlace.config import make_config
+from interlace.cost_model import GivenCosts
+from interlace.ir import OpInstance, Program
+from interlace.ir.kinds import is_p2p
+from interlace.passes import Context, DelayTransfers
+from interlace.planning.plan import Plan, make_plans
+from interlace.scheduler.hazards import check
+from interlace.scheduler.simulate.simulator import simulate
+from interlace.scheduler.target import CPU, CUSTOM, GPU
+from interlace.scheduler.whole_step.orders import find_orders, simulation, with_orders
+from tests.proofs import KNOWN
+from tests.strategies import World, programs, worlds
+
+SLOWED = GivenCosts({"comm": 20, "gemm": 100, "default": 10}, {("gemm", "wait"): (1.8, 1.0), ("memory", "wait"): (1.1, 1.0)})
+"""Computation beside a transfer that waits for its peer takes up to 1.8 times as long."""
+NO_MARGIN = {"margin_us": 0}
+CALM = GivenCosts({"comm": 20, "gemm": 100, "default": 10})
+
+
+def planned(given_: Sequence[Program], costs: GivenCosts, form: str, delays: object) -> list[Plan]:
+    options = {"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}, "delay_transfers": delays}
+    return make_plans(given_, make_config(options), costs, "given")
+
+
+def step_ns(plans: Sequence[Plan], costs: GivenCosts) -> int:
+    return max(rank.step_ns for rank in simulate([plan.program for plan in plans], costs).ranks)
+
+
+def said(plan: Plan) -> str:
+    report = next(each for each in plan.reports if each.name == "delay-transfers")
+    return " ".join((*report.changed, *report.declined))
+
+
+def delayed(plan: Plan) -> list[tuple[OpInstance, OpInstance]]:
+    """Transfers that wait for computation, by what they wait for."""
+    ops = {op.id: op for op in plan.program.ops}
+    return [(event.record, wait) for event in plan.program.events for wait in event.waits
+            if is_p2p(ops[wait[0]]) and ops[event.record[0]].results and not is_p2p(ops[event.record[0]])]  # fmt: skip
+
+
+@settings(max_examples=8, deadline=None)
+@given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"))
+def test_delays_never_slow_a_step_and_stay_safe(world: World) -> None:
+    plain = programs(world)
+    early, late = (planned(plain, SLOWED, "dx-first", option) for option in ("off", NO_MARGIN))
+    assert step_ns(late, SLOWED) <= step_ns(early, SLOWED)
+    for place in (GPU, CPU, CUSTOM):
+        before, after = (check([plan.program for plan in plans], place) for plans in (early, late))
+        assert {str(each) for each in after if each.kind not in KNOWN} <= {str(each) for each in before if each.kind not in KNOWN}
+        assert any(each.kind == "deadlock" for each in before) or not any(each.kind == "deadlock" for each in after)
+    for plan in late:
+        at = {item: k for k, item in enumerate(item for job in plan.program.jobs for item in job.items)}
+        known = [(after, transfer) for after, transfer in delayed(plan) if after in at]  # others are of the job that splits the batch
+        assert all(at[after] < at[transfer] for after, transfer in known)  # an event is recorded before it is waited for
+
+
+def test_a_receive_waits_for_computation_until_its_sender_is_about_to_be_ready() -> None:
+    plain = programs(World(pp=2, mp=1, micro_batches=6, layers=4))
+    early, late = (planned(plain, SLOWED, "zb-h1", option) for option in ("off", NO_MARGIN))
+    assert step_ns(late, SLOWED) < 0.97 * step_ns(early, SLOWED)
+    assert delayed(late[1])
+    assert not delayed(early[1])
+    assert "transfers are posted when their peer is about to be ready: whole step simulated" in said(late[1])
+    for plan in late:
+        assert len({after for after, _ in delayed(plan)}) == len(delayed(plan))
+        assert plan.program.jobs == early[plan.program.rank].program.jobs  # events alone are new
+
+
+def test_nothing_is_delayed_without_a_gain() -> None:
+    plain = programs(World(pp=2, mp=1, micro_batches=4, layers=2))
+    plans = planned(plain, CALM, "dx-first", NO_MARGIN)
+    assert not any(delayed(plan) for plan in plans)
+    assert "no transfer waits for its peer beside computation so long" in said(plans[0])
+    assert not any(delayed(plan) for plan in planned(plain, SLOWED, "dx-first", {"margin_us": 1000}))  # no one waits for a millisecond
+
+
+def test_what_is_not_known_is_said() -> None:
+    lone = planned(programs(World(pp=2, mp=1, micro_batches=4, layers=2))[:1], SLOWED, "dx-first", NO_MARGIN)[0]
+    assert "the other stages' plans are not known here" in said(lone)
+    single = planned(programs(World(pp=1, mp=2, micro_batches=4, layers=2)), SLOWED, "dx-first", NO_MARGIN)[0]
+    assert "nothing is sent or received between stages" in said(single)
+    assert DelayTransfers().run(single.program, Context(SLOWED)) is single.program
+
+
+@pytest.mark.parametrize("margin_ns", [0, 50, 200])
+def test_orders_leave_the_margin(margin_ns: int) -> None:
+    """What a transfer waits for ends at least the margin before the transfer starts, in the simulation that decided."""
+    plans = [plan.program for plan in planned(programs(World(pp=3, mp=1, micro_batches=6, layers=6)), SLOWED, "zb-h1", "off")]
+    run = simulation(SLOWED, {plan.rank: plan.rank for plan in plans})
+    found = find_orders(plans, run, margin_ns)
+    assert found.step_ns < found.before_ns
+    result = run([with_orders(plan, mine) for plan, mine in zip(plans, found.of_plans, strict=True)])
+    assert result.step_ns == found.step_ns
+    assert any(found.of_plans)
+    for orders in found.of_plans:
+        assert len({transfer for _, transfer in orders}) == len(orders)  # each waits for one thing
