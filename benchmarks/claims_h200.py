@@ -279,3 +279,23 @@ def gains_simulated() -> str:
     more = sum(pair.simulated_gain > pair.gain for pair in found)
     ratio = statistics.median(pair.simulated_gain / pair.gain for pair in found)
     return f"simulated gains of `dx-first` and `mixed` exceed measured ones in {more} of {len(found)} runs, in the median {ratio:.1f} times"
+
+
+@claim
+def delays() -> str:
+    """Plans with transfers delayed, and without, beside stock of their sitting."""
+    runs = {results.run_of(row): row for row in layers() if "step_ms" in row and "transfers delayed" in row["sitting"]}
+    plans = ("zb-h1-undelayed", "zb-h1", "auto-undelayed", "auto", "mixed", "lag-1")
+    rows = []
+    for case, sitting in dict.fromkeys((case, sitting) for case, _, sitting in runs):
+        stock = runs.get((case, "stock", sitting))
+        if stock is None or not any((case, plan, sitting) in runs for plan in plans):
+            continue
+        base, took = _median(stock), [_median(runs.get((case, plan, sitting))) for plan in plans]
+        cells = (f"{each:.1f} ({100 * (base / each - 1):+.1f} %)" if each else "" for each in took)
+        rows.append([f"{case}, {sitting.split(',')[0].split()[1]}", f"{base:.1f}", *cells])
+    return table(["case, time of the sitting", "stock", *plans], rows)
+
+
+def _median(row: Row | None) -> float:
+    return float(row["step_ms"]["median"]) if row else 0.0

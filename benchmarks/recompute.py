@@ -32,7 +32,7 @@ from interlace.scheduler.simulate.simulator import simulate
 WORDS = "--preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8"
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Budgets: the peak of the program with recomputation, and so much of what the one without holds more."""
-ALONE = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams", "throttle_host"), "off")
+ALONE = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams", "delay_transfers", "throttle_host"), "off")
 
 
 def built(recompute: str, folder: Path) -> list[Program]:

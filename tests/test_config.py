@@ -136,6 +136,7 @@ drop_recompute: off
 name_streams: false
 extend_lifetimes: off
 insert_events: off
+delay_transfers: off
 throttle_host: off
 check: off
 force_device: on

@@ -39,7 +39,7 @@ class FairCosts(GivenCosts):
 
 LOADED = FairCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
 CALM = FairCosts({"comm": 5, "gemm": 50, "default": 5}, host_ns=1, job_ns=20)
-STOCK = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams", "throttle_host"), "off")
+STOCK = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams", "delay_transfers", "throttle_host"), "off")
 
 
 def planned(given_: Sequence[Program], costs: GivenCosts, form: str, **options: Any) -> list[Plan]:
