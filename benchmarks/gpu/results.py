@@ -278,10 +278,11 @@ def _peak_error(row: Row) -> float:
 
 
 def _group(row: Row) -> str:
-    """Axis and sort of plan; offload by how the host waited, which decides what it costs."""
+    """Axis and sort of plan; offload by how the host waited, which decides what it costs; apart where the profile was the testbed's."""
     plan = "stock" if row["plan"].startswith("stock") else "offload" if "offload" in row["plan"] else "our plans"
     waits = f", {row['sitting'].rpartition(', ')[2]}" if plan == "offload" else ""
-    return f"{'pp 2' if '-pp2' in row['case'] else 'mp'}, {plan}{waits}"
+    profile = ", planned with the testbed's own times" if row["sitting"].endswith("planned with the testbed's own times") else ""
+    return f"{'pp 2' if '-pp2' in row['case'] else 'mp'}, {plan}{waits}{profile}"
 
 
 def count_order(runs: Sequence[Row]) -> tuple[int, int]:
