@@ -47,20 +47,22 @@ def test_rows_say_whether_bits_are_stocks(tmp_path: Path) -> None:
     assert len(rows["gone"]["failed"]) == 260
 
 
-def test_new_rows_take_the_place_of_old_ones(tmp_path: Path) -> None:
+def test_new_rows_take_the_place_of_their_sittings_old_ones(tmp_path: Path) -> None:
     path, folder = tmp_path / "layers.json", tmp_path / "run"
     folder.mkdir()
-    for sitting, plans in (("first", {"stock": found(10.0), "mixed": found(8.0)}), ("second", {"mixed": found(7.0)})):
+    runs: list[tuple[str, dict[str, Any]]] = [("first", {"stock": found(10.0), "mixed": found(9.0)}), ("first", {"mixed": found(8.0)}),
+                                              ("second", {"mixed": found(7.0)})]  # fmt: skip
+    for sitting, plans in runs:
         store(folder, plans)
         assert results.main([str(folder), "--into", str(path), "--sitting", sitting]) == 0
     kept = json.loads(path.read_text())
     found_there = [(row["plan"], row["sitting"], row["step_ms"]["median"]) for row in kept["runs"]]
-    assert found_there == [("stock", "first", 10.0), ("mixed", "second", 7.0)]
+    assert found_there == [("stock", "first", 10.0), ("mixed", "first", 8.0), ("mixed", "second", 7.0)]
     assert [machine["paddle"] for machine in kept["sittings"].values()] == ["3", "3"]
     store(folder, {"stock": {"failed": "broken"}, "mixed": {"failed": "not started: no time was left"}, "dx-first": {"failed": "broken"}})
-    assert results.main([str(folder), "--into", str(path), "--sitting", "third"]) == 0
+    assert results.main([str(folder), "--into", str(path), "--sitting", "first"]) == 0
     assert [(row["plan"], "failed" in row) for row in json.loads(path.read_text())["runs"]] == [
-        ("stock", False), ("mixed", False), ("dx-first", True)
+        ("stock", False), ("mixed", False), ("mixed", False), ("dx-first", True)
     ]  # fmt: skip
     with pytest.raises(SystemExit):
         results.main([str(folder), "--into", str(path)])  # which sitting?
