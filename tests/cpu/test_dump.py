@@ -31,7 +31,7 @@ def test_one_rank_is_dumped_planned_and_shown(tmp_path: Path, capsys: Any) -> No
     assert main(["plan", str(dump), "-o", str(tmp_path / "plan")]) == 0
     assert "rank 1 of 2, stage 1 of 2, 4 micro-batches" in capsys.readouterr().out
     assert main(["show", str(tmp_path / "plan" / "rank1.ilp"), "--before-after", "split-backward"]) == 0
-    assert "+++ after split-backward" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("split-backward: operations ")
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,6 @@ def test_one_rank_of_each_stage_is_the_whole_world(forked_ranks: None, tmp_path:
     assert main(["timeline", str(tmp_path / "plan"), "-o", str(tmp_path / "trace.json")]) == 0
     assert "  4-7  plan " in capsys.readouterr().out
     assert '"ranks 4-7 (stage 1)"' in (tmp_path / "trace.json").read_text()
-    assert main(["run", str(TINY), "--world", "8", "--plan", str(tmp_path / "plan")]) == 2
-    assert "no plan of ranks 1-3, 5-7 (there: ranks 0, 4)" in capsys.readouterr().err
 
 
 @pytest.mark.paddle
