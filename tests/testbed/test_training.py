@@ -152,6 +152,9 @@ def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, name: str
         said = [line for rank in planned.reports for each in rank.plan["passes"] for line in each["changed"] if line.startswith("auto: ")]
         assert said
         assert not any("auto: Paddle's own plan" in line for line in said), "another form is faster here"
+    if name == "auto, pp4":  # events inside jobs and between them hold transfers back
+        assert any("posted when their peer is about to be ready" in line
+                   for rank in planned.reports for each in rank.plan["passes"] for line in each["changed"])  # fmt: skip
 
 
 ZOO = [name for name, (_, _, options) in test_zoo.CASES.items() if "name_streams" not in options]
