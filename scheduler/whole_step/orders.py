@@ -57,7 +57,7 @@ def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Or
     best = Orders(tuple(() for _ in plans), result.step_ns, result.step_ns)
     found: list[dict[OpInstance, OpInstance]] = [{} for _ in plans]
     for _ in range(ROUNDS):
-        for mine, more in zip(found, _early(result, margin_ns), strict=True):
+        for mine, more in zip(found, early_transfers(result, margin_ns), strict=True):
             mine.update(more)
         orders = tuple(tuple((after, transfer) for transfer, after in each.items()) for each in found)
         try:
@@ -70,7 +70,7 @@ def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Or
     return best if best.step_ns <= (1 - LEAST_GAIN) * best.before_ns else Orders(tuple(() for _ in plans), best.before_ns, best.before_ns)
 
 
-def _early(result: Result, margin_ns: int) -> list[dict[OpInstance, OpInstance]]:
+def early_transfers(result: Result, margin_ns: int) -> list[dict[OpInstance, OpInstance]]:
     """For each plan, transfers that are ready more than `margin_ns` before they start -> the compute op to wait for instead: the last
     that ends by then, of those that are issued before the transfer."""
     sim, times = result.input, result.times

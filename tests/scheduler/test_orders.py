@@ -16,7 +16,7 @@ from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
-from interlace.scheduler.whole_step.orders import find_orders, simulation, with_orders
+from interlace.scheduler.whole_step.orders import early_transfers, find_orders, simulation, with_orders
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
 
@@ -92,8 +92,7 @@ def test_what_is_not_known_is_said() -> None:
 
 
 @pytest.mark.parametrize("margin_ns", [0, 50, 200])
-def test_orders_leave_the_margin(margin_ns: int) -> None:
-    """What a transfer waits for ends at least the margin before the transfer starts, in the simulation that decided."""
+def test_orders_shorten_the_step_at_any_margin(margin_ns: int) -> None:
     plans = [plan.program for plan in planned(programs(World(pp=3, mp=1, micro_batches=6, layers=6)), SLOWED, "zb-h1", "off")]
     run = simulation(SLOWED, {plan.rank: plan.rank for plan in plans})
     found = find_orders(plans, run, margin_ns)
@@ -103,3 +102,17 @@ def test_orders_leave_the_margin(margin_ns: int) -> None:
     assert any(found.of_plans)
     for orders in found.of_plans:
         assert len({transfer for _, transfer in orders}) == len(orders)  # each waits for one thing
+
+
+@pytest.mark.parametrize("margin_ns", [0, 50, 200])
+def test_what_a_transfer_waits_for_ends_the_margin_before_it_starts(margin_ns: int) -> None:
+    plans = [plan.program for plan in planned(programs(World(pp=3, mp=1, micro_batches=6, layers=6)), SLOWED, "zb-h1", "off")]
+    result = simulation(SLOWED, {plan.rank: plan.rank for plan in plans})(plans)
+    found, times = early_transfers(result, margin_ns), result.times
+    assert any(found)
+    for at, waits in enumerate(found):
+        first, last = int(result.input.first[at]), int(result.input.first[at + 1])
+        place = {(int(result.input.op[k]), int(result.input.micro_batch[k])): k for k in range(first, last)}
+        for transfer, after in waits.items():
+            assert times.end[place[after]] + margin_ns <= times.start[place[transfer]]
+            assert times.ready[place[transfer]] < times.end[place[after]]
