@@ -11,8 +11,6 @@ plan of the first holds.
 
 from __future__ import annotations
 
-import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -21,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from measuring import ROOT, meta, store
+from simulated import built, parse, parser
 
 from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError
-from interlace.ir import Program, load
-from interlace.ir.dump import find_dumps
+from interlace.ir import Program
 from interlace.planning.plan import make_plans
 from interlace.planning.sweep import saved_bytes
 
@@ -38,15 +36,10 @@ SHARES = (1.0, 0.8, 0.6, 0.4)
 OURS: dict[str, dict[str, Any]] = {"offload alone": {"drop_recompute": "off"}, "both": {}}
 
 
-def built(model: str, recompute: str, folder: Path) -> list[Program]:
-    """Programs of a model, built by `interlace dump --stages` where the folder lacks them."""
+def programs_of(model: str, recompute: str, folder: Path) -> list[Program]:
+    """Programs of a model with this recomputation, one rank of each stage."""
     script, preset = MODELS[model]
-    where = folder / f"{script}-{recompute}"
-    if not where.is_dir():
-        words = ["--preset", preset, *WORDS.split(), "--recompute", recompute]
-        subprocess.run([sys.executable, "-m", "interlace.cli", "dump", f"examples/{script}.py", "--world", "8", "--stages",
-                        "-o", str(where), "--", *words], cwd=ROOT, check=True)  # fmt: skip
-    return [load(path) for path in find_dumps([where])]
+    return built(folder / f"{script}-{recompute}", script, 8, ["--preset", preset, *WORDS.split(), "--recompute", recompute])
 
 
 def small() -> list[Program]:
@@ -105,16 +98,12 @@ def measured(models: dict[str, dict[str, list[Program]]]) -> list[dict[str, Any]
 
 def main(argv: list[str] | None = None) -> None:
     """Simulate, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", help="where the programs are, or will be built")
-    parser.add_argument("--model", action="append", choices=MODELS, help="only these")
-    parser.add_argument("--quick", action="store_true", help="one pipeline of a tiny model")
-    parser.add_argument("-o", "--out", type=Path)
-    args = parser.parse_args(argv)
-    if not args.quick and args.folder is None:
-        parser.error("name the folder of the programs, or take --quick")
-    models = {model: {name: built(model, name, args.folder) for name in BY_HAND} for model in args.model or MODELS} if not args.quick else {
-        "tiny": {"none": small()}}  # fmt: skip
+    options = parser(__doc__, "one pipeline of a tiny model")
+    options.add_argument("--model", action="append", choices=MODELS, help="only these")
+    args = parse(options, argv)
+    names = args.model or list(MODELS)
+    models = {"tiny": {"none": small()}} if args.quick else {
+        model: {name: programs_of(model, name, args.folder) for name in BY_HAND} for model in names}  # fmt: skip
     store("budgets", {**meta(), "profile": "h200", "arguments": WORDS, "models": measured(models)}, args.out)
 
 

@@ -10,21 +10,18 @@ this script stored with it.
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import ROOT, meta, store
+from measuring import meta, store
+from simulated import built, captured, parse, parser
 
 from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
-from interlace.ir import Program, load
-from interlace.ir.dump import find_dumps
+from interlace.ir import Program
 from interlace.ir.kinds import is_collective
 from interlace.ir.stand_ins import stand_ins
 from interlace.planning.plan import make_plans
@@ -51,23 +48,10 @@ CASES = {
 QUICK = "dp2 mp2 sharding 1, clip"
 
 
-def built(name: str, folder: Path) -> list[Program]:
-    """One rank of each stage, built by `interlace dump` where the folder lacks it."""
+def programs_of(name: str, folder: Path) -> list[Program]:
+    """Programs of a case, one rank of each stage."""
     world, model, words = CASES[name]
-    where = folder / str(list(CASES).index(name))
-    if not where.is_dir():
-        subprocess.run([sys.executable, "-m", "interlace.cli", "dump", f"examples/{model}.py", "--stages", "--world", str(world),
-                        "-o", str(where), "--", *words.split()], cwd=ROOT, check=True)  # fmt: skip
-    return [load(path) for path in find_dumps([where])]
-
-
-def small() -> list[Program]:
-    """Programs small enough for a test."""
-    sys.path.insert(0, str(ROOT))
-    from tests.captured.build import member, ranks
-    from tests.captured.test_targets import stored
-
-    return [stored()[1][member(QUICK, rank)] for rank in ranks(QUICK)]
+    return built(folder / str(list(CASES).index(name)), model, world, words.split())
 
 
 def judged(plans: Sequence[Program], cost: CostModel) -> dict[str, Any]:
@@ -93,19 +77,14 @@ def exposed_ns(result: Result, at: int, kind: str) -> int:
 
 def main(argv: list[str] | None = None) -> None:
     """Simulate, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", help="where the programs are, or will be built")
-    parser.add_argument("--before", type=Path, help="result of another version, whose plans are stored beside ours")
-    parser.add_argument("--quick", action="store_true", help="one tiny model")
-    parser.add_argument("-o", "--out", type=Path)
-    args = parser.parse_args(argv)
-    if not args.quick and args.folder is None:
-        parser.error("name the folder of the programs, or take --quick")
+    options = parser(__doc__, "one tiny model")
+    options.add_argument("--before", type=Path, help="result of another version, whose plans are stored beside ours")
+    args = parse(options, argv)
     cost = CostModel(load_profile("h200"))
     before = {row["case"]: row["auto"] for row in json.loads(args.before.read_text())["rows"]} if args.before else {}
     rows = []
     for name in [QUICK] if args.quick else CASES:
-        programs = small() if args.quick else built(name, args.folder)
+        programs = captured(QUICK) if args.quick else programs_of(name, args.folder)
         plans = [plan.program for plan in make_plans(programs, make_config({}), cost, "h200")]
         row = {"case": name, "paddle": judged([stock_plan(each, cost) for each in programs], cost), "auto": judged(plans, cost)}
         rows.append(row | ({"before": before[name]} if name in before else {}))

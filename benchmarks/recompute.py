@@ -9,20 +9,17 @@ for comparison); the times are those of the H200 profile. Programs are built whe
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring import ROOT, meta, store
+from measuring import meta, store
+from simulated import built, captured, parse, parser
 
 from interlace.config import make_config
 from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.errors import BudgetError
-from interlace.ir import Program, load
-from interlace.ir.dump import find_dumps
+from interlace.ir import Program
 from interlace.planning.plan import make_plans
 from interlace.planning.stock import stock_plan
 from interlace.scheduler.memory.live import in_order
@@ -35,22 +32,9 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 ALONE = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams", "delay_transfers", "throttle_host"), "off")
 
 
-def built(recompute: str, folder: Path) -> list[Program]:
-    """All ranks' programs, built by `interlace dump` where the folder lacks them."""
-    where = folder / recompute
-    if not where.is_dir():
-        subprocess.run([sys.executable, "-m", "interlace.cli", "dump", "examples/gpt.py", "--world", "4", "-o", str(where), "--",
-                        *WORDS.split(), "--recompute", recompute], cwd=ROOT, check=True)  # fmt: skip
-    return [load(path) for path in find_dumps([where])]
-
-
-def small() -> list[Program]:
-    """Programs of two stages with recomputation, small enough for a test."""
-    sys.path.insert(0, str(ROOT))
-    from tests.captured.build import member, ranks
-    from tests.captured.test_targets import stored
-
-    return [stored()[1][member("pp2 recompute", rank)] for rank in ranks("pp2 recompute")]
+def programs_of(recompute: str, folder: Path) -> list[Program]:
+    """All ranks' programs with this recomputation."""
+    return built(folder / recompute, "gpt", 4, [*WORDS.split(), "--recompute", recompute], stages=False)
 
 
 def judged(programs: Sequence[Program], cost: Costs) -> dict[str, Any]:
@@ -74,21 +58,15 @@ def planned(programs: Sequence[Program], budget: int | None, cost: CostModel) ->
 
 def main(argv: list[str] | None = None) -> None:
     """Simulate, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", help="where the programs are, or will be built")
-    parser.add_argument("--quick", action="store_true", help="one pipeline of a tiny model")
-    parser.add_argument("-o", "--out", type=Path)
-    args = parser.parse_args(argv)
-    if not args.quick and args.folder is None:
-        parser.error("name the folder of the programs, or take --quick")
+    args = parse(parser(__doc__, "one pipeline of a tiny model"), argv)
     cost = CostModel(load_profile("h200"))
-    given = small() if args.quick else built("full", args.folder)
+    given = captured("pp2 recompute") if args.quick else programs_of("full", args.folder)
     stock = judged([stock_plan(program, cost) for program in given], cost)
     most = planned(given, 1 << 50, cost)
     between = [int(stock["gpu_peak_bytes"] + share * (most["gpu_peak_bytes"] - stock["gpu_peak_bytes"])) for share in SHARES]
     result = {"stock": stock, "unread": planned(given, None, cost), "budgets": [planned(given, each, cost) for each in between]}
     if not args.quick:
-        result["without"] = judged([stock_plan(program, cost) for program in built("none", args.folder)], cost)
+        result["without"] = judged([stock_plan(program, cost) for program in programs_of("none", args.folder)], cost)
     print(result)
     store("recompute", {**meta(), "profile": "h200", "arguments": WORDS, **result}, args.out)
 

@@ -9,23 +9,20 @@ DIR lacks them (minutes each). A program of 16 micro-batches differs from one of
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring import ROOT, meta, store
+from measuring import meta, store
 from msgspec.structs import replace
+from simulated import built, captured, parse, parser
 
 from interlace.config import make_config
 from interlace.cost_model import CostModel, Costs, load_profile
 from interlace.cost_model.base import tables_of
 from interlace.errors import InterlaceError
-from interlace.ir import Op, Program, load
-from interlace.ir.dump import find_dumps
+from interlace.ir import Op, Program
 from interlace.ir.kinds import NO_KERNEL, is_comm
 from interlace.passes import Pipeline, find_pass
 from interlace.planning.plan import Plan, make_plans
@@ -42,27 +39,13 @@ MICRO_BATCHES = (8, 16)
 FORMS = {"stock": "off", "dx-first": "dx-first", "mixed": "mixed", "zb-h1": "zb-h1", "auto": "auto"}
 
 
-def built(name: str, folder: Path) -> list[Program]:
-    """Programs of a case, built by `interlace dump --stages` where the folder lacks them."""
+def programs_of(name: str, folder: Path) -> list[Program]:
+    """Programs of a case, one rank of each stage."""
     model, _, shape = name.partition(", ")
     (script, preset), (stages, chunks, layers, mp) = MODELS[model], SHAPES[shape]
-    where = folder / name.replace(" ", "-").replace(",", "")
-    if not where.is_dir():
-        schedule = f"--schedule VPP --vpp {chunks}" if chunks > 1 else "--schedule 1F1B"
-        words = f"--preset {preset} --layers {layers} --seq-len 2048 --pp {stages} --mp {mp} --micro-batches 8 {schedule}"
-        subprocess.run([sys.executable, "-m", "interlace.cli", "dump", f"examples/{script}.py", "--world", str(stages * mp), "--stages",
-                        "-o", str(where), "--", *words.split()], cwd=ROOT, check=True)  # fmt: skip
-    return [load(path) for path in find_dumps([where])]
-
-
-def small() -> list[Program]:
-    """Programs of two stages, small enough for a test."""
-    name = "pp2, clip"
-    sys.path.insert(0, str(ROOT))
-    from tests.captured.build import member, ranks
-    from tests.captured.test_targets import stored
-
-    return [stored()[1][member(name, rank)] for rank in ranks(name)]
+    schedule = f"--schedule VPP --vpp {chunks}" if chunks > 1 else "--schedule 1F1B"
+    words = f"--preset {preset} --layers {layers} --seq-len 2048 --pp {stages} --mp {mp} --micro-batches 8 {schedule}"
+    return built(folder / name.replace(" ", "-").replace(",", ""), script, stages * mp, words.split())
 
 
 def with_micro_batches(programs: Sequence[Program], count: int) -> list[Program]:
@@ -141,19 +124,14 @@ def stock() -> Any:
 
 def main(argv: list[str] | None = None) -> None:
     """Simulate, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", help="where the programs are, or will be built")
-    parser.add_argument("--case", action="append", choices=[f"{model}, {shape}" for model in MODELS for shape in SHAPES], default=[])
-    parser.add_argument("--quick", action="store_true", help="one pipeline of a tiny model")
-    parser.add_argument("-o", "--out", type=Path)
-    args = parser.parse_args(argv)
-    if not args.quick and args.folder is None:
-        parser.error("name the folder of the programs, or take --quick")
+    options = parser(__doc__, "one pipeline of a tiny model")
+    options.add_argument("--case", action="append", choices=[f"{model}, {shape}" for model in MODELS for shape in SHAPES], default=[])
+    args = parse(options, argv)
     cost = CostModel(load_profile("h200"))
     names = ["tiny, pp 2"] if args.quick else args.case or [f"{model}, {shape}" for model in MODELS for shape in SHAPES]
     rows = []
     for name in names:
-        for row in rows_of(name, small() if args.quick else built(name, args.folder), cost):
+        for row in rows_of(name, captured("pp2, clip") if args.quick else programs_of(name, args.folder), cost):
             rows.append(row)
             print(row, flush=True)
             store("schedules", {**meta(), "profile": "h200", "rows": rows}, args.out)
