@@ -106,9 +106,3 @@ class _Adding:
     def _is_repeated(self, value: int) -> bool:
         """Whether a repetition reads the repeated value: it is wanted itself, or only forward has it."""
         return value in self.wanted or value not in self.there
-
-
-def _reading(op: Op, operands: tuple[int, ...]) -> Op:
-    import msgspec
-
-    return msgspec.structs.replace(op, operands=operands)

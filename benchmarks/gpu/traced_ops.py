@@ -41,7 +41,7 @@ def times_of(program: Program, ranked: RankTrace) -> Times:
     """Microseconds of each run of each operation that is one kernel of the cost model and ran with nothing beside it."""
     known, ops = align(ranked.planned, ranked.trace.issues), {op.id: op for op in program.ops}
     names = stream_names(ranked, known)
-    beside = sorted((each.begin_us, each.end_us) for each in ranked.trace.intervals if names[each.stream] != "compute")
+    beside = [each for each in ranked.trace.intervals if names[each.stream] != "compute"]
     kernels: dict[int, list[Any]] = defaultdict(list)
     for each in ranked.trace.intervals:
         if names[each.stream] == "compute" and each.op in known:
@@ -51,13 +51,9 @@ def times_of(program: Program, ranked: RankTrace) -> Times:
         hit = re.search(r"op #(\d+)", known[number].label)
         parts = work_of(ops[int(hit[1])], program.values).parts if hit and int(hit[1]) in ops else ()
         begin, end = min(run.begin_us for run in runs), max(run.end_us for run in runs)
-        if len(parts) == 1 and _covered(beside, begin, end) <= BESIDE * (end - begin):
+        if len(parts) == 1 and waiting_receive.overlap_us(begin, end, beside) <= BESIDE * (end - begin):
             found[parts[0]].append(sum(run.end_us - run.begin_us for run in runs))
     return found
-
-
-def _covered(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    return sum(max(0.0, min(end, b) - max(begin, a)) for a, b in spans)
 
 
 def samples(found: Times) -> Iterator[OpSample]:

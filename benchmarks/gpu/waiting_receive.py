@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from testbed.device import Interval
 from testbed.trace import RankTrace, align, read_rank, stream_names
 
 SHORTEST_US = 20.0  # events around a kernel add several microseconds, so that shorter ones say little
@@ -35,7 +36,7 @@ def ratios(ranked: RankTrace) -> dict[str, list[Ratio]]:
         if names[each.stream] != "compute" or not label:  # Paddle's own plan labels nothing: operations of one name differ in shape
             continue
         took = max(each.end_us - each.begin_us, 1e-3)
-        share = sum(max(0.0, min(each.end_us, r.end_us) - max(each.begin_us, r.begin_us)) for r in receives) / took
+        share = overlap_us(each.begin_us, each.end_us, receives) / took
         if share > BESIDE or share < APART:
             times[each.name, label][share < APART].append(took)
     found: dict[str, list[Ratio]] = defaultdict(list)
@@ -43,6 +44,11 @@ def ratios(ranked: RankTrace) -> dict[str, list[Ratio]]:
         if min(len(beside), len(apart)) >= 2 and statistics.median(apart) > SHORTEST_US:
             found[kernel].append((statistics.median(beside) / statistics.median(apart), statistics.median(apart)))
     return found
+
+
+def overlap_us(begin_us: float, end_us: float, others: Iterable[Interval]) -> float:
+    """How long others run in a span, summed over them."""
+    return sum(max(0.0, min(end_us, each.end_us) - max(begin_us, each.begin_us)) for each in others)
 
 
 def summary(traces: Iterable[RankTrace]) -> dict[str, dict[str, float]]:

@@ -82,11 +82,11 @@ class Holds(msgspec.Struct, frozen=True):
     what: str = ""
 
 
-class Counts(msgspec.Struct, frozen=True):
-    """What a rank says: how many groups its stage recomputes at each share that was asked for."""
+class Count(msgspec.Struct, frozen=True):
+    """What a rank says: how many groups its stage recomputes at least."""
 
     stage: int
-    counts: tuple[int, ...]
+    groups: int
 
 
 @dataclass(slots=True)
@@ -160,15 +160,11 @@ class MemoryChoice:
 
     def again(self, made: Pipeline, room_bytes: int) -> Pipeline:
         """Passes that were decided, with the recomputation that less room asks for."""
-        if not self.is_open:
-            return made
-        (counts,) = self._at([self.share], room_bytes)
-        return Pipeline(tuple(msgspec.structs.replace(each, recomputed=counts) if isinstance(each, DropRecompute) else each
-                              for each in made.passes))  # fmt: skip
+        return _recomputing(made, self._at(self.share, room_bytes)) if self.is_open else made
 
     def tightest(self) -> Pipeline:
         """The passes with everything recomputed that can be, in Paddle's own order: with offload of all that can move it holds least."""
-        return self._in_paddles_order(self._with(EVERYTHING) if self.is_open else self.asked)
+        return self._in_paddles_order(_recomputing(self.asked, EVERYTHING) if self.is_open else self.asked)
 
     @staticmethod
     def _in_paddles_order(made: Pipeline) -> Pipeline:
@@ -209,15 +205,13 @@ class MemoryChoice:
         taken = (self.taken,) if self.taken and head else ()
         return msgspec.structs.replace(report, changed=(*head, *taken, *rest), declined=(*self.not_taken, *report.declined))
 
-    def _at(self, shares: list[float], room_bytes: int) -> list[tuple[int, ...]]:
-        """How many groups each stage recomputes at each share: of several ranks of a stage the one with the least room decides."""
-        mine = Counts(self.program.pipeline.stage, ())
-        if self.stands_for.get(self.program.rank, self.program.rank) == self.program.rank:
-            mine = Counts(mine.stage, tuple(self._count(share, room_bytes) for share in shares))
-        said = [each for each in gather(self.peers, "recomputed groups", mine) if each.counts]
-        stages = range(self.program.pipeline.num_stages)
-        return [tuple(max((each.counts[k] for each in said if each.stage == stage), default=0) for stage in stages)
-                for k in range(len(shares))]  # fmt: skip
+    def _at(self, share: float, room_bytes: int) -> tuple[int, ...]:
+        """How many groups each stage recomputes at a share: of several ranks of a stage the one with the least room decides."""
+        stands = self.stands_for.get(self.program.rank, self.program.rank) != self.program.rank
+        mine = Count(self.program.pipeline.stage, 0 if stands else self._count(share, room_bytes))
+        said = gather(self.peers, "recomputed groups", mine)
+        return tuple(max((each.groups for each in said if each.stage == stage), default=0)
+                     for stage in range(self.program.pipeline.num_stages))  # fmt: skip
 
     def _count(self, share: float, room_bytes: int) -> int:
         """The fewest groups that give this share back, cheapest byte first, by the peak of Paddle's own schedule."""
@@ -234,10 +228,6 @@ class MemoryChoice:
             self.memo["peak", count] = in_order(msgspec.structs.replace(made, jobs=stock_jobs(made))).peak()
         peak: int = self.memo["peak", count]
         return peak
-
-    def _with(self, counts: int | tuple[int, ...]) -> Pipeline:
-        return Pipeline(tuple(msgspec.structs.replace(each, recomputed=counts) if isinstance(each, DropRecompute) else each
-                              for each in self.asked.passes))  # fmt: skip
 
     def _costs(self, judged: Judged) -> bool:
         """Whether recomputation takes so long on this rank's stage, or exceeds the budget, that something else may be faster."""
@@ -260,7 +250,7 @@ class MemoryChoice:
     def _judge_at(self, share: float, budget: int, room_bytes: int) -> Judged:
         """By a draft of the step: with each pair's input gradients first where the whole step is to decide on the schedule, and with the
         first alternative of every other pass that has any (a host that waits at the ends of jobs)."""
-        passes = self._with(self._at([share], room_bytes)[0]).passes
+        passes = _recomputing(self.asked, self._at(share, room_bytes)).passes
         made = Pipeline(tuple(map(_form, passes))).draft().run(self.program, self.cost, self.peers, room_bytes, self.memo)[0]
         order = _order_peak(made)
         mine = max(0, max(order, peak_bytes(made, self.cost) or 0) - budget)
@@ -272,6 +262,12 @@ class MemoryChoice:
     def _best(judged: list[Judged]) -> Judged:
         """What exceeds the budget least, of these the fastest; of equals the first."""
         return min(judged, key=lambda each: (each.over_bytes, each.step_ns is None, each.step_ns or 0))
+
+
+def _recomputing(made: Pipeline, groups: int | tuple[int, ...]) -> Pipeline:
+    """The passes with so many groups recomputed, on every stage or by stage."""
+    return Pipeline(tuple(msgspec.structs.replace(each, recomputed=groups) if isinstance(each, DropRecompute) else each
+                          for each in made.passes))  # fmt: skip
 
 
 def _form(each: Pass) -> Pass:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+
+import networkx as nx
 
 from interlace.ir import Graph, Op, dependencies
 from interlace.ir.kinds import is_collective, is_comm
@@ -84,23 +85,10 @@ def _ranks(
 
 def _sorted(after: dict[int, set[int]], rank: dict[int, tuple[int, int, int]]) -> list[int]:
     """Ids in the order of their ranks, as far as `after` lets them."""
-    left = {op_id: len(needs) for op_id, needs in after.items()}
-    users: dict[int, list[int]] = {}
-    for op_id, needs in after.items():
-        for other in needs:
-            users.setdefault(other, []).append(op_id)
-    ready = [(rank[op_id], op_id) for op_id, count in left.items() if not count]
-    heapq.heapify(ready)
-    found = []
-    while ready:
-        _, op_id = heapq.heappop(ready)
-        found.append(op_id)
-        for user in users.get(op_id, ()):
-            left[user] -= 1
-            if not left[user]:
-                heapq.heappush(ready, (rank[user], user))
-    assert len(found) == len(after)
-    return found
+    order: nx.DiGraph[int] = nx.DiGraph()
+    order.add_nodes_from(after)
+    order.add_edges_from((other, op_id) for op_id, needs in after.items() for other in needs)
+    return list(nx.lexicographical_topological_sort(order, key=rank.__getitem__))
 
 
 def _only_in_turn(graph: Graph, before: Op, op: Op) -> bool:

@@ -54,7 +54,7 @@ def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Or
         PlanError: The step without them cannot be simulated.
     """
     result = run(plans)
-    best = Orders(tuple(() for _ in plans), result.step_ns, result.step_ns)
+    best = nothing = Orders(tuple(() for _ in plans), result.step_ns, result.step_ns)
     found: list[dict[OpInstance, OpInstance]] = [{} for _ in plans]
     for _ in range(ROUNDS):
         for mine, more in zip(found, early_transfers(result, margin_ns), strict=True):
@@ -67,7 +67,7 @@ def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Or
         if result.step_ns >= best.step_ns:
             break
         best = Orders(orders, best.before_ns, result.step_ns)
-    return best if best.step_ns <= (1 - LEAST_GAIN) * best.before_ns else Orders(tuple(() for _ in plans), best.before_ns, best.before_ns)
+    return best if best.step_ns <= (1 - LEAST_GAIN) * best.before_ns else nothing
 
 
 def early_transfers(result: Result, margin_ns: int) -> list[dict[OpInstance, OpInstance]]:
