@@ -16,6 +16,7 @@ from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.allocations import PairMemory
 from interlace.scheduler.interleave.optimizer import reductions_first
+from interlace.scheduler.interleave.part_order import early_collectives
 from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, plan_pair
 from interlace.scheduler.jobs import Parts, job_of
 from interlace.scheduler.legal_rows import check_rows, stall
@@ -148,7 +149,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if self._joins_optimizer(program):
             slots = with_optimizer(slots)
         kinds = {part.kind for slot in slots for part in slot.parts}
-        parts = Parts(program, kinds)
+        parts = self.parts(program, kinds, context)
         plans = self._plans(program, slots, parts, context, form)
         jobs = tuple(job for slot in slots for job in self._jobs(slot, parts, plans) if job.items)
         if program.pipeline.stage and program.pipeline.num_chunks == 1 and "R" not in kinds:
@@ -271,9 +272,27 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             context.changed.append(f"jobs of {_kinds_text(kinds, parts.chunked)}: {plans[kinds].text()}")
         return plans
 
+    def parts(self, program: Program, kinds: set[str], context: Context) -> Parts:
+        """The operations of each kind of part, with collectives as early as they can start; `off` keeps program order."""
+        if self.interleave == "off":
+            return Parts(program, kinds)
+        early = self._early(program.pipeline.stage)
+        key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), self.extra_live_bytes, early)
+        if key not in context.memo:
+            parts = Parts(program, kinds)
+            for (kind, chunk), ops in parts.ops.items():
+                part = PartOps(kind, kind, ops)
+                parts.ops[kind, chunk] = early_collectives(program, part, context.cost, self.extra_live_bytes, early)
+            context.memo[key] = (parts, program)
+        found: Parts = context.memo[key][0]
+        return found
+
+    def _early(self, stage: int) -> float:
+        return self.early_sends[stage] if isinstance(self.early_sends, tuple) else self.early_sends
+
     def order(self, program: Program, parts: Parts, kinds: Kinds, form: Form, context: Context) -> tuple[PairPlan, SlotTimes]:
         """The order of one kind of job, and its times and memory; computed once for the same program."""
-        early = self.early_sends[program.pipeline.stage] if isinstance(self.early_sends, tuple) else self.early_sends
+        early = self._early(program.pipeline.stage)
         key = (id(program.ops), kinds, form, self.extra_live_bytes, self.max_ops_per_job, early, self.search)
         if key not in context.memo:
             ops = self._ops(program, parts, kinds)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from interlace.ir import Edit, Graph, Op, Program, TensorType, Value
+from interlace.ir.kinds import is_comm
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.weight_gradients import (
     ACCUMULATING,
@@ -20,7 +21,9 @@ from interlace.passes.weight_gradients import (
 
 NULL = TensorType((), "null")
 LEFT_OUT = "left_out"
-"""Attribute of a one-sided `matmul_grad`: which result (0 is dx, 1 is dy) it leaves out."""
+"""Attribute of a one-sided gradient: which result (0 is dx, 1 is dy) it leaves out."""
+ONE_SIDED = frozenset({"matmul_grad", "bmm_grad"})
+"""Gradients whose kernels compute one result alone, with the call that computes it beside the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,9 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
     """Compute dX and dW of every weight in separate operations, so that they can run at different times.
 
     Contract: keeps every value, bit for bit, on every device; dX takes the position of the gradient, dW comes immediately after it.
-    A gradient of which one result has no reader is replaced by the other result alone.
+    A gradient of which one result has no reader is replaced by the other result alone. A product of two activations is split where its
+    gradients lead to different communication (experts' tokens, and the weights with which they are added up): what leads to the first comes
+    first.
 
     Before / After:
         %5, %6 = pd_op.matmul_grad(%2, %1, %4)          %5 = pd_op.matmul(%4, %1) {"transpose_y":true}
@@ -58,8 +63,8 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
         1. Find values that are weights: parameters, also through cast, all_gather and views.
         2. Where one `pd_op.matmul` on the same operands is the very GEMM that Paddle's kernel calls, emit that one: ranks
            [2,2] in all four transpose settings; dX of [n,2] without transpose_x; [n,n] with equal batches and no transposes.
-        3. All else becomes a *one-sided* `matmul_grad`: the same kernel, with one result left out. It computes what the
-           whole one computed, whatever the device does with folding, batches, broadcasting and transposes; it copies nothing.
+        3. All else, and `bmm_grad` (experts), becomes a *one-sided* gradient: the same kernel, with one result left out. It computes
+           what the whole one computed, whatever the device does with folding, batches, broadcasting and transposes; it copies nothing.
 
     Why not reshape: `pd_op.reshape` copies in the static executor, so a dW of [3,2] as reshape, reshape, matmul would read
     and write x and dout once more. `fold=True` asks for it: Paddle's `fused_linear_param_grad_add_pass` matches that form
@@ -96,15 +101,17 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
         grads = [op for op in program.ops if op.kind in GEMM_GRADS and op.role == "backward"]
         check_modules(self.modules, [op.layer for op in grads if weight_index(op, weights) is not None])
         split = _Split(Edit(program), graph, context, self.fold)
+        leads_to = first_communication(graph)
         others = 0
         for op in grads:
             index = weight_index(op, weights)
-            if index is None:
+            ahead = [leads_to[value] for value in op.results[:2]]
+            if index is None and (ahead[0] == ahead[1] or weights.intersection(op.operands[:2])):
                 others += 1
             elif not in_modules(self.modules, op.layer):
                 context.decline(op, f"layer is not among the modules asked for ({', '.join(self.modules)})")
             else:
-                split.gradient(op, index)
+                split.gradient(op, int(ahead[0] < ahead[1]) if index is None else index, "dX" if index is None else "dW")
         alone = sum(op.kind == ACCUMULATING for op in program.ops)
         for count, what in ((others, "matmul(s) without a weight (attention scores): their gradients stay one operation"),
                             (alone, f"{ACCUMULATING}: dW is an operation of its own already")):  # fmt: skip
@@ -119,30 +126,32 @@ class _Split:
     context: Context
     fold: bool
 
-    def gradient(self, op: Op, weight: int) -> None:
-        """Replace one gradient, or say why not."""
+    def gradient(self, op: Op, last: int, name: str) -> None:
+        """Replace one gradient, or say why not; result `last`, called `name` in reports, is computed last."""
         used = [k for k in (0, 1) if is_used(self.graph, op, k)]
-        if op.kind != "matmul_grad":
+        if op.kind not in ONE_SIDED:
             self.context.decline(op, "computes dX, dW and dbias in one kernel that has no one-sided form")
         elif any(self.graph.values[value].dtype == "null" for value in op.results):
             self.context.decline(op, "computes only one result already")
         elif not used:
             self.context.decline(op, "no operation reads its results")
         else:
-            self._replace(op, weight, sorted(used, key=lambda k: k == weight))
+            self._replace(op, last, name, sorted(used, key=lambda k: k == last))
 
-    def _replace(self, op: Op, weight: int, used: list[int]) -> None:
+    def _replace(self, op: Op, last: int, name: str, used: list[int]) -> None:
         made: list[Op] = []
         lines = []
         for which in used:
             made += self._result(op, which)
             form = "" if LEFT_OUT not in made[-1].attrs else ", one-sided"
-            lines.append(f"{'dW' if which == weight else 'dX'} is #{made[-1].id} {made[-1].name}{form}")
+            lines.append(f"{name if which == last else 'dX'} is #{made[-1].id} {made[-1].name}{form}")
         self.edit.replace(op.id, made)
         self.context.change(op, "; ".join(lines))
 
     def _result(self, op: Op, which: int) -> list[Op]:
         tensors = {name: self.graph.values[value] for name, value in zip(("x", "y", "dout"), op.operands, strict=False)}
+        if op.kind != "matmul_grad":
+            return [self._one_sided(op, which)]
         if is_one_gemm(which, _transposes(op), tensors["x"].shape, tensors["y"].shape):
             return [self._matmul(op, which, tensors)]
         if self.fold and which == 1 and is_folded(_transposes(op), tensors["x"].shape, tensors["y"].shape):
@@ -166,6 +175,17 @@ class _Split:
         attrs = {"value": list(flat.shape), "dtype": "int64", "place": "cpu"}
         sizes = self.edit.op("pd_op.full_int_array", (), [TensorType((len(flat.shape),), "int64")], like=op, attrs=attrs)
         return [sizes, self.edit.op("pd_op.reshape", (source.id, sizes.results[0]), [flat], like=op)]
+
+
+def first_communication(graph: Graph) -> dict[int, int]:
+    """For each value the position of the first communication of backward that needs it; the number of operations where none does."""
+    never = len(graph.program.ops)
+    found = dict.fromkeys(graph.values, never)
+    for position, op in reversed([*enumerate(graph.program.ops)]):
+        if op.role == "backward":
+            needed = min([position if is_comm(op) else never, *(found[value] for value in op.results)])
+            found.update((value, min(needed, found[value])) for value in op.operands if value in found)
+    return found
 
 
 def is_one_gemm(which: int, transposes: tuple[bool, bool], x: tuple[int, ...], y: tuple[int, ...]) -> bool:

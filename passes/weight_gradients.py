@@ -14,7 +14,7 @@ from interlace.scheduler.offload import names_layer
 WEIGHT_FORMS = frozenset({"cast", "all_gather", "c_allgather", "share_data", "assign", "c_identity", "reshape", "view_shape",
                           "transpose", "slice", "contiguous"})  # fmt: skip
 """Kinds whose result is still the weight: AMP's copy, a gathered shard (sharding stage 3), another form of it."""
-GEMM_GRADS = frozenset({"matmul_grad", "linear_grad", "linear_v2_grad", "fused_gemm_epilogue_grad"})
+GEMM_GRADS = frozenset({"matmul_grad", "bmm_grad", "linear_grad", "linear_v2_grad", "fused_gemm_epilogue_grad"})
 """Gradients of a product: x and y are the first two operands, dout is the last; dx and dy are the first two results."""
 UPDATES = frozenset({"cast", "scale", "add", "add_n", "combine", "split", "clip", "multiply", "divide", "assign", "slice",
                      "share_data", "reshape", "concat", "split_with_num", "check_finite_and_unscale"})  # fmt: skip

@@ -28,7 +28,14 @@ def _matmul(op: Op, operands: list[Any], device: Device) -> Any:
 
 def _matmul_grad(op: Op, operands: list[Any], device: Device) -> Any:
     """Both results, or one alone: a result of null type is not computed by Paddle's kernels."""
-    made = paddle._C_ops.matmul_grad(*operands, op.attrs["transpose_x"], op.attrs["transpose_y"])
+    return _one_sided(paddle._C_ops.matmul_grad(*operands, op.attrs["transpose_x"], op.attrs["transpose_y"]), op)
+
+
+def _bmm_grad(op: Op, operands: list[Any], device: Device) -> Any:
+    return _one_sided(paddle._C_ops.bmm_grad(*operands), op)
+
+
+def _one_sided(made: Any, op: Op) -> Any:
     left_out = op.attrs.get("left_out")
     if left_out is not None:
         made[left_out].set_type(pir.fake_value().type())
@@ -56,6 +63,7 @@ BUILDERS: dict[str, Builder] = {
     "pd_op.reshape": _reshape,
     "pd_op.matmul": _matmul,
     "pd_op.matmul_grad": _matmul_grad,
+    "pd_op.bmm_grad": _bmm_grad,
     "pd_op.transpose": _transpose,
     "pd_op.share_data": _share_data,
     "pd_op.memcpy_d2h": _copy_out,

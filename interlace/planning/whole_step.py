@@ -18,7 +18,6 @@ from interlace.planning.budget import peak_bytes
 from interlace.planning.judge import Run, noted, run_judged, step_ns
 from interlace.planning.stock import STOCK
 from interlace.scheduler.interleave.planner import EARLY
-from interlace.scheduler.jobs import Parts
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.schedule import in_flight
 from interlace.scheduler.whole_step.search import Ranked, find_schedules, kinds_of
@@ -157,8 +156,7 @@ class _Choice:
         """What the coarse model finds best, by rank 0, from what the first rank of each stage says of its jobs."""
         mine = StageTimes(self.program.pipeline.stage, {}, {}, 0)
         if self.drafts:
-            parts = Parts(self.before, {"B"}), Parts(self.before, {"I", "W"})
-            mine = StageTimes(mine.stage, self._times(self.early, *parts), self._times(0.0, *parts), stock_peak_bytes)
+            mine = StageTimes(mine.stage, self._times(self.early), self._times(0.0), stock_peak_bytes)
         stages = {each.stage: each for each in reversed(gather(self.peers, "times of jobs", mine))}
         fixed = any(gather(self.peers, "draws", draws_twice(self.program)))
         found = Found(())
@@ -167,9 +165,10 @@ class _Choice:
             found = Found(tuple(find_schedules(given, pipe.num_micro_batches, limit, LAG_SCHEDULES, fixed, pipe.num_chunks)))
         return gather(self.peers, "schedules", found)[0].schedules
 
-    def _times(self, early: float, whole: Parts, halves: Parts) -> dict[str, SlotTimes]:
+    def _times(self, early: float) -> dict[str, SlotTimes]:
         """Of each kind of job, with backward as a whole or in halves."""
         form = msgspec.structs.replace(self.asked, interleave="dx-first", early_sends=early, search=False)
+        whole, halves = (form.parts(self.before, kinds, self.context) for kinds in ({"B"}, {"I", "W"}))
         found = {}
         pipe = self.program.pipeline
         for kind in kinds_of(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks):

@@ -158,11 +158,11 @@ class Pair:
         chains = {part.label: chain_ops(self.graph, part.ops) if part.kind == "B" else set() for part in parts}
         self.nodes: list[Node] = []
         self.index: dict[PairOp, int] = {}
-        for label, op_id in self._spread([]):
+        for label, op_id in self.spread([]):
             if (label, op_id) not in self.free:
                 filler = kinds[label] in "WO" or (kinds[label] == "B" and op_id not in chains[label])
                 self._node(label, ops[label, op_id], filler, kinds[label] == "F")
-        self.plain_order = self._spread(range(len(self.nodes)))
+        self.plain_order = self.spread(range(len(self.nodes)))
         self.memory = PairMemory(self.graph, parts)
         self._stretches: dict[tuple[str, str], tuple[float, float]] = {}
         self.bytes = PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
@@ -274,14 +274,14 @@ class Pair:
     def within(self, cap_bytes: int, form: Form) -> list[PairOp]:
         """The fastest order found whose live memory is within a cap."""
         best = self.plain()
-        best_time = self._time(_indices(best, self.index))
+        best_time = self.time(_indices(best, self.index))
         rules = Rules(self.nodes, form)
         firm = cap_bytes
         for _ in range(3):
-            listed = self._spread(self._found(rules, form, firm))
+            listed = self.spread(self._found(rules, form, firm))
             over = self.memory.peak(listed) - cap_bytes
             if over <= 0:
-                return listed if self._time(_indices(listed, self.index)) < best_time else best
+                return listed if self.time(_indices(listed, self.index)) < best_time else best
             firm -= over
         return best
 
@@ -290,7 +290,7 @@ class Pair:
         hides = [self._hides(node) for node in self.nodes]
         tries = [ListScheduler(self.nodes, self.stretch, form, self.bytes, cap_bytes, weights, hides).run() for weights in TRIES]
         orders = [rules.full(rules.listed(order)) for order in tries]
-        search = Search(rules, self.stretch, self.bytes, cap_bytes, min(orders, key=self._time), early=self.early)
+        search = Search(rules, self.stretch, self.bytes, cap_bytes, min(orders, key=self.time), early=self.early)
         return search.run(self.work)
 
     def _hides(self, node: Node) -> float:
@@ -299,10 +299,11 @@ class Pair:
         factors = [self.stretch(node.category, category) for category in sorted(streams)] if not node.stream else []
         return max((1 / other - (1 - 1 / slow) for slow, other in factors), default=0.0)
 
-    def _time(self, order: Sequence[int]) -> float:
+    def time(self, order: Sequence[int]) -> float:
+        """Time of nodes in this order, with the weight of sends (`clock.weighted`)."""
         return weighted(self.nodes, order, self.stretch, self.early)
 
-    def _spread(self, order: Sequence[int]) -> list[PairOp]:
+    def spread(self, order: Sequence[int]) -> list[PairOp]:
         """Nodes in order, each after the free operations that it needs; those that no node needs come last."""
         listed: list[PairOp] = []
         seen: set[PairOp] = set()

@@ -55,6 +55,9 @@ class Op {
   std::vector<phi::Allocator::AllocationPtr> scratch_;
 };
 
+// `x`, of floats, as it is seen when broadcast to `dims`, into `out`.
+void spread_to(Op& op, const DenseTensor& x, const Dims& dims, void* out);
+
 }  // namespace tb
 
 #define TB_KERNEL(name, function, ...) PD_REGISTER_PLUGIN_KERNEL(name, testbed, ALL_LAYOUT, tb::function, __VA_ARGS__)

@@ -225,6 +225,12 @@ void to_host(Op& op, const DenseTensor& x, bool pinned, DenseTensor* out) {
 
 }  // namespace
 
+void spread_to(Op& op, const DenseTensor& x, const Dims& dims, void* out) {
+  check_dims(op.name, dims.size(), product(dims, 0, dims.size()));
+  Dims at = broadcast_strides(dims_of(x), dims.size());
+  k_spread(op.stream, type_of(x), x.data(), out, product(dims, 0, dims.size()), layout(dims, at, at), 1.f);
+}
+
 // ---- creation
 
 template <typename T, typename Context>
@@ -410,6 +416,29 @@ void MultiplyGradKernel(const Context& c, const DenseTensor& x, const DenseTenso
 }
 
 template <typename T, typename Context>
+void DivideGradKernel(const Context& c, const DenseTensor& x, const DenseTensor& y, const DenseTensor& quotient, const DenseTensor& grad, int,
+                      DenseTensor* dx, DenseTensor* dy) {
+  Op op(c, "divide_grad", {&y, &quotient, &grad});
+  if (x.numel() != grad.numel()) refuse(op.name, "takes a numerator of the quotient's shape");
+  Dims dims = dims_of(grad);
+  Layout at = layout(dims, strides_of(dims), broadcast_strides(dims_of(y), dims.size()));
+  check_dims(op.name, dims.size(), grad.numel());
+  auto divided = [&](const void* from, void* to) { k_map_broadcast(op.stream, Map::divide, type_of(grad), from, y.data(), to, grad.numel(), at); };
+  if (dy) {
+    void* part = op.scratch(bytes_of(grad));
+    k_map(op.stream, Map::multiply, type_of(grad), grad.data(), quotient.data(), part, grad.numel());
+    divided(part, part);
+    op.out(dy, y.dtype());
+    std::vector<bool> reduced(dims.size());
+    Dims own = dims_of(y), plain = strides_of(dims);
+    own.insert(own.begin(), dims.size() - own.size(), 1);
+    for (size_t k = 0; k < dims.size(); ++k) reduced[k] = own[k] == 1 && dims[k] != 1;
+    sum_marked(op.stream, Sum::plain, type_of(grad), part, plain, nullptr, plain, dims, reduced, dy->data(), -1.f);
+  }
+  if (dx) op.out(dx, x.dtype()), divided(grad.data(), dx->data());
+}
+
+template <typename T, typename Context>
 void AddNKernel(const Context& c, const std::vector<const phi::TensorBase*>& parts, DenseTensor* out) {
   std::vector<const DenseTensor*> x;
   for (const phi::TensorBase* each : parts) x.push_back(static_cast<const DenseTensor*>(each));
@@ -572,6 +601,31 @@ void SliceGradKernel(const Context& c, const DenseTensor& x, const DenseTensor& 
   k_copy_2d(op.stream, grad.data(), w.width, static_cast<char*>(dx->data()) + w.offset, w.pitch, w.width, w.rows);
 }
 
+// Tensors as parts of one buffer, each from an aligned place on; their contents move there.
+template <typename T, typename Context>
+void CoalesceTensorKernel(const Context& c, const std::vector<const DenseTensor*>& parts, DataType type, bool copies, bool constant, bool, float value,
+                          bool aligned, int alignment, int element, const std::vector<int64_t>&, const std::vector<int64_t>&,
+                          std::vector<DenseTensor*> outs, DenseTensor* fused) {
+  Op op(c, "coalesce_tensor", parts);
+  size_t size = element > 0 ? element : phi::SizeOf(type), whole = 0;
+  auto places = [&](const DenseTensor& part) {
+    size_t bytes = part.numel() * size;
+    return (aligned ? (bytes + alignment - 1) / alignment * alignment : bytes) / size;
+  };
+  for (const DenseTensor* part : parts) whole += places(*part);
+  fused->Resize({static_cast<int64_t>(whole)});
+  op.out(fused, type);
+  k_fill(op.stream, type_of(*fused), fused->data(), whole, constant ? value : 0);
+  size_t at = 0;
+  for (size_t k = 0; k < parts.size(); ++k) {
+    DenseTensor here = fused->Slice(at, at + parts[k]->numel());
+    if (copies && !constant) copy_async(op.stream, here.data(), parts[k]->data(), bytes_of(*parts[k]), Copy::device_to_device);
+    at += places(*parts[k]);
+    auto dims = outs[k]->dims();
+    outs[k]->ShareDataWith(here).Resize(dims);
+  }
+}
+
 template <typename T, typename Context>
 void TileKernel(const Context& c, const DenseTensor& x, const IntArray& times, DenseTensor* out) {
   Op op(c, "tile", {&x});
@@ -656,6 +710,7 @@ TB_KERNEL(elementwise_pow, ElementwisePowKernel, TB_FLOATS) {}
 TB_KERNEL(add_grad, AddGradKernel, TB_FLOATS) {}
 TB_KERNEL(subtract_grad, SubtractGradKernel, TB_FLOATS) {}
 TB_KERNEL(multiply_grad, MultiplyGradKernel, TB_FLOATS) {}
+TB_KERNEL(divide_grad, DivideGradKernel, TB_FLOATS) {}
 TB_KERNEL(add_n, AddNKernel, TB_FLOATS) {}
 TB_KERNEL(sum, SumKernel, TB_FLOATS) {}
 TB_KERNEL(sum_grad, SumGradKernel, TB_FLOATS) {}
@@ -680,5 +735,6 @@ TB_KERNEL(split, SplitKernel, TB_ALL) {}
 TB_KERNEL(split_with_num, SplitWithNumKernel, TB_ALL) {}
 TB_KERNEL(slice, SliceKernel, TB_ALL) {}
 TB_KERNEL(slice_grad, SliceGradKernel, TB_FLOATS) {}
+TB_KERNEL(coalesce_tensor, CoalesceTensorKernel, TB_FLOATS) {}
 TB_KERNEL(tile, TileKernel, TB_FLOATS) {}
 TB_KERNEL(tile_grad, TileGradKernel, TB_FLOATS) {}

@@ -75,6 +75,16 @@ void MatmulGradKernel(const Context& c, const DenseTensor& x, const DenseTensor&
 }
 
 template <typename T, typename Context>
+void BmmKernel(const Context& c, const DenseTensor& x, const DenseTensor& y, DenseTensor* out) {
+  MatmulKernel<T, Context>(c, x, y, false, false, out);
+}
+
+template <typename T, typename Context>
+void BmmGradKernel(const Context& c, const DenseTensor& x, const DenseTensor& y, const DenseTensor& grad, DenseTensor* dx, DenseTensor* dy) {
+  MatmulGradKernel<T, Context>(c, x, y, grad, false, false, dx, dy);
+}
+
+template <typename T, typename Context>
 void SoftmaxKernel(const Context& c, const DenseTensor& x, int axis, DenseTensor* out) {
   Op op(c, "softmax", {&x});
   Dims dims = dims_of(x);
@@ -267,6 +277,8 @@ TB_KERNEL(lamb, LambKernel, TB_FLOATS) {
 }
 TB_KERNEL(matmul, MatmulKernel, TB_FLOATS) {}
 TB_KERNEL(matmul_grad, MatmulGradKernel, TB_FLOATS) {}
+TB_KERNEL(bmm, BmmKernel, TB_FLOATS) {}
+TB_KERNEL(bmm_grad, BmmGradKernel, TB_FLOATS) {}
 TB_KERNEL(softmax, SoftmaxKernel, TB_FLOATS) {}
 TB_KERNEL(softmax_grad, SoftmaxGradKernel, TB_FLOATS) {}
 TB_KERNEL(layer_norm, LayerNormKernel, TB_FLOATS) {

@@ -168,9 +168,15 @@ namespace {
 void compared(const phi::CustomContext& c, const char* name, Order order, const DenseTensor& x, const DenseTensor& y, DenseTensor* out) {
   Op op(c, name, {&x, &y});
   if (x.dtype() != y.dtype()) refuse(name, "both operands must have one element type");
-  if (x.numel() != out->numel() || (y.numel() != x.numel() && y.numel() != 1)) refuse(name, "the second operand has the first one's shape, or one element");
+  auto whole = [&](const DenseTensor& from) -> const void* {  // as it is seen in the result's shape
+    if (from.numel() == out->numel()) return from.data();
+    void* made = op.scratch(out->numel() * phi::SizeOf(from.dtype()));
+    spread_to(op, from, dims_of(*out), made);
+    return made;
+  };
+  const void *left = whole(x), *right = y.numel() == 1 ? y.data() : whole(y);
   auto* made = static_cast<uint8_t*>(op.out(out, DataType::BOOL));
-  k_compare(op.stream, order, type_of(x), x.data(), y.data(), y.numel() == 1, made, x.numel());
+  k_compare(op.stream, order, type_of(x), left, right, y.numel() == 1, made, out->numel());
 }
 
 }  // namespace
@@ -188,8 +194,38 @@ TB_COMPARISON(Equal, equal)
 TB_COMPARISON(NotEqual, not_equal)
 #undef TB_COMPARISON
 
+template <typename T, typename Context>
+void ArgMaxKernel(const Context& c, const DenseTensor& x, const Scalar& axis, bool, bool flatten, DataType type, DenseTensor* out) {
+  Op op(c, "argmax", {&x});
+  Dims dims = dims_of(x);
+  int64_t at = axis.to<int64_t>();
+  if (type != DataType::INT64 || flatten || (at != -1 && at != static_cast<int64_t>(dims.size()) - 1)) refuse(op.name, "over the last axis, into int64");
+  auto* made = static_cast<int64_t*>(op.out(out, DataType::INT64));
+  k_argmax(op.stream, type_of(x), x.data(), made, x.numel() / dims.back(), dims.back());
+}
+
+template <typename T, typename Context>
+void CumsumKernel(const Context& c, const DenseTensor& x, const Scalar& axis, bool flatten, bool exclusive, bool reverse, DenseTensor* out) {
+  Op op(c, "cumsum", {&x});
+  if (flatten || exclusive || reverse) refuse(op.name, "of a value and those before it, along one axis");
+  Dims dims = dims_of(x);
+  int64_t at = axis.to<int64_t>() + (axis.to<int64_t>() < 0 ? dims.size() : 0);
+  op.out(out, x.dtype());
+  k_cumsum(op.stream, type_of(x), x.data(), out->data(), product(dims, 0, at), dims[at], product(dims, at + 1, dims.size()));
+}
+
+template <typename T, typename Context>
+void OneHotKernel(const Context& c, const DenseTensor& x, const Scalar& classes, DenseTensor* out) {
+  Op op(c, "one_hot", {&x});
+  auto* made = static_cast<float*>(op.out(out, DataType::FLOAT32));
+  k_one_hot(op.stream, static_cast<const int64_t*>(x.data()), made, x.numel(), classes.to<int64_t>());
+}
+
 }  // namespace tb
 
+TB_KERNEL(argmax, ArgMaxKernel, TB_FLOATS) { kernel->OutputAt(0).SetDataType(phi::DataType::UNDEFINED); }
+TB_KERNEL(cumsum, CumsumKernel, TB_FLOATS) {}
+TB_KERNEL(one_hot, OneHotKernel, int64_t) { kernel->OutputAt(0).SetDataType(phi::DataType::FLOAT32); }
 TB_KERNEL(conv2d, ConvKernel, TB_FLOATS) {}
 TB_KERNEL(conv2d_grad, ConvGradKernel, TB_FLOATS) {}
 TB_KERNEL(pool2d, PoolKernel, TB_FLOATS) {}

@@ -251,6 +251,37 @@ void k_compare(Stream s, Order order, Type type, const void* x, const void* y, b
   with_float(type, "comparison", [=](auto* t) { compare(s, order, as(x, t), as(y, t), one_y, out, n); });
 }
 
+// ---- gates of experts
+
+template <class T>
+void argmax(Stream s, const T* x, int64_t* out, size_t rows, size_t cols) {
+  each(s, "argmax", rows, [=] DEV(size_t row) {
+    size_t best = 0;
+    for (size_t k = 1; k < cols; ++k)
+      if (static_cast<float>(x[row * cols + k]) > static_cast<float>(x[row * cols + best])) best = k;
+    out[row] = static_cast<int64_t>(best);
+  });
+}
+void k_argmax(Stream s, Type type, const void* x, int64_t* out, size_t rows, size_t cols) {
+  with_float(type, "argmax", [=](auto* t) { argmax(s, as(x, t), out, rows, cols); });
+}
+
+template <class T>
+void cumsum(Stream s, const T* x, T* out, size_t outer, size_t size, size_t inner) {
+  each(s, "cumsum", outer * inner, [=] DEV(size_t k) {
+    size_t at = k / inner * size * inner + k % inner;
+    float total = 0;
+    for (size_t j = 0; j < size; ++j) out[at + j * inner] = static_cast<T>(total += static_cast<float>(x[at + j * inner]));
+  });
+}
+void k_cumsum(Stream s, Type type, const void* x, void* out, size_t outer, size_t size, size_t inner) {
+  with_float(type, "cumsum", [=](auto* t) { cumsum(s, as(x, t), as(out, t), outer, size, inner); });
+}
+
+void k_one_hot(Stream s, const int64_t* ids, float* out, size_t n, size_t classes) {
+  each(s, "one_hot", n * classes, [=] DEV(size_t k) { out[k] = ids[k / classes] == static_cast<int64_t>(k % classes) ? 1.f : 0.f; });
+}
+
 // ---- optimizers
 
 template <class T, class G>

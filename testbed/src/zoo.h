@@ -40,6 +40,11 @@ void k_dropout_grad(Stream s, Type type, const void* dy, const uint8_t* mask, vo
 enum class Order : int { less, less_equal, greater, greater_equal, equal, not_equal };
 void k_compare(Stream s, Order order, Type type, const void* x, const void* y, bool one_y, uint8_t* out, size_t n);
 
+// Along rows: where the largest value stands (the first of equals), and the sum of a value and those before it.
+void k_argmax(Stream s, Type type, const void* x, int64_t* out, size_t rows, size_t cols);
+void k_cumsum(Stream s, Type type, const void* x, void* out, size_t outer, size_t size, size_t inner);  // over the middle one
+void k_one_hot(Stream s, const int64_t* ids, float* out, size_t n, size_t classes);
+
 void k_momentum(Stream s, Type type, void* parameter, float* master, Type grad_type, const void* grad, float* velocity, const float* rate,
                 float mu, float decay, float rescale, bool nesterov, size_t n);
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
-from interlace.ir import Op, Program, verify
+from interlace.ir import Op, Program, parse, verify
 from interlace.passes.base import Context
 from interlace.passes.split_backward import LEFT_OUT, SplitBackward, is_one_gemm
 from tests.interpreter import assert_same
@@ -173,6 +175,49 @@ def test_ids_of_the_results_stay() -> None:
     assert made[1].results[1] == old.results[1]
     assert all(op.origin == -1 and op.id not in {each.id for each in program.ops} for op in made)
     assert old in program.ops
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("batch", [1, 3])
+def test_experts_products_have_one_sided_gradients_of_the_same_bits(paddle: Any, batch: int) -> None:
+    from interlace.bridge import newops
+    from interlace.bridge.targets import Device
+
+    before = one_gradient((batch, 24, 40), (batch, 40, 56), (batch, 24, 56), False, False)
+    before = before.with_ops(tuple(msgspec.structs.replace(op, name=op.name.replace("matmul_grad", "bmm_grad"), attrs=op.attrs
+                                                           if op.kind != "matmul_grad" else {}) for op in before.ops))  # fmt: skip
+    after = split(before)[0]
+    assert [op.attrs.get(LEFT_OUT) for op in after.ops if op.kind == "bmm_grad"] == [1, 0]
+    feed = feed_of(before)
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main):
+        inputs = {name: paddle.static.data(name, list(array.shape), str(array.dtype)) for name, array in feed.items()}
+        whole = list(paddle._C_ops.bmm_grad(*inputs.values()))
+        build_one = partial(newops.BUILDERS["pd_op.bmm_grad"], operands=list(inputs.values()), device=Device(paddle.CPUPlace()))
+        apart = [build_one(op)[1 - op.attrs[LEFT_OUT]] for op in after.ops if op.kind == "bmm_grad"]
+    made = paddle.static.Executor(paddle.CPUPlace()).run(main, feed=feed, fetch_list=[*whole, *apart])
+    assert [each.tobytes() for each in made[:2]] == [each.tobytes() for each in made[2:]]
+
+
+GATE = """program rank=0 world=2 mode=train
+group 7 = 0,1
+#0 %0:float32[2,4,6] = pd_op.relu() forward
+#1 %1:float32[2,6,8] = pd_op.relu() forward
+#2 %2:float32[2,4,8] = pd_op.relu() backward
+#3 %3:float32[2,4,6], %4:float32[2,6,8] = pd_op.matmul_grad(%0, %1, %2) backward {"transpose_x":false,"transpose_y":false}
+#4 %5:float32[2,6,8] = pd_op.all_to_all(%4) backward group=7
+#5 %6:float32[2,4,6] = pd_op.relu_grad(%3, %5) backward
+#6 %7:float32[2,4,6] = pd_op.all_to_all(%6) backward group=7
+"""
+
+
+def test_a_product_of_activations_is_split_where_its_gradients_lead_to_different_communication() -> None:
+    """What is sent first is computed first; where both lead to the same, as in attention, one operation stays."""
+    after, context = split(parse(GATE))
+    assert [op.results for op in after.ops if op.role == "backward"][1:3] == [(4,), (3,)]
+    assert any("dX is" in line and "dW" not in line for line in map(str, context.changed))
+    same = parse(GATE.replace("pd_op.all_to_all(%4) backward group=7", "pd_op.relu(%4) backward"))
+    assert split(same)[0].ops == same.ops
 
 
 @pytest.mark.parametrize("weight", [0, 1])
