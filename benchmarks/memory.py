@@ -137,7 +137,7 @@ def measure(world: int, model: str, arguments: str, options: dict[str, Any], fol
     """
     from interlace.ir import load
     from interlace.scheduler.memory.live import in_order
-    from interlace.scheduler.target import CPU, STOCK_CPU
+    from interlace.scheduler.target import CPU, with_paddles_jobs
 
     folder.mkdir(parents=True, exist_ok=True)
     stock = options == PLAIN
@@ -151,7 +151,7 @@ def measure(world: int, model: str, arguments: str, options: dict[str, Any], fol
     _launch(world, model, arguments, environment, folder)
     rows = []
     for number in range(world):
-        profile = in_order(load(folder / "plan" / f"rank{number}.ilp"), target=STOCK_CPU if stock else CPU)
+        profile = in_order(load(folder / "plan" / f"rank{number}.ilp"), target=with_paddles_jobs(CPU) if stock else CPU)
         found = json.loads((folder / f"rank{number}.json").read_text())
         settled = [row["peak"] for row in found if row["settled"]]
         free = [row["peak"] for row in found[1:] if not row["settled"]]

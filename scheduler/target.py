@@ -43,8 +43,8 @@ class Target(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         keeps_pinned: Pinned buffers are never freed; there is one for each copied value and micro-batch.
         in_place_pass: Paddle's in-place pass runs: an operation may write its result over an operand that nobody reads later.
         late_results: A communication's result is allocated at its first reader, and an in-place one is received into another buffer.
-        keeps_shape_vectors: A tensor stays to the end of the step if the last job that refers to it reads only the shape of a vector
-            that it is in.
+        keeps_shapes: A tensor stays to the end of the step if the last job that names it reads only the shape of a vector that it is
+            in; or reads only its own, and an earlier job that did not make it reads its contents.
         feed_copies: Number of copies of the fed batch, besides the inputs of the micro-batches.
         workspace: Kind of operation -> bytes that its kernel allocates while it runs, in multiples of its first operand's size.
     """
@@ -65,14 +65,14 @@ class Target(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     keeps_pinned: bool = False
     in_place_pass: bool = False
     late_results: bool = False
-    keeps_shape_vectors: bool = False
+    keeps_shapes: bool = False
     feed_copies: int = 0
     workspace: Mapping[str, int] = {}
 
     @property
     def runs_as_written(self) -> bool:
         """Whether the executor allocates exactly what the program says."""
-        beside = (self.in_place_pass, self.late_results, self.keeps_shape_vectors, self.feed_copies, self.workspace)
+        beside = (self.in_place_pass, self.late_results, self.keeps_shapes, self.feed_copies, self.workspace)
         return not any(beside)
 
 
@@ -83,8 +83,6 @@ CPU = Target("cpu", serial=True, one_ring_a_stream=False, p2p_buffer_bytes=UNBOU
 """Paddle's CPU build with Interlace's jobs and transport, which reads from its peers at all times, so that no send waits. The loader and
 the feed variable each keep the batch; `layer_norm_grad` (phi/kernels/cpu/layer_norm_grad_kernel.cc) has two temporaries of its
 input's size."""
-STOCK_CPU = msgspec.structs.replace(CPU, keeps_shape_vectors=True)
-"""The same with Paddle's own jobs."""
 CUSTOM = Target("custom", job_end_waits=True, host_memory_edges=False, alloc="issue", keeps_pinned=True)
 """A custom device with asynchronous copies out, whose memory is collected by events (`FLAGS_fast_eager_deletion_mode=0`)."""
 GPU = Target("gpu", host_runs_ahead=True, blocking=frozenset({"memcpy_d2h"}), loses_waits=frozenset({"memcpy_d2h"}), alloc="issue",
@@ -92,6 +90,15 @@ GPU = Target("gpu", host_runs_ahead=True, blocking=frozenset({"memcpy_d2h"}), lo
 """CUDA. NCCL may buffer a few megabytes of a send; a plan must not depend on it."""
 TARGETS = {target.name: target for target in (CPU, CUSTOM, GPU)}
 """Targets on which plans run, by name."""
+
+
+def with_paddles_jobs(target: Target) -> Target:
+    """The rules where Paddle's own jobs run, which never collect some tensors that backward reads the shape of.
+
+    Measured on two H200s (benchmarks/README.md): tensors of a rotary embedding's `concat`, and received activations. Jobs that are
+    lowered here keep what a later job reads the contents of, and nothing else.
+    """
+    return msgspec.structs.replace(target, keeps_shapes=True)
 
 
 def target_of(profile: str) -> Target:

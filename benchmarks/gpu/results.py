@@ -34,6 +34,9 @@ PLANS = ("stock", "column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "l
          "offload-1")  # fmt: skip
 SWITCHED = ("no-priorities", "no-slab", "one-slab")
 """`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
+PEAKS = "in_order_peak_bytes_by_rank"
+"""Simulated peaks; missing in rows of Paddle's own plan that were simulated before what its jobs keep was known, and whose programs are
+not stored."""
 PINNED = ("pinned_reserved", "pinned_allocations")
 KERNELS_KEPT = 12
 DIGEST = 16
@@ -96,7 +99,7 @@ def _simulated(folder: Path) -> tuple[str, Row]:
     from interlace.scheduler.memory.live import in_order
     from interlace.scheduler.simulate.arrays import Options
     from interlace.scheduler.simulate.simulator import simulate
-    from interlace.scheduler.target import IDEAL
+    from interlace.scheduler.target import IDEAL, with_paddles_jobs
 
     name = f"{folder.parent.name} {folder.name}"
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
@@ -107,12 +110,13 @@ def _simulated(folder: Path) -> tuple[str, Row]:
         return name, {"failed": (done.stderr or done.stdout)[-300:]}
     paths = sorted(folder.glob("rank*.ilp"))
     programs = [load(path) for path in paths]
-    as_freed = simulate(programs, CostModel(load_profile(profile_of(folder))), Options.of(IDEAL), target=IDEAL)
+    place = with_paddles_jobs(IDEAL) if folder.name == "stock" else IDEAL
+    as_freed = simulate(programs, CostModel(load_profile(profile_of(folder))), Options.of(IDEAL), target=place)
     found: Row = {f"{name}_ms": round(max(rank[key] for rank in ranks) / 1e6, 2)
                   for name, key in (("step", "step_ns"), ("exposed", "exposed_comm_ns"))}  # fmt: skip
     found["peak_bytes_by_rank"] = [rank.peak_bytes for rank in as_freed.ranks]
     found["held_peak_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
-    found["in_order_peak_bytes_by_rank"] = [in_order(program).peak() for program in programs]
+    found[PEAKS] = [in_order(program, target=place).peak() for program in programs]
     return name, found
 
 
@@ -262,7 +266,7 @@ def accuracy_table(runs: Sequence[Row]) -> str:
     lines = ["| | runs | step: median error, worst | tensors at the peak, in issue order: runs, median error, worst |", "| --- " * 4 + "|"]
     for name, rows_here in sorted(groups.items()):
         steps = [row["simulated"]["step_ms"] / row["step_ms"]["median"] - 1 for row in rows_here]
-        peaks = [_peak_error(row) for row in rows_here if "workspace" in row["peak_bytes_by_rank"][0]]
+        peaks = [peak_error(row) for row in rows_here if "workspace" in row["peak_bytes_by_rank"][0] and PEAKS in row["simulated"]]
         lines.append(f"| {name} | {len(steps)} | {_errors(steps)} | {len(peaks)}: {_errors(peaks)} |")
     right, pairs = count_order([row for rows_here in groups.values() for row in rows_here])
     return "\n".join([*lines, "", f"{right} of {pairs} pairs of plans of a case, measured more than {CLEAR:.0%} apart, in the right order"])
@@ -272,9 +276,10 @@ def _errors(found: Sequence[float]) -> str:
     return f"{100 * statistics.median(map(abs, found)):.2f}, {100 * max(found, key=abs):+.2f} %" if found else ""
 
 
-def _peak_error(row: Row) -> float:
+def peak_error(row: Row) -> float:
+    """How far the simulated peak of tensors is off, as a share; of the rank where it is furthest off."""
     measured = [each["allocated"] + each["outside"] for each in row["peak_bytes_by_rank"]]
-    return float(max((a / b - 1 for a, b in zip(row["simulated"]["in_order_peak_bytes_by_rank"], measured, strict=True)), key=abs))
+    return float(max((a / b - 1 for a, b in zip(row["simulated"][PEAKS], measured, strict=True)), key=abs))
 
 
 def _group(row: Row) -> str:

@@ -293,7 +293,7 @@ class _JobBuilder:
         self.values: dict[OpInstance, Any] = {}
         self.given: dict[str, Any] = {}
         self.shared: list[Any] = []
-        self.read = {value for op_id, _ in job.items for value in lowering.graph.reads(lowering.graph.ops[op_id])}
+        self.read = {(value, m) for op_id, m in job.items for value in lowering.graph.reads(lowering.graph.ops[op_id])}
         self.last_producer = self._last_producers()
         self.awaited = {item for _, item in job.host_waits}
         self.waits = dict(job.host_waits)
@@ -302,7 +302,7 @@ class _JobBuilder:
     def add(self, op: Op, micro_batch: int) -> None:
         """Append one operation."""
         paddle.pir.set_insertion_point_to_block_end(self.block)
-        whole = op.name != COMBINE or op.results[0] in self.read
+        whole = op.name != COMBINE or (op.results[0], micro_batch) in self.read
         operands = [None if v == ABSENT else self._operand(v, micro_batch, whole and v in op.reads)
                     for v in op.operands]  # fmt: skip
         paddle.pir.set_insertion_point_to_block_end(self.block)

@@ -14,6 +14,7 @@ from interlace.passes.peers import Peers, gather
 from interlace.passes.pipeline import PassReport
 from interlace.planning.stock import stock_plan
 from interlace.scheduler.memory.throttle import gpu_peak
+from interlace.scheduler.target import GPU, Target, with_paddles_jobs
 from interlace.units import size
 
 
@@ -33,19 +34,24 @@ def budget_bytes(asked: float | None, program: Program, cost: Costs, peers: Peer
         return 0
     if isinstance(asked, int):
         return min(gather(peers, "memory budgets", asked))
-    held = max(gather(peers, "what Paddle's own plan holds", peak_bytes(stock_plan(program, cost), cost) or 0))
+    held = max(gather(peers, "what Paddle's own plan holds", stock_peak_bytes(program, cost) or 0))
     if not held:
         raise BudgetError(f"memory_budget {asked:g} of what Paddle's own plan holds: that is not known, its step cannot be simulated; "
                           "give bytes, such as 70GB")  # fmt: skip
     return int(asked * held)
 
 
-def peak_bytes(planned: Program, cost: Costs) -> int | None:
+def peak_bytes(planned: Program, cost: Costs, target: Target = GPU) -> int | None:
     """Device bytes of a plan at its peak on a GPU, however fast its host; None where the rank cannot be simulated."""
     try:
-        return gpu_peak(planned, cost)
+        return gpu_peak(planned, cost, target)
     except PlanError:
         return None
+
+
+def stock_peak_bytes(program: Program, cost: Costs) -> int | None:
+    """The same of Paddle's own plan of a captured program, run by Paddle's own jobs."""
+    return peak_bytes(stock_plan(program, cost), cost, with_paddles_jobs(GPU))
 
 
 def say_budget(planned: Program, passes: Sequence[Pass], reports: list[PassReport], budget: int, peak: int | None) -> list[PassReport]:

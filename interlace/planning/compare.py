@@ -19,7 +19,7 @@ from interlace.report.outcome import Outcome, Step
 from interlace.report.sweep import Sweep
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
-from interlace.scheduler.target import target_of
+from interlace.scheduler.target import target_of, with_paddles_jobs
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -77,9 +77,8 @@ class Comparison:
     def _results(self, costs: Costs) -> tuple[Result, Result]:
         target = target_of(self.profile)
         options = Options.of(target, peers_ready=not self.stands_for, stands_for=self.stands_for)
-        stock, plan = (simulate(programs, costs, options, target=target)
-                       for programs in ([each.stock for each in self.members], [each.plan for each in self.members]))  # fmt: skip
-        return stock, plan
+        stock = simulate([each.stock for each in self.members], costs, options, target=with_paddles_jobs(target))
+        return stock, simulate([each.plan for each in self.members], costs, options, target=target)
 
 
 def compare(captured: Program, planned: Program, reports: Sequence[PassReport], costs: Costs, profile: str, memory_budget: int = 0,

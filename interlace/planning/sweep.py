@@ -14,9 +14,8 @@ from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import is_copy
 from interlace.ir.storage import storages_of
 from interlace.passes.drop_recompute import recomputation
-from interlace.planning.budget import peak_bytes
+from interlace.planning.budget import peak_bytes, stock_peak_bytes
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.stock import stock_plan
 from interlace.report.outcome import Outcome
 from interlace.report.sweep import Base, Point, Sweep
 
@@ -53,7 +52,7 @@ def sweep(
     before = _outcome(everything).before
     if before is None:
         raise PlanError("Paddle's own plan is not known here, so there is no curve; give the dumps of all ranks")
-    base = Base(_peak([stock_plan(program, cost) for program in programs], cost), before.step_ns / 1e3, before.exposed_ns / 1e3)
+    base = Base(max(stock_peak_bytes(program, cost) or 0 for program in programs), before.step_ns / 1e3, before.exposed_ns / 1e3)
     most = max(base.peak_bytes, _peak([plan.program for plan in everything], cost))
     found = []
     for budget in _budgets(most, _least(plans), points):

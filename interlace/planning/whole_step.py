@@ -20,6 +20,7 @@ from interlace.planning.stock import STOCK
 from interlace.scheduler.interleave.planner import EARLY
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.schedule import in_flight
+from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
 from interlace.scheduler.whole_step.search import Ranked, find_schedules, kinds_of
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 from interlace.units import ms, size
@@ -102,7 +103,7 @@ class _Choice:
     def run(self) -> Run:
         made = self._stock(draft=True)[1] if self.drafts else self.before
         peaks = self._peaks(made)
-        own = Judged(self.asked.stock(), (), self._step_ns(made), max(peaks))
+        own = Judged(self.asked.stock(), (), self._step_ns(made), max(self._peaks(made, by_paddle=True)))
         limit = self.room.limit_bytes if self.room else int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
         forms = [self.asked.stock(), *(self._named(name) for name in NAMED if self._may(name))]
         if self._may("dx-first"):
@@ -115,7 +116,7 @@ class _Choice:
         if best is None and own.step_ns is None and forms:
             unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
             return noted(self._whole(forms[0], self.later), Schedule1F1B.name, [], [unknown, *self._lost(judged, limit)])
-        if best is None or (own.peak_bytes <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
+        if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
             lines = [f"auto: {self._own_name()}, whole step simulated {_text(own)}"]
             return noted(self._stock(), Schedule1F1B.name, lines, self._lost(judged, limit))
         run = self._whole(best.form, best.later)
@@ -196,10 +197,14 @@ class _Choice:
     def _step_ns(self, made: Program, left_out: tuple[Pass, ...] = ()) -> int | None:
         return step_ns(made, self.cost, self.peers, self.stands_for, left_out)
 
-    def _peaks(self, made: Program) -> list[int]:
-        """Device bytes of the plan at its peak, by rank, under a budget those on a GPU; a rank without jobs holds nothing."""
-        peak = in_order(made).peak() if made.jobs else 0
-        return gather(self.peers, "peaks", max(peak, peak_bytes(made, self.cost) or 0) if self.room and made.jobs else peak)
+    def _peaks(self, made: Program, by_paddle: bool = False) -> list[int]:
+        """Device bytes of the plan at its peak, by rank, under a budget those on a GPU; a rank without jobs holds nothing.
+
+        `by_paddle`: where Paddle's own jobs run, and not those of our lowering.
+        """
+        order, place = (with_paddles_jobs(IDEAL), with_paddles_jobs(GPU)) if by_paddle else (IDEAL, GPU)
+        peak = in_order(made, target=order).peak() if made.jobs else 0
+        return gather(self.peers, "peaks", max(peak, peak_bytes(made, self.cost, place) or 0) if self.room and made.jobs else peak)
 
     def _whole(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Run:
         passes = (form, *later)

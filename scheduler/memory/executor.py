@@ -1,8 +1,9 @@
 """Memory that Paddle's executor uses or saves besides what the program says; benchmarks/memory.py compares it with measurements.
 
 The executor's in-place pass lets an op overwrite an operand that no later op reads, some kernels allocate buffers of their own,
-and the fed batch stays. In Paddle's own jobs a tensor of a vector is never collected if another job reads only the vector's shape;
-in jobs of our lowering it is collected after the last reader of its contents. Rules of the in-place pass:
+and the fed batch stays. In Paddle's own jobs a tensor of a vector is never collected if another job reads only the vector's shape,
+nor what a job received if the next one reads it and a later one its shape; in jobs of our lowering both are collected after the last
+reader of their contents. Rules of the in-place pass:
 paddle/fluid/pir/transforms/general/inplace_pass.cc.
 """
 
@@ -83,7 +84,7 @@ def _forms_of(variant: Variant, issued: Mapping[int, dict[int, tuple[int, int]]]
     alike: dict[tuple[frozenset[int], frozenset[int], frozenset[int]], list[int]] = {}
     for micro_batch in variant.micro_batches:
         run = _Run(graph, issued.get(micro_batch, {}))
-        lasting = run.lasting() if target.keeps_shape_vectors else frozenset()
+        lasting = run.lasting() if target.keeps_shapes else frozenset()
         chosen = run.in_place(lasting) if target.in_place_pass else frozenset()
         late = run.late() if target.late_results else frozenset()
         alike.setdefault((chosen, lasting, late), []).append(micro_batch)
@@ -124,6 +125,7 @@ class _Run:
         self.graph, self.step = graph, step
         self.ops = sorted((op for op in graph.program.ops if op.id in step), key=lambda op: step[op.id][1])
         self.crossing = {v for op in graph.program.ops if op.name == SHADOW_OUTPUT for v in op.operands}
+        self.elements: set[int] = set()
         self.shape_job: dict[int, int] = {}
         self.content_job: dict[int, int] = {}
         self.last: dict[int, int] = {}
@@ -133,8 +135,10 @@ class _Run:
                     self._note(op, value, value not in op.reads)
 
     def lasting(self) -> frozenset[int]:
-        """Storages that are read in later jobs than their producer's, in the last of these only for the shape of a vector."""
-        last = [v for v, job in self.shape_job.items() if job > max(self.content_job.get(v, -1), self._job_of_producer(v))]
+        """Storages whose shape alone is read in the last job that names them: of tensors of a vector in any later job than their
+        producer's, of others where a job between the two reads the contents."""
+        found = [v for v, job in self.shape_job.items() if job > max(self.content_job.get(v, -1), self._job_of_producer(v))]
+        last = [v for v in found if v in self.elements or self.content_job.get(v, -1) > self._job_of_producer(v)]
         return frozenset(self.graph.values[v].storage for v in last if not self.graph.values[v].persistable)
 
     def late(self) -> frozenset[int]:
@@ -159,13 +163,16 @@ class _Run:
         producer = self.graph.producer_op(value)
         for element in producer.operands if producer is not None and producer.name == COMBINE else ():
             if element != ABSENT:
+                self.elements.add(element)
                 (self.shape_job if shape_only else self.content_job)[element] = job
                 self.crossing.update((element,) if self._leaves(op, element) else ())
         if op.name == COMBINE:
             self.last[value] = index
             return
         self.crossing.update((value,) if self._leaves(op, value) else ())
-        if not shape_only:
+        if shape_only:
+            self.shape_job[value] = job
+        else:
             self.last[value] = index
             self.content_job[value] = job
 

@@ -21,7 +21,7 @@ from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import storages_of
 from interlace.scheduler.memory.executor import feed_bytes, forms
-from interlace.scheduler.target import IDEAL, Target
+from interlace.scheduler.target import IDEAL, Target, with_paddles_jobs
 
 Ints = npt.NDArray[np.int64]
 Order = Sequence[OpInstance] | Ints
@@ -187,8 +187,11 @@ def _order(lives: Lives) -> Ints:
 
 
 def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, target: Target = IDEAL) -> Profile:
-    """Memory of a rank whose op instances were issued, started and ended at these times; arrays in the issue order of its jobs."""
-    planner = OrderMemory(program)
+    """Memory of a rank whose op instances were issued, started and ended at these times; arrays in the issue order of its jobs.
+
+    Of what the executor does besides the program, only what it never collects is counted.
+    """
+    planner = OrderMemory(program, with_paddles_jobs(IDEAL) if target.keeps_shapes else IDEAL)
     items = _items(program)
     alloc = start if target.alloc == "start" else issue
     if target.free == "end":

@@ -25,7 +25,7 @@ from interlace.scheduler.memory.live import in_order, lifetimes
 from interlace.scheduler.simulate.arrays import Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
 from interlace.scheduler.simulate.simulator import run
-from interlace.scheduler.target import GPU
+from interlace.scheduler.target import GPU, Target
 from interlace.units import size
 
 LOOK_BACK = 50
@@ -114,9 +114,9 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int) -> Host
         return HostSyncs(sync_at_job_ends(program, names), reason=why)
 
 
-def gpu_peak(program: Program, cost: Costs) -> int:
+def gpu_peak(program: Program, cost: Costs, target: Target = GPU) -> int:
     """Peak of live device bytes on a GPU whose host issues in no time; the rank's peers are always ready."""
-    return _peak(_fast_host(lower([program], cost, Options.of(GPU, peers_ready=True))))
+    return _peak(_fast_host(lower([program], cost, Options.of(target, peers_ready=True))), target)
 
 
 def _most_side_bytes(program: Program) -> int:
@@ -188,5 +188,5 @@ def _fast_host(sim: SimInput) -> SimInput:
     return dataclasses.replace(sim, issue=np.zeros_like(sim.issue), host_end=np.zeros_like(sim.host_end))
 
 
-def _peak(sim: SimInput) -> int:
-    return run(sim, target=GPU).ranks[0].peak_bytes
+def _peak(sim: SimInput, target: Target = GPU) -> int:
+    return run(sim, target=target).ranks[0].peak_bytes

@@ -393,6 +393,35 @@ def test_a_vector_read_in_another_job_is_refused_or_built_again() -> None:
         lower(captured, cut_behind("split_with_num"), DEVICES["cpu"])
 
 
+def test_a_vector_read_by_another_micro_batch_keeps_nothing() -> None:
+    """Odd programs. The next micro-batch's forward reads the vector in the job of a gradient that needs its shape only."""
+    from interlace.ir import Job
+    from tests.bridge.small import Build, C
+
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x, grad = build.data("x", [2, 4]), build.data("grad", [4, 4])
+        vector = [C.gelu(x, False), C.relu(x)]
+        C.concat(vector, 0)
+        build.role(0)
+        C.concat_grad(vector, grad, C.full([1], 0, paddle.int32, paddle.CPUPlace()))
+        build.role(1)
+    captured = capture(build.main, msgspec.structs.replace(ACCUMULATE, num_micro_batches=2))
+    program = captured.program
+    combine = [op for op in program.ops if op.name == "builtin.combine"]
+    gradient = next(op for op in program.ops if op.kind == "concat_grad")
+    ops = [msgspec.structs.replace(op, operands=(combine[0].results[0], *op.operands[1:])) if op is gradient else op
+           for op in program.ops if op not in combine[1:]]  # fmt: skip
+    assert gradient.no_buffer == (0,)
+    parts = {role: [op.id for op in ops if op.role == role and op.name != "pd_op.data"] for role in ("forward", "backward")}
+    orders = [[("forward", 0)], [("backward", 0), ("forward", 1)], [("backward", 1)]]
+    jobs = tuple(Job(f"job_{k}", "forward", 0, tuple((op, m) for role, m in order for op in parts[role])) for k, order in enumerate(orders))
+    lowered = lower(captured, msgspec.structs.replace(program.with_ops(ops), jobs=jobs), DEVICES["cpu"])
+    vectors = {f"v{value}@{m}" for value in combine[0].operands for m in (0, 1)}
+    assert vectors == vectors & set.union(*(each.names for each in lowered.jobs))
+    assert not vectors & set.union(*(each.reads for each in lowered.jobs))
+
+
 def test_a_new_operation_that_nobody_can_build_is_refused() -> None:
     """Odd programs. With the operation and the job named."""
     from interlace.errors import PlanError

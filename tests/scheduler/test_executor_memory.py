@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from interlace.ir import parse
 from interlace.scheduler.memory.executor import feed_bytes
 from interlace.scheduler.memory.live import in_order
@@ -76,8 +78,32 @@ def test_a_vector_of_which_only_the_shape_is_read_keeps_its_tensors() -> None:
 job one forward 0: 0-2@0
 job two backward 0: 3-4@0
 """
-    plain, kept = peaks(text, Target("x", keeps_shape_vectors=True))
+    plain, kept = peaks(text, Target("x", keeps_shapes=True))
     assert (plain, kept) == (1024 + 256, 1024 + 256 + 256)
+
+
+RECEIVED = """
+#0 %0:float32[64] = pd_op.recv_v2() forward group=0
+#1 %1:float32[64]~0 = pd_op.share_data_(%0) forward inplace=0:0
+#2 %2:float32[64] = pd_op.gelu(%1) forward
+#3 %3:float32[64] = pd_op.add(%0, %2) forward
+#4 %4:float32[64], %5:float32[64] = pd_op.add_grad(%0, %2, %3) backward{}
+job one recv_forward 0: 0@0
+job two forward 0: {}@0
+job three backward 0: {}@0
+"""
+
+
+@pytest.mark.parametrize(("text", "kept"), [
+    (RECEIVED.format(" no_buffer=0,1", "1-3", 4), True),
+    (RECEIVED.format(" no_buffer=1", "1-3", 4), False),
+    (RECEIVED.format(" no_buffer=0,1", "1-2", "3-4"), False),
+    (RECEIVED.format(" no_buffer=0,1", "1-3", 4).replace("0: 0@0", "0: 0-3@0").replace("job two forward 0: 1-3@0\n", ""), False),
+])  # fmt: skip
+def test_what_one_job_receives_stays_where_the_next_reads_it_and_a_later_one_its_shape(text: str, kept: bool) -> None:
+    """Contents read by the later job too, by it alone, or in the job that received it: collected."""
+    always = in_order(parse(HEAD + "group 0 = 0,1" + text), target=Target("x", keeps_shapes=True)).base["device"]
+    assert always == (256 if kept else 0)
 
 
 def test_nothing_else_changes_on_random_worlds() -> None:
@@ -168,6 +194,6 @@ job four backward 1: 3-4@1
 
 
 def test_tensors_of_a_vector_stay_for_each_micro_batch_where_only_their_shape_is_read_last() -> None:
-    keeps = Target("x", keeps_shape_vectors=True)
+    keeps = Target("x", keeps_shapes=True)
     assert in_order(parse(VECTOR.format(" no_buffer=0")), target=keeps).base["device"] == 2 * 256
     assert in_order(parse(VECTOR.format("")), target=keeps).base["device"] == 0
