@@ -8,13 +8,15 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from interlace.cost_model import Costs
 from interlace.errors import ConfigError, PlanError
 from interlace.files import read_text
-from interlace.ir import Graph, Job, Program
+from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.kinds import is_boundary, is_collective, is_random, is_receive, is_send
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.allocations import PairMemory
+from interlace.scheduler.interleave.at_once import at_once
 from interlace.scheduler.interleave.optimizer import reductions_first
 from interlace.scheduler.interleave.part_order import early_collectives
 from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, plan_pair
@@ -63,6 +65,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             collectives, and the last ones fill the pipeline's end. Each micro-batch of lag keeps the operands of its weight gradients
             live. With VPP it counts backwards of one chunk. When: trying by hand what `auto` decides: pipelines whose last stages wait at
             the end of the step, with memory to spare.
+        at_once: Share of weight gradients, by their time, that are computed with their own input gradients where the others trail: those
+            whose operands take most memory for the time. They run during the collectives of their own job, and leave room for the
+            others to trail further. One number for all stages, or one for each. When: trying by hand what `auto` decides: a lag that
+            does not quite fit into the memory.
         depth: Micro-batches in flight on each stage, with `dx-first`; without it as in 1F1B. With more of them a stage sends activations
             before it needs the next gradient, so that a late message does not stop the pipeline. When: trying by hand what `auto` decides:
             messages between stages that come late.
@@ -96,6 +102,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     interleave: Literal["auto", "off", "dx-first", "mixed", "zb-h1"] = "auto"
     lag: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = 0
     depth: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
+    at_once: Annotated[float, msgspec.Meta(ge=0, lt=1)] | tuple[Annotated[float, msgspec.Meta(ge=0, lt=1)], ...] = 0.0
     early_sends: Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] = EARLY
     search: bool = True
     schedule_file: str = ""
@@ -120,7 +127,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         forms: dict[str, tuple[Literal["dx-first", "off"], ...]] = {"mixed": ("dx-first", "off"), "dx-first": ("off",)}
         if not self.only_gains or self.schedule_file:
             return ()
-        plain = msgspec.structs.replace(self, lag=0, depth=())
+        plain = msgspec.structs.replace(self, lag=0, depth=(), at_once=0.0)
         simpler = tuple(msgspec.structs.replace(plain, interleave=name) for name in forms.get(self.interleave, ()))
         return (plain, *simpler) if simpler and (self.lag or self.depth) else simpler
 
@@ -139,6 +146,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def label(self) -> str:
         """The form of interleaving."""
         more = [f"lag {_numbers(self.lag)}"] * bool(self.lag) + [f"depth {_numbers(self.depth)}"] * bool(self.depth)
+        more += [f"at_once {_numbers(self.at_once)}"] * bool(self.at_once)
         more += [f"early_sends {_numbers(self.early_sends)}"] * (self.early_sends != EARLY)
         return ", ".join([f"interleave: {self.interleave}", *more])
 
@@ -185,9 +193,13 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _check_shape(self, program: Program) -> None:
         """Check lag, depth and early_sends against the program and the other options. Raises ConfigError."""
         pipe = program.pipeline
-        if isinstance(self.early_sends, tuple) and len(self.early_sends) != pipe.num_stages:
-            raise ConfigError(f"schedule_1f1b.early_sends: found {_numbers(self.early_sends)}, {len(self.early_sends)} numbers; "
-                              f"expected one number, or one for each of {pipe.num_stages} stages")  # fmt: skip
+        for name, shares in (("early_sends", self.early_sends), ("at_once", self.at_once)):
+            if isinstance(shares, tuple) and len(shares) != pipe.num_stages:
+                raise ConfigError(f"schedule_1f1b.{name}: found {_numbers(shares)}, {len(shares)} numbers; "
+                                  f"expected one number, or one for each of {pipe.num_stages} stages")  # fmt: skip
+        if self.at_once and not (self.lag or self.schedule_file or self.interleave == "zb-h1"):
+            raise ConfigError(f"schedule_1f1b.at_once: found {_numbers(self.at_once)} beside interleave: {self.interleave} without lag, "
+                              "where no weight gradients trail; give lag, schedule_file or interleave: zb-h1, or leave at_once out")
         for name, given, forms in (("lag", self.lag, ("dx-first", "mixed")), ("depth", self.depth, ("dx-first",))):
             if not given:
                 continue
@@ -265,7 +277,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _plans(self, program: Program, slots: list[Slot], parts: Parts, context: Context, form: Form) -> dict[Kinds, PairPlan]:
         """The order of each kind of slot that has a choice: slots of several parts, and then whole backwards too."""
         mixed = {_kinds(slot) for slot in slots if len(slot.parts) > 1}
-        whole = {_kinds(slot) for slot in slots if slot.parts[0].kind == "B"} if mixed else set()
+        choice = {"B", "I"} if parts.early else {"B"}
+        whole = {_kinds(slot) for slot in slots if slot.parts[0].kind in choice} if mixed or parts.early else set()
         plans = {}
         for kinds in sorted(mixed | whole):
             plans[kinds] = self.order(program, parts, kinds, form, context)[0]
@@ -273,33 +286,48 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return plans
 
     def parts(self, program: Program, kinds: set[str], context: Context) -> Parts:
-        """The operations of each kind of part, with collectives as early as they can start; `off` keeps program order."""
+        """The operations of each kind of part, with collectives as early as they can start; `off` keeps program order. Weight gradients
+        that do not trail go with the input gradients."""
         if self.interleave == "off":
             return Parts(program, kinds)
-        early = self._early(program.pipeline.stage)
-        key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), self.extra_live_bytes, early)
+        early, share = _of_stage(self.early_sends, program), _of_stage(self.at_once, program) if "I" in kinds else 0.0
+        key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), self.extra_live_bytes, early, share)
         if key not in context.memo:
-            parts = Parts(program, kinds)
+            parts = Parts(program, kinds, self._at_once(program, context.cost, share))
             for (kind, chunk), ops in parts.ops.items():
-                part = PartOps(kind, kind, ops)
-                parts.ops[kind, chunk] = early_collectives(program, part, context.cost, self.extra_live_bytes, early)
+                parts.ops[kind, chunk] = self._early_collectives(program, PartOps(kind, kind, ops), early, context)
             context.memo[key] = (parts, program)
         found: Parts = context.memo[key][0]
         return found
 
-    def _early(self, stage: int) -> float:
-        return self.early_sends[stage] if isinstance(self.early_sends, tuple) else self.early_sends
+    def _at_once(self, program: Program, cost: Costs, share: float) -> frozenset[int]:
+        if not share:
+            return frozenset()
+        graph, halves = Graph(program), Parts(program, {"I", "W"})
+        return frozenset().union(*(at_once(graph, ops, cost, share) for (kind, _), ops in halves.ops.items() if kind == "W"))
+
+    def _early_collectives(self, program: Program, part: PartOps, early: float, context: Context) -> list[Op]:
+        """Once for a part of the same program, whatever the other parts are."""
+        key = ("part", id(program.ops), part.kind, tuple(op.id for op in part.ops), self.extra_live_bytes, early)
+        if key not in context.memo:
+            context.memo[key] = (early_collectives(program, part, context.cost, self.extra_live_bytes, early), program)
+        found: list[Op] = context.memo[key][0]
+        return found
 
     def order(self, program: Program, parts: Parts, kinds: Kinds, form: Form, context: Context) -> tuple[PairPlan, SlotTimes]:
         """The order of one kind of job, and its times and memory; computed once for the same program."""
-        early = self._early(program.pipeline.stage)
-        key = (id(program.ops), kinds, form, self.extra_live_bytes, self.max_ops_per_job, early, self.search)
-        if key not in context.memo:
+        early = _of_stage(self.early_sends, program)
+        items = tuple(tuple(op.id for op in parts.ops[kind, chunk]) for _, kind, chunk in kinds)
+        same = ("pair", id(program.ops), kinds, items, self.search)
+        key = (*same, form, self.extra_live_bytes, self.max_ops_per_job, early)
+        if same not in context.memo:
             ops = self._ops(program, parts, kinds)
-            pair = Pair(program, ops, context.cost, early, planner.SEARCH_WORK if self.search else 0)
+            context.memo[same] = (Pair(program, ops, context.cost, early, planner.SEARCH_WORK if self.search else 0), program)
+        if key not in context.memo:
+            pair = context.memo[same][0].with_early(early)
             plan = plan_pair(pair, form, self.extra_live_bytes, self.max_ops_per_job)
-            context.memo[key] = (plan, slot_times(pair, list(plan.order)), program)
-        plan, times, _ = context.memo[key]
+            context.memo[key] = (plan, slot_times(pair, list(plan.order)))
+        plan, times = context.memo[key]
         return plan, times
 
     @staticmethod
@@ -344,6 +372,11 @@ def read_schedule(path: str) -> dict[int, list[Slot]]:
     if not rows:
         raise ConfigError(f"schedule file {path!r} holds no stage; expected {expected}")
     return rows
+
+
+def _of_stage(given: float | tuple[float, ...], program: Program) -> float:
+    """An option that is one number for all stages, or one for each."""
+    return given[program.pipeline.stage] if isinstance(given, tuple) else given
 
 
 def _numbers(each: float | tuple[float, ...]) -> str:

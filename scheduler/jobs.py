@@ -13,13 +13,19 @@ KIND_NAMES = {"F": "forward", "B": "backward", "R": "recv_forward", "S": "send_b
 
 
 class Parts:
-    """The program's operations by slot kind and chunk, in program order."""
+    """The program's operations by slot kind and chunk, in program order.
 
-    def __init__(self, program: Program, kinds: set[str]) -> None:
+    Args:
+        program: Whose operations.
+        kinds: Of slots in its schedule.
+        early: Ids of weight gradients that belong to the input gradients' part (`at_once`).
+    """
+
+    def __init__(self, program: Program, kinds: set[str], early: frozenset[int] = frozenset()) -> None:
         self.chunked = program.pipeline.num_chunks > 1
-        self.kinds = kinds
+        self.kinds, self.early = kinds, early
         backward = [op for op in program.ops if op.role == "backward" and not is_boundary(op)]
-        self.chain = chain_ops(Graph(program), backward) if "I" in kinds else set()
+        self.chain = chain_ops(Graph(program), backward) | early if "I" in kinds else set()
         chunks = range(program.pipeline.num_chunks)
         self.ops: dict[tuple[str, int], list[Op]] = {(kind, chunk): [] for chunk in chunks for kind in KIND_NAMES}
         for op in program.ops:

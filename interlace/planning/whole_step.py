@@ -4,6 +4,7 @@ fastest that holds no more memory than it may is kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,8 +22,8 @@ from interlace.scheduler.interleave.planner import EARLY
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.schedule import in_flight
 from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
-from interlace.scheduler.whole_step.search import Ranked, find_schedules, kinds_of
-from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
+from interlace.scheduler.whole_step.search import SHARES, Ranked, find_schedules, kinds_of
+from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, StageTimes
 from interlace.units import ms, size
 
 NAMED = ("dx-first", "mixed", "zb-h1")
@@ -151,13 +152,12 @@ class _Choice:
         plain = tuple(in_flight(s, pipe.num_stages, pipe.num_micro_batches) for s in range(pipe.num_stages))
         early = self.early if all(each.early) else tuple(self.early * one for one in each.early)
         return msgspec.structs.replace(self.asked, interleave="dx-first", lag=each.lag if any(each.lag) else 0,
-                                       depth=() if each.depth == plain else each.depth, early_sends=early)  # fmt: skip
+                                       depth=() if each.depth == plain else each.depth, early_sends=early,
+                                       at_once=each.at_once if any(each.at_once) else 0.0)  # fmt: skip
 
     def _schedules(self, stock_peak_bytes: int, limit: int) -> tuple[Ranked, ...]:
         """What the coarse model finds best, by rank 0, from what the first rank of each stage says of its jobs."""
-        mine = StageTimes(self.program.pipeline.stage, {}, {}, 0)
-        if self.drafts:
-            mine = StageTimes(mine.stage, self._times(self.early), self._times(0.0), stock_peak_bytes)
+        mine = StageTimes(self.program.pipeline.stage, self._orders() if self.drafts else (), stock_peak_bytes)
         stages = {each.stage: each for each in reversed(gather(self.peers, "times of jobs", mine))}
         fixed = any(gather(self.peers, "draws", draws_twice(self.program)))
         found = Found(())
@@ -166,16 +166,27 @@ class _Choice:
             found = Found(tuple(find_schedules(given, pipe.num_micro_batches, limit, LAG_SCHEDULES, fixed, pipe.num_chunks)))
         return gather(self.peers, "schedules", found)[0].schedules
 
-    def _times(self, early: float) -> dict[str, SlotTimes]:
-        """Of each kind of job, with backward as a whole or in halves."""
-        form = msgspec.structs.replace(self.asked, interleave="dx-first", early_sends=early, search=False)
-        whole, halves = (form.parts(self.before, kinds, self.context) for kinds in ({"B"}, {"I", "W"}))
-        found = {}
+    def _orders(self) -> tuple[StageOrder, ...]:
+        """What each kind of job costs on this stage, in every order that schedules may ask for."""
         pipe = self.program.pipeline
-        for kind in kinds_of(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks):
+        kinds = kinds_of(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
+        halved = [kind for kind in kinds if {"I", "W"} & {part[0] for part in kind.split("+")}]
+        whole = [kind for kind in kinds if kind not in halved]
+        form = msgspec.structs.replace(self.asked, interleave="dx-first", search=False)
+        found = []
+        for share in SHARES if pipe.num_stages > 1 and pipe.num_chunks == 1 else SHARES[:1]:
+            for early in (True, False):
+                form = msgspec.structs.replace(form, early_sends=self.early if early else 0.0, at_once=share)
+                times = self._times(form, {"I", "W"}, halved)
+                found.append(StageOrder(early, share, times if share else times | self._times(form, {"B"}, whole)))
+        return tuple(found)
+
+    def _times(self, form: Schedule1F1B, parts: set[str], kinds: Sequence[str]) -> dict[str, SlotTimes]:
+        """Of kinds of jobs, with backward as a whole or in halves."""
+        ops, found = form.parts(self.before, parts, self.context), {}
+        for kind in kinds:
             each = tuple((part[0], part[0], int(part[2:] or 0)) for part in kind.split("+"))
-            parts = halves if {"I", "W"} & {part for part, _, _ in each} else whole
-            found[kind] = form.order(self.before, parts, each, "dx-first", self.context)[1]
+            found[kind] = form.order(self.before, ops, each, "dx-first", self.context)[1]
         return found
 
     def _judge(self, form: Schedule1F1B, limit: int) -> list[Judged]:

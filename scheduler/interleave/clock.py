@@ -140,13 +140,13 @@ def duration(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> f
     return clock.finish()
 
 
-def weighted(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch, early: float) -> float:
-    """Time of an order, plus `early` times the time at which each send to another stage starts: neighbours wait for sends."""
+def duration_and_sends(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> tuple[float, float]:
+    """Time of an order, and the sum of the times at which its sends to other stages start."""
     clock, sent = Clock(nodes, stretch), 0.0
     for node in order:
         clock.run(node)
         sent += nodes[node].leaves * clock.now
-    return clock.finish() + early * sent
+    return clock.finish(), sent
 
 
 def serial_duration(nodes: Sequence[Node]) -> float:

@@ -9,6 +9,7 @@ clock of `clock.py`.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import threading
 from collections import Counter
@@ -26,7 +27,7 @@ from interlace.ir.graph import written_operands
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_random, is_receive, is_send
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 from interlace.scheduler.interleave.allocations import PartOps as PartOps
-from interlace.scheduler.interleave.clock import Node, duration, serial_duration, weighted
+from interlace.scheduler.interleave.clock import Node, duration, duration_and_sends, serial_duration
 from interlace.scheduler.interleave.list_schedule import TRIES, ListScheduler
 from interlace.scheduler.interleave.live_bytes import PairBytes
 from interlace.scheduler.interleave.local_search import Form as Form
@@ -155,16 +156,18 @@ class Pair:
         self.free = {(label, op.id) for label, op in self.all_ops if op.name in NO_KERNEL}
         ops = {(label, op.id): op for label, op in self.all_ops}
         kinds = {part.label: part.kind for part in parts}
-        chains = {part.label: chain_ops(self.graph, part.ops) if part.kind == "B" else set() for part in parts}
+        chains = {part.label: chain_ops(self.graph, part.ops) if part.kind in "BI" else set() for part in parts}
         self.nodes: list[Node] = []
         self.index: dict[PairOp, int] = {}
         for label, op_id in self.spread([]):
             if (label, op_id) not in self.free:
-                filler = kinds[label] in "WO" or (kinds[label] == "B" and op_id not in chains[label])
+                filler = kinds[label] in "WO" or (kinds[label] in "BI" and op_id not in chains[label])
                 self._node(label, ops[label, op_id], filler, kinds[label] == "F")
         self.plain_order = self.spread(range(len(self.nodes)))
         self.memory = PairMemory(self.graph, parts)
         self._stretches: dict[tuple[str, str], tuple[float, float]] = {}
+        self._listed: dict[tuple[Form, int], list[list[int]]] = {}
+        self._took: dict[tuple[int, ...], tuple[float, float]] = {}
         self.bytes = PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
 
     def _after(self, parts: Sequence[PartOps]) -> dict[PairOp, set[PairOp]]:
@@ -287,11 +290,17 @@ class Pair:
 
     def _found(self, rules: Rules, form: Form, cap_bytes: int) -> list[int]:
         """The best first order, improved by local search."""
-        hides = [self._hides(node) for node in self.nodes]
-        tries = [ListScheduler(self.nodes, self.stretch, form, self.bytes, cap_bytes, weights, hides).run() for weights in TRIES]
-        orders = [rules.full(rules.listed(order)) for order in tries]
-        search = Search(rules, self.stretch, self.bytes, cap_bytes, min(orders, key=self.time), early=self.early)
-        return search.run(self.work)
+        best = min(self._firsts(rules, form, cap_bytes), key=self.time)
+        return Search(rules, self.stretch, self.bytes, cap_bytes, best, early=self.early).run(self.work) if self.work else best
+
+    def _firsts(self, rules: Rules, form: Form, cap_bytes: int) -> list[list[int]]:
+        """Orders of the list scheduler, whatever sends weigh."""
+        if (form, cap_bytes) not in self._listed:
+            hides = [self._hides(node) for node in self.nodes]
+            tries = [ListScheduler(self.nodes, self.stretch, form, self.bytes, cap_bytes, weights, hides).run() for weights in TRIES]
+            orders = dict.fromkeys(tuple(rules.full(rules.listed(order))) for order in tries)
+            self._listed[form, cap_bytes] = [list(order) for order in orders]
+        return self._listed[form, cap_bytes]
 
     def _hides(self, node: Node) -> float:
         """The largest share of a communication beside a node that the node hides."""
@@ -300,8 +309,20 @@ class Pair:
         return max((1 / other - (1 - 1 / slow) for slow, other in factors), default=0.0)
 
     def time(self, order: Sequence[int]) -> float:
-        """Time of nodes in this order, with the weight of sends (`clock.weighted`)."""
-        return weighted(self.nodes, order, self.stretch, self.early)
+        """Time of nodes in this order, and of each send until it starts by its weight."""
+        key = tuple(order)
+        if key not in self._took:
+            self._took[key] = duration_and_sends(self.nodes, order, self.stretch)
+        took, sent = self._took[key]
+        return took + self.early * sent
+
+    def with_early(self, early: float) -> Pair:
+        """The same parts with another weight of sends; first orders are found once for all weights."""
+        if early == self.early:
+            return self
+        other = copy.copy(self)
+        other.early = early
+        return other
 
     def spread(self, order: Sequence[int]) -> list[PairOp]:
         """Nodes in order, each after the free operations that it needs; those that no node needs come last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interlace.scheduler.schedule import Part, Slot
+from interlace.scheduler.schedule import Slot
 from interlace.scheduler.whole_step.slot_times import NEVER, SlotTimes
 
 Message = tuple[int, str, int, int]
@@ -21,12 +21,15 @@ def kind_of(slot: Slot) -> str:
     return "+".join(part.kind + (f".{part.chunk}" if part.chunk else "") for part in slot.parts)
 
 
+Job = tuple[float, list[tuple[float, bool, Message]]]
+"""A job's duration, and in turn the moment of each message, whether it is sent, and which."""
+
+
 @dataclass(slots=True)
 class _Stage:
-    """A stage on its way through its slots: where it is, and its time."""
+    """A stage on its way through its jobs: where it is, and its time."""
 
-    slots: Sequence[Slot]
-    times: Mapping[str, SlotTimes]
+    jobs: Sequence[Job]
     at: int = 0
     event: int = 0
     now: float = 0.0
@@ -43,50 +46,59 @@ def step_ns(rows: Sequence[Sequence[Slot]], times: Sequence[Mapping[str, SlotTim
         rows: Slots of each stage, without receives and sends of their own.
         times: Of each stage, by kind of slot.
     """
-    stages = [_Stage(row, each) for row, each in zip(rows, times, strict=True)]
+    return run_jobs([jobs_of(row, each, stage, len(rows)) for stage, (row, each) in enumerate(zip(rows, times, strict=True))])
+
+
+def run_jobs(rows: Sequence[Sequence[Job]]) -> float | None:
+    """As `step_ns`, of the jobs of each stage."""
+    stages = [_Stage(row) for row in rows]
     there: dict[Message, float] = {}
     moved = True
     while moved:
         moved = False
-        for number, stage in enumerate(stages):
-            moved |= _run(stage, number, len(rows), there)
-    if any(stage.at < len(stage.slots) for stage in stages):
+        for stage in stages:
+            moved |= _run(stage, there)
+    if any(stage.at < len(stage.jobs) for stage in stages):
         return None
     return max(stage.now for stage in stages)
 
 
-def _run(stage: _Stage, number: int, num_stages: int, there: dict[Message, float]) -> bool:
+def _run(stage: _Stage, there: dict[Message, float]) -> bool:
     """Run a stage until a message that it needs has not been sent yet; says whether it got on."""
     moved = False
-    while stage.at < len(stage.slots):
-        slot = stage.slots[stage.at]
-        times = stage.times[kind_of(slot)]
-        events = _events(slot, times)
+    while stage.at < len(stage.jobs):
+        duration, events = stage.jobs[stage.at]
         while stage.event < len(events):
-            moment, sends, part = events[stage.event]
-            kind = "F" if part.kind == "F" else "B"
+            moment, sends, message = events[stage.event]
             if sends:
-                rounds, target = divmod(number + (1 if kind == "F" else -1), num_stages)
-                there[target, kind, part.micro_batch, part.chunk + rounds] = stage.now + stage.late + moment
+                there[message] = stage.now + stage.late + moment
             else:
-                arrival = there.get((number, kind, part.micro_batch, part.chunk))
+                arrival = there.get(message)
                 if arrival is None:
                     return moved
                 stage.late = max(stage.late, arrival - stage.now - moment)
             stage.event += 1
             moved = True
-        stage.now += times.duration_ns + stage.late
+        stage.now += duration + stage.late
         stage.at, stage.event, stage.late, moved = stage.at + 1, 0, 0.0, True
     return moved
 
 
-def _events(slot: Slot, times: SlotTimes) -> list[tuple[float, bool, Part]]:
-    """`(moment, whether it sends, part)` of a slot's messages in turn."""
-    found = []
+def jobs_of(row: Sequence[Slot], times: Mapping[str, SlotTimes], number: int, num_stages: int) -> list[Job]:
+    """The jobs of a stage's slots."""
+    return [_job(slot, times[kind_of(slot)], number, num_stages) for slot in row]
+
+
+def _job(slot: Slot, times: SlotTimes, number: int, num_stages: int) -> Job:
+    events: list[tuple[float, bool, Message]] = []
     for part, each in zip(slot.parts, times.parts, strict=True):
-        found += [(each.need_ns, False, part)] if each.need_ns != NEVER else []
-        found += [(each.sent_ns, True, part)] if each.sent_ns != NEVER else []
-    return sorted(found)
+        kind = "F" if part.kind == "F" else "B"
+        if each.need_ns != NEVER:
+            events.append((each.need_ns, False, (number, kind, part.micro_batch, part.chunk)))
+        if each.sent_ns != NEVER:
+            rounds, target = divmod(number + (1 if kind == "F" else -1), num_stages)
+            events.append((each.sent_ns, True, (target, kind, part.micro_batch, part.chunk + rounds)))
+    return times.duration_ns, sorted(events)
 
 
 def peak_bytes(row: Sequence[Slot], times: Mapping[str, SlotTimes]) -> int:

@@ -1,18 +1,23 @@
-"""Which schedules are worth planning in full: lag and depth of each stage, ranked by the coarse model, within the memory."""
+"""Which schedules are worth planning in full: lag and depth of each stage, and which weight gradients do not trail, ranked by the coarse
+model, within the memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from interlace.scheduler.legal_rows import stall
 from interlace.scheduler.schedule import Slot, in_flight, interleaved, joined, lagged, one_f_one_b
-from interlace.scheduler.whole_step.coarse import kind_of, peak_bytes, step_ns
+from interlace.scheduler.whole_step.coarse import Job, jobs_of, kind_of, peak_bytes, run_jobs
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 
 Numbers = tuple[int, ...]
-EVALUATIONS = 600
+SHARES = (0.0, 0.25, 0.5)
+"""Shares of weight gradients, by their time, that are tried in the place of trailing ones (`interleave/at_once.py`). With 0.125 and 0.375
+besides, the best schedules of four cases were at most 0.1 % faster."""
+EVALUATIONS = 900
 """Schedules that the search may look at; about two seconds of host time with 8 stages and 16 micro-batches."""
 SAME = 0.001
 """Share of a step within which times count as the same: the schedule that holds less comes first."""
@@ -21,16 +26,27 @@ MICRO_BATCHES = 16
 
 
 class LagSchedule(msgspec.Struct, frozen=True, order=True):
-    """Lag of weight gradients, micro-batches in flight, and whether jobs are ordered for early sends; each by stage."""
+    """Lag of weight gradients, micro-batches in flight, whether jobs are ordered for early sends, and the share of weight gradients that do
+    not trail; each by stage."""
 
     lag: Numbers
     depth: Numbers
     early: tuple[bool, ...]
+    at_once: tuple[float, ...]
 
     def rows(self, num_micro_batches: int, num_chunks: int = 1) -> list[list[Slot]]:
         """Slots of each stage; with chunks the depth is that of Paddle's VPP."""
         stages = len(self.lag)
         return [joined(s, stages, num_micro_batches, num_chunks, lag=self.lag[s], warmup=self.depth[s]) for s in range(stages)]
+
+
+class Choice(NamedTuple):
+    """What a schedule is on one stage."""
+
+    lag: int
+    depth: int
+    early: bool
+    at_once: float
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -74,10 +90,14 @@ class _Search:
         self.stages, self.num, self.limit, self.chunks = stages, num_micro_batches, limit_bytes, num_chunks
         self.fixed = fixed_depth or num_chunks > 1
         self.plain = tuple(in_flight(s, len(stages), num_micro_batches) for s in range(len(stages)))
-        self.always = [stage.peak_bytes - peak_bytes(_plain_row(s, len(stages), num_micro_batches, num_chunks), stage.slots)
+        self.tables = [{(order.early, order.at_once): order.slots for order in stage.orders} for stage in stages]
+        self.shares = sorted({order.at_once for order in stages[0].orders})
+        self.always = [stage.peak_bytes - peak_bytes(_plain_row(s, len(stages), num_micro_batches, num_chunks), self.tables[s][True, 0])
                        for s, stage in enumerate(stages)]  # fmt: skip
         self.most = num_micro_batches * num_chunks
         self.seen: dict[LagSchedule, float | None] = {}
+        self.jobs: dict[tuple[int, Choice], list[Job] | None] = {}
+        self.stuck: dict[tuple[Numbers, Numbers], bool] = {}
 
     def run(self, count: int) -> list[Ranked]:
         starts = sorted(self._ranked(start) for start in self._starts())
@@ -97,42 +117,50 @@ class _Search:
         lags = {tuple(min(self.most, a + b * s) for s in stages) for a in (0, 1, 2) for b in (0, 1, 2)}
         depths = {self.plain} if self.fixed else {
             tuple(min(self.num, self.plain[s] + more * (len(stages) - 1 - s) // 2) for s in stages) for more in (0, 1, 2)}  # fmt: skip
-        return sorted(LagSchedule(lag, depth, (early,) * len(stages)) for lag in lags for depth in depths for early in (True, False))
+        return sorted(LagSchedule(lag, depth, (early,) * len(stages), (0.0,) * len(stages))
+                      for lag in lags for depth in depths for early in (True, False))  # fmt: skip
 
     def _ranked(self, schedule: LagSchedule) -> tuple[float, LagSchedule]:
         """Within the memory: weight gradients trail by less where a stage has no room for them."""
-        fitted = self._fitted(schedule)
+        fitted = _schedule([self._fitted(s, each) for s, each in enumerate(_choices(schedule))])
         took = self._step(fitted)
         return (took if took is not None else float("inf")), fitted
 
-    def _fitted(self, schedule: LagSchedule) -> LagSchedule:
-        lag, depth = list(schedule.lag), list(schedule.depth)
-        for s in range(len(self.stages)):
-            while not self._fits(s, lag[s], depth[s], schedule.early[s]) and (lag[s] or depth[s] > self.plain[s]):
-                if lag[s]:
-                    lag[s] -= 1
-                else:
-                    depth[s] -= 1
-        return LagSchedule(tuple(lag), tuple(depth), schedule.early)
+    def _fitted(self, stage: int, each: Choice) -> Choice:
+        while self._jobs(stage, each) is None and (each.lag or each.depth > self.plain[stage]):
+            each = each._replace(lag=each.lag - 1) if each.lag else each._replace(depth=each.depth - 1)
+        return each
 
-    def _fits(self, stage: int, lag: int, depth: int, early: bool) -> bool:
-        row = joined(stage, len(self.stages), self.num, self.chunks, lag=lag, warmup=depth)
-        return self.always[stage] + peak_bytes(row, self._times(stage, early)) <= self.limit
+    def _jobs(self, stage: int, each: Choice) -> list[Job] | None:
+        """The jobs of a stage; None where they do not fit into its memory."""
+        if (stage, each) not in self.jobs:
+            times = self._times(stage, each.early, each.at_once)
+            row = joined(stage, len(self.stages), self.num, self.chunks, lag=each.lag, warmup=each.depth)
+            fits = self.always[stage] + peak_bytes(row, times) <= self.limit
+            self.jobs[stage, each] = jobs_of(row, times, stage, len(self.stages)) if fits else None
+        return self.jobs[stage, each]
 
-    def _times(self, stage: int, early: bool) -> Mapping[str, SlotTimes]:
-        return self.stages[stage].slots if early else self.stages[stage].late
+    def _times(self, stage: int, early: bool, at_once: float) -> Mapping[str, SlotTimes]:
+        """Parts whose backward is whole, and those without one, are the same whatever trails."""
+        table = self.tables[stage]
+        return {**table[early, 0], **table[early, at_once]}
 
     def _step(self, schedule: LagSchedule) -> float | None:
         """Time of a schedule that fits, by the coarse model; None of one that does not, or never ends."""
         if schedule not in self.seen:
-            fits = all(self._fits(s, schedule.lag[s], schedule.depth[s], schedule.early[s]) for s in range(len(self.stages)))
-            times = [self._times(s, schedule.early[s]) for s in range(len(self.stages))]
-            rows = schedule.rows(self.num, self.chunks) if fits else []
-            self.seen[schedule] = step_ns(rows, times) if rows and not stall(rows, self.chunks) else None
+            jobs = [found for s, each in enumerate(_choices(schedule)) if (found := self._jobs(s, each)) is not None]
+            runs = len(jobs) == len(self.stages) and not self._stuck(schedule)
+            self.seen[schedule] = run_jobs(jobs) if runs else None
         return self.seen[schedule]
 
+    def _stuck(self, schedule: LagSchedule) -> bool:
+        key = schedule.lag, schedule.depth
+        if key not in self.stuck:
+            self.stuck[key] = bool(stall(schedule.rows(self.num, self.chunks), self.chunks))
+        return self.stuck[key]
+
     def _climb(self, start: tuple[float, LagSchedule]) -> None:
-        """To the best neighbour that is one micro-batch of lag or depth, or another order, away on one stage."""
+        """To the best neighbour that differs on one stage."""
         took, here = start
         while len(self.seen) < EVALUATIONS:
             near = sorted((found, each) for each in self._near(here) if (found := self._step(each)) is not None)
@@ -141,18 +169,30 @@ class _Search:
             took, here = near[0]
 
     def _near(self, schedule: LagSchedule) -> list[LagSchedule]:
+        """One micro-batch of lag or depth, another order, or another share of weight gradients that do not trail; with this the others
+        trail as before, or by as much as the memory allows."""
+        choices = _choices(schedule)
         found = []
-        for s in range(len(self.stages)):
-            for step in (-1, 1):
-                lag, depth = list(schedule.lag), list(schedule.depth)
-                lag[s] += step
-                depth[s] += step
-                if 0 <= lag[s] <= self.most:
-                    found.append(LagSchedule(tuple(lag), schedule.depth, schedule.early))
-                if not self.fixed and self.plain[s] <= depth[s] <= self.num:
-                    found.append(LagSchedule(schedule.lag, tuple(depth), schedule.early))
-            found.append(LagSchedule(schedule.lag, schedule.depth, tuple(each != (n == s) for n, each in enumerate(schedule.early))))
+        for s, here in enumerate(choices):
+            others = [here._replace(lag=here.lag + step) for step in (-1, 1) if 0 <= here.lag + step <= self.most]
+            others += [here._replace(depth=here.depth + step) for step in (-1, 1)
+                       if not self.fixed and self.plain[s] <= here.depth + step <= self.num]  # fmt: skip
+            others.append(here._replace(early=not here.early))
+            at = self.shares.index(here.at_once)
+            for share in self.shares[max(0, at - 1) : at + 2]:
+                others += [here._replace(at_once=share), self._fitted(s, here._replace(lag=self.most, at_once=share))]
+            found += [_schedule([*choices[:s], other, *choices[s + 1 :]]) for other in dict.fromkeys(others) if other != here]
         return found
+
+
+def _choices(schedule: LagSchedule) -> list[Choice]:
+    return [Choice(*each) for each in zip(schedule.lag, schedule.depth, schedule.early, schedule.at_once, strict=True)]
+
+
+def _schedule(choices: Sequence[Choice]) -> LagSchedule:
+    """Where nothing trails, everything is computed at once."""
+    lag, depth, early, at_once = zip(*(each if each.lag else each._replace(at_once=0.0) for each in choices), strict=True)
+    return LagSchedule(lag, depth, early, at_once)
 
 
 def kinds_of(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[str]:

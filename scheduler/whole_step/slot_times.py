@@ -35,18 +35,31 @@ class SlotTimes(msgspec.Struct, frozen=True):
     net_bytes: int
 
 
+class StageOrder(msgspec.Struct, frozen=True):
+    """One way to order the jobs of a stage.
+
+    Attributes:
+        early: Whether sends leave early, or jobs are as short as they can be.
+        at_once: Share of weight gradients that are computed with their own input gradients where the others trail.
+        slots: Kind of job (`I+F+W`) -> its times.
+    """
+
+    early: bool
+    at_once: float
+    slots: dict[str, SlotTimes]
+
+
 class StageTimes(msgspec.Struct, frozen=True):
     """What all ranks have to know of one stage.
 
     Attributes:
         stage: Its number.
-        slots: Kind of job (`I+F+W`) -> its times, with sends that leave early; `late` the same with the shortest jobs.
+        orders: Ways to order its jobs; the same on every stage, with both values of `early` for each `at_once`, 0 among them.
         peak_bytes: Device memory of Paddle's own plan at its peak.
     """
 
     stage: int
-    slots: dict[str, SlotTimes]
-    late: dict[str, SlotTimes]
+    orders: tuple[StageOrder, ...]
     peak_bytes: int
 
 

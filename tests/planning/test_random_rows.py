@@ -188,6 +188,7 @@ def test_any_legal_rows_are_planned_proved_and_computed(world: World, chunks: bo
     prove_and_compute(before, planned(before, text, interleave=form, search=False), seed)
 
 
+SHARES = st.floats(0, 0.99)
 REFUSED = re.compile(r"my\.rows(:\d+: found '|: stage \d+: |: stages wait for each other:\n.*<-- here)", re.S)
 
 
@@ -217,6 +218,8 @@ def test_any_lag_and_depth_are_planned_proved_and_computed(world: World, chunks:
     before, count = programs(world), world.micro_batches
     numbers = st.lists(st.integers(0, count + 1), min_size=world.pp, max_size=world.pp).map(tuple)
     options: dict[str, Any] = {"interleave": "dx-first", "lag": data.draw(numbers | st.integers(0, count + 1))}
+    if options["lag"]:
+        options["at_once"] = data.draw(SHARES | st.lists(SHARES, min_size=world.pp, max_size=world.pp).map(tuple))
     if not chunks:
         options["depth"] = tuple(1 + deep for deep in data.draw(numbers))
         if stall([lagged(s, world.pp, count, lag=0, warmup=options["depth"][s]) for s in range(world.pp)]):

@@ -36,7 +36,8 @@ def again(plans: list[Plan], given: list[Program], folder: Path) -> list[Plan]:
     ("options", "row"),
     [
         ({"interleave": "auto", "search": False}, ""),
-        ({"interleave": "dx-first", "lag": (0, 2), "depth": (3, 2), "only_gains": False, "early_sends": (0.0, 1.0), "search": False},
+        ({"interleave": "dx-first", "lag": (0, 2), "depth": (3, 2), "only_gains": False, "early_sends": (0.0, 1.0), "search": False,
+          "at_once": (0.0, 0.5)},
          "1 | 0F 1F 0I+2F 1I+3F 2I+4F+0W 3I+5F+1W 4I+2W 5I+3W 4W 5W+O"),
         ({"interleave": "mixed", "only_gains": False, "search": False}, "0 | 0F 1F 2F 0B+3F"),
         ({"interleave": "zb-h1"}, "0 | 0F 1F 0I"),

@@ -73,8 +73,9 @@ def test_every_output_and_buffer_equals_the_plain_schedule(world: World, form: F
 def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowance: int, data: st.DataObject) -> None:
     """A lag for each stage: every output and buffer as in the plain schedule, nothing for the checker to find."""
     lag = data.draw(st.integers(0, world.micro_batches + 1) | st.tuples(*[st.integers(0, 3)] * world.pp))
+    at_once = data.draw(st.sampled_from([0.0, 0.25, 0.75])) if lag else 0.0
     plain = programs(world)
-    made = planned(plain, form, lag=lag, extra_live_bytes=allowance)
+    made = planned(plain, form, lag=lag, at_once=at_once, extra_live_bytes=allowance)
     for program in made:
         verify(program)
     assert_same(plain, made)
@@ -96,6 +97,8 @@ def test_receives_of_chunks_go_with_input_gradients() -> None:
         ({"interleave": "off", "lag": (1, 1)}, r"found \[1, 1\] beside interleave: off"),
         ({"schedule_file": "my.txt", "lag": 1}, "found 1 beside schedule_file: my.txt"),
         ({"lag": 1}, "found 1 beside interleave: auto"),
+        ({"interleave": "dx-first", "at_once": 0.5}, "at_once: found 0.5 beside interleave: dx-first without lag"),
+        ({"interleave": "dx-first", "lag": 1, "at_once": (0.5,)}, r"at_once: found \[0.5\], 1 numbers; expected one number"),
         ({"interleave": "mixed", "depth": (2, 1)}, r"depth: found \[2, 1\] beside interleave: mixed; it goes with interleave dx-first"),
         ({"interleave": "dx-first", "depth": (1, 1)}, r"depth: found \[1, 1\]; stages would wait for each other:"),
         ({"interleave": "dx-first", "early_sends": (0.5,)}, r"early_sends: found \[0.5\], 1 numbers; expected one number, or one for each"),

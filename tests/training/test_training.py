@@ -74,7 +74,9 @@ UNCAPTURED = {
         4, "llama", "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel --micro-batches 6 --batch-size 6 --amp O2 --master-grad", AUTO
     ),
     "auto, pp4": (4, "gpt", "--pp 4 --micro-batches 8", AUTO),
-    "pp2 vpp2, weight gradients trail": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {"schedule_1f1b": {**ROOMY, "lag": [1, 3]}}),
+    "pp2 vpp2, weight gradients trail": (
+        2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {"schedule_1f1b": {**ROOMY, "lag": [1, 3], "at_once": 0.4}}
+    ),
     "auto, pp2 vpp2": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", AUTO),
     "auto, dp2 pp2, offload": (4, "gpt", "--dp 2 --pp 2", {**AUTO, "offload_activations": HALF}),
 }  # fmt: skip

@@ -1,0 +1,76 @@
+"""Which weight gradients are computed with their own input gradients, where the others trail: those whose operands cost most to keep.
+
+A weight gradient that trails keeps its operands live. By the time that it takes, a square product keeps twice the memory of one into a
+wide layer, so a stage that can put off half of the time in the memory that it has puts off the wide ones, and computes the others in
+the collectives of their own job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from interlace.cost_model import Costs
+from interlace.cost_model.base import tables_of
+from interlace.ir import Graph, Op
+from interlace.ir.graph import written_operands
+
+
+def at_once(graph: Graph, weights: Sequence[Op], cost: Costs, share: float) -> frozenset[int]:
+    """Ids of those weight gradients of a micro-batch that do not trail: about `share` of their time, those first that keep most memory
+    for it, in program order where that is equal.
+
+    Operations stay together where one reads what another makes, where both read an activation that nothing else needs any more, and
+    where both write one buffer, whose sum would change its order. O(operations log operations).
+
+    Args:
+        graph: Of the program.
+        weights: The operations of all weight gradients of a chunk, in program order.
+        cost: Times of operations.
+        share: From 0 to less than 1; what costs least to keep always trails.
+    """
+    tables = tables_of(graph.program)
+    units = _units(graph, weights)
+    took = [sum(cost.op_time(op, *tables).dur_ns for op in unit) for unit in units]
+    size = [_held_bytes(graph, unit) for unit in units]
+    left, found = share * sum(took), set[int]()
+    for k in sorted(range(len(units)), key=lambda k: (-size[k] / max(took[k], 1), units[k][0].id))[:-1]:
+        if took[k] / 2 < left:
+            found |= {op.id for op in units[k]}
+            left -= took[k]
+    return frozenset(found)
+
+
+def _units(graph: Graph, weights: Sequence[Op]) -> list[list[Op]]:
+    """Weight gradients that stay together, in the order of their first operation."""
+    first: dict[int, int] = {}
+    root = list(range(len(weights)))
+
+    def find(k: int) -> int:
+        while root[k] != k:
+            root[k] = root[root[k]]
+            k = root[k]
+        return k
+
+    for k, op in enumerate(weights):
+        for storage in _shared(graph, op):
+            a, b = sorted((find(first.setdefault(storage, k)), find(k)))
+            root[b] = a
+    units: dict[int, list[Op]] = {}
+    for k, op in enumerate(weights):
+        units.setdefault(find(k), []).append(op)
+    return list(units.values())
+
+
+def _shared(graph: Graph, op: Op) -> set[int]:
+    """Storages that tie an operation to others: what it reads or makes for this micro-batch, and buffers that it writes."""
+    table = graph.storages
+    used = {n for value in (*graph.reads(op), *op.results) for n in table.numbers(value) if not table.storages[n].persistable}
+    return used | {n for value in written_operands(op) for n in table.numbers(value)}
+
+
+def _held_bytes(graph: Graph, unit: Sequence[Op]) -> int:
+    """Bytes that the operations of a unit read and do not make themselves."""
+    table, inside = graph.storages, {op.id for op in unit}
+    held = {n for op in unit for value in graph.reads(op) for n in table.numbers(value)}
+    return sum(table.storages[n].size_bytes for n in held
+               if not table.storages[n].persistable and table.storages[n].producer not in inside)  # fmt: skip
