@@ -294,8 +294,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), self.extra_live_bytes, early, share)
         if key not in context.memo:
             parts = Parts(program, kinds, self._at_once(program, context.cost, share))
-            for (kind, chunk), ops in parts.ops.items():
-                parts.ops[kind, chunk] = self._early_collectives(program, PartOps(kind, kind, ops), early, context)
+            for kind, chunk in parts.ops:
+                parts.ops[kind, chunk] = self._early_collectives(program, parts.part(kind, kind, chunk), early, context)
             context.memo[key] = (parts, program)
         found: Parts = context.memo[key][0]
         return found
@@ -333,7 +333,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     @staticmethod
     def _ops(program: Program, parts: Parts, kinds: Kinds) -> list[PartOps]:
         """The operations of each part; the optimizer beside gradients reduces them in the order in which they are complete."""
-        found = [PartOps(label, kind, parts.ops[kind, chunk]) for label, kind, chunk in kinds]
+        found = [parts.part(label, kind, chunk) for label, kind, chunk in kinds]
         if len(found) > 1 and found[-1].kind == "O":
             before = [op for part in found[:-1] for op in part.ops]
             found[-1] = PartOps("O", "O", reductions_first(Graph(program), before, found[-1].ops))

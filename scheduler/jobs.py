@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.kinds import is_boundary, is_receive, is_send
-from interlace.scheduler.interleave.planner import chain_ops
+from interlace.scheduler.interleave.planner import PartOps, chain_ops
 from interlace.scheduler.schedule import Part, find_schedule
 
 KIND_NAMES = {"F": "forward", "B": "backward", "R": "recv_forward", "S": "send_backward", "I": "backward_b", "W": "backward_w",
@@ -40,6 +40,10 @@ class Parts:
         if "S" in self.kinds and is_send(op):
             return "S"
         return "B" if "I" not in self.kinds else "I" if op.id in self.chain else "W"
+
+    def part(self, label: str, kind: str, chunk: int) -> PartOps:
+        """A kind and chunk as a part of a job."""
+        return PartOps(label, kind, self.ops[kind, chunk], self.early if kind == "I" else frozenset())
 
     def kind_name(self, part: Part) -> str:
         """Paddle's name of a job type."""

@@ -15,11 +15,16 @@ PairOp = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class PartOps:
-    """One part of a job: its label (unique in the job), its kind (`F`, `B`, `I` or `W`) and its operations in program order."""
+    """One part of a job: its label (unique in the job), its kind (`F`, `B`, `I` or `W`) and its operations in program order.
+
+    Attributes:
+        fillers: Weight gradients beside input gradients (`at_once`), by id.
+    """
 
     label: str
     kind: str
     ops: Sequence[Op]
+    fillers: frozenset[int] = frozenset()
 
 
 class PairMemory:

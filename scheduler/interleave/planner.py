@@ -156,12 +156,13 @@ class Pair:
         self.free = {(label, op.id) for label, op in self.all_ops if op.name in NO_KERNEL}
         ops = {(label, op.id): op for label, op in self.all_ops}
         kinds = {part.label: part.kind for part in parts}
-        chains = {part.label: chain_ops(self.graph, part.ops) if part.kind in "BI" else set() for part in parts}
+        fillers = {(part.label, op_id) for part in parts for op_id in part.fillers}
+        chains = {part.label: chain_ops(self.graph, part.ops) if part.kind == "B" else set() for part in parts}
         self.nodes: list[Node] = []
         self.index: dict[PairOp, int] = {}
         for label, op_id in self.spread([]):
             if (label, op_id) not in self.free:
-                filler = kinds[label] in "WO" or (kinds[label] in "BI" and op_id not in chains[label])
+                filler = kinds[label] in "WO" or (kinds[label] == "B" and op_id not in chains[label]) or (label, op_id) in fillers
                 self._node(label, ops[label, op_id], filler, kinds[label] == "F")
         self.plain_order = self.spread(range(len(self.nodes)))
         self.memory = PairMemory(self.graph, parts)
