@@ -179,6 +179,9 @@ class Pair:
         for first, second in combinations(_by_age(parts), 2):
             for later, before in (*self._shared_state(first.ops, second.ops), *_draws_in_turn(first.ops, second.ops)):
                 after[second.label, later].add((first.label, before))
+        for part in parts:
+            for send, required in _sent_together(part, after):
+                after[send] |= required
         for earlier, listed in _p2p_order(parts):
             after[listed].add(earlier)
         for part in parts:
@@ -415,6 +418,19 @@ def _reduces_gradient(graph: Graph, op: Op, inside: dict[int, Op]) -> bool:
             writes = any(graph.values[user.operands[operand]].persistable for _, operand in user.inplace)
             stack += [] if writes or user.id not in inside else user.results
     return found
+
+
+def _sent_together(part: PartOps, after: dict[PairOp, set[PairOp]]) -> list[tuple[PairOp, set[PairOp]]]:
+    """Messages of a part to one neighbour leave together: those before the last one, and what they have to come after for that.
+
+    The neighbour's part begins when it has all of them, and one that leaves early makes forward's receives, which it has to come after,
+    wait for longer.
+    """
+    sends: dict[int, list[PairOp]] = {}
+    for op in part.ops:
+        if is_send(op):
+            sends.setdefault(op.group, []).append((part.label, op.id))
+    return [(send, after[last] - set(earlier)) for *earlier, last in sends.values() for send in earlier]
 
 
 def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[PairOp, PairOp]]:

@@ -420,3 +420,33 @@ def test_the_chain_is_what_collectives_of_activations_and_draws_wait_for() -> No
 """
     program = parse(HEAD + numbered(backward))
     assert chain_ops(Graph(program), [op for op in program.ops if op.role == "backward"]) == {10, 11, 13}
+
+
+# ------------------------------------------------------------------------------------------------ messages that leave together
+
+TWO_MESSAGES = """program rank=1 world=2 mode=train
+pipeline stage=1 of 2 micro_batches=2 chunks=1 schedule=1F1B
+group 3 = 0,1
+group 4 = 0,1
+#0 %0:float32[4] = pd_op.recv_v2() forward group=3
+#1 %1:float32[4] = pd_op.matmul(%0) forward
+#2 %2:float32[4] = pd_op.relu(%1) backward
+#3 pd_op.send_v2(%2) backward group=4
+#4 %3:float32[4] = pd_op.matmul(%1) backward
+#5 %4:float32[4] = pd_op.matmul(%3) backward
+#6 pd_op.send_v2(%4) backward group=4
+"""
+
+
+def order_of_pair(text: str) -> list[int]:
+    """Ids in the order of a pair of backward and forward."""
+    made = parse(text)
+    parts = [PartOps(kind, kind, [op for op in made.ops if op.role == role]) for kind, role in (("B", "backward"), ("F", "forward"))]
+    plan = plan_parts(made, parts, GivenCosts({"comm": 10, "gemm": 100, "default": 10}), "dx-first", 1000)
+    return [op_id for _, op_id in plan.order]
+
+
+def test_messages_to_one_neighbour_leave_together_and_forward_receives_just_before() -> None:
+    """The first message is ready long before the last; a receive in front of it would wait beside the products."""
+    order = order_of_pair(TWO_MESSAGES)
+    assert order.index(5) < order.index(0) < order.index(3) < order.index(6)
