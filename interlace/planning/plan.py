@@ -222,7 +222,7 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
     if budget:
         (pipeline, planned, reports), room = run_within(budget, config.pipeline(), program, cost, peers)
     else:
-        pipeline, planned, reports = run_passes(config.pipeline(), program, cost, peers)
+        (pipeline, planned, reports), _ = run_passes(config.pipeline(), program, cost, peers)
     digests = gather(peers, "finished plans", digest_of(planned))
     compared, outcome = compare(program, planned, reports, cost, profile, budget, peers)
     return Plan(program, planned, tuple(reports), profile, pipeline.passes, set_digest=digest_of_set(digests), outcome=outcome,

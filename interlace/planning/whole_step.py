@@ -12,6 +12,8 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.ir import Program
 from interlace.passes.base import Context, Pass
+from interlace.passes.drop_recompute import DropRecompute
+from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
@@ -19,10 +21,11 @@ from interlace.planning.budget import peak_bytes
 from interlace.planning.judge import Run, noted, run_judged, step_ns
 from interlace.planning.stock import STOCK
 from interlace.scheduler.interleave.planner import EARLY
+from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.schedule import in_flight
 from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
-from interlace.scheduler.whole_step.search import SHARES, Ranked, find_schedules, kinds_of
+from interlace.scheduler.whole_step.search import SHARES, Numbers, Ranked, find_schedules, kinds_of
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, StageTimes
 from interlace.units import ms, size
 
@@ -33,53 +36,119 @@ SLACK = 1.01
 """A peak counts as Paddle's own up to this factor: allocators round by more."""
 
 
+ROUNDS = 4
+"""Plans of one form that are made at most; each keeps free the bytes by which the one before exceeded the budget on a GPU."""
+SHRINKS = 0.75
+"""A form is given up where a plan with less room exceeds the budget by more than this part of what the one before did."""
+BEYOND = (1.08, 1.2, 1.4)
+"""Schedules are also looked for in so many times the budget: offload then moves the rest."""
+
+
 class Found(msgspec.Struct, frozen=True):
     """What rank 0's search gave."""
 
     schedules: tuple[Ranked, ...]
 
 
+class Levels(msgspec.Struct, frozen=True):
+    """What one rank says of its stage: times and memory with more and more recomputed; nothing from ranks that others stand for."""
+
+    stages: tuple[StageTimes, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Under a memory budget: the bytes that passes may use on this rank for the order of operations, and the budget, which a form must
-    keep on a GPU."""
+    """Under a memory budget.
+
+    Attributes:
+        bytes: What passes may use on this rank for the order of operations.
+        limit_bytes: The budget, which a form must keep on a GPU.
+        levels: Groups that each stage recomputes (`drop_recompute.recomputed`), from least to most: a schedule may have any of them on each
+            stage. Empty where the passes say it.
+        shares: Those with which Paddle's own order keeps the budget, for forms by name; then those that leave more and more of it to
+            offload.
+    """
 
     bytes: int
     limit_bytes: int
+    levels: tuple[Numbers, ...] = ()
+    shares: tuple[Numbers, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The passes before the schedule, what they made of the program, and what they said."""
+
+    passes: tuple[Pass, ...]
+    program: Program
+    reports: list[PassReport]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A form and the passes after it, as drafted: its simulated step (None: it never ends) and its peak on the worst stage."""
+    """A form and the passes after it, as drafted.
+
+    Attributes:
+        recomputed: Groups that each stage recomputes; None where the passes say it.
+        room_bytes: What passes might use on this rank.
+        step_ns: Simulated step; None if it never ends.
+        peak_bytes: Peak on the worst stage.
+    """
 
     form: Schedule1F1B
     later: tuple[Pass, ...]
+    recomputed: Numbers | None
+    room_bytes: int | None
     step_ns: int | None
     peak_bytes: int
 
     def label(self, asked: tuple[Pass, ...]) -> str:
-        """The form in a few words, and what differs from the later passes as they were asked for."""
-        return ", ".join([self.form.label(), *(each.label() for each in self.later if each not in asked)])
+        """The form in a few words, how much it recomputes, and what differs from the later passes as they were asked for."""
+        again = [f"recomputed {list(self.recomputed)}"] if self.recomputed else []
+        return ", ".join([self.form.label(), *again, *(each.label() for each in self.later if each not in asked)])
 
 
-def run_passes(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, room: Room | None = None) -> Run:
-    """Run the passes; where the form of one is open, or has milder ones, the whole step decides. Raises PassError, as `Pipeline.run`."""
-    asked = next((each for each in pipeline.passes if isinstance(each, Schedule1F1B) and each.is_open()), None)
-    if asked is None or (peers is None and program.pipeline.num_stages > 1):
-        return run_judged(pipeline, program, cost, peers, room.bytes if room else None)
-    return run_best(pipeline, asked, program, cost, peers, room)
+def run_passes(
+    pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, room: Room | None = None
+) -> tuple[Run, int | None]:
+    """Run the passes; where the form of one is open, or has milder ones, the whole step decides.
+
+    Returns:
+        The run, and the bytes that its passes might use on this rank; None without a budget.
+
+    Raises:
+        PassError: As `Pipeline.run`.
+    """
+    asked = next((each for each in pipeline.passes if isinstance(each, Schedule1F1B)), None)
+    alone = peers is None and program.pipeline.num_stages > 1
+    if asked is not None and asked.is_open() and not alone:
+        return run_best(pipeline, asked, program, cost, peers, room)
+    if room is None or not room.shares:
+        return run_judged(pipeline, program, cost, peers, room.bytes if room else None), room.bytes if room else None
+    pipeline.check(program)
+    shares, used = room.shares, room.bytes
+    if asked is not None and not alone and len(set(shares)) > 1:
+        best = _Choice(pipeline, asked, program, cost, peers, room).share()
+        shares, used = (best.recomputed or shares[0],), best.room_bytes or used
+    return run_judged(recomputing(pipeline, shares[0]), program, cost, peers, used), used
+
+
+def recomputing(made: Pipeline, groups: int | Numbers) -> Pipeline:
+    """The passes with so many groups recomputed, on every stage or by stage."""
+    return Pipeline(tuple(msgspec.structs.replace(each, recomputed=groups) if isinstance(each, DropRecompute) else each
+                          for each in made.passes))  # fmt: skip
 
 
 def run_best(
     pipeline: Pipeline, asked: Schedule1F1B, program: Program, cost: Costs, peers: Peers | None = None, room: Room | None = None
-) -> Run:
-    """Run the passes with the form of `asked`, one of them, that is simulated fastest within the memory.
+) -> tuple[Run, int | None]:
+    """Run the passes with the form of `asked`, one of them, that is simulated fastest within the memory; under a budget with as much
+    recomputation as the schedule pays for.
 
     Every form is drafted, without local search inside its jobs, and simulated; the fastest is then planned in full. Where Paddle's own
     plan is the fastest it is kept as it is. Rank 0 simulates and tells the others, so that all decide alike.
 
-    Raises:
-        PassError: As `Pipeline.run`.
+    Returns, and raises, as `run_passes`.
     """
     pipeline.check(program)
     return _Choice(pipeline, asked, program, cost, peers, room).run()
@@ -93,37 +162,60 @@ class _Choice:
         self.room, self.room_bytes = room, room.bytes if room else None
         self.context = Context(cost)
         at = pipeline.passes.index(asked)
-        self.earlier, self.later = pipeline.passes[:at], pipeline.passes[at + 1 :]
+        self.earlier, self.later = Pipeline(pipeline.passes[:at]), pipeline.passes[at + 1 :]
         self.early = asked.early_sends if isinstance(asked.early_sends, float) else EARLY
-        self.before, self.first = Pipeline(self.earlier).run(program, cost, peers, self.room_bytes)
+        self.known: dict[Numbers | None, Before] = {}
+        self.needed = room.shares[0] if room and room.shares else None
         self.stands_for = stand_ins(program, peers)
         asking = (Pipeline(self.later), self._paddles())
         self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks() for each in asking)
         """Whether this rank makes drafts: one of each stage does, and all where a pass asks them."""
 
-    def run(self) -> Run:
-        made = self._stock(draft=True)[1] if self.drafts else self.before
+    def run(self) -> tuple[Run, int | None]:
+        """See `run_best`."""
+        made = self._stock(draft=True)[1] if self.drafts else self.program
         peaks = self._peaks(made)
-        own = Judged(self.asked.stock(), (), self._step_ns(made), max(self._peaks(made, by_paddle=True)))
+        own = Judged(self.asked.stock(), (), None, self.room_bytes, self._step_ns(made), max(self._peaks(made, by_paddle=True)))
         limit = self.room.limit_bytes if self.room else int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
-        forms = [self.asked.stock(), *(self._named(name) for name in NAMED if self._may(name))]
+        forms = [(self.needed, form) for form in (self.asked.stock(), *(self._named(name) for name in NAMED if self._may(name)))]
         if self._may("dx-first"):
-            forms += [self._lagged(each) for each in self._schedules(peaks[self.program.rank if self.peers else 0], limit)]
-        judged = [each for form in dict.fromkeys(form.draft() for form in forms) for each in self._judge(form, limit)]
+            forms += [(self._recomputed(each), self._lagged(each)) for each in self._schedules(peaks[self._seat()], limit)]
+        drafts = dict.fromkeys((recomputed, form.draft()) for recomputed, form in forms)
+        judged = [each for recomputed, form in drafts for each in self._judge(recomputed, form, limit)]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
         best = min(fitting, key=lambda each: each.step_ns or 0, default=None)
         if best is None and self.room:  # what is nearest to the budget is made again with less room
             best = min((each for each in judged if each.step_ns is not None), key=lambda each: each.peak_bytes, default=None)
         if best is None and own.step_ns is None and forms:
             unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
-            return noted(self._whole(forms[0], self.later), Schedule1F1B.name, [], [unknown, *self._lost(judged, limit)])
+            return noted(self._whole(judged[0]), Schedule1F1B.name, [], [unknown, *self._lost(judged, limit)]), self.room_bytes
         if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
             lines = [f"auto: {self._own_name()}, whole step simulated {_text(own)}"]
-            return noted(self._stock(), Schedule1F1B.name, lines, self._lost(judged, limit))
-        run = self._whole(best.form, best.later)
+            return noted(self._stock(), Schedule1F1B.name, lines, self._lost(judged, limit)), self.room_bytes
+        run = self._whole(best)
         lines = [f"auto: {best.label(self.later)}: whole step simulated {ms(self._step_ns(run[1]) or 0)}, {self._own_name()} {_text(own)}; "
                  f"no stage may hold more than {size(limit)}"]  # fmt: skip
-        return noted(run, Schedule1F1B.name, lines, self._lost([each for each in judged if each is not best], limit))
+        return noted(run, Schedule1F1B.name, lines, self._lost([each for each in judged if each is not best], limit)), best.room_bytes
+
+    def share(self) -> Judged:
+        """How much of what is over the budget recomputation gives back with a form that is given: the fastest draft that fits, or else
+        what exceeds the budget least."""
+        assert self.room is not None
+        limit, form = self.room.limit_bytes, self.asked.draft()
+        judged = [self._draft(each, form, self.later, limit) for each in dict.fromkeys(self.room.shares)]
+        return min(judged, key=lambda each: (max(0, each.peak_bytes - limit), each.step_ns is None, each.step_ns or 0))
+
+    def before(self, recomputed: Numbers | None) -> Before:
+        """The program up to the schedule with so many groups recomputed; made once."""
+        if recomputed not in self.known:
+            passes = self.earlier if recomputed is None else recomputing(self.earlier, recomputed)
+            made, said = passes.run(self.program, self.cost, self.peers, self.room_bytes, self.context.memo)
+            self.known[recomputed] = Before(passes.passes, made, said)
+        return self.known[recomputed]
+
+    def _seat(self) -> int:
+        """Where this rank stands in what is gathered."""
+        return self.program.rank if self.peers else 0
 
     def _paddles(self) -> Pipeline:
         """Paddle's own jobs and streams; a user's other passes run all the same."""
@@ -155,18 +247,37 @@ class _Choice:
                                        depth=() if each.depth == plain else each.depth, early_sends=early,
                                        at_once=each.at_once if any(each.at_once) else 0.0)  # fmt: skip
 
+    def _recomputed(self, found: Ranked) -> Numbers | None:
+        """Groups that each stage recomputes at the levels of a schedule."""
+        levels = self.room.levels if self.room else ()
+        return tuple(levels[level][stage] for stage, level in enumerate(found.schedule.level)) if levels else self.needed
+
     def _schedules(self, stock_peak_bytes: int, limit: int) -> tuple[Ranked, ...]:
         """What the coarse model finds best, by rank 0, from what the first rank of each stage says of its jobs."""
-        mine = StageTimes(self.program.pipeline.stage, self._orders() if self.drafts else (), stock_peak_bytes)
-        stages = {each.stage: each for each in reversed(gather(self.peers, "times of jobs", mine))}
+        levels = self.room.levels if self.room and self.room.levels else (self.needed,)
+        made = [self.before(each).program for each in levels]
+        mine = Levels(tuple(self._stage_times(each, stock_peak_bytes if len(made) == 1 else None) for each in made) if self.drafts else ())
+        stages = {each.stages[0].stage: each.stages for each in reversed(gather(self.peers, "times of jobs", mine)) if each.stages}
         fixed = any(gather(self.peers, "draws", draws_twice(self.program)))
         found = Found(())
         if self.peers is None or self.program.rank == 0:
-            pipe, given = self.program.pipeline, [stages[s] for s in sorted(stages)]
-            found = Found(tuple(find_schedules(given, pipe.num_micro_batches, limit, LAG_SCHEDULES, fixed, pipe.num_chunks)))
+            pipe, given = self.program.pipeline, [each for s in sorted(stages) for each in stages[s]]
+            limits = [(limit, LAG_SCHEDULES), *((int(limit * more), 1) for more in BEYOND if self._offloads())]
+            found = Found(tuple(each for most, count in limits for each in find_schedules(given, pipe.num_micro_batches, most, count, fixed,
+                                                                                          pipe.num_chunks)))  # fmt: skip
         return gather(self.peers, "schedules", found)[0].schedules
 
-    def _orders(self) -> tuple[StageOrder, ...]:
+    def _offloads(self) -> bool:
+        """Whether under a budget offload moves what a plan holds too much."""
+        return self.room is not None and any(isinstance(each, OffloadActivations) for each in self.later)
+
+    def _stage_times(self, before: Program, stock_peak_bytes: int | None) -> StageTimes:
+        """Of this rank's jobs; without `stock_peak_bytes` beside the peak of Paddle's own order of the same operations."""
+        if stock_peak_bytes is None:
+            stock_peak_bytes = in_order(msgspec.structs.replace(before, jobs=stock_jobs(before))).peak()
+        return StageTimes(before.pipeline.stage, self._orders(before), stock_peak_bytes)
+
+    def _orders(self, before: Program) -> tuple[StageOrder, ...]:
         """What each kind of job costs on this stage, in every order that schedules may ask for."""
         pipe = self.program.pipeline
         kinds = kinds_of(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
@@ -177,33 +288,41 @@ class _Choice:
         for share in SHARES if pipe.num_stages > 1 and pipe.num_chunks == 1 else SHARES[:1]:
             for early in (True, False):
                 form = msgspec.structs.replace(form, early_sends=self.early if early else 0.0, at_once=share)
-                times = self._times(form, {"I", "W"}, halved)
-                found.append(StageOrder(early, share, times if share else times | self._times(form, {"B"}, whole)))
+                times = self._times(before, form, {"I", "W"}, halved)
+                found.append(StageOrder(early, share, times if share else times | self._times(before, form, {"B"}, whole)))
         return tuple(found)
 
-    def _times(self, form: Schedule1F1B, parts: set[str], kinds: Sequence[str]) -> dict[str, SlotTimes]:
+    def _times(self, before: Program, form: Schedule1F1B, parts: set[str], kinds: Sequence[str]) -> dict[str, SlotTimes]:
         """Of kinds of jobs, with backward as a whole or in halves."""
-        ops, found = form.parts(self.before, parts, self.context), {}
+        ops, found = form.parts(before, parts, self.context), {}
         for kind in kinds:
             each = tuple((part[0], part[0], int(part[2:] or 0)) for part in kind.split("+"))
-            found[kind] = form.order(self.before, ops, each, "dx-first", self.context)[1]
+            found[kind] = form.order(before, ops, each, "dx-first", self.context)[1]
         return found
 
-    def _judge(self, form: Schedule1F1B, limit: int) -> list[Judged]:
+    def _judge(self, recomputed: Numbers | None, form: Schedule1F1B, limit: int) -> list[Judged]:
         """A form with the passes after it as they were asked for; where it fits, also with the alternatives of each."""
-        found = [self._draft(form, self.later)]
+        found = [self._draft(recomputed, form, self.later, limit)]
         if found[0].peak_bytes <= limit:
-            found += [self._draft(form, (*self.later[:k], other, *self.later[k + 1 :]))
+            found += [self._draft(recomputed, form, (*self.later[:k], other, *self.later[k + 1 :]), limit)
                       for k, each in enumerate(self.later) for other in each.alternatives()]  # fmt: skip
         return found
 
-    def _draft(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Judged:
-        made = self._run(Pipeline((form, *later)).draft())[0] if self.drafts else self.before
-        return Judged(form, later, self._step_ns(made, later), max(self._peaks(made)))
+    def _draft(self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back."""
+        before, room, last = self.before(recomputed).program, self.room_bytes, 0
+        for _ in range(ROUNDS):
+            made = self._run(before, Pipeline((form, *later)).draft(), room)[0] if self.drafts else before
+            peaks = self._peaks(made)
+            over = max(peaks) - limit
+            if over <= 0 or not self._offloads() or (last and over > last * SHRINKS):
+                break
+            last, room = over, less_room(made, room or 0, peaks[self._seat()] - limit)
+        return Judged(form, later, recomputed, room, self._step_ns(made, later), max(peaks))
 
-    def _run(self, passes: Pipeline) -> tuple[Program, list[PassReport]]:
+    def _run(self, before: Program, passes: Pipeline, room_bytes: int | None) -> tuple[Program, list[PassReport]]:
         """The passes from the schedule on."""
-        return passes.run(self.before, self.cost, self.peers, self.room_bytes, self.context.memo)
+        return passes.run(before, self.cost, self.peers, room_bytes, self.context.memo)
 
     def _step_ns(self, made: Program, left_out: tuple[Pass, ...] = ()) -> int | None:
         return step_ns(made, self.cost, self.peers, self.stands_for, left_out)
@@ -217,15 +336,21 @@ class _Choice:
         peak = in_order(made, target=order).peak() if made.jobs else 0
         return gather(self.peers, "peaks", max(peak, peak_bytes(made, self.cost, place) or 0) if self.room and made.jobs else peak)
 
-    def _whole(self, form: Schedule1F1B, later: tuple[Pass, ...]) -> Run:
-        passes = (form, *later)
-        made, reports = self._run(Pipeline(passes))
-        return Pipeline((*self.earlier, *passes)), made, [*self.first, *reports]
+    def _whole(self, judged: Judged) -> Run:
+        before, passes = self.before(judged.recomputed), (judged.form, *judged.later)
+        made, reports = self._run(before.program, Pipeline(passes), judged.room_bytes)
+        return Pipeline((*before.passes, *passes)), made, [*before.reports, *reports]
 
     def _lost(self, judged: list[Judged], limit: int) -> list[str]:
         """A line for each form that was not taken, with the reason."""
         return [f"{each.label(self.later)}: {_text(each)}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
                 for each in judged]  # fmt: skip
+
+
+def less_room(made: Program, room_bytes: int, over_bytes: int) -> int:
+    """What passes may use on a rank after a plan that exceeds the budget there; as much as before where it does not."""
+    order = in_order(made).peak() if made.jobs else 0
+    return max(1, min(room_bytes, order) - over_bytes) if over_bytes > 0 else room_bytes
 
 
 def _text(judged: Judged) -> str:

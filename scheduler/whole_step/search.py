@@ -1,5 +1,5 @@
-"""Which schedules are worth planning in full: lag and depth of each stage, and which weight gradients do not trail, ranked by the coarse
-model, within the memory."""
+"""Which schedules are worth planning in full: lag and depth of each stage, which weight gradients do not trail, and how much is recomputed,
+ranked by the coarse model, within the memory."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ MICRO_BATCHES = 16
 
 
 class LagSchedule(msgspec.Struct, frozen=True, order=True):
-    """Lag of weight gradients, micro-batches in flight, whether jobs are ordered for early sends, and the share of weight gradients that do
-    not trail; each by stage."""
+    """Lag of weight gradients, micro-batches in flight, whether jobs are ordered for early sends, the share of weight gradients that do
+    not trail, and which of its `StageTimes` (without it the first); each by stage."""
 
     lag: Numbers
     depth: Numbers
     early: tuple[bool, ...]
     at_once: tuple[float, ...]
+    level: Numbers = ()
 
     def rows(self, num_micro_batches: int, num_chunks: int = 1) -> list[list[Slot]]:
         """Slots of each stage; with chunks the depth is that of Paddle's VPP."""
@@ -47,6 +48,7 @@ class Choice(NamedTuple):
     depth: int
     early: bool
     at_once: float
+    level: int
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -64,7 +66,7 @@ def find_schedules(
     Schedules that only differ in the lag of a stage that waits anyway have one time: one of them is enough.
 
     Args:
-        stages: One for each stage.
+        stages: One for each stage, or several that differ in what is recomputed: those that recompute least first.
         num_micro_batches: Of the step.
         limit_bytes: Device memory that no stage may pass.
         count: How many, at most.
@@ -87,13 +89,16 @@ def ranked_micro_batches(num_micro_batches: int, num_stages: int, num_chunks: in
 
 class _Search:
     def __init__(self, stages: Sequence[StageTimes], num_micro_batches: int, limit_bytes: int, fixed_depth: bool, num_chunks: int) -> None:
-        self.stages, self.num, self.limit, self.chunks = stages, num_micro_batches, limit_bytes, num_chunks
+        self.num, self.limit, self.chunks = num_micro_batches, limit_bytes, num_chunks
+        numbers = range(1 + max(each.stage for each in stages))
+        self.stages = [[each for each in stages if each.stage == number] for number in numbers]
         self.fixed = fixed_depth or num_chunks > 1
-        self.plain = tuple(in_flight(s, len(stages), num_micro_batches) for s in range(len(stages)))
-        self.tables = [{(order.early, order.at_once): order.slots for order in stage.orders} for stage in stages]
+        self.plain = tuple(in_flight(s, len(numbers), num_micro_batches) for s in numbers)
+        self.tables = [[{(order.early, order.at_once): order.slots for order in each.orders} for each in levels] for levels in self.stages]
         self.shares = sorted({order.at_once for order in stages[0].orders})
-        self.always = [stage.peak_bytes - peak_bytes(_plain_row(s, len(stages), num_micro_batches, num_chunks), self.tables[s][True, 0])
-                       for s, stage in enumerate(stages)]  # fmt: skip
+        rows = [_plain_row(s, len(numbers), num_micro_batches, num_chunks) for s in numbers]
+        self.always = [[each.peak_bytes - peak_bytes(rows[s], table[True, 0]) for each, table in zip(levels, self.tables[s], strict=True)]
+                       for s, levels in enumerate(self.stages)]  # fmt: skip
         self.most = num_micro_batches * num_chunks
         self.seen: dict[LagSchedule, float | None] = {}
         self.jobs: dict[tuple[int, Choice], list[Job] | None] = {}
@@ -106,9 +111,9 @@ class _Search:
         known = [(took, each) for each, took in self.seen.items() if took is not None]
         unit = SAME * min((took for took, _ in known), default=1.0)
         known.sort(key=lambda pair: (round(pair[0] / unit), sum(pair[1].lag) + sum(pair[1].depth), pair))
-        best: dict[tuple[Numbers, tuple[bool, ...]], Ranked] = {}
+        best: dict[tuple[Numbers, tuple[bool, ...], Numbers], Ranked] = {}
         for took, each in known:
-            best.setdefault((each.depth, each.early), Ranked(each, took))
+            best.setdefault((each.depth, each.early, each.level), Ranked(each, took))
         distinct = {round(ranked.step_ns / unit): ranked for ranked in reversed(best.values())}
         return list(reversed(distinct.values()))[:count]
 
@@ -117,33 +122,49 @@ class _Search:
         lags = {tuple(min(self.most, a + b * s) for s in stages) for a in (0, 1, 2) for b in (0, 1, 2)}
         depths = {self.plain} if self.fixed else {
             tuple(min(self.num, self.plain[s] + more * (len(stages) - 1 - s) // 2) for s in stages) for more in (0, 1, 2)}  # fmt: skip
-        return sorted(LagSchedule(lag, depth, (early,) * len(stages), (0.0,) * len(stages))
+        return sorted(LagSchedule(lag, depth, (early,) * len(stages), (0.0,) * len(stages), (0,) * len(stages))
                       for lag in lags for depth in depths for early in (True, False))  # fmt: skip
 
     def _ranked(self, schedule: LagSchedule) -> tuple[float, LagSchedule]:
-        """Within the memory: weight gradients trail by less where a stage has no room for them."""
-        fitted = _schedule([self._fitted(s, each) for s, each in enumerate(_choices(schedule))])
-        took = self._step(fitted)
-        return (took if took is not None else float("inf")), fitted
+        """Within the memory: where a stage has no room weight gradients trail by less; and by as much, with more recomputed."""
+        several = max(map(len, self.stages)) > 1
+        found = []
+        for more in (False, True)[: 1 + several]:
+            fitted = _schedule([self._fitted(s, each, more) for s, each in enumerate(_choices(schedule))])
+            took = self._step(fitted)
+            found.append(((took if took is not None else float("inf")), fitted))
+        return min(found)
 
-    def _fitted(self, stage: int, each: Choice) -> Choice:
-        while self._jobs(stage, each) is None and (each.lag or each.depth > self.plain[stage]):
-            each = each._replace(lag=each.lag - 1) if each.lag else each._replace(depth=each.depth - 1)
+    def _fitted(self, stage: int, each: Choice, more: bool = False) -> Choice:
+        """What fits on a stage: before lag is given up no more is recomputed than is needed where nothing trails, or as much `more` as can
+        be."""
+        last = len(self.stages[stage]) - 1
+        plain = (each._replace(lag=0, depth=self.plain[stage], at_once=0.0, level=level) for level in range(each.level, last))
+        most = last if more else next((found.level for found in plain if self._jobs(stage, found) is not None), last)
+        while self._jobs(stage, each) is None:
+            if each.level < most:
+                each = each._replace(level=each.level + 1)
+            elif each.lag:
+                each = each._replace(lag=each.lag - 1)
+            elif each.depth > self.plain[stage]:
+                each = each._replace(depth=each.depth - 1)
+            else:
+                break
         return each
 
     def _jobs(self, stage: int, each: Choice) -> list[Job] | None:
         """The jobs of a stage; None where they do not fit into its memory."""
         if (stage, each) not in self.jobs:
-            times = self._times(stage, each.early, each.at_once)
+            times = self._times(stage, each)
             row = joined(stage, len(self.stages), self.num, self.chunks, lag=each.lag, warmup=each.depth)
-            fits = self.always[stage] + peak_bytes(row, times) <= self.limit
+            fits = self.always[stage][each.level] + peak_bytes(row, times) <= self.limit
             self.jobs[stage, each] = jobs_of(row, times, stage, len(self.stages)) if fits else None
         return self.jobs[stage, each]
 
-    def _times(self, stage: int, early: bool, at_once: float) -> Mapping[str, SlotTimes]:
+    def _times(self, stage: int, each: Choice) -> Mapping[str, SlotTimes]:
         """Parts whose backward is whole, and those without one, are the same whatever trails."""
-        table = self.tables[stage]
-        return {**table[early, 0], **table[early, at_once]}
+        table = self.tables[stage][each.level]
+        return {**table[each.early, 0], **table[each.early, each.at_once]}
 
     def _step(self, schedule: LagSchedule) -> float | None:
         """Time of a schedule that fits, by the coarse model; None of one that does not, or never ends."""
@@ -169,8 +190,8 @@ class _Search:
             took, here = near[0]
 
     def _near(self, schedule: LagSchedule) -> list[LagSchedule]:
-        """One micro-batch of lag or depth, another order, or another share of weight gradients that do not trail; with this the others
-        trail as before, or by as much as the memory allows."""
+        """One micro-batch of lag or depth, another order, another level, or another share of weight gradients that do not trail; with
+        these two what trails does so as before, or by as much as the memory allows."""
         choices = _choices(schedule)
         found = []
         for s, here in enumerate(choices):
@@ -179,20 +200,23 @@ class _Search:
                        if not self.fixed and self.plain[s] <= here.depth + step <= self.num]  # fmt: skip
             others.append(here._replace(early=not here.early))
             at = self.shares.index(here.at_once)
-            for share in self.shares[max(0, at - 1) : at + 2]:
-                others += [here._replace(at_once=share), self._fitted(s, here._replace(lag=self.most, at_once=share))]
+            near = [here._replace(at_once=share) for share in self.shares[max(0, at - 1) : at + 2]]
+            near += [here._replace(level=level) for level in (here.level - 1, here.level + 1) if 0 <= level < len(self.stages[s])]
+            for other in near:
+                others += [other, self._fitted(s, other._replace(lag=self.most))]
             found += [_schedule([*choices[:s], other, *choices[s + 1 :]]) for other in dict.fromkeys(others) if other != here]
         return found
 
 
 def _choices(schedule: LagSchedule) -> list[Choice]:
-    return [Choice(*each) for each in zip(schedule.lag, schedule.depth, schedule.early, schedule.at_once, strict=True)]
+    level = schedule.level or (0,) * len(schedule.lag)
+    return [Choice(*each) for each in zip(schedule.lag, schedule.depth, schedule.early, schedule.at_once, level, strict=True)]
 
 
 def _schedule(choices: Sequence[Choice]) -> LagSchedule:
     """Where nothing trails, everything is computed at once."""
-    lag, depth, early, at_once = zip(*(each if each.lag else each._replace(at_once=0.0) for each in choices), strict=True)
-    return LagSchedule(lag, depth, early, at_once)
+    lag, depth, early, at_once, level = zip(*(each if each.lag else each._replace(at_once=0.0) for each in choices), strict=True)
+    return LagSchedule(lag, depth, early, at_once, level)
 
 
 def kinds_of(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[str]:

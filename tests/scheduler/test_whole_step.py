@@ -119,6 +119,32 @@ def test_the_best_schedules_fit_and_are_as_good_as_any_near(count: int, micro_ba
         assert took[-1] <= min(step for step in steps if step is not None)
 
 
+def test_as_much_is_recomputed_as_the_schedule_pays_for() -> None:
+    """Of two stages with two levels each no lags and levels are faster than those found, in any memory."""
+    kinds = [times(s, 1) for s in (0, 1)]
+    less = [{kind: recomputed(kind, each) for kind, each in stage.items()} for stage in kinds]
+    levels = [(kinds[s], less[s]) for s in (0, 1)]
+    held = [[1000 + peak_bytes(lagged(s, 2, 6, lag=0), each) for each in levels[s]] for s in (0, 1)]
+    given = [stage_times(s, each, held[s][k]) for s in (0, 1) for k, each in enumerate(levels[s])]
+    took = []
+    for limit in range(min(held[0]), max(held[0]) + 200, 20):
+        found = find_schedules(given, 6, limit, 3, fixed_depth=True)
+        fitting = [step_ns(rows, [levels[s][level[s]] for s in (0, 1)]) for level in itertools.product((0, 1), repeat=2)
+                   for rows in (LagSchedule(lag, (2, 1), (True, True), (0.0, 0.0)).rows(6) for lag in itertools.product(range(7), repeat=2))
+                   if all(1000 + peak_bytes(row, levels[s][level[s]]) <= limit for s, row in enumerate(rows))]  # fmt: skip
+        assert found[0].step_ns <= 1.001 * min(step for step in fitting if step is not None)
+        took.append((found[0].step_ns, sum(found[0].schedule.level)))
+    assert [step for step, _ in took] == sorted((step for step, _ in took), reverse=True)
+    assert {count for _, count in took} >= {0, 1}
+
+
+def recomputed(kind: str, each: SlotTimes) -> SlotTimes:
+    """A job of a stage that keeps half as much of forward, and takes 1 longer in backward."""
+    again = 1.0 if "I" in kind or "B" in kind else 0.0
+    forward = sum(part[0] == "F" for part in kind.split("+")) - sum(part[0] in "BI" for part in kind.split("+"))
+    return SlotTimes(each.duration_ns + again, each.parts, each.rise_bytes - forward * 30, each.net_bytes - forward * 30)
+
+
 def test_weight_gradients_of_chunks_trail_as_memory_allows() -> None:
     """Of two stages with two chunks no lags are faster than those found, in any memory."""
     every = [LagSchedule(lag, (2, 1), (True, True), (0.0, 0.0)) for lag in itertools.product(range(9), repeat=2)]
