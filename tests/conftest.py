@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -10,8 +11,10 @@ from hypothesis import is_hypothesis_test, settings
 
 from interlace.local import processes
 from interlace.passes import REGISTRY
+from interlace.scheduler.interleave import planner
 from interlace.user_passes import imported
-from tests import forked, proofs
+from tests import forked as forked_module
+from tests import proofs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,15 +23,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--examples", type=int, default=1, help="run random tests with so many times their examples")
 
 
-APART = ("tests/benchmarks/", "tests/captured/", "tests/training/", "tests/testbed/test_training.py")
+APART = ("tests/benchmarks/test_benchmarks.py", "tests/captured/", "tests/training/test_training.py", "tests/training/test_zoo.py",
+         "tests/training/test_engine.py", "tests/testbed/test_training.py")  # fmt: skip
 """Where each test takes seconds of its own: with several workers they are spread."""
 LONG = ("tests/testbed/", "tests/scheduler/test_mutations.py", "tests/planning/", "tests/passes/", "tests/scheduler/", "tests/cpu/",
-        "tests/bridge/", *APART)  # fmt: skip
+        "tests/bridge/", "tests/benchmarks/", "tests/captured/", "tests/training/")  # fmt: skip
 """What takes longest comes first, and what takes seconds a test after it, so that workers end together."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several workers the tests of a file stay together, and those that share a module's fixture; the longest come first."""
+    """With several workers the tests of a file stay together, and those that share a module's fixture; the longest come first.
+
+    Before pytest-xdist's own hook, which writes the groups into the names of tests.
+    """
     if config.getoption("--examples") > 1:
         _give_more_examples(items, config.getoption("--examples"))
     if not config.pluginmanager.hasplugin("xdist"):
@@ -39,6 +47,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         shared = [name for name in getattr(item, "fixturenames", ()) if name.startswith("stock_")]
         if shared or not file.startswith(APART):
             item.add_marker(pytest.mark.xdist_group(" ".join([file, *shared])))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Look for garbage less often: by default it takes a sixth of the time of planning, and most of what is looked at stays anyway."""
+    grouped = next((item for item in session.items if item.get_closest_marker("xdist_group")), None)
+    if grouped is not None and getattr(session.config.option, "loadgroup", False) and "@" not in grouped.nodeid:
+        raise pytest.UsageError("pytest-xdist groups no tests with this pytest: every worker would make every fixture; see pyproject.toml")
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def _give_more_examples(items: Sequence[pytest.Item], times: int) -> None:
@@ -55,19 +73,31 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def rank_servers() -> Iterator[forked.Servers]:
+def rank_servers() -> Iterator[forked_module.Servers]:
     """Processes that fork ranks."""
-    servers = forked.Servers()
+    servers = forked_module.Servers()
     yield servers
     servers.end()
 
 
 @pytest.fixture(scope="module")
-def forked_ranks(rank_servers: forked.Servers) -> Iterator[None]:
+def forked_ranks(rank_servers: forked_module.Servers) -> Iterator[None]:
     """Ranks that a module's tests start are forked from a process that has imported Paddle."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "start", rank_servers.start)
         yield
+
+
+@pytest.fixture
+def forked(rank_servers: forked_module.Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for one test."""
+    monkeypatch.setattr(processes, "start", rank_servers.start)
+
+
+@pytest.fixture
+def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for a pair's order spends as little as in forked ranks, for tests that ask for a plan and not for a good one."""
+    monkeypatch.setattr(planner, "SEARCH_WORK", forked_module.SEARCH_WORK)
 
 
 @pytest.fixture(autouse=True)

@@ -1,24 +1,48 @@
-"""Builds one rank of `examples/gpt.py` in this process, alone, and prints its job programs as JSON.
+"""Builds ranks of `examples/gpt.py`, each alone in a fork of this process, and writes their job programs as JSON.
 
-`python build_rank.py RANK WORLD HOW ARGS...` with HOW one of `stock` (Paddle alone), `off` (enabled, everything off),
-`plain` (our lowering of Paddle's own schedule, no pass) and `flags` (enabled, then Paddle's dead flags set).
+`python -m tests.bridge.build_rank FOLDER BUILDS`, where BUILDS is a list of `[rank, world, how, arguments]` as JSON, and `how` one of
+`stock` (Paddle alone), `off` (enabled, everything off), `plain` (our lowering of Paddle's own schedule, no pass) and `flags` (enabled,
+then Paddle's dead flags set). The k-th build leaves `k.json`, and what it logged in `k.log`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
+from tests.forked import PRELOADED, make_building_cheap
+
 
 def main() -> None:
-    rank, world, how, *arguments = sys.argv[1:]
+    folder, builds = Path(sys.argv[1]), json.loads(sys.argv[2])
+    for name in PRELOADED:
+        importlib.import_module(name)
+    make_building_cheap()
+    for k, (rank, world, how, arguments) in enumerate(builds):
+        child = os.fork()
+        if child == 0:
+            os.dup2(os.open(folder / f"{k}.log", os.O_WRONLY | os.O_CREAT), 2)
+            logging.basicConfig(level=logging.INFO, force=True)
+            try:
+                (folder / f"{k}.json").write_text(json.dumps(built(rank, world, how, arguments)))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def built(rank: int, world: int, how: str, arguments: list[str]) -> dict[str, Any]:
+    """Build one rank in this process."""
     from interlace.cpu.install import rank_environment
 
-    os.environ.update(rank_environment(int(rank), int(world)))
+    os.environ.update(rank_environment(rank, world))
     if how == "flags":
         os.environ.update(FLAGS_mp_async_allreduce_in_backward="1")
     if how == "stock":
@@ -26,7 +50,7 @@ def main() -> None:
     from interlace.cpu import dynamic
     from interlace.local.build_rank import LonelyTransport
 
-    dynamic.patch(LonelyTransport(int(rank), int(world)))  # type: ignore[arg-type]
+    dynamic.patch(LonelyTransport(rank, world))  # type: ignore[arg-type]
     sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
     from interlace.bridge import hook
 
@@ -37,7 +61,7 @@ def main() -> None:
     programs = {name: plan.ir_program(name) for name in plan.job_types()}
     from paddle.distributed.passes.pass_base import PassBase
 
-    print(json.dumps({
+    return {
         "jobs": jobs,
         "records": sum("event_to_record" in op.attrs() for program in programs.values() for op in inner(program)),
         "changed": changed(engine),
@@ -45,7 +69,7 @@ def main() -> None:
         "ops": {name: [described(op) for op in inner(program)] for name, program in programs.items()},
         "text": {name: str(program) for name, program in programs.items()},
         "registered": sorted(name for name in PassBase._REGISTERED_PASSES if name.startswith("interlace_")),
-    }))  # fmt: skip
+    }
 
 
 def planned_events(engine: Any) -> int:
@@ -124,5 +148,4 @@ def described(op: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO)
     main()

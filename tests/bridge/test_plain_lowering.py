@@ -5,38 +5,47 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.paddle
-SCRIPT = Path(__file__).with_name("build_rank.py")
+ROOT = Path(__file__).parents[2]
 PIPELINES = {
-    "1F1B": (0, 4, "--pp 2 --mp 2 --micro-batches 4"),
-    "1F1B last stage": (2, 4, "--pp 2 --mp 2 --micro-batches 4"),
-    "VPP": (1, 2, "--pp 2 --vpp 2 --micro-batches 4"),
-    "FThenB": (1, 2, "--pp 2 --schedule FThenB --micro-batches 4"),
+    "1F1B": (0, 4, "--pp 2 --mp 2 --micro-batches 4 --layers 2"),
+    "1F1B last stage": (2, 4, "--pp 2 --mp 2 --micro-batches 4 --layers 2"),
+    "VPP": (1, 2, "--pp 2 --vpp 2 --micro-batches 4 --layers 4"),
+    "FThenB": (1, 2, "--pp 2 --schedule FThenB --micro-batches 4 --layers 2"),
 }
 
 
-@cache
-def built(rank: int, world: int, how: str, arguments: str) -> dict[str, Any]:
-    """What one process built."""
-    command = [sys.executable, str(SCRIPT), str(rank), str(world), how, *arguments.split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    result["log"] = [line for line in done.stderr.splitlines() if ":interlace:" in line]
-    return result
+Built = Callable[[str, str], dict[str, Any]]
+BUILDS = [*((name, how) for name in PIPELINES for how in ("stock", "plain")), ("1F1B", "off"), ("1F1B", "flags")]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """What a rank of a pipeline built, and how; all of them are forks of one process that has imported Paddle."""
+    folder = tmp_path_factory.mktemp("built")
+    asked = [(*PIPELINES[name][:2], how, PIPELINES[name][2].split()) for name, how in BUILDS]
+    subprocess.run([sys.executable, "-m", "tests.bridge.build_rank", str(folder), json.dumps(asked)], cwd=ROOT, check=True)
+
+    def found(name: str, how: str) -> dict[str, Any]:
+        k = BUILDS.index((name, how))
+        log = (folder / f"{k}.log").read_text()
+        assert (folder / f"{k}.json").exists(), log[-2000:]
+        result: dict[str, Any] = json.loads((folder / f"{k}.json").read_text())
+        return {**result, "log": [line for line in log.splitlines() if ":interlace:" in line]}
+
+    return found
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_jobs_and_operations_are_paddles_own(name: str) -> None:
+def test_jobs_and_operations_are_paddles_own(built: Built, name: str) -> None:
     """Plain lowering - the same operations, operands, attributes, streams and order in every job; F1 - the same jobs."""
-    rank, world, arguments = PIPELINES[name]
-    stock, ours = (built(rank, world, how, arguments) for how in ("stock", "plain"))
+    stock, ours = (built(name, how) for how in ("stock", "plain"))
     mine = [job for job in ours["jobs"] if not job[0].startswith("interlace_")]
     named = [(f"{kind}_{micro_batch}" if kind != "optimizer" else kind, kind) for kind, micro_batch in stock["jobs"] if stock["ops"][kind]]
     assert [job for job, _ in mine] == [job for job, _ in named]
@@ -46,18 +55,16 @@ def test_jobs_and_operations_are_paddles_own(name: str) -> None:
     assert ours["planned_events"] >= stock["records"] * num_micro_batches
 
 
-def test_with_everything_off_the_plan_is_untouched() -> None:
+def test_with_everything_off_the_plan_is_untouched(built: Built) -> None:
     """One line - byte for byte."""
-    rank, world, arguments = PIPELINES["1F1B"]
-    stock, off = (built(rank, world, how, arguments) for how in ("stock", "off"))
+    stock, off = (built("1F1B", how) for how in ("stock", "off"))
     assert off["jobs"] == stock["jobs"]
     assert off["text"] == stock["text"]
 
 
-def test_flags_that_are_dead_in_paddle_work() -> None:
+def test_flags_that_are_dead_in_paddle_work(built: Built) -> None:
     """Dead flags - set behind enable() or in the environment, they are in the plan, and the log says by which option of ours."""
-    rank, world, arguments = PIPELINES["1F1B"]
-    stock, ours = (built(rank, world, how, arguments) for how in ("stock", "flags"))
+    stock, ours = (built("1F1B", how) for how in ("stock", "flags"))
     assert ours["changed"]["overlap-column-backward"] > 0
     assert '"auto_parallel_mp' not in json.dumps(stock["ops"])
     assert '"auto_parallel_mp' in json.dumps(ours["ops"])
@@ -65,9 +72,8 @@ def test_flags_that_are_dead_in_paddle_work() -> None:
         assert [line for line in ours["log"] if f"{name}" in line and "overlap_column_backward='on'" in line]
 
 
-def test_passes_are_known_to_paddle() -> None:
+def test_passes_are_known_to_paddle(built: Built) -> None:
     """Plain programs: names appear as soon as both packages are imported."""
-    rank, world, arguments = PIPELINES["1F1B"]
-    assert built(rank, world, "off", arguments)["registered"] == [
+    assert built("1F1B", "off")["registered"] == [
         "interlace_offload_activations", "interlace_overlap_column_backward", "interlace_schedule_1f1b",
         "interlace_split_backward"]  # fmt: skip

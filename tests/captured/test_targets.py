@@ -20,24 +20,30 @@ from interlace.scheduler.hazards import check
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.target import CPU, CUSTOM, GPU, Target
 from testbed.target import RULES
-from tests.captured.build import ARCHIVE, CASES, MANIFEST, Case, member, ranks
+from tests.captured.build import ARCHIVE, CASES, MANIFEST, MASKED, Case, member, ranks
 
 OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
 pytestmark = pytest.mark.slow
 OTHERS = (CPU, CUSTOM, RULES)
 ALL = (GPU, *OTHERS)
-"""Plans of more than two ranks are proved on the GPU and on one of the others, in turn: the rules are the same for any world."""
+"""Plans of more than two ranks are proved on the GPU and on one of the others, in turn: the rules are the same for any world. So are all
+plans without `--examples`."""
 CONFIGS: dict[str, Config] = {
     **{name: load_config(name) for name in ("stock", "overlap", "demo")},
     "half offloaded": make_config({"schedule_1f1b": {"extra_live_bytes": "1GB"}, "offload_activations": {"fraction": 0.5}}),
     "mixed": make_config({"schedule_1f1b": {"interleave": "mixed", "extra_live_bytes": "1GB"}, "offload_activations": OFFLOAD}),
     "zb-h1": make_config({"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
 }
+MOVES_HALF = {MASKED: ("half offloaded",)}
+"""The one with sizes at which there is a half to move."""
 REFUSED = {("zb-h1", "VPP"): "zb-h1 has no chunks; expected a 1F1B pipeline, found VPP"}
 """Configuration and the program's schedule -> why there is no plan."""
 
 COVERED = ("overlap", "half offloaded")
 """Left out where many ranks are planned, for time: `demo` does the same with offload at these models' sizes."""
+IN_TURN = {True: 1, False: 2}
+"""How many configurations beside Paddle's own order a case is planned with, where it has many ranks and where not: without `--examples`
+each case has the next ones in turn, so that every configuration meets every kind of program; with it (`make test-long`), all of them."""
 STALLS = {("stock", "frozen batch norm, a skipped stage, 3 stages, 7 micro-batches of a row"): "deadlock"}
 """Configuration and case -> what is found where sends wait for their receivers: Paddle's 1F1B puts all p2p on one stream, and
 with a connection that skips a stage the stages wait in a circle, unless the library buffers the messages."""
@@ -68,23 +74,38 @@ def test_the_archive_is_of_these_cases() -> None:
     assert stored()[0] == CASES, "the stored programs are of other cases; run `python -m tests.captured.build`"
 
 
+def configurations(name: str, whole: bool) -> list[str]:
+    """Those that a case is planned with."""
+    has_many = len(ranks(name)) > 2
+    stock, *others = (title for title in CONFIGS if not (has_many and title in COVERED))
+    begin = list(CASES).index(name) * IN_TURN[has_many]
+    in_turn = [others[(begin + k) % len(others)] for k in range(IN_TURN[has_many])]
+    return [stock, *(others if whole else dict.fromkeys([*in_turn, *MOVES_HALF.get(name, ())]))]
+
+
+@pytest.mark.parametrize("has_many", [False, True])
+def test_every_configuration_has_its_turn(has_many: bool) -> None:
+    turns = [title for name in CASES if (len(ranks(name)) > 2) == has_many for title in configurations(name, False)]
+    left_out = COVERED if has_many else ()
+    assert all((turns.count(title) >= 3) == (title not in left_out) for title in CONFIGS)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_plans_of_captured_programs_are_safe_everywhere(name: str) -> None:
+def test_plans_of_captured_programs_are_safe_everywhere(name: str, pytestconfig: pytest.Config) -> None:
     """No deadlock - no correct plan is refused, on programs that Paddle built."""
     programs = [stored()[1][member(name, rank)] for rank in ranks(name)]
     schedule = programs[0].pipeline.schedule
     cost = CostModel(load_profile("h200"))
-    for place, (title, config) in enumerate(CONFIGS.items()):
-        if title in COVERED and len(programs) > 2:
-            continue
+    whole = pytestconfig.getoption("--examples") > 1
+    for place, title in enumerate(configurations(name, whole), list(CASES).index(name)):
         refused = ""
         try:
-            plans = [plan.program for plan in make_plans(programs, config, cost, "h200")]
+            plans = [plan.program for plan in make_plans(programs, CONFIGS[title], cost, "h200")]
         except InterlaceError as error:
             refused = str(error)
         assert bool(refused) == ((title, schedule) in REFUSED), f"{title}: {refused}"
         assert REFUSED.get((title, schedule), "") in refused, title
-        targets = ALL if len(programs) <= 2 else (GPU, OTHERS[place % len(OTHERS)])
+        targets = ALL if whole and len(programs) <= 2 else (GPU, OTHERS[place % len(OTHERS)])
         for target in targets if not refused else ():
             _check(plans, target, STALLS.get((title, name), "") if target is not CPU else "")
 

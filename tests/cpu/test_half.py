@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from interlace.cli import main
 from interlace.cpu.kernels import build
 from interlace.cpu.reduction import bfloat16_to_float32, float32_to_bfloat16
 from interlace.errors import ConfigError, ProgramError
@@ -270,7 +271,7 @@ def losses(result: LaunchResult) -> list[str]:
     return [loss.raw_hex for loss in result.reports[-1].losses]
 
 
-@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("words", [["--pp", "2", "--amp-dtype", "bfloat16"], ["--mp", "2", "--amp-dtype", "float16"]])
 def test_stock_and_interlace_train_alike_in_half_precision(tmp_path: Path, words: list[str]) -> None:
     half.load()  # compiled before the ranks start
@@ -286,10 +287,8 @@ def test_stock_and_interlace_train_alike_in_half_precision(tmp_path: Path, words
 
 
 def dump(tmp_path: Path, script: Path, *words: str, world: int = 1) -> Program:
-    target = tmp_path / "rank0.json"
-    command = [sys.executable, "-m", "interlace.local.build_rank", "--rank", "0", "--world", str(world), "--out", os.fspath(target)]
-    done = subprocess.run([*command, os.fspath(script), *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    target = tmp_path / "rank0.ilp"
+    assert main(["dump", os.fspath(script), "--rank", "0", "--world", str(world), "-o", os.fspath(target), "--", *words]) == 0
     return load(target)
 
 
@@ -298,6 +297,7 @@ def dtypes_of(program: Program, name: str) -> set[str]:
     return {values[op.results[0]] for op in program.ops if op.name == f"pd_op.{name}"}
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_dump_holds_half_precision_and_gpu_kernels(tmp_path: Path, level: str) -> None:
     words = ["--layers", "1", "--amp", level, "--attention", "flash", *(["--master-grad"] if level == "O2" else [])]
@@ -311,6 +311,7 @@ def test_a_dump_holds_half_precision_and_gpu_kernels(tmp_path: Path, level: str)
     assert [values[op.results[1]].size_bytes for op in attention] == [0] * len(attention) != []
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("model", ["gpt", "llama"])
 def test_stages_exchange_half_precision(tmp_path: Path, model: str) -> None:
     """What is sent, received and added from block to block is in the type that mixed precision asks for, as in users' models."""

@@ -96,14 +96,14 @@ def test_pipeline_gives_the_bits_of_one_process(
 
 
 @paddle_needed
-def test_four_ranks_pipeline_and_tensor_parallel(tmp_path: Path, one_process: LaunchResult) -> None:
+def test_four_ranks_pipeline_and_tensor_parallel(forked: None, tmp_path: Path, one_process: LaunchResult) -> None:
     result = train(tmp_path, 4, "--pp", "2", "--mp", "2", "--schedule", "FThenB")
     assert losses(result, 2) == losses(result, 3)
     assert values(result) == pytest.approx(values(one_process), rel=1e-5)
 
 
 @paddle_needed
-def test_data_parallel_with_fused_sharding_and_evaluation(tmp_path: Path) -> None:
+def test_data_parallel_with_fused_sharding_and_evaluation(forked: None, tmp_path: Path) -> None:
     """Fused parameters live in one buffer: results of collectives must land in it.
 
     No clipping: Paddle's fused gradients have uninitialised padding between small tensors, which the norm would read.
@@ -140,7 +140,7 @@ def test_the_rank_that_failed_is_named_first(tmp_path: Path) -> None:
 
 
 @paddle_needed
-def test_verify_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_command(forked: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A script that trains differently when Interlace is on: found, named, exit code 1."""
     script = write(
         tmp_path,

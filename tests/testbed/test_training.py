@@ -18,7 +18,7 @@ from interlace.local.launch import LaunchResult, launch
 from testbed import device
 from tests.testbed.variant import need_ranks, switches
 from tests.training import test_zoo
-from tests.training.test_training import ON_THE_TESTBED, configured, few_layers
+from tests.training.test_training import ON_THE_TESTBED, configured, few_layers, lines_of, require_asked
 
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -140,21 +140,36 @@ def of_the_road(tmp_path: Path, name: str, options: dict[str, Any] | None, **var
     return launch(EXAMPLES / f"{model}.py", args, world, env, None, tmp_path / "logs", 60.0)
 
 
-@pytest.mark.parametrize("name", ON_THE_TESTBED)
-def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, name: str) -> None:
+def stock_key(name: str) -> str:
+    """Equal for cases that differ by what Interlace is asked for."""
+    world, model, words = ON_THE_TESTBED[name][:3]
+    return f"{world} {model} {few_layers(words)}"
+
+
+@pytest.fixture(scope="module")
+def stocks() -> dict[str, LaunchResult]:
+    """Stock Paddle's runs by `stock_key`; each is made by the first test that asks for it."""
+    return {}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(stock_key(name))) for name in ON_THE_TESTBED])
+def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, stocks: dict[str, LaunchResult], name: str) -> None:
     """Equal results, no races, first reader, many ranks."""
-    stock = of_the_road(tmp_path, name, None)
+    options = ON_THE_TESTBED[name][3]
+    stock = stocks.get(stock_key(name)) or of_the_road(tmp_path, name, None)
+    stocks[stock_key(name)] = stock
     delays = DELAYED.get(name, f"seed={len(name)},permille=25,max_us=1500")
-    planned = of_the_road(tmp_path, name, ON_THE_TESTBED[name][3], TESTBED_DELAYS=delays)
+    planned = of_the_road(tmp_path, name, options, TESTBED_DELAYS=delays)
     assert bits(planned) == bits(stock)
     assert digests(planned) == digests(stock)
+    passes = [rank.plan["passes"] for rank in planned.reports if rank.plan]
+    require_asked(passes, options)
     if name.startswith("auto"):
-        said = [line for rank in planned.reports for each in rank.plan["passes"] for line in each["changed"] if line.startswith("auto: ")]
+        said = [line for mine in passes for each in mine for line in each["changed"] if line.startswith("auto: ")]
         assert said
         assert not any("auto: Paddle's own plan" in line for line in said), "another form is faster here"
     if name == "auto, pp4":  # events inside jobs and between them hold transfers back
-        assert any("posted when their peer is about to be ready" in line
-                   for rank in planned.reports for each in rank.plan["passes"] for line in each["changed"])  # fmt: skip
+        assert any("posted when their peer is about to be ready" in line for line in lines_of(passes, "delay-transfers"))
 
 
 ZOO = [name for name, (_, _, options) in test_zoo.CASES.items() if "name_streams" not in options]

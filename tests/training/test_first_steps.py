@@ -15,7 +15,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "first-steps.md"
 BEFORE = "model = dist.to_static("
 
 
-def test_first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_first_steps(short_search: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """The same commands at the script's default size; each prints what the document says."""
     monkeypatch.chdir(tmp_path)
     script, added = blocks(DOCUMENT, "python")
