@@ -97,9 +97,9 @@ def chosen(plan: Plan) -> str:
     return said.removeprefix("auto: ").partition(": whole step")[0].partition(", whole step")[0]
 
 
-def rows_of(name: str, programs: Sequence[Program], cost: CostModel) -> Iterator[dict[str, Any]]:
+def rows_of(name: str, programs: Sequence[Program], cost: CostModel, counts: Sequence[int] = MICRO_BATCHES) -> Iterator[dict[str, Any]]:
     """A row for each number of micro-batches."""
-    for count in MICRO_BATCHES:
+    for count in counts:
         given = with_micro_batches(programs, count)
         row: dict[str, Any] = {"case": name, "micro_batches": count, "bound_ms": round(bound_ns(given, cost) / 1e6, 1)}
         for label, form in FORMS.items():
@@ -131,7 +131,8 @@ def main(argv: list[str] | None = None) -> None:
     names = ["tiny, pp 2"] if args.quick else args.case or [f"{model}, {shape}" for model in MODELS for shape in SHAPES]
     rows = []
     for name in names:
-        for row in rows_of(name, captured("pp2, clip") if args.quick else programs_of(name, args.folder), cost):
+        given = captured("pp2, clip") if args.quick else programs_of(name, args.folder)
+        for row in rows_of(name, given, cost, MICRO_BATCHES[:1] if args.quick else MICRO_BATCHES):
             rows.append(row)
             print(row, flush=True)
             store("schedules", {**meta(), "profile": "h200", "rows": rows}, args.out)

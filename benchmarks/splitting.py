@@ -70,13 +70,13 @@ def _stored(values: list[Value], ops: Sequence[Op]) -> tuple[Value, ...]:
     return tuple(replace(value, storage=moved.get(value.storage, value.storage)) for value in values)
 
 
-def gains(setting: oracle.Setting) -> list[dict[str, Any]]:
+def gains(setting: oracle.Setting, counts: Sequence[int] = PARTS) -> list[dict[str, Any]]:
     """A row for each way to cut: the time over that of whole products, simulated."""
     cost = oracle.costs(setting, "own", 0)
     whole = {form: _took(setting, cost, form) for form in ("dx-first", "mixed")}
     rows = []
     for what, name in CUTS.items():
-        for parts in PARTS:
+        for parts in counts:
             made = oracle.Setting(setting.name, cut(setting.program, parts, name), setting.raws)
             for overhead in OVERHEADS:
                 for form in whole:
@@ -94,12 +94,12 @@ def _took(setting: oracle.Setting, cost: Costs, form: Any) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     """Simulate, print and store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one configuration")
+    parser.add_argument("--quick", action="store_true", help="one configuration, products in halves")
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args(argv)
     found = {}
     for setting in oracle.settings()[: 1 if args.quick else None]:
-        found[setting.name] = rows = gains(setting)
+        found[setting.name] = rows = gains(setting, PARTS[:1] if args.quick else PARTS)
         for overhead in OVERHEADS:
             some = [row["gain"] for row in rows if row["overhead"] == overhead]
             print(f"{setting.name}, parts {overhead:.0%} slower: {min(some):+.1%} to {max(some):+.1%} over whole products, simulated")

@@ -115,7 +115,7 @@ def test_the_command_says_so(tmp_path: Path, monkeypatch: Any, capsys: Any, name
 
 
 @pytest.mark.paddle
-def test_evaluation_between_accumulated_steps(tmp_path: Path, capsys: Any) -> None:
+def test_evaluation_between_accumulated_steps(forked: None, tmp_path: Path, capsys: Any) -> None:
     """Stock really trains wrong there, and right without it."""
     tiny = str(Path(__file__).parent / "cpu" / "tiny_gpt.py")
     words = ["run", tiny, "--world", "1", "--config", "overlap", "--verify", "--log-dir", str(tmp_path / "logs")]

@@ -149,7 +149,7 @@ def test_stock_against_stock_verifies_nothing(tmp_path: Path, monkeypatch: Any, 
 
 
 @pytest.mark.paddle
-def test_a_run_whose_ranks_would_wait_in_a_circle_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_ranks_would_wait_in_a_circle_is_refused(forked: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """No deadlock, equal plans. Before the first step, with the circle, on both; each rank alone is safe, and partners agree."""
     own, asked = Path(__file__).with_name("receive_first.py"), config(tmp_path, "device: cpu\nreceive_first: on\n")
     words = ["--world", "2", "--config", asked, "--import", str(own), "--log-dir", str(tmp_path / "logs")]

@@ -55,7 +55,7 @@ def test_a_list_schedule_holds_every_dependency_and_node(seed: int, layers: int,
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 999), st.integers(1, 4), FORMS)
 def test_plans_are_the_same_each_time_and_no_slower_than_in_turn(seed: int, layers: int, form: Form) -> None:
     program = programs(World(pp=2, mp=2, micro_batches=2, layers=layers, seed=seed))[0]

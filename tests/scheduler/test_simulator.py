@@ -180,7 +180,7 @@ def test_every_read_follows_its_write(shape: Shape, cost: GivenCosts) -> None:
                 assert end.get((before, micro_batch), 0) <= begin
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(shapes(2), cost_models(), st.sampled_from(["rendezvous", "buffered"]))
 def test_parts_of_the_step_by_the_nanosecond(shape: Shape, cost: GivenCosts, p2p: str) -> None:
     """The parts add up, and equal what looking at every single nanosecond gives."""

@@ -13,9 +13,12 @@ import os
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import checkpoint
+
+from tests.forked import make_building_cheap
 
 SHAPE = ["--layers", "1", "--hidden", "16", "--gradient-accumulation", "2", "--steps", "2", "--batch-size", "2",
          "--lr-scheduler", "cosine"]  # fmt: skip
@@ -39,6 +42,7 @@ def together(*runs: tuple[str, bool, list[str]]) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
+    make_building_cheap()
     parts = {"stock": str(folder / "from_stock"), "interlace": str(folder / "from_interlace")}
     together(("whole", True, []), *((f"{name} first", name == "stock", ["--stop", "1", "--save", part]) for name, part in parts.items()))
     together(*((f"{name} first, then the other", name != "stock", ["--load", part]) for name, part in parts.items()))

@@ -16,7 +16,7 @@ import interlace
 from interlace.errors import PlanError
 
 enable = interlace.enable
-model, loader = gpt.build(gpt.parse(["--gradient-accumulation", "2"]))
+model, loader = gpt.build(gpt.parse(["--gradient-accumulation", "2", "--layers", "1"]))
 model.train()
 told = interlace.plan_of(model).explain()
 print(told)
@@ -29,11 +29,11 @@ for batch in islice(loader(), 2):
     model(*batch)
 
 interlace.enable = lambda strategy: enable(strategy, {"enable": False})
-quiet, _ = gpt.build(gpt.parse([]))
+quiet, _ = gpt.build(gpt.parse(["--layers", "1"]))
 assert interlace.plan_of(quiet).explain().startswith("Interlace is off (")
 
 interlace.enable = lambda strategy: None
-never, _ = gpt.build(gpt.parse([]))
+never, _ = gpt.build(gpt.parse(["--layers", "1"]))
 with pytest.raises(PlanError, match="never asked for Interlace"):
     interlace.plan_of(never)
 with pytest.raises(PlanError, match="found NoneType"):

@@ -22,8 +22,9 @@ SCRIPT = Path(__file__).with_name("engine_script.py")
 
 @pytest.mark.parametrize(
     ("world", "arguments"),
-    [(1, "--gradient-accumulation 2"), (2, "--pp 2 --micro-batches 4"), (2, "--mp 2"), (2, "--pp 2 --vpp 2 --micro-batches 4")],
-)
+    [(1, "--gradient-accumulation 2 --layers 1"), (2, "--pp 2 --micro-batches 4 --layers 2"), (2, "--mp 2 --layers 1"),
+     (2, "--pp 2 --vpp 2 --micro-batches 4")],
+)  # fmt: skip
 def test_everything_the_engine_offers_keeps_working(
     world: int, arguments: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,7 +45,7 @@ def test_ranks_that_plan_differently_are_stopped(tmp_path: Path, capfd: pytest.C
         "import gpt, interlace, paddle.distributed as dist\n"
         "enable = interlace.enable\n"
         "interlace.enable = lambda s: enable(s, schedule_1f1b={'extra_live_bytes': 1 + dist.get_rank()})\n"
-        "model, loader = gpt.build(gpt.parse(['--mp', '2', '--gradient-accumulation', '2']))\n"
+        "model, loader = gpt.build(gpt.parse(['--mp', '2', '--gradient-accumulation', '2', '--layers', '1']))\n"
         "model.train()\n"
         "model(*next(iter(loader())))\n"
     )
