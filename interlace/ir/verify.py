@@ -6,6 +6,7 @@ import re
 
 from interlace.errors import ProgramError
 from interlace.ir.kinds import is_boundary, is_copy, is_known_comm, is_p2p, ring_of
+from interlace.ir.per_ops import once_per_ops
 from interlace.ir.program import ABSENT, Group, Op, OpInstance, Program
 from interlace.ir.storage import collect_items, feed_items
 from interlace.ir.waits import computes
@@ -20,7 +21,8 @@ def verify(program: Program) -> None:
     Raises:
         ProgramError: With every broken rule (the first 20), each naming the operation.
     """
-    faults = [*_ranks(program), *_values(program), *_dataflow(program), *_operations(program), *_jobs(program), *_events(program)]
+    faults = [*_ranks(program), *_values(program), *_dataflow(program), *_aliases(program), *_communications(program), *_jobs(program),
+              *_events(program)]  # fmt: skip
     if faults:
         more = f"\n  ... and {len(faults) - 20} more" if len(faults) > 20 else ""
         raise ProgramError(f"rank {program.rank}: {len(faults)} rule(s) broken:\n  " + "\n  ".join(faults[:20]) + more)
@@ -89,6 +91,7 @@ def _ranks(program: Program) -> list[str]:
     return faults
 
 
+@once_per_ops
 def _values(program: Program) -> list[str]:
     faults, seen = [], set()
     given = {value for op in program.ops for value in op.results}
@@ -105,6 +108,7 @@ def _values(program: Program) -> list[str]:
     return faults
 
 
+@once_per_ops
 def _dataflow(program: Program) -> list[str]:
     declared = {value.id for value in program.values}
     faults: list[str] = []
@@ -127,8 +131,8 @@ def _dataflow(program: Program) -> list[str]:
     return faults
 
 
-def _operations(program: Program) -> list[str]:
-    groups = {group.id: group for group in program.groups}
+@once_per_ops
+def _aliases(program: Program) -> list[str]:
     storage = {value.id: value.storage for value in program.values}
     faults = []
     for op in program.ops:
@@ -139,8 +143,16 @@ def _operations(program: Program) -> list[str]:
                 faults.append(f"{describe(op)}: result {result} aliases operand {operand} but has another storage")
         if any(not 0 <= k < len(op.operands) for k in op.no_buffer):
             faults.append(f"{describe(op)}: no_buffer {op.no_buffer} is out of range")
-        faults += _communication(op, groups)
     return faults
+
+
+_of_rings = once_per_ops(lambda program: [op for op in program.ops if op.group >= 0 or ring_of(op) >= 0])
+"""Operations that have a group, or should have one."""
+
+
+def _communications(program: Program) -> list[str]:
+    groups = {group.id: group for group in program.groups}
+    return [fault for op in _of_rings(program) for fault in _communication(op, groups)]
 
 
 def _communication(op: Op, groups: dict[int, Group]) -> list[str]:

@@ -6,13 +6,14 @@ The job that cuts the batch at the start of the step and the job that collects i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from interlace.ir import Op, OpInstance, Program
+from interlace.ir import Op, OpInstance, Pipeline, Program
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import NO_KERNEL, SHADOW_OUTPUT, is_boundary, stream_of
+from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import Part, Storage, Storages, collect_items, feed_items, storages_of
 from interlace.scheduler.schedule import find_schedule
 
@@ -101,8 +102,23 @@ class FlatPlan:
 
 def flatten(program: Program, serial: bool = False) -> FlatPlan:
     """Flatten a plan; O(ops + operands + op instances). A program without jobs runs one micro-batch after the other."""
-    plan = FlatPlan(program)
-    writers = _Writers(program)
+    known = _known_accesses(program)
+    if program.pipeline not in known:
+        known[program.pipeline] = _accesses_of(program)
+    same = known[program.pipeline]
+    plan = FlatPlan(program, reads=same.reads, writes=same.writes, views=same.views, storages=same.storages, stock=same.stock)
+    _add_items(plan, serial, storages_of(program))
+    _find_omitted(plan)
+    return plan
+
+
+_known_accesses: Callable[[Program], dict[Pipeline, FlatPlan]] = once_per_ops(lambda program: {})
+"""By pipeline: plans of the same operations differ in jobs and events."""
+
+
+def _accesses_of(program: Program) -> FlatPlan:
+    """What each operation reads and writes; the columns over op instances stay empty."""
+    plan, writers = FlatPlan(program), _Writers(program)
     plan.storages = writers.storages.storages
     for position, op in enumerate(program.ops):
         plan.reads.append(writers.accesses(position, writers.reads(op)))
@@ -111,8 +127,6 @@ def flatten(program: Program, serial: bool = False) -> FlatPlan:
         writers.record(position, plan.writes[-1])
     writers.close()
     _take_stock_order(plan)
-    _add_items(plan, serial, writers.storages)
-    _find_omitted(plan)
     return plan
 
 
