@@ -73,8 +73,7 @@ def find_schedules(
         fixed_depth: Whether each stage must hold as many micro-batches as in 1F1B (random draws would change their order).
         num_chunks: Model chunks of each stage; with more than one the depth is fixed.
     """
-    ranked = ranked_micro_batches(num_micro_batches, len(stages), num_chunks)
-    return _Search(stages, ranked, limit_bytes, fixed_depth, num_chunks).run(count)
+    return _Search(stages, num_micro_batches, limit_bytes, fixed_depth, num_chunks).run(count)
 
 
 def ranked_micro_batches(num_micro_batches: int, num_stages: int, num_chunks: int) -> int:
@@ -89,8 +88,9 @@ def ranked_micro_batches(num_micro_batches: int, num_stages: int, num_chunks: in
 
 class _Search:
     def __init__(self, stages: Sequence[StageTimes], num_micro_batches: int, limit_bytes: int, fixed_depth: bool, num_chunks: int) -> None:
-        self.num, self.limit, self.chunks = num_micro_batches, limit_bytes, num_chunks
+        self.all, self.limit, self.chunks = num_micro_batches, limit_bytes, num_chunks
         numbers = range(1 + max(each.stage for each in stages))
+        self.num = num_micro_batches = ranked_micro_batches(num_micro_batches, len(numbers), num_chunks)
         self.stages = [[each for each in stages if each.stage == number] for number in numbers]
         self.fixed = fixed_depth or num_chunks > 1
         self.plain = tuple(in_flight(s, len(numbers), num_micro_batches) for s in numbers)
@@ -157,7 +157,8 @@ class _Search:
         if (stage, each) not in self.jobs:
             times = self._times(stage, each)
             row = joined(stage, len(self.stages), self.num, self.chunks, lag=each.lag, warmup=each.depth)
-            fits = self.always[stage][each.level] + peak_bytes(row, times) <= self.limit
+            whole = row if self.chunks > 1 else joined(stage, len(self.stages), self.all, lag=each.lag, warmup=each.depth)
+            fits = self.always[stage][each.level] + peak_bytes(whole, times) <= self.limit
             self.jobs[stage, each] = jobs_of(row, times, stage, len(self.stages)) if fits else None
         return self.jobs[stage, each]
 

@@ -8,8 +8,9 @@ import pytest
 
 from interlace.scheduler.legal_rows import stall
 from interlace.scheduler.schedule import joined, lagged, parse_rows
+from interlace.scheduler.whole_step import search as search_module
 from interlace.scheduler.whole_step.coarse import peak_bytes, step_ns
-from interlace.scheduler.whole_step.search import LagSchedule, find_schedules, kinds_of
+from interlace.scheduler.whole_step.search import LagSchedule, Ranked, find_schedules, kinds_of
 from interlace.scheduler.whole_step.slot_times import NEVER, PartTimes, SlotTimes, StageOrder, StageTimes
 
 FORWARD, INPUT, WEIGHT = 10.0, 8.0, 12.0
@@ -108,7 +109,7 @@ def test_the_best_schedules_fit_and_are_as_good_as_any_near(count: int, micro_ba
         assert found == find_schedules(given, micro_batches, limit, 3, fixed_depth=False)
         assert len({round(ranked.step_ns) for ranked in found}) == len(found)  # a draft of what takes as long is of no use
         for ranked in found:
-            for s, row in enumerate(ranked.schedule.rows(min(micro_batches, 16))):
+            for s, row in enumerate(ranked.schedule.rows(micro_batches)):
                 assert 1000 + peak_bytes(row, times(s, count - 1)) <= limit
         took.append(found[0].step_ns)
     assert took == sorted(took, reverse=True)
@@ -164,19 +165,34 @@ def test_depth_stays_where_it_must() -> None:
         assert ranked.schedule.depth == (3, 2, 1)
 
 
-def test_part_of_the_weight_gradients_trails_where_all_of_them_do_not_fit() -> None:
-    """With shares the step is never longer, and in the memory of Paddle's plan it is shorter."""
+def check_ranked(found: Ranked, given: list[StageTimes], micro_batches: int, limit: int) -> None:
+    """Its time is that of its first micro-batches, all of it fits, and something trails wherever something else does not."""
+    lag, share = found.schedule.lag, found.schedule.at_once
+    tables = [{**stage.orders[0].slots, **next(each.slots for each in stage.orders if each.at_once == part)}
+              for stage, part in zip(given, share, strict=True)]  # fmt: skip
+    assert step_ns(found.schedule.rows(min(micro_batches, 16)), tables) == found.step_ns
+    assert all(1000 + peak_bytes(row, table) <= limit for row, table in zip(found.schedule.rows(micro_batches), tables, strict=True))
+    assert all(not part or trails for part, trails in zip(share, lag, strict=True))
+
+
+@pytest.mark.parametrize("micro_batches", [8, 40])
+def test_part_of_the_weight_gradients_trails_where_all_of_them_do_not_fit(micro_batches: int) -> None:
+    """With shares the step is never longer, and in the memory of Paddle's plan it is shorter. A long step is ranked by a short one: what
+    trails by all of that fits into the memory of the long one."""
     given, shared = ([stage_times(s, times(s, 3), 1000 + HELD * (4 - s), shares) for s in range(4)] for shares in ((), (0.25, 0.5)))
     gains = []
     for limit in range(1400, 1800, 50):
-        plain, found = (find_schedules(stages, 8, limit, 3, fixed_depth=True)[0] for stages in (given, shared))
-        lag, share = found.schedule.lag, found.schedule.at_once
-        tables = [{**stage.orders[0].slots, **next(each.slots for each in stage.orders if each.at_once == part)}
-                  for stage, part in zip(shared, share, strict=True)]  # fmt: skip
-        rows = found.schedule.rows(8)
-        assert step_ns(rows, tables) == found.step_ns
-        assert all(1000 + peak_bytes(row, table) <= limit for row, table in zip(rows, tables, strict=True))
-        assert all(not part or trails for part, trails in zip(share, lag, strict=True))
+        plain = find_schedules(given, micro_batches, limit, 3, fixed_depth=True)[0]
+        for found in reversed(find_schedules(shared, micro_batches, limit, 50, fixed_depth=True)):
+            check_ranked(found, shared, micro_batches, limit)
         gains.append(plain.step_ns - found.step_ns)
     assert min(gains) >= 0
-    assert gains[0] > 0
+    assert gains[0] > 0 or micro_batches > 8
+
+
+def test_what_trails_by_all_micro_batches_of_a_short_step_fits_a_long_one() -> None:
+    """Ranked by 16 micro-batches, of which the last ones have no forward beside them any more; in a step of 40 most have."""
+    search = search_module._Search(stages(2, 40), 40, 1000 + 15 * OPERANDS + HELD, True, 1)
+    fitted = search._fitted(1, search_module.Choice(16, 1, True, 0.0, 0))
+    assert fitted.lag == 14
+    assert 1000 + peak_bytes(lagged(1, 2, 40, lag=15), times(1, 1)) > search.limit
