@@ -68,17 +68,24 @@ def test_pipeline_with_offload_under_delays(stock_pp2: LaunchResult, tmp_path: P
     assert digests(planned) == digests(stock_pp2)
 
 
+MP2 = ("--mp", "2", "--schedule", "1F1B")
+
+
+@pytest.fixture(scope="module")
+def stock_mp2(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> LaunchResult:
+    folder = tmp_path_factory.mktemp("stock")
+    stock = train(folder, "gpt", 2, MP2, TESTBED_REPORT=os.fspath(folder))
+    assert not any(_streams(folder).values())
+    return stock
+
+
 @pytest.mark.parametrize("obeyed", [True, False])
-def test_tensor_parallel_with_column_overlap_under_delays(plugin: Path, tmp_path: Path, obeyed: bool) -> None:
+def test_tensor_parallel_with_column_overlap_under_delays(stock_mp2: LaunchResult, tmp_path: Path, obeyed: bool) -> None:
     """Equal results, plain lowering. Collectives have the priority that the plan gives them; copies have none."""
-    args = ("--mp", "2", "--schedule", "1F1B")
-    report = {"TESTBED_REPORT": os.fspath(tmp_path)}
-    stock = train(tmp_path, "gpt", 2, args, **report)
-    assert not any(_streams(tmp_path).values())
-    report["TESTBED_SWITCHES"] = switches(f"priorities={obeyed:d}")
-    planned = train(tmp_path, "gpt", 2, args, "dx-first", TESTBED_DELAYS=DELAYS, **report)
-    assert bits(planned) == bits(stock)
-    assert digests(planned) == digests(stock)
+    report = {"TESTBED_REPORT": os.fspath(tmp_path), "TESTBED_SWITCHES": switches(f"priorities={obeyed:d}")}
+    planned = train(tmp_path, "gpt", 2, MP2, "dx-first", TESTBED_DELAYS=DELAYS, **report)
+    assert bits(planned) == bits(stock_mp2)
+    assert digests(planned) == digests(stock_mp2)
     streams = _streams(tmp_path)
     collectives = {name: priority for name, priority in streams.items() if name.startswith("auto_parallel_mp")}
     assert set(collectives.values()) == {-obeyed}
