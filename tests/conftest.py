@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+from interlace.garbage import NEW_OBJECTS
 from interlace.local import processes
 from interlace.passes import REGISTRY
 from interlace.scheduler.interleave import planner
@@ -50,13 +51,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Look for garbage less often: by default it takes a sixth of the time of planning, and most of what is looked at stays anyway."""
+    """Look for garbage less often, as commands do."""
     grouped = next((item for item in session.items if item.get_closest_marker("xdist_group")), None)
     if grouped is not None and getattr(session.config.option, "loadgroup", False) and "@" not in grouped.nodeid:
         raise pytest.UsageError("pytest-xdist groups no tests with this pytest: every worker would make every fixture; see pyproject.toml")
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(NEW_OBJECTS, 20, 20)
 
 
 def _give_more_examples(items: Sequence[pytest.Item], times: int) -> None:

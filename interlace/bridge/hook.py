@@ -25,6 +25,7 @@ from interlace.bridge.targets import Device, choose_device
 from interlace.config import Config, make_config
 from interlace.cost_model import load_profile
 from interlace.errors import ConfigError, PlanError
+from interlace.garbage import rarely_collected
 from interlace.ir import Pipeline, Program
 from interlace.notice import say, say_once
 from interlace.outside import Outside, asked_outside
@@ -233,6 +234,7 @@ def _run_fused_passes(engine: Any, lowered: Lowered) -> None:
             manager.run(job.program)
 
 
+@rarely_collected()
 def _plan_mode(engine: Any, mode: str, state: State, dense: Any, pipeline: Pipeline) -> Lowered:
     device = choose_device()
     mapping = paddle.base.libpaddle.pir.IrMapping()

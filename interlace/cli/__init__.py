@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from interlace.errors import InterlaceError, LaunchError
+from interlace.garbage import rarely_collected
 from interlace.interrupts import EXIT_CODE as INTERRUPTED
 from interlace.interrupts import as_interrupts
 from interlace.version import VERSION
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; user errors are printed in one line, without a traceback."""
     command = "interlace"
     try:
-        with as_interrupts():
+        with as_interrupts(), rarely_collected():
             args = _parse(list(sys.argv[1:] if argv is None else argv))
             command = f"interlace {args.command}"
             code: int = args.main(args)
