@@ -9,10 +9,11 @@ namespace tb {
 
 constexpr int kPack = 8;
 template <class T>
-struct alignas(16) Pack {
+struct alignas(kPack * sizeof(T) < 16 ? kPack * sizeof(T) : 16) Pack {
   T v[kPack];
 };
 static_assert(sizeof(Pack<bf16>) == 16, "eight bfloat16 are one load");
+static_assert(sizeof(Pack<uint8_t>) == 8, "a pack has no gap behind it");
 
 inline bool packable(size_t n, std::initializer_list<const void*> addresses) {
   bool fits = n % kPack == 0;

@@ -153,6 +153,11 @@ def _op_programs() -> dict[str, Callable[[], list[Any]]]:
         "cross_entropy": lambda: [f.cross_entropy(x(4, 6, 9), ids().unsqueeze(-1), reduction="none").mean()],
         "sums": lambda: [x(4, 6, 8).sum(1), x(4, 6, 8).mean([0, 2]), x(4, 6, 8).sum()],
         "slices": lambda: [paddle.slice(data("z", 4, 6, 8), [0, 1, 2], [1, -4, 2], [3, 5, 6]) + x(2, 3, 4)],
+        "bmm": lambda: [paddle.bmm(x(3, 4, 6), y(3, 6, 5))],
+        "divide": lambda: [x(4, 6, 8) / (y(4, 6, 1) * y(4, 6, 1) + 1.0)],
+        "first_choice": lambda: [f.one_hot(paddle.argmax(x(4, 6, 8), axis=-1), 8) * y(8)],
+        "places": lambda: [paddle.cumsum(f.one_hot(ids(), 9), axis=1) - f.one_hot(ids(), 9) + 0.0 * x(9)],
+        "at_a_place": lambda: [(f.one_hot(ids(), 9).unsqueeze(-1) == paddle.arange(3, dtype="float32")).astype("float32") * x(3)],
         "triu": lambda: [paddle.triu(x(6, 6), diagonal=1) + 0.0 * x(6, 6)],
     }
 
