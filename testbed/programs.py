@@ -84,14 +84,19 @@ def name_copies(program: Any) -> int:
     return len(found)
 
 
+def _text(op: Any, name: str) -> str:
+    """One attribute of text, or nothing; `attrs()` fails as a whole where Paddle cannot give one (`interlace/bridge/attributes.py`)."""
+    return str(op.str_attr(name)) if op.has_attr(name) else ""
+
+
 def _stream(op: Any) -> str:
-    named = op.attrs().get("execution_stream", "")
+    named = _text(op, "execution_stream")
     return "" if named in DEFAULT_STREAMS else named
 
 
 def _p2p_stream(op: Any) -> str:
     """A stream a ring: Paddle's own operators look their ring up by number and may share a stream, a broadcast may not."""
-    named = op.attrs().get("execution_stream", "") if op.has_attr("execution_stream") else ""
+    named = _text(op, "execution_stream")
     return f"{named or 'p2p'}.{op.int_attr('ring_id')}"
 
 
@@ -101,8 +106,8 @@ def _take_holds_along(send: Any) -> None:
     Raises:
         TestbedError: It holds the value for sends of two rings, which have a stream each here.
     """
-    named = send.attrs().get("execution_stream", "")
-    users = [op for op in send.operand_source(0).all_used_ops() if named and op.attrs().get("execution_stream", "") == named]
+    named = _text(send, "execution_stream")
+    users = [op for op in send.operand_source(0).all_used_ops() if named and _text(op, "execution_stream") == named]
     readers = [op for op in users if op.name() == "pd_op.share_data"]
     rings = {op.int_attr("ring_id") for op in users if op.name() == "pd_op.send_v2"}
     if readers and len(rings) > 1:
@@ -150,7 +155,7 @@ def let_events_exist(program: Any) -> int:
     for op in recorders:
         made = next((each for each in op.results() if each.initialized()), None)  # a gradient that is left out is none
         if made is None:
-            raise TestbedError(f"{op.name()} records event {op.attrs().get('event_to_record')!r} and has no result that could be read")
+            raise TestbedError(f"{op.name()} records event {_text(op, 'event_to_record')!r} and has no result that could be read")
         paddle.pir.set_insertion_point_after(op)
         on_host = op.name() == "pd_op.memcpy_d2h"  # where the wheel's share_data knows no bfloat16
         read = paddle._C_ops.shape if on_host else paddle._C_ops.share_data
@@ -240,7 +245,7 @@ def stream_priorities() -> dict[str, int]:
 
 
 def _priority(op: Any) -> int:
-    return int(op.attrs().get("stream_priority", 0))
+    return int(op.int_attr("stream_priority")) if op.has_attr("stream_priority") else 0
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------
@@ -251,7 +256,7 @@ _ring_of_stream: dict[str, int] = {}
 def check_streams(program: Any, job: str) -> None:
     """One ring a stream name, in the whole process; with `TESTBED_SHARED_STREAM=first` the first ring serves them all."""
     for op in _ops(program):
-        stream = op.attrs().get("execution_stream", "") if op.has_attr("ring_id") else ""
+        stream = _text(op, "execution_stream") if op.has_attr("ring_id") else ""
         if stream in DEFAULT_STREAMS:
             continue
         first = _ring_of_stream.setdefault(stream, op.int_attr("ring_id"))
@@ -330,13 +335,10 @@ def planned_ops(plan: Any) -> tuple[list[str], list[tuple[int, str, str, str, in
 
 
 def _row(op: Any, name: str, micro_batch: int | None) -> tuple[str, str, str, int | None, str]:
-    attributes = op.attrs()
-    label = attributes.get("interlace_at", "")
+    label = _text(op, "interlace_at")
     if label.startswith("micro-batch "):
         micro_batch = int(label.removeprefix("micro-batch ").partition(",")[0])
-    stream = attributes.get("execution_stream", "")
-    stream = "" if stream in DEFAULT_STREAMS else stream
-    return KERNEL_NAMES.get(name, name), stream, _ROLES.get(op.op_role, "other"), micro_batch, label
+    return KERNEL_NAMES.get(name, name), _stream(op), _ROLES.get(op.op_role, "other"), micro_batch, label
 
 
 def labels(plan: Any, issued: Sequence[str]) -> dict[int, str]:

@@ -349,7 +349,13 @@ void SetTensorValueKernel(const Context& c, const DenseTensor& x, const DenseTen
 template <typename T, typename Context>
 void ScaleKernel(const Context& c, const DenseTensor& x, const Scalar& scale, const Scalar& bias, bool after, DenseTensor* out) {
   float a = scale.to<float>(), b = bias.to<float>();
-  unary(c, "scale", Map::scale, x, out, a, after ? b : a * b);
+  if (x.dtype() != DataType::INT64) return unary(c, "scale", Map::scale, x, out, a, after ? b : a * b);
+  Op op(c, "scale", {&x});  // whole numbers below 2^24, such as places and tokens
+  auto* wide = op.scratch(x.numel() * sizeof(float));
+  op.out(out, x.dtype());
+  k_cast(op.stream, Type::i64, x.data(), Type::f32, wide, x.numel());
+  k_map(op.stream, Map::scale, Type::f32, wide, nullptr, wide, x.numel(), a, after ? b : a * b);
+  k_cast(op.stream, Type::f32, wide, Type::i64, out->data(), x.numel());
 }
 
 #define TB_UNARY(Name, map)                                                   \
@@ -627,6 +633,13 @@ void CoalesceTensorKernel(const Context& c, const std::vector<const DenseTensor*
 }
 
 template <typename T, typename Context>
+void ViewSliceKernel(const Context& c, const DenseTensor& x, int64_t begin, int64_t end, DenseTensor* out) {
+  Op op(c, "view_slice", {&x});
+  auto dims = out->dims();
+  out->ShareDataWith(x.Slice(begin, end)).Resize(dims);
+}
+
+template <typename T, typename Context>
 void TileKernel(const Context& c, const DenseTensor& x, const IntArray& times, DenseTensor* out) {
   Op op(c, "tile", {&x});
   Dims to = dims_of(*out), dims = dims_of(x);
@@ -682,7 +695,7 @@ TB_KERNEL(memcpy_d2h, MemcpyD2HKernel, TB_ALL, int8_t, int16_t, phi::dtype::floa
 }
 TB_KERNEL(memcpy_h2d, MemcpyH2DKernel, TB_ALL, int8_t, int16_t, phi::dtype::float16) {}
 TB_KERNEL(set_value_with_tensor, SetTensorValueKernel, TB_FLOATS) {}
-TB_KERNEL(scale, ScaleKernel, TB_FLOATS) {}
+TB_KERNEL(scale, ScaleKernel, TB_FLOATS, int64_t) {}
 TB_KERNEL(sqrt, SqrtKernel, TB_FLOATS) {}
 TB_KERNEL(rsqrt, RsqrtKernel, TB_FLOATS) {}
 TB_KERNEL(square, SquareKernel, TB_FLOATS) {}
@@ -736,5 +749,6 @@ TB_KERNEL(split_with_num, SplitWithNumKernel, TB_ALL) {}
 TB_KERNEL(slice, SliceKernel, TB_ALL) {}
 TB_KERNEL(slice_grad, SliceGradKernel, TB_FLOATS) {}
 TB_KERNEL(coalesce_tensor, CoalesceTensorKernel, TB_FLOATS) {}
+TB_KERNEL(view_slice, ViewSliceKernel, TB_FLOATS) {}
 TB_KERNEL(tile, TileKernel, TB_FLOATS) {}
 TB_KERNEL(tile_grad, TileGradKernel, TB_FLOATS) {}
