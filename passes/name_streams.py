@@ -87,7 +87,8 @@ def _names(program: Program, joined: frozenset[int]) -> dict[int, str]:
         found = [op for op in p2p if kind(op)]
         single = len({op.group for op in found}) <= 1
         names.update({op.id: stream.value if single else f"{stream.value}_{op.group}" for op in found})
-    return names
+    shared = set(names.values())  # a stream has one priority: what Paddle put on one of these gets ours
+    return {**{op.id: op.stream for op in program.ops if op.stream in shared}, **names}
 
 
 def _joined(program: Program) -> frozenset[int]:

@@ -301,6 +301,13 @@ void ShareDataKernel(const Context& c, const DenseTensor& x, DenseTensor* out) {
   out->ShareDataWith(x);
 }
 
+// Stands for an order: sharding with overlap puts one behind its last collective.
+template <typename T, typename Context>
+void NopKernel(const Context& c, const DenseTensor& x, DenseTensor* out) {
+  Op op(c, "nop", {&x});
+  out->ShareDataWith(x);
+}
+
 template <typename T, typename Context>
 void MemcpyD2HKernel(const Context& c, const DenseTensor& x, int to, DenseTensor* out) {
   Op op(c, "memcpy_d2h", {&x});
@@ -689,6 +696,7 @@ TB_KERNEL(triu, TriuKernel, TB_FLOATS) {}
 TB_KERNEL(cast, CastKernel, TB_ALL) { kernel->OutputAt(0).SetDataType(phi::DataType::UNDEFINED); }
 TB_KERNEL(assign, AssignKernel, TB_ALL) {}
 TB_KERNEL(share_data, ShareDataKernel, TB_ALL) {}
+TB_KERNEL(nop, NopKernel, TB_ALL) {}
 TB_KERNEL(sync_calc_stream, SyncStreamKernel, float) {}
 TB_KERNEL(memcpy_d2h, MemcpyD2HKernel, TB_ALL, int8_t, int16_t, phi::dtype::float16) {
   kernel->OutputAt(0).SetBackend(phi::Backend::CPU);

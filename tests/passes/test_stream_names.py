@@ -40,3 +40,12 @@ def test_collectives_of_an_optimizer_in_a_job_with_gradients_have_their_rings_st
     joined = parse(TEXT.replace("job forward_0 forward 0: 1-6@0\njob optimizer optimizer 0: 7@0", "job pair_0F_O pair 0: 1-7@0"))
     made = NameStreams().run(joined, Context(GivenCosts({"default": 1})))
     assert {op.id: op.stream for op in made.ops if op.group == 7} == {2: "auto_parallel_mp_7", 4: "", 7: "auto_parallel_mp_7"}
+
+
+def test_what_paddle_put_on_a_stream_of_ours_gets_our_priority() -> None:
+    """Sharding with overlap names a stream; a ring's other collectives go there too, and a stream has one priority."""
+    given = TEXT.replace("optimize group=7", 'optimize group=7 stream="auto_parallel_sharding"')
+    made = NameStreams(priority=-3).run(parse(given), Context(GivenCosts({"default": 1})))
+    assert {op.id: (op.stream, op.priority) for op in made.ops if op.group == 7 and op.stream} == {
+        2: ("auto_parallel_sharding", -3), 7: ("auto_parallel_sharding", -3),
+    }  # fmt: skip

@@ -258,3 +258,26 @@ def test_the_next_step_reads_what_this_one_wrote() -> None:
     apart = told(("", "", A), 'job one forward 0: 2-3@0\njob two backward 0: 4@0\nevent "e" 3@0 -> 4@0')
     assert "of the next step may read %1 's' before #4" in apart
     assert told(("", "", A), "job all forward 0: 2-4@0") == ""
+
+
+# --------------------------------------------------------------------------------------------------------- fused buffers
+
+FUSED = """
+#1 %1:float32[4]!"g" = builtin.kwarg() forward
+#2 %2:float32[2]!"h" = builtin.kwarg() forward
+#3 %3:vector<float32[4];float32[2]> = builtin.combine(%1, %2) optimize
+#4 %4:vector<float32[4];float32[2]>~3, %5:float32[6]! = pd_op.coalesce_tensor_(%3) optimize inplace=0:0
+#5 %6:float32[6] = pd_op.scale(%5) optimize{stream}
+#6 %7:float32[4]~1 = pd_op.scale_(%1) optimize inplace=0:0
+"""
+"""Gradients are put into a buffer; the buffer is read (reduced, in a program), and a gradient is cleared, which lies in the buffer."""
+
+
+@pytest.mark.parametrize(("stream", "jobs", "found"), [
+    ("", "job all optimizer 0: 3-6@0", set()),
+    ("", "job all optimizer 0: 3-4@0 6@0 5@0", {"wrong-version"}),
+    (' stream="a"', "job first optimizer 0: 3-5@0\njob second optimizer 0: 6@0", {"race"}),
+    (' stream="a"', 'job first optimizer 0: 3-5@0\njob second optimizer 0: 6@0\nevent "e" 5@0 -> 6@0', set()),
+])  # fmt: skip
+def test_clearing_a_part_of_a_fused_buffer_writes_the_buffer(stream: str, jobs: str, found: set[str]) -> None:
+    assert kinds([rank(0, FUSED.format(stream=stream), jobs, world=1, groups="group 6 = 0\n")]) == found
