@@ -28,7 +28,8 @@ APART = ("tests/benchmarks/test_benchmarks.py", "tests/captured/", "tests/traini
          "tests/training/test_engine.py", "tests/testbed/test_training.py")  # fmt: skip
 """Where each test takes seconds of its own: with several workers they are spread."""
 LONG = ("tests/testbed/", "tests/scheduler/test_mutations.py", "tests/planning/", "tests/passes/", "tests/scheduler/", "tests/cpu/",
-        "tests/bridge/", "tests/benchmarks/", "tests/captured/", "tests/training/")  # fmt: skip
+        "tests/bridge/", "tests/benchmarks/", "tests/captured/", "tests/training/", "tests/test_guides.py", "tests/test_verdict.py",
+        "tests/report/")  # fmt: skip
 """What takes longest comes first, and what takes seconds a test after it, so that workers end together."""
 
 
