@@ -51,11 +51,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(" ".join([file, *shared])))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a pytest with which pytest-xdist, which writes groups of tests into `_nodeid`, groups none without a word."""
+    if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
+        raise pytest.UsageError(f"pytest-xdist groups no tests with pytest {pytest.__version__}, so that each worker would make every "
+                                "fixture; expected the version that pyproject.toml asks for: pip install -e '.[test]'")  # fmt: skip
+
+
+def pytest_collection_finish() -> None:
     """Look for garbage less often, as commands do."""
-    grouped = next((item for item in session.items if item.get_closest_marker("xdist_group")), None)
-    if grouped is not None and getattr(session.config.option, "loadgroup", False) and "@" not in grouped.nodeid:
-        raise pytest.UsageError("pytest-xdist groups no tests with this pytest: every worker would make every fixture; see pyproject.toml")
     gc.collect()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS, 20, 20)
