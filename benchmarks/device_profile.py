@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from interlace.cost_model.interference import WAIT
+from interlace.cost_model.interference import RESULT
 from interlace.cost_model.profile import (
     SCHEMA,
     CommSample,
@@ -56,7 +56,7 @@ CATEGORIES = {
     "attention_grad": "attention_grad",
 }
 """Operations of the pairs files -> categories of the cost model."""
-STANDING = {
+TRACED = {
     "gemm": "gemm:any",
     "gelu_tanh": "memory:gelu",
     "gelu_tanh_grad": "memory:gelu_grad",
@@ -64,7 +64,9 @@ STANDING = {
     **{name: f"memory:{name}" for name in ("add", "cast", "multiply", "silu", "silu_grad", "square", "square_grad", "transpose",
                                            "embedding", "embedding_grad", "layer_norm", "layer_norm_grad")},
 }  # fmt: skip
-"""Kernels of standing.json -> categories; the others are parts of operations."""
+"""Kernels of beside_transfers.json -> categories; the others are parts of operations."""
+FEWEST = 5
+"""Operations that a row of beside_transfers.json needs to count."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -239,15 +241,28 @@ def interference(pairs: list[dict[str, Any]]) -> tuple[Interference, ...]:
     return tuple(sorted(found, key=lambda row: (row.beside, row.ctas, row.op, row.group_size)))
 
 
-def standing(raw: dict[str, Any]) -> tuple[Interference, ...]:
-    """Computation beside a receive that waits for its peer."""
-    return tuple(
-        Interference(
-            STANDING[kernel], WAIT, 2, row["stretch"], 1.0, (row["lowest"], row["highest"]), (1.0, 1.0), num_files=row["num_traces"]
-        )
-        for kernel, row in raw["kernels"].items()
-        if kernel in STANDING
-    )
+def with_traced(looped: Iterable[Interference], raw: dict[str, Any]) -> tuple[Interference, ...]:
+    """Computation beside sends and receives as traced steps have it; products beside one that waits by the size of their result too.
+
+    These rows take the place of those measured with both sides looping, where a transfer holds its multiprocessors before a product
+    starts: in a step it mostly comes to one that runs. How much the transfer is stretched is the median of the rows that go.
+    """
+    looped, found = tuple(looped), []
+    for beside, kernels in raw["beside"].items():
+        for kernel, row in kernels.items():
+            name, _, elements = kernel.partition(" of ")
+            if name in TRACED and row["n"] >= FEWEST:
+                replaced = [each for each in looped if each.beside == beside and _same(each.op, TRACED[name])]
+                dims = {RESULT: int(elements)} if elements else {}
+                found.append(Interference(TRACED[name], beside, 2, row["stretch"], median([r.stretch_beside for r in replaced] or [1.0]),
+                                          (row["lowest"], row["highest"]), (1.0, 1.0), num_files=row["num_traces"], dims=dims))  # fmt: skip
+    kept = (each for each in looped if not any(each.beside == row.beside and _same(each.op, row.op) for row in found))
+    return (*kept, *found)
+
+
+def _same(op: str, other: str) -> bool:
+    """Whether rows of these categories say the same: all products do."""
+    return op == other or (op.startswith("gemm:") and other.startswith("gemm:"))
 
 
 def read(prefix: str, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
@@ -288,7 +303,7 @@ def build(
     oracles: list[dict[str, Any]],
     single: dict[str, Any],
     host: dict[str, Any],
-    waiting: dict[str, Any] | None = None,
+    traced: dict[str, Any] | None = None,
 ) -> DeviceProfile:
     """The profile from raw results."""
     collectives, p2p = comm_samples(pairs, oracles)
@@ -321,7 +336,7 @@ def build(
             driver=meta["driver"].partition(",")[0],
             versions={"torch": meta["torch"], "cuda": meta["cuda"], "nccl": pairs[0]["nccl"]},
             note="measured through PyTorch, whose kernels are not all Paddle's (attention: FlashAttention 2 in both); "
-            "NVLink multicast (NVLS) off; GPT-3 6.7B shapes; beside `wait`: through Paddle's executor on the testbed; "
+            "NVLink multicast (NVLS) off; GPT-3 6.7B shapes; beside `wait` and `p2p`: through Paddle's executor on the testbed; "
             "raw files in benchmarks/results/h200",
         ),
         ranks_per_host=8,
@@ -336,7 +351,7 @@ def build(
         collectives=collectives,
         p2p=p2p,
         copies=copy_samples(pairs, single),
-        interference=(*interference(pairs), *(standing(waiting) if waiting else ())),
+        interference=with_traced(interference(pairs), traced) if traced else interference(pairs),
     )
 
 
@@ -345,7 +360,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare with the stored file, write nothing")
     args = parser.parse_args(argv)
-    data = encode_profile(build(read("pairs_"), read("oracle_"), *read("", ["single.json", "testbed_host.json", "standing.json"])))
+    data = encode_profile(build(read("pairs_"), read("oracle_"), *read("", ["single.json", "testbed_host.json", "beside_transfers.json"])))
     if args.check:
         same = TARGET.exists() and TARGET.read_bytes() == data
         print(f"{TARGET.relative_to(ROOT)} {'is' if same else 'is not'} what the raw files give")

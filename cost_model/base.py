@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from interlace.cost_model.families import ATTENTIONS, COMM, GEMMS, forward_kind, memory_family
-from interlace.cost_model.interference import Stretch
+from interlace.cost_model.interference import WAIT, Stretch
 from interlace.cost_model.work import Values, copy_direction, is_weight_gradient, work_of
 from interlace.errors import ConfigError
 from interlace.ir.kinds import is_copy, is_p2p
@@ -95,6 +95,10 @@ class Costs(ABC):
         if base in ATTENTIONS:
             return work.parts[0].kind
         return f"memory:{work.parts[0].kind.removesuffix('_mixed')}" if memory_family(op.kind) or is_copy(op) else "unknown"
+
+    def stretch_beside_wait(self, op: Op, values: Values, groups: Groups) -> float:
+        """How many times as long an operation takes beside a communication that waits for its peers."""
+        return self.stretch_between(self.category(op, values, groups), WAIT).op
 
     def interference(self, op: Op, beside: Op, values: Values, groups: Groups) -> Stretch:
         """Stretch factors of two operations that run at once, and where they come from."""

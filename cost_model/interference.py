@@ -11,6 +11,8 @@ from math import log
 from statistics import median
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from interlace.cost_model.profile import CopySample, Interference
 
 StretchHow = Literal["measured", "nearest", "assumed", "given"]
@@ -21,6 +23,12 @@ SHARED = 2.0
 WAIT = "wait"
 """Beside a communication kernel that waits for its peers: it moves nothing, and occupies multiprocessors. Measured beside one receive;
 that a collective does the same, and two do it twice, is assumed."""
+TRANSFER = "p2p"
+"""Beside a send or receive that moves data."""
+RESULT = "elements"
+"""Size by which rows of products beside `wait` are told apart: elements of the result. Its tiles run in rounds over the
+multiprocessors, so one that just fills them takes a second round where some are occupied (1.8 times as long), one of many rounds a tenth
+of its time more."""
 
 
 class Stretch(NamedTuple):
@@ -46,7 +54,9 @@ class InterferenceTable:
     """Look-ups over measured rows; O(rows) once, then O(1) a pair."""
 
     def __init__(self, rows: Iterable[Interference], copies: Iterable[CopySample] = (), ctas: int = 0) -> None:
-        self._rows = tuple(row for row in rows if row.ctas in (0, ctas))
+        rows = [row for row in rows if row.ctas in (0, ctas)]
+        self._rows = tuple(row for row in rows if RESULT not in row.dims)
+        self._by_result = sorted((log(row.dims[RESULT]), row.stretch_op) for row in rows if row.beside == WAIT and RESULT in row.dims)
         self._ctas = ctas
         self._both = _both_ways(copies)
         self._known: dict[tuple[str, str], Stretch] = {}
@@ -57,6 +67,14 @@ class InterferenceTable:
         if key not in self._known:
             self._known[key] = self._find(category, beside)
         return self._known[key]
+
+    def product_beside_wait(self, elements: int) -> float | None:
+        """Factor for a product with a result of so many elements beside a communication that waits, between the measured sizes by the
+        logarithm of the size; None where no sizes were measured."""
+        if not self._by_result:
+            return None
+        sizes, factors = zip(*self._by_result, strict=True)
+        return max(1.0, float(np.interp(log(max(1, elements)), sizes, factors)))
 
     def gemm_label(self, n: int, k: int) -> str:
         """Category of the measured GEMM whose weight is nearest to [k, n]; `gemm` where none was measured."""
@@ -107,8 +125,8 @@ def _stand_ins(category: str) -> tuple[str, ...]:
     head = category.partition(":")[0]
     if head == "comm":
         return (category, "comm:all_gather" if category in ("comm:broadcast", "comm:reduce") else "comm:all_reduce")
-    if head == "p2p":
-        return ("p2p", "comm:all_gather")
+    if head == TRANSFER:
+        return (TRANSFER, "comm:all_gather")
     if head == "attention_grad":
         return (category, "attention")
     if head in ("memory", "unknown"):

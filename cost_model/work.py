@@ -56,6 +56,8 @@ class Work:
 
 
 NOTHING = Work()
+ON_HOST = "Place(cpu)"
+"""Attribute `place` of a constant that the host keeps for the attributes of operations (the factor of a `scale`): no kernel runs."""
 
 
 def dims_of(**sizes: int) -> Dims:
@@ -65,7 +67,7 @@ def dims_of(**sizes: int) -> Dims:
 
 def work_of(op: Op, values: Values) -> Work:
     """The kernels of an operation; cost O(operands)."""
-    if is_free(op) or _is_view(op):
+    if is_free(op) or _is_view(op) or op.attrs.get("place") == ON_HOST:
         return NOTHING
     if op.num_blocks:
         sized = {**values, **_assumed(op, values)}

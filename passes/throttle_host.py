@@ -8,7 +8,7 @@ import msgspec
 
 from interlace.ir import Program
 from interlace.passes.base import Context, Pass, register
-from interlace.scheduler.memory.throttle import jobs_with_side_work, plan_host_syncs, sync_at_job_ends, with_host_syncs
+from interlace.scheduler.memory.throttle import jobs_with_side_work, plan_host_syncs, sync_at_job_ends, sync_at_outputs, with_host_syncs
 
 
 @register
@@ -23,8 +23,9 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
 
     Options:
         syncs: `auto` waits as rarely as keeps the peak of memory, or at the ends of jobs where the simulated step is faster so; `job-ends`
-            at the end of every job with work on side streams. When: `job-ends` where measured memory is above the predicted one; it costs
-            some time in each job.
+            at the end of every job with work on side streams; `outputs` at the end of every job that computes an output, as Paddle does,
+            which fetches each loss there. When: `job-ends` where measured memory is above the predicted one; it costs some time in each
+            job. `outputs` to compare with Paddle's own plan; other plans collect outputs at the end of the step.
         run_ahead_bytes: By how much a host that runs ahead may raise the peak of device memory before `auto` makes it wait. When: lower it
             where memory is short, raise it where the device idles between jobs.
 
@@ -38,11 +39,11 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
     is_default = True
     formerly = ("assign-streams",)
 
-    syncs: Literal["auto", "job-ends"] = "auto"
+    syncs: Literal["auto", "job-ends", "outputs"] = "auto"
     run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
 
-    def stock(self) -> None:
-        return None
+    def stock(self) -> Pass:
+        return ThrottleHost(syncs="outputs")
 
     def alternatives(self) -> tuple[Pass, ...]:
         """Waits at the ends of jobs: receives are then posted when they are due, and one that waits slows products."""
@@ -53,6 +54,11 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
         return f"throttle_host: {{syncs: {self.syncs}}}"
 
     def run(self, program: Program, context: Context) -> Program:
+        if self.syncs == "outputs":
+            waits = sync_at_outputs(program)
+            told = context.changed if waits else context.declined
+            told.append(f"the host waits for outputs in {len(waits)} of {len(program.jobs)} jobs")
+            return with_host_syncs(program, waits)
         if self.syncs == "job-ends":
             waits = sync_at_job_ends(program, jobs_with_side_work(program))
             if waits:

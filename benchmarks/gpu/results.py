@@ -49,12 +49,12 @@ CLEAR = 0.01
 
 
 def simulate(out: Path) -> dict[str, Row]:
-    """What `interlace check` says of every plan that was run, and of Paddle's own as a plan of ours, by "case plan"."""
-    folders = plan_folders(out)
-    firsts = {path.parent: path for path in reversed(folders) if list(path.glob("captured/*.ilp"))}
+    """What `interlace check` says of every plan that was run, and of Paddle's own, by "case plan"."""
+    plans = [(folder, profile_of(folder)) for folder in plan_folders(out)]
+    firsts = {folder.parent: (folder, profile) for folder, profile in reversed(plans) if list(folder.glob("captured/*.ilp"))}
+    stock = [(_stock_plan(folder, profile), profile) for folder, profile in firsts.values()]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        stock = list(pool.map(_stock_plan, firsts.values()))
-        return dict(pool.map(_simulated, dict.fromkeys([*folders, *stock])))
+        return dict(pool.map(_simulated, [*plans, *stock]))
 
 
 def plan_folders(out: Path) -> list[Path]:
@@ -71,12 +71,22 @@ def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
                           capture_output=True, text=True, check=False)  # fmt: skip
 
 
-def _stock_plan(planned: Path) -> Path:
-    into = planned.parent / "stock"
+def _stock_plan(planned: Path, profile: str) -> Path:
+    """Paddle's own plan as the testbed runs it, where sends and receives have a stream for each ring."""
+    from msgspec.structs import replace
+
+    from interlace.cost_model import CostModel, load_profile
+    from interlace.ir import load, save
+    from interlace.ir.kinds import is_p2p
+    from interlace.planning.stock import stock_plan
+
+    into, costs = planned.parent / "stock", CostModel(load_profile(profile))
     shutil.rmtree(into, ignore_errors=True)
-    done = _interlace("plan", os.fspath(planned / "captured"), "--config", "stock", "--device", profile_of(planned), "-o", os.fspath(into))
-    if done.returncode:
-        raise SystemExit(f"{planned.parent.name}: Paddle's own order could not be planned: {done.stderr[-600:]}")
+    into.mkdir()
+    for path in sorted(planned.glob("captured/*.ilp")):
+        captured = load(path)
+        ops = tuple(replace(op, stream=f"{op.stream or 'p2p'}.{op.group}") if is_p2p(op) else op for op in captured.ops)
+        save(stock_plan(replace(captured, ops=ops), costs), into / path.name)
     return into
 
 
@@ -89,8 +99,10 @@ def profile_of(planned: Path) -> str:
     return os.fspath(here) if here.is_file() else profile
 
 
-def _simulated(folder: Path) -> tuple[str, Row]:
-    """The slowest rank's times, and each rank's memory: `held` counts what side streams hold, `in_order` is as tensors are freed.
+def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
+    """Name, and of a plan's folder and profile the slowest rank's times and each rank's memory.
+
+    `held` counts what side streams hold, `in_order` is as tensors are freed.
 
     Times are by the rules of the GPU target, which the testbed plays: the host waits where the plan says so.
     """
@@ -101,9 +113,10 @@ def _simulated(folder: Path) -> tuple[str, Row]:
     from interlace.scheduler.simulate.simulator import simulate
     from interlace.scheduler.target import IDEAL, with_paddles_jobs
 
+    folder, profile = plan
     name = f"{folder.parent.name} {folder.name}"
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        done = _interlace("check", os.fspath(folder), "--target", "gpu", "--device", profile_of(folder), "--json", file.name)
+        done = _interlace("check", os.fspath(folder), "--target", "gpu", "--device", profile, "--json", file.name)
         text = Path(file.name).read_text()
     ranks = json.loads(text).get("ranks", []) if text else []
     if not ranks:
@@ -111,7 +124,7 @@ def _simulated(folder: Path) -> tuple[str, Row]:
     paths = sorted(folder.glob("rank*.ilp"))
     programs = [load(path) for path in paths]
     place = with_paddles_jobs(IDEAL) if folder.name == "stock" else IDEAL
-    as_freed = simulate(programs, CostModel(load_profile(profile_of(folder))), Options.of(IDEAL), target=place)
+    as_freed = simulate(programs, CostModel(load_profile(profile)), Options.of(IDEAL), target=place)
     found: Row = {f"{name}_ms": round(max(rank[key] for rank in ranks) / 1e6, 2)
                   for name, key in (("step", "step_ns"), ("exposed", "exposed_comm_ns"))}  # fmt: skip
     found["peak_bytes_by_rank"] = [rank.peak_bytes for rank in as_freed.ranks]

@@ -5,30 +5,30 @@
 FOLDER is the --out of `benchmarks.gpu.training`. Every operation of its plans that ran with nothing beside it on another stream becomes a
 sample, by the sizes that the cost model asks for: the median over all its runs. The two timed events around a kernel add some microseconds,
 which is near what passes between two kernels of an untraced step; neither is taken off or put on.
-Samples take the place of the base profile's of the same kind and dtype; so do the factors beside a receive that waits for its peer
+Samples take the place of the base profile's of the same kind and dtype; so do the factors beside sends and receives
 (`benchmarks.gpu.waiting_receive`). Collectives, copies and the host's costs are the base's.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.device_profile import standing
-from benchmarks.gpu import waiting_receive
-from interlace.cost_model.interference import WAIT
-from interlace.cost_model.profile import DeviceProfile, Interference, OpSample, Provenance, load_profile, save_profile
+from benchmarks.device_profile import with_traced
+from benchmarks.gpu import beside_transfers
+from interlace.cost_model import CostModel
+from interlace.cost_model.base import tables_of
+from interlace.cost_model.profile import DeviceProfile, OpSample, Provenance, load_profile, save_profile
 from interlace.cost_model.work import Part, work_of
-from interlace.ir import Program, load
-from testbed.trace import RankTrace, align, read_rank, stream_names
+from interlace.ir import Program
+from testbed.trace import RankTrace, align, stream_names
 
 BESIDE = 0.02
 """Share of an operation's time that may lie beside other streams' work."""
@@ -40,6 +40,7 @@ Times = dict[Part, list[float]]
 def times_of(program: Program, ranked: RankTrace) -> Times:
     """Microseconds of each run of each operation that is one kernel of the cost model and ran with nothing beside it."""
     known, ops = align(ranked.planned, ranked.trace.issues), {op.id: op for op in program.ops}
+    values, _ = tables_of(program)
     names = stream_names(ranked, known)
     beside = [each for each in ranked.trace.intervals if names[each.stream] != "compute"]
     kernels: dict[int, list[Any]] = defaultdict(list)
@@ -48,10 +49,10 @@ def times_of(program: Program, ranked: RankTrace) -> Times:
             kernels[each.op].append(each)
     found: Times = defaultdict(list)
     for number, runs in kernels.items():
-        hit = re.search(r"op #(\d+)", known[number].label)
-        parts = work_of(ops[int(hit[1])], program.values).parts if hit and int(hit[1]) in ops else ()
+        op = ops.get(beside_transfers.op_of(known[number].label))
+        parts = work_of(op, values).parts if op else ()
         begin, end = min(run.begin_us for run in runs), max(run.end_us for run in runs)
-        if len(parts) == 1 and waiting_receive.overlap_us(begin, end, beside) <= BESIDE * (end - begin):
+        if len(parts) == 1 and beside_transfers.overlap_us(begin, end, beside) <= BESIDE * (end - begin):
             found[parts[0]].append(sum(run.end_us - run.begin_us for run in runs))
     return found
 
@@ -64,7 +65,7 @@ def samples(found: Times) -> Iterator[OpSample]:
             yield OpSample(part.kind, part.dtype, dict(part.dims), part.size_bytes, took_ns, spread_ns, len(times))
 
 
-def with_samples(base: DeviceProfile, found: Sequence[OpSample], waits: Sequence[Interference], provenance: Provenance) -> DeviceProfile:
+def with_samples(base: DeviceProfile, found: Sequence[OpSample], provenance: Provenance) -> DeviceProfile:
     """The base profile with these samples: alone where a kind has several, beside the base's other sizes where it has one."""
     sizes: dict[tuple[str, str], int] = defaultdict(int)
     for sample in found:
@@ -72,23 +73,11 @@ def with_samples(base: DeviceProfile, found: Sequence[OpSample], waits: Sequence
     new = {_key(sample) for sample in found}
     kept = [each for each in base.ops if sizes[each.kind, each.dtype] < FEWEST and _key(each) not in new]
     ops = sorted([*kept, *found], key=lambda each: (each.kind, each.dtype, each.size_bytes, sorted(each.dims.items())))
-    again = {row.op for row in waits}
-    interference = [row for row in base.interference if row.beside != WAIT or row.op not in again]
-    return msgspec.structs.replace(base, provenance=provenance, ops=tuple(ops), interference=(*interference, *waits))
+    return msgspec.structs.replace(base, provenance=provenance, ops=tuple(ops))
 
 
 def _key(sample: OpSample) -> tuple[str, str, tuple[tuple[str, int], ...], int]:
     return sample.kind, sample.dtype, tuple(sorted(sample.dims.items())), sample.size_bytes
-
-
-def runs_of(folders: Iterable[Path]) -> Iterator[tuple[Program, RankTrace]]:
-    """Each rank of each plan of ours with its traced step."""
-    for path in sorted(path for folder in folders for path in folder.glob("traces/*_trace*.msgpack")):
-        run, _, rank = path.stem.rpartition("_trace")
-        case, _, plan = run.rpartition("_")
-        planned = path.parent.parent / "plans" / case / plan / f"rank{rank}.ilp"
-        if planned.is_file() and plan != "stock":  # Paddle's own operations carry no label
-            yield load(planned), read_rank(path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,21 +88,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--base", default="h200", help="profile for all that traced steps do not say")
     parser.add_argument("--date", required=True, metavar="YYYY-MM-DD", help="when the folders were measured")
     args = parser.parse_args(argv)
-    base, runs = load_profile(args.base), list(runs_of(args.folders))
+    base, runs = load_profile(args.base), list(beside_transfers.runs_of(args.folders))
     if not runs:
-        parser.error(f"{', '.join(map(str, args.folders))}: no traced step beside a plan of ours; expected traces/ and plans/")
-    traces = [ranked for _, ranked in runs]
+        parser.error(beside_transfers.NO_RUNS.format(", ".join(map(str, args.folders))))
     found: Times = defaultdict(list)
     for program, ranked in runs:
         for part, times in times_of(program, ranked).items():
             found[part].extend(times)
-    waits = standing({"kernels": waiting_receive.summary(traces)})
+    beside = with_traced(base.interference, {"beside": beside_transfers.summary(runs, CostModel(base))})
     note = f"operations from {len(runs)} traced steps through Paddle's executor on the testbed; "
     provenance = msgspec.structs.replace(base.provenance, date=args.date, command="python -m benchmarks.gpu.traced_ops",
                                          note=note + f"all else as in {args.base}: {base.provenance.note}")  # fmt: skip
-    profile = with_samples(base, tuple(samples(found)), waits, provenance)
+    profile = with_samples(msgspec.structs.replace(base, interference=beside), tuple(samples(found)), provenance)
     save_profile(profile, args.output)
-    print(f"{args.output}: {len(found)} sizes from {len(runs)} traced steps, {len(profile.ops)} samples in all, {len(waits)} beside a wait")
+    print(f"{args.output}: {len(found)} sizes from {len(runs)} traced steps, {len(profile.ops)} samples in all")
     return 0
 
 

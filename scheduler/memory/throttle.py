@@ -19,7 +19,7 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Graph, Op, OpInstance, Program
-from interlace.ir.kinds import stream_of
+from interlace.ir.kinds import SHADOW_OUTPUT, stream_of
 from interlace.ir.waits import computes, last_computation
 from interlace.scheduler.memory.live import in_order, lifetimes
 from interlace.scheduler.simulate.arrays import Options, SimInput
@@ -75,6 +75,15 @@ def jobs_with_side_work(program: Program) -> list[str]:
     beside = {op.id for op in program.ops if _uses_memory_beside(graph, op)}
     return [job.name for job in program.jobs[:-1]
             if any(op_id in beside for op_id, _ in job.items) and last_computation(job, graph.ops, graph.values)]  # fmt: skip
+
+
+def sync_at_outputs(program: Program) -> dict[str, tuple[HostSync, ...]]:
+    """Waits at the end of each job that computes an output of the step, for the last one: there Paddle fetches it (a loss)."""
+    graph = Graph(program)
+    producers = [graph.producer_op(op.operands[0]) for op in program.ops if op.name == SHADOW_OUTPUT]
+    outputs = {op.id for op in producers if op is not None and computes(op, graph.values)}
+    found = {job.name: next((item for item in reversed(job.items) if item[0] in outputs), None) for job in program.jobs}
+    return {job.name: ((job.items[-1], item),) for job in program.jobs if (item := found[job.name]) is not None}
 
 
 def sync_at_job_ends(program: Program, names: Iterable[str]) -> dict[str, tuple[HostSync, ...]]:

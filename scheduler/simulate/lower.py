@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from interlace.cost_model import Costs
-from interlace.cost_model.interference import WAIT
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
@@ -200,28 +199,30 @@ def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[t
 
 
 class _Classes:
-    """Numbers the interference classes in order of appearance; ops of equal category and resource have one class."""
+    """Numbers the interference classes in order of appearance; ops of equal category and resource, stretched alike beside a communication
+    that waits for its peers (only computation is), have one class."""
 
     def __init__(self, cost: Costs, options: Options) -> None:
         self.cost, self.options = cost, options
-        self.numbers: dict[tuple[str, str], int] = {}
+        self.numbers: dict[tuple[str, str, int], int] = {}
 
     def number(self, op: Op, values: Mapping[int, Value], groups: Mapping[int, Group]) -> int:
         """The class of an op."""
-        return self.numbers.setdefault((self.cost.category(op, values, groups), _resource(op, values)), len(self.numbers))
+        resource = _resource(op, values)
+        blocked = _over_one(self.cost.stretch_beside_wait(op, values, groups)) if resource == COMPUTE else 0
+        return self.numbers.setdefault((self.cost.category(op, values, groups), resource, blocked), len(self.numbers))
 
     def excess(self) -> Ints:
         """By how much each class is stretched beside each other one, over 1, in units of 1 / ONE."""
         table = np.zeros((len(self.numbers), len(self.numbers)), np.int64)
-        for a, (category, resource) in enumerate(self.numbers):
-            for b, (beside, other) in enumerate(self.numbers):
+        for a, (category, resource, _) in enumerate(self.numbers):
+            for b, (beside, other, _) in enumerate(self.numbers):
                 table[a, b] = self._excess(category, resource, beside, other)
         return table
 
     def blocked_excess(self) -> Ints:
-        """By how much each class is stretched beside a communication that waits for its peers; only computation is."""
-        return ints([_over_one(self.cost.stretch_between(category, WAIT)[0]) if resource == COMPUTE else 0
-                     for category, resource in self.numbers])  # fmt: skip
+        """By how much each class is stretched beside a communication that waits for its peers."""
+        return ints([blocked for _, _, blocked in self.numbers])
 
     def _excess(self, category: str, resource: str, beside: str, other: str) -> int:
         if NOTHING in (resource, other):

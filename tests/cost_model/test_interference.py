@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from interlace.cost_model import CostModel, load_profile
-from tests.cost_model.programs import collective, matmul, unary
+from tests.cost_model.programs import collective, last_op, matmul, unary
 
 H200 = CostModel(load_profile("h200"))
 
@@ -49,3 +49,31 @@ def test_a_product_is_named_after_the_measured_one_nearest_to_its_weight():
     assert H200.category(*matmul("999,4096", "4096,8192", "999,8192")) == "gemm:fc1"
     assert H200.category(*matmul("999,8192", "8192,4096", "999,4096")) == "gemm:fc2"
     assert H200.category(*matmul("999,512", "512,5120", "999,5120")) == "gemm:proj"
+
+
+def test_a_product_beside_a_communication_that_waits_is_stretched_by_the_size_of_its_result():
+    small = matmul("2048,16384", "16384,4096", "2048,4096")
+    large = matmul("4096,4096", "4096,16384", "4096,16384")
+    between = matmul("3072,16384", "16384,4096", "3072,4096")
+    assert H200.category(*small) == H200.category(*between)
+    found = [H200.stretch_beside_wait(*each) for each in (small, between, large)]
+    assert 1.7 < found[0] < 1.9
+    assert found[0] > found[1] > found[2]
+    assert 1.1 < found[2] < 1.2
+    tiny, huge = matmul("8,8", "8,8", "8,8"), matmul("65536,8", "8,65536", "65536,65536")
+    assert [H200.stretch_beside_wait(*each) for each in (tiny, huge)] == pytest.approx([found[0], found[2]])
+
+
+def test_two_products_of_one_operation_beside_a_wait_count_by_their_times():
+    """The input's gradient, of 2048 x 4096, is stretched more than the weight's, of 4096 x 16384, and takes as long."""
+    both = last_op(*(f"%{k}:bfloat16[{shape}] = pd_op.data() forward" for k, shape in enumerate(("2048,4096", "4096,16384", "2048,16384"))),
+                   "%3:bfloat16[2048,4096], %4:bfloat16[4096,16384] = pd_op.matmul_grad(%0, %1, %2) backward {}")  # fmt: skip
+    first = H200.stretch_beside_wait(*matmul("2048,16384", "16384,4096", "2048,4096"))
+    second = H200.stretch_beside_wait(*matmul("4096,2048", "2048,16384", "4096,16384"))
+    assert H200.stretch_beside_wait(*both) == pytest.approx((first + second) / 2, rel=0.05)
+
+
+def test_where_no_sizes_were_measured_the_category_answers():
+    costs = CostModel.from_table({"default": 1}, {("gemm", "wait"): (1.5, 1.0)})
+    assert costs.stretch_beside_wait(*matmul("8,8", "8,8", "8,8")) == 1.5
+    assert H200.stretch_beside_wait(*unary("pd_op.gelu", "2048,4096")) == H200.stretch_between("memory:gelu", "wait").op

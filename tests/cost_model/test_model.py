@@ -7,6 +7,8 @@ import pytest
 
 from interlace.cost_model import CostModel, DeviceProfile, load_profile
 from interlace.cost_model.base import largest_unmeasured, shares_by_how
+from interlace.cost_model.profile import OpSample
+from interlace.cost_model.work import work_of
 from interlace.ir.text import parse
 from tests.cost_model.programs import binary, collective, last_op, matmul, unary
 
@@ -193,3 +195,14 @@ def test_a_step_says_how_its_times_are_known(h200):
     assert h200.explain(parse(STEP)).splitlines()[2] == f"  largest without a measurement of their own: silu {shares['proxy']:.1%} (proxy)"
     jobs = parse(STEP.lstrip() + "job a forward 0: 1-2@0\n")
     assert [row.runs for row in h200.table(jobs)] == [0, 1, 1, 0]
+
+
+def test_of_two_samples_within_the_tolerance_the_nearer_answers(h200):
+    """Two kernels of equal dims whose traffic differs by 1 % may take twice as long as each other."""
+    add = binary("pd_op.add", "2048,4096")
+    part = work_of(*add[:2]).parts[0]
+    near, far = (OpSample(part.kind, part.dtype, dict(part.dims), round(part.size_bytes * share), dur)
+                 for share, dur in ((1.0, 7), (1.009, 9)))  # fmt: skip
+    for samples in ((near, far), (far, near)):
+        profile = msgspec.structs.replace(h200.profile, ops=samples)
+        assert CostModel(profile).op_time(*add).dur_ns == 7

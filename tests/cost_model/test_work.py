@@ -152,3 +152,10 @@ def test_paddles_place_says_where_a_copy_goes_if_its_values_do_not(place: int, w
 def test_a_sum_of_another_type_into_a_buffer_is_a_kind_of_its_own() -> None:
     lines = ["%0:float32[4]! = pd_op.data() forward", "%1:bfloat16[4] = pd_op.data() forward"]
     assert parts(last_op(*lines, "%2:float32[4]~0! = pd_op.add_(%0, %1) backward inplace=0:0"))[0].kind == "grad_accumulate_mixed"
+
+
+def test_a_constant_that_the_host_keeps_runs_no_kernel():
+    host, device = (last_op(f'%0:float32[1] = pd_op.full() forward {{"place":"Place({place})"}}') for place in ("cpu", "undefined:0"))
+    assert parts(host) == ()
+    assert not work_of(*host[:2]).unknown
+    assert [part.kind for part in parts(device)] == ["full"]

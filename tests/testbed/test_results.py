@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import results
-from benchmarks.gpu import waiting_receive as standing
+from benchmarks.gpu import beside_transfers, results
+from interlace.cost_model.base import GivenCosts
+from interlace.ir import parse
 from testbed.device import Call, Interval, Issue, Trace
 from testbed.trace import Planned, RankTrace, read_rank, write_rank
 
@@ -97,24 +98,42 @@ def test_a_plan_with_a_switch_stands_beside_itself_and_is_not_simulated(tmp_path
     assert lines[2:] == ["| gpt-mp2 | mixed | 8.0 (7-9) | no-priorities | 9.0 (8-10) | +12.5 % | yes, no |"]  # dx-first did not run without
 
 
+PROGRAM = """program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none
+group 1 = 0,1
+#0 %0:bfloat16[64,64] = pd_op.recv_v2() forward group=1 {"peer":1}
+#1 %1:bfloat16[64,64] = pd_op.matmul(%0, %0) forward
+#2 %2:bfloat16[64,64] = pd_op.add(%1, %1) forward
+"""
+
+
 def ranked() -> RankTrace:
-    """One product of four micro-batches, the last two beside a receive, by half longer; an addition that is not stretched."""
-    planned, issues, intervals = [Planned(0, "recv_v2", "pp_recv", "forward", 0)], [Issue(0.0, "recv_v2", 1, 1)], []
-    for batch in range(4):
+    """Six micro-batches of a product of 100 us and an addition of 50. Beside a receive that waits two products take half longer, beside
+    two receives that move data for 50 us one takes 110, and one addition that lies beside for 30 us takes 60."""
+    planned, issues, intervals = [], [], []
+
+    def ran(name: str, stream: int, begin: float, took: float, op: int, batch: int) -> None:
+        number = len(issues) + 1
+        planned.append(Planned(0, name, "pp_recv" if stream else "", "forward", batch, f"micro-batch {batch}, op #{op} pd_op.{name}"))
+        issues.append(Issue(begin, name, stream, number))
+        intervals.append(Interval(begin, begin + took, "broadcast" if stream else "gemm" if op == 1 else "add", stream, number))
+
+    for batch in range(6):
         begin = 1000.0 * batch
-        for name, took in (("gemm", 150.0 if batch > 1 else 100.0), ("add", 50.0)):
-            number = len(issues) + 1
-            planned.append(Planned(0, name, "", "forward", batch, f"micro-batch {batch}, op #{name}"))
-            issues.append(Issue(begin, name, 0, number))
-            intervals.append(Interval(begin, begin + took, name, 0, number))
-            begin += 200.0
-    intervals.append(Interval(1900.0, 3900.0, "broadcast", 1, 1))
+        ran("matmul", 0, begin, {2: 150.0, 3: 150.0, 4: 110.0}.get(batch, 100.0), 1, batch)
+        ran("add", 0, begin + 200.0, 60.0 if batch == 5 else 50.0, 2, batch)
+        if batch == 2:
+            ran("recv_v2", 1, 1900.0, 2000.0, 0, batch)
+        elif batch > 3:
+            ran("recv_v2", 1, begin + (20.0 if batch == 4 else 230.0), 50.0, 0, batch)
     return RankTrace(0, Trace([Call(0.0, "allocate", 0, "0x1", 8)], intervals, issues), ["job"], planned, 0, 0)
 
 
-def test_stretch_beside_a_waiting_receive() -> None:
-    kernels = standing.summary([ranked()])
-    assert {name: each["stretch"] for name, each in kernels.items()} == {"gemm": 1.5, "add": 1.0}
+def test_stretch_beside_a_receive_that_waits_and_beside_one_that_moves_data() -> None:
+    """50 us of the product of 110 us lie beside data for which it would need 40; 30 of the addition's 60 for 20."""
+    found = beside_transfers.summary([(parse(PROGRAM), ranked())], GivenCosts({"default": 50_000}))
+    assert {kernel: row["stretch"] for kernel, row in found["wait"].items()} == {"add": 1.0, "gemm": 1.5, "gemm of 4096": 1.5}
+    assert {kernel: row["stretch"] for kernel, row in found["p2p"].items()} == {"add": 1.5, "gemm": 1.25}
 
 
 def test_traces_are_written_one_a_run(tmp_path: Path) -> None:

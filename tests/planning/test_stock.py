@@ -1,0 +1,28 @@
+"""Paddle's own plan: the baseline of every report."""
+
+from __future__ import annotations
+
+from interlace.cost_model import CostModel
+from interlace.ir import parse, verify
+from interlace.planning.stock import stock_plan
+
+COSTS = CostModel.from_table({"default": 1000})
+PROGRAM = """program rank=0 world=1 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=1F1B
+#0 %0:float32[2] = pd_op.data() forward {"name":"x"}
+#1 %1:float32[2] = pd_op.matmul(%0, %0) forward
+#2 %2:float32[] = pd_op.mean(%1) forward
+#3 builtin.shadow_output(%2) forward {"output_name":"loss"}
+#4 %3:float32[2] = pd_op.mean_grad(%1, %2) backward
+"""
+
+
+def test_the_host_waits_for_an_output_in_the_job_that_computes_it() -> None:
+    """Paddle fetches a loss at the end of each forward job, and its host waits for it there."""
+    program = stock_plan(parse(PROGRAM), COSTS)
+    assert not verify(program)
+    waits = {job.name: job.host_waits for job in program.jobs}
+    forward = [job for job in program.jobs if (2, 0) in job.items or (2, 1) in job.items]
+    assert [job.host_waits for job in forward] == [((job.items[-1], (2, k)),) for k, job in enumerate(forward)]
+    assert sum(map(len, waits.values())) == len(forward) == 2
+    assert stock_plan(program, COSTS) is program
