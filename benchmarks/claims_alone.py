@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from claiming import Row, claim, raw, span, table
 
+FEWEST = 5
+"""Operations that a figure of a kind needs."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 
 
@@ -83,3 +85,17 @@ def oracle_distance() -> str:
     rows = [row for found in oracle_of("own").values() for row in found["planner"]]
     over, spent = [row["over_best_known"] for row in rows], [row["plan_cpu_s"] for row in rows]
     return f"{span(over)} off the best known orders' time, at {min(spent):.1f} to {max(spent):.1f} s of host time"
+
+
+@claim
+def beside_transfers() -> str:
+    """How many times as long computation takes beside a send or receive that waits, and beside one that moves data."""
+    found = raw("h200/beside_transfers.json")["beside"]
+    waits, moves = found["wait"], found["p2p"]
+    sizes = sorted((int(name.partition(" of ")[2]), row["stretch"]) for name, row in waits.items() if " of " in name)
+    products = ", ".join(f"{stretch:.2f} ({elements / 1e6:.1f} million)" for elements, stretch in sizes)
+    kinds = ("attention", "attention_grad", "gelu_tanh", "layer_norm", "add", "cast")
+    beside = [", ".join(f"{name} {rows[name]['stretch']:.2f}" for name in kinds if rows.get(name, {"n": 0})["n"] >= FEWEST)
+              for rows in (waits, moves)]  # fmt: skip
+    return (f"products {products} times as long, by the elements of their result; {beside[0]}. Beside one that moves data products take "
+            f"{moves['gemm']['stretch']:.2f} times as long; {beside[1]}")  # fmt: skip
