@@ -36,8 +36,8 @@ EVERYTHING = 1 << 30
 """More groups than any program has."""
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 """Shares of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
-LEVELS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
-"""Shares of what recomputation can give back at all, of which a schedule may ask for any on each stage."""
+BEYOND = (0.0, 0.08, 0.2)
+"""Shares of the budget by which recomputation may give back more than Paddle's order needs; a schedule may ask for any on each stage."""
 
 
 def run_within(budget: int, asked: Pipeline, program: Program, cost: Costs, peers: Peers | None = None) -> tuple[Run, int]:
@@ -124,8 +124,8 @@ class MemoryChoice:
         if not self.is_open:
             return Room(budget, budget)
         shares = self._by_stage([self._count(self._over(budget, share)) for share in (SHARES if self.offloads else SHARES[:1])])
-        most = self._peak(0) - self._peak(EVERYTHING)
-        return Room(budget, budget, self._by_stage([self._count(int(share * most)) for share in LEVELS]), shares)
+        freed = [0, *(self._over(budget, 1.0) + int(more * budget) for more in BEYOND)]
+        return Room(budget, budget, self._by_stage([self._count(each) for each in freed]), shares)
 
     def _over(self, budget: int, share: float) -> int:
         return int(share * max(0, self._peak(0) - budget))

@@ -38,10 +38,14 @@ SLACK = 1.01
 
 ROUNDS = 4
 """Plans of one form that are made at most; each keeps free the bytes by which the one before exceeded the budget on a GPU."""
+FINALISTS = 2
+"""Forms whose other passes are tried in their alternatives too, under a budget; without one all that fit."""
 SHRINKS = 0.75
 """A form is given up where a plan with less room exceeds the budget by more than this part of what the one before did."""
-BEYOND = (1.08, 1.2, 1.4)
+BEYOND = (1.1, 1.3)
 """Schedules are also looked for in so many times the budget: offload then moves the rest."""
+FAR = 0.25
+"""What exceeds the budget by more than this part of it is not drafted again with less room."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -181,7 +185,10 @@ class _Choice:
         if self._may("dx-first"):
             forms += [(self._recomputed(each), self._lagged(each)) for each in self._schedules(peaks[self._seat()], limit)]
         drafts = dict.fromkeys((recomputed, form.draft()) for recomputed, form in forms)
-        judged = [each for recomputed, form in drafts for each in self._judge(recomputed, form, limit)]
+        judged = [self._draft(recomputed, form, self.later, limit) for recomputed, form in drafts]
+        fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
+        others = sorted(fitting, key=lambda each: each.step_ns or 0)[:FINALISTS] if self.room else fitting
+        judged += [other for each in others for other in self._alternatives(each, limit)]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
         best = min(fitting, key=lambda each: each.step_ns or 0, default=None)
         if best is None and self.room:  # what is nearest to the budget is made again with less room
@@ -255,8 +262,10 @@ class _Choice:
     def _schedules(self, stock_peak_bytes: int, limit: int) -> tuple[Ranked, ...]:
         """What the coarse model finds best, by rank 0, from what the first rank of each stage says of its jobs."""
         levels = self.room.levels if self.room and self.room.levels else (self.needed,)
-        made = [self.before(each).program for each in levels]
-        mine = Levels(tuple(self._stage_times(each, stock_peak_bytes if len(made) == 1 else None) for each in made) if self.drafts else ())
+        made = {each and each[self.program.pipeline.stage]: self.before(each).program for each in levels}
+        known = {count: self._stage_times(each, stock_peak_bytes if len(levels) == 1 else None)
+                 for count, each in made.items()} if self.drafts else {}  # fmt: skip
+        mine = Levels(tuple(known[each and each[self.program.pipeline.stage]] for each in levels) if self.drafts else ())
         stages = {each.stages[0].stage: each.stages for each in reversed(gather(self.peers, "times of jobs", mine)) if each.stages}
         fixed = any(gather(self.peers, "draws", draws_twice(self.program)))
         found = Found(())
@@ -300,13 +309,10 @@ class _Choice:
             found[kind] = form.order(before, ops, each, "dx-first", self.context)[1]
         return found
 
-    def _judge(self, recomputed: Numbers | None, form: Schedule1F1B, limit: int) -> list[Judged]:
-        """A form with the passes after it as they were asked for; where it fits, also with the alternatives of each."""
-        found = [self._draft(recomputed, form, self.later, limit)]
-        if found[0].peak_bytes <= limit:
-            found += [self._draft(recomputed, form, (*self.later[:k], other, *self.later[k + 1 :]), limit)
-                      for k, each in enumerate(self.later) for other in each.alternatives()]  # fmt: skip
-        return found
+    def _alternatives(self, judged: Judged, limit: int) -> list[Judged]:
+        """A form with the alternatives of each pass after it."""
+        return [self._draft(judged.recomputed, judged.form, (*self.later[:k], other, *self.later[k + 1 :]), limit)
+                for k, each in enumerate(self.later) for other in each.alternatives()]  # fmt: skip
 
     def _draft(self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
         """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back."""
@@ -315,7 +321,7 @@ class _Choice:
             made = self._run(before, Pipeline((form, *later)).draft(), room)[0] if self.drafts else before
             peaks = self._peaks(made)
             over = max(peaks) - limit
-            if over <= 0 or not self._offloads() or (last and over > last * SHRINKS):
+            if over <= 0 or over > FAR * limit or not self._offloads() or (last and over > last * SHRINKS):
                 break
             last, room = over, less_room(made, room or 0, peaks[self._seat()] - limit)
         return Judged(form, later, recomputed, room, self._step_ns(made, later), max(peaks))
