@@ -28,7 +28,8 @@ def sweep(
 ) -> Sweep:
     """The curve over `points` budgets, evenly apart, largest first.
 
-    The largest is what everything kept holds, or Paddle's own plan if that is more; the smallest the least feasible one.
+    The largest is what everything kept holds, or Paddle's own plan if that is more; the smallest the least feasible one. A larger budget
+    is never slower: where its own plan would be, that of a smaller budget takes its place. They are planned from the smallest on.
 
     Args:
         programs: Of all ranks, captured.
@@ -54,11 +55,19 @@ def sweep(
         raise PlanError("Paddle's own plan is not known here, so there is no curve; give the dumps of all ranks")
     base = Base(max(stock_peak_bytes(program, cost) or 0 for program in programs), before.step_ns / 1e3, before.exposed_ns / 1e3)
     most = max(base.peak_bytes, _peak([plan.program for plan in everything], cost))
-    found = []
-    for budget in _budgets(most, _least(plans), points):
-        found.append(_point(budget, plans, cost))
+    found: list[Point] = []
+    for budget in reversed(list(_budgets(most, _least(plans), points))):
+        made = _point(budget, plans if budget < most else lambda _: everything, cost)
+        found.append(faster(made, found[-1]) if found else made)
         each(found[-1])
-    return Sweep(tuple(found), base, profile)
+    return Sweep(tuple(reversed(found)), base, profile)
+
+
+def faster(point: Point, smaller: Point) -> Point:
+    """A point, with the plan of a smaller budget where that one's step is shorter, or it alone has a plan."""
+    if smaller.step_us is None or (point.step_us is not None and point.step_us <= smaller.step_us):
+        return point
+    return msgspec.structs.replace(smaller, budget_bytes=point.budget_bytes)
 
 
 def _peak(programs: Sequence[Program], cost: Costs) -> int:

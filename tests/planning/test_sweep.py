@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from interlace.cli import main
@@ -13,8 +14,8 @@ from interlace.ir import parse, save
 from interlace.ir.program import Program
 from interlace.passes import DropRecompute, OffloadActivations, Pipeline, Schedule1F1B
 from interlace.planning.plan import Plan, read_record
-from interlace.planning.sweep import saved_bytes
-from interlace.report.sweep import SWEEP, read_sweep
+from interlace.planning.sweep import faster, saved_bytes
+from interlace.report.sweep import SWEEP, Point, read_sweep
 from tests.passes.test_drop_recompute import PLAIN
 from tests.strategies import World, programs
 
@@ -39,11 +40,23 @@ def test_a_sweep_leaves_the_curve_beside_the_plan(dumps: Path, tmp_path: Path, c
     assert len(budgets) == 3
     assert budgets == sorted(budgets, reverse=True)
     assert all(point.feasible and (point.peak_bytes or 0) <= point.budget_bytes for point in found.points)
+    steps = [point.step_us or 0.0 for point in found.points]
+    assert steps == sorted(steps)
     assert found.points[0].recomputed_bytes == found.points[0].offloaded_bytes == 0
     assert (found.points[-1].kept_bytes or 0) < (found.points[0].kept_bytes or 0)
     assert found.text() in capsys.readouterr().out
     record = read_record(plan / "rank0.ilp")
     assert record.memory_budget == found.stock.peak_bytes <= budgets[0]
+
+
+def test_a_larger_budget_is_never_slower() -> None:
+    """The plan of a smaller budget fits into a larger one."""
+    quick = Point(budget_bytes=10, feasible=True, peak_bytes=9, step_us=5.0)
+    slow, none = Point(budget_bytes=20, feasible=True, peak_bytes=19, step_us=6.0), Point(budget_bytes=20, feasible=False, why="no")
+    for point in (slow, none):
+        assert faster(point, quick) == msgspec.structs.replace(quick, budget_bytes=20)
+        assert faster(quick, point) == quick
+    assert faster(msgspec.structs.replace(slow, step_us=5.0), quick).peak_bytes == 19
 
 
 def test_fewer_than_two_points_are_no_curve(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
