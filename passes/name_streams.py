@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from interlace.ir import Op, Program
-from interlace.ir.graph import written_operands
 from interlace.ir.kinds import is_collective, is_receive, is_send, stream_of
-from interlace.ir.storage import storages_of
 from interlace.passes.base import Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType, mp_stream
 
@@ -29,8 +27,8 @@ class NameStreams(Pass, frozen=True, kw_only=True):
         #5 %5 = pd_op.c_allreduce_sum(%4) group 12      #5 %5 = pd_op.c_allreduce_sum(%4) group 12 stream auto_parallel_mp priority -1
 
     Collectives go on one stream for each ring, receives and sends on one for each ring and direction. Collectives of an optimizer that
-    has a job of its own, collectives of forward and backward that read a parameter, those that name a stream already, and p2p of the
-    optimizer part on the compute stream keep theirs.
+    has a job of its own, those that name a stream already, and p2p of the optimizer part on the compute stream keep theirs. Of a parameter
+    that is gathered (sharding stage 3) `insert-events` orders the first gathering of the next step behind this step's update.
 
     Options:
         priority: Stream priority of communication; 0 is normal, lower runs first. When: 0 where communication takes compute units away
@@ -75,10 +73,9 @@ def _with_names(ops: Iterable[Op], names: Mapping[int, str], priority: int) -> t
 def _names(program: Program, joined: frozenset[int]) -> dict[int, str]:
     """Stream names of operations that get one; of the optimizer's collectives, those that share a job with others."""
     inner = [op for op in program.ops if op.role != "optimize" and op.group >= 0]
-    parameters = _parameters(program)
     every = [op for op in program.ops if is_collective(op)]
     given = {op.group: op.stream for op in every if stream_of(op) and not op.stream.startswith(AutoParallelStreamType.MP.value)}
-    collectives = [op for op in every if (op.id in joined if op.role == "optimize" else not parameters & set(op.operands))
+    collectives = [op for op in every if (op.role != "optimize" or op.id in joined)
                    and (not stream_of(op) or op.stream.startswith(AutoParallelStreamType.MP.value))]  # fmt: skip
     rings = {op.group for op in collectives}
     names = {op.id: given.get(op.group, mp_stream(op.group, rings)) for op in collectives}
@@ -96,10 +93,3 @@ def _joined(program: Program) -> frozenset[int]:
     roles = {op.id: op.role for op in program.ops}
     return frozenset(op_id for job in program.jobs if len({roles[op_id] == "optimize" for op_id, _ in job.items}) > 1
                      for op_id, _ in job.items if roles[op_id] == "optimize")  # fmt: skip
-
-
-def _parameters(program: Program) -> set[int]:
-    """Values that last, and that only the optimizer part writes: no event says to the next step's first reader that it has."""
-    table = storages_of(program)
-    written = {n for op in program.ops if op.role != "optimize" for value in written_operands(op) for n in table.numbers(value)}
-    return {value.id for value in program.values if table.is_persistable(value.id) and not written.intersection(table.numbers(value.id))}

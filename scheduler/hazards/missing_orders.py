@@ -56,4 +56,8 @@ def _carried(trace: Trace, fault: Fault) -> tuple[int, int]:
     """An order within a step that makes an access of the next step wait for a use of this one."""
     stream = trace.plan.stream
     end = trace.last[stream[fault.second]]
-    return (fault.first, end) if fault.first < end else (stream.index(stream[fault.first]), fault.second)
+    if fault.first < end:
+        return fault.first, end
+    start = stream.index(stream[fault.first])
+    cut = trace.plan.num_fed - 1  # the job that cuts the batch records one event, behind its last piece
+    return (cut if start <= cut else start), fault.second

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from interlace.cost_model import GivenCosts
-from interlace.ir import parse
-from interlace.passes import NameStreams
+from interlace.ir import parse, verify
+from interlace.passes import InsertEvents, NameStreams
 from interlace.passes.base import Context
 
 TEXT = """program rank=0 world=2 mode=train
@@ -27,11 +27,11 @@ job optimizer optimizer 0: 7@0
 """
 
 
-def test_each_ring_and_direction_has_a_stream_and_parameters_and_the_optimizer_have_none() -> None:
+def test_each_ring_and_direction_has_a_stream_and_the_optimizer_has_none() -> None:
     made = NameStreams(priority=-3).run(parse(TEXT), Context(GivenCosts({"default": 1})))
     streams = {op.id: (op.stream, op.priority) for op in made.ops if op.group >= 0}
     assert streams == {
-        2: ("auto_parallel_mp_7", -3), 3: ("auto_parallel_mp_8", -3), 4: ("", 0), 5: ("auto_parallel_pp_send_3", -3),
+        2: ("auto_parallel_mp_7", -3), 3: ("auto_parallel_mp_8", -3), 4: ("auto_parallel_mp_7", -3), 5: ("auto_parallel_pp_send_3", -3),
         6: ("auto_parallel_pp_send_4", -3), 7: ("", 0),
     }  # fmt: skip
 
@@ -39,7 +39,7 @@ def test_each_ring_and_direction_has_a_stream_and_parameters_and_the_optimizer_h
 def test_collectives_of_an_optimizer_in_a_job_with_gradients_have_their_rings_stream() -> None:
     joined = parse(TEXT.replace("job forward_0 forward 0: 1-6@0\njob optimizer optimizer 0: 7@0", "job pair_0F_O pair 0: 1-7@0"))
     made = NameStreams().run(joined, Context(GivenCosts({"default": 1})))
-    assert {op.id: op.stream for op in made.ops if op.group == 7} == {2: "auto_parallel_mp_7", 4: "", 7: "auto_parallel_mp_7"}
+    assert {op.id: op.stream for op in made.ops if op.group == 7} == dict.fromkeys((2, 4, 7), "auto_parallel_mp_7")
 
 
 def test_what_paddle_put_on_a_stream_of_ours_gets_our_priority() -> None:
@@ -47,5 +47,28 @@ def test_what_paddle_put_on_a_stream_of_ours_gets_our_priority() -> None:
     given = TEXT.replace("optimize group=7", 'optimize group=7 stream="auto_parallel_sharding"')
     made = NameStreams(priority=-3).run(parse(given), Context(GivenCosts({"default": 1})))
     assert {op.id: (op.stream, op.priority) for op in made.ops if op.group == 7 and op.stream} == {
-        2: ("auto_parallel_sharding", -3), 7: ("auto_parallel_sharding", -3),
+        2: ("auto_parallel_sharding", -3), 4: ("auto_parallel_sharding", -3), 7: ("auto_parallel_sharding", -3),
     }  # fmt: skip
+
+
+GATHERED = """program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=1F1B
+passes schedule-1f1b
+group 7 = 0,1
+#0 %0:float32[4]"x" = pd_op.data() forward
+#1 %1:float32[4]!"w" = builtin.parameter() forward
+#2 %2:float32[4] = pd_op.all_gather(%1) forward group=7
+#3 %3:float32[4] = pd_op.multiply(%0, %2) forward
+#4 %4:float32[4]~1 = pd_op.sgd_(%1) optimize inplace=0:0
+job forward_0 forward 0: 2-3@0
+job forward_1 forward 1: 2-3@1
+job optimizer optimizer 0: 4@0
+"""
+
+
+def test_a_gathered_parameter_waits_in_the_next_step_for_what_follows_its_update() -> None:
+    """No event reaches into the next step: its first gathering waits for the job that cuts its batch, which runs behind the update."""
+    context = Context(GivenCosts({"default": 1}))
+    made = InsertEvents().run(NameStreams().run(parse(GATHERED), context), context)
+    verify(made)
+    assert ((0, 1), (2, 0)) in [(event.record, wait) for event in made.events for wait in event.waits]

@@ -82,6 +82,9 @@ UNCAPTURED = {
     ),
     "auto, pp2 vpp2": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", AUTO),
     "auto, dp2 pp2, offload": (4, "gpt", "--dp 2 --pp 2", {**AUTO, "offload_activations": HALF}),
+    "dp2 mp2 sharding 3, clip": (
+        4, "llama", "--dp 2 --mp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2", {"schedule_1f1b": MIXED}
+    ),
     "dp2, experts, shared expert, clip": (
         2, "moe", "--dp 2 --flat-mesh --shared-expert --clip-grad 1 --schedule 1F1B --micro-batches 2", {"schedule_1f1b": MIXED}
     ),
