@@ -21,6 +21,7 @@ TEXTS = ("README.md", "benchmarks/README.md", "docs/evidence.md", "docs/guide-me
          "docs/decisions/006-the-host-waits-inside-jobs.md", "docs/decisions/007-what-is-not-cut-and-not-removed.md",
          "docs/decisions/008-copies-back-with-slack.md",
          "docs/decisions/010-the-whole-step-decides.md", "docs/decisions/013-recomputation-that-is-left-out.md",
+         "docs/decisions/015-the-optimizer-runs-with-the-last-gradients.md",
          "docs/decisions/016-transfers-wait-until-their-peer-is-about-to-be-ready.md")  # fmt: skip
 BLOCK = re.compile(r"<!-- claims: (\S+) -->(.*?)<!-- /claims -->", re.DOTALL)
 

@@ -191,3 +191,19 @@ def recompute() -> str:
     return table(["simulated", "step ms", "gain", "live peak GiB", "peak on a GPU GiB"], [
         [name, f"{each['step_ms']:.1f}", "" if each is stock else f"{stock['step_ms'] / each['step_ms'] - 1:+.1%}",
          f"{each['peak_bytes'] / 2**30:.1f}", f"{each['gpu_peak_bytes'] / 2**30:.1f}"] for name, each in rows])  # fmt: skip
+
+
+@claim
+def exposed_collectives() -> str:
+    """Exposed communication by case and kind: Paddle's own plan, a version before, and now."""
+    kinds = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
+    rows = []
+    for row in raw("collectives.json")["rows"]:
+        stock, now = row["paddle"], row["auto"]
+        before = row.get("before")
+        steps = [f"{each['step_ms']:.1f}" if each else "-" for each in (stock, before, now)]
+        shares = [f"{each['exposed_ms']:.1f} ({each['exposed_ms'] / stock['exposed_ms']:.0%})" if each else "-" for each in (before, now)]
+        of_kinds = ", ".join(f"{now['exposed_by_kind_ms'].get(kind, 0.0):.1f}" for kind in kinds)
+        rows.append([row["case"], ", ".join(steps), f"{stock['exposed_ms']:.1f}", *shares, of_kinds])
+    return table(["simulated, H200; exposed ms (share of Paddle's own plan)", "step: Paddle, before, now", "Paddle", "before", "now",
+                  f"{', '.join(kinds)} now"], rows)  # fmt: skip

@@ -121,18 +121,22 @@ class MLP(nn.Layer):
 
 
 class Block(nn.Layer):
-    """x + attention(norm(x)), then the same with the MLP."""
+    """x + attention(norm(x)), then the same with the MLP, or with what is given in its place."""
 
-    def __init__(self, args: argparse.Namespace, stage: common.Stage) -> None:
+    def __init__(self, args: argparse.Namespace, stage: common.Stage, mlp: nn.Layer | None = None) -> None:
         super().__init__()
         self.stage, self.recompute = stage, args.recompute
         self.attention_norm = RMSNorm(args, stage)
         self.attention = Attention(args, stage)
         self.mlp_norm = RMSNorm(args, stage)
-        self.mlp = MLP(args, stage)
+        self.mlp = mlp or MLP(args, stage)
+
+    def attend(self, x: paddle.Tensor) -> paddle.Tensor:
+        """The block's first half."""
+        return x + common.maybe_recompute(self.recompute == "attention", self.attention, self.attention_norm(x))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = x + common.maybe_recompute(self.recompute == "attention", self.attention, self.attention_norm(x))
+        x = self.attend(x)
         return x + common.maybe_recompute(self.recompute == "mlp", self.mlp, self.mlp_norm(x))
 
 
@@ -145,16 +149,27 @@ class Llama(nn.Layer):
         first, last = self.stages[0], self.stages[-1]
         self.embedding = nn.Embedding(args.vocab, args.hidden)
         self.embedding.weight = first.parameter(self.embedding.weight, dist.Shard(1))
-        self.blocks = nn.LayerList([Block(args, self.stages[common.stage_of_layer(args, i)]) for i in range(args.layers)])
+        self.blocks = nn.LayerList([self.make_block(i, self.stages[common.stage_of_layer(args, i)]) for i in range(args.layers)])
         self.norm = RMSNorm(args, last)
         self.head = common.ColumnLinear(last, args.hidden, args.vocab, bias=False)
 
-    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
-        first, last = self.stages[0], self.stages[-1]
+    def make_block(self, layer: int, stage: common.Stage) -> nn.Layer:
+        """The block of one layer."""
+        return Block(self.args, stage)
+
+    def embed(self, tokens: paddle.Tensor) -> paddle.Tensor:
+        """What the first block reads."""
+        first = self.stages[0]
         x = self.embedding(tokens).astype(self.embedding.weight.dtype)  # `--amp` makes it float32, and with it all between blocks
-        x = first.between_blocks(first.batch_first(x))
-        x = self.norm(common.run_blocks(self.args, self.blocks, x))
-        return self.head(last.batch_first(last.whole(x)))
+        return first.between_blocks(first.batch_first(x))
+
+    def logits(self, x: paddle.Tensor) -> paddle.Tensor:
+        """From what the last block gives."""
+        last = self.stages[-1]
+        return self.head(last.batch_first(last.whole(self.norm(x))))
+
+    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
+        return self.logits(common.run_blocks(self.args, self.blocks, self.embed(tokens)))
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

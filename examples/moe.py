@@ -101,52 +101,37 @@ class MoE(nn.Layer):
         return (y if self.shared is None else y + self.shared(x)), balance
 
 
-class Block(nn.Layer):
-    """x + attention(norm(x)), then the same with experts, or with an MLP; the balance losses are summed on the way."""
+class Block(llama.Block):
+    """Llama's, with experts or an MLP; the balance losses are summed on the way."""
 
     def __init__(self, args: argparse.Namespace, stage: common.Stage, dense: bool) -> None:
-        super().__init__()
-        self.stage, self.recompute, self.dense = stage, args.recompute, dense
-        self.attention_norm = llama.RMSNorm(args, stage)
-        self.attention = llama.Attention(args, stage)
-        self.mlp_norm = llama.RMSNorm(args, stage)
-        self.mlp = llama.MLP(args, stage) if dense else MoE(args, stage)
+        super().__init__(args, stage, llama.MLP(args, stage) if dense else MoE(args, stage))
+        self.dense = dense
 
     def forward(self, x: paddle.Tensor, balance: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        x = x + common.maybe_recompute(self.recompute == "attention", self.attention, self.attention_norm(x))
+        x = self.attend(x)
         y = common.maybe_recompute(self.recompute == "mlp", self.mlp, self.mlp_norm(x))
         if self.dense:
             return x + y, balance
         return x + y[0], balance + y[1]
 
 
-class Model(nn.Layer):
+class Model(llama.Llama):
     """Tokens in, logits and the balance loss of each sequence out."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__()
-        self.args, self.stages = args, common.stages(args)
-        first, last = self.stages[0], self.stages[-1]
-        self.embedding = nn.Embedding(args.vocab, args.hidden)
-        self.embedding.weight = first.parameter(self.embedding.weight, dist.Shard(1))
-        self.blocks = nn.LayerList([
-            Block(args, self.stages[common.stage_of_layer(args, i)], bool(args.dense_every) and i % args.dense_every == 0)
-            for i in range(args.layers)])  # fmt: skip
-        self.norm = llama.RMSNorm(args, last)
-        self.head = common.ColumnLinear(last, args.hidden, args.vocab, bias=False)
+    def make_block(self, layer: int, stage: common.Stage) -> nn.Layer:
+        every = self.args.dense_every
+        return Block(self.args, stage, dense=bool(every) and layer % every == 0)
 
     def forward(self, tokens: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        first, last = self.stages[0], self.stages[-1]
-        x = self.embedding(tokens).astype(self.embedding.weight.dtype)
-        x = first.between_blocks(first.batch_first(x))
+        x, stage = self.embed(tokens), self.stages[0]
         balance = (tokens[:, 0] * 0).astype("float32")
-        stage = first
         for block in self.blocks:
             if block.stage is not stage:
                 stage = block.stage
                 x, balance = stage.between_blocks(x), stage.per_sequence(balance)
             x, balance = common.maybe_recompute(self.args.recompute == "full", block, x, balance)
-        return self.head(last.batch_first(last.whole(self.norm(x)))), balance
+        return self.logits(x), balance
 
 
 class Loss(common.NextTokenLoss):
