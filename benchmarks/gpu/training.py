@@ -136,13 +136,21 @@ def cases(gpus: int) -> list[Case]:
         found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS[:3], *AUTO, *BUDGETS), micro_batches=count)
                   for seq, count in ((4096, 8), (2048, 4), (4096, 4)) for model in models]  # fmt: skip
         found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], DELAYS[0])) for model in models]
-        found += _peaks()
+        found += [*_peaks(), *_experts()]
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
     found += [_layers(model, 2048, 1, plans=(STOCK, DX, *OFFLOADS)) for model in models]
     found += [_layers(model, 4096, mp, plans=(STOCK, DX, MIXED)) for mp in (1, *widths) for model in models]
     return [*found, *_small(gpus), *_puzzle(gpus)]
+
+
+def _experts() -> list[Case]:
+    """Eight experts over two ranks, dense and expert layers in turn, with accumulation; float32, as Paddle's CPU wheel has no other bmm."""
+    sizes = ("--hidden", "2048", "--heads", "16", "--intermediate", "8192", "--vocab", "8192", "--layers", "4", "--seq-len", "1024")
+    args = (*sizes, "--steps", str(STEPS), "--optimizer", "sgd", "--learning-rate", "1e-3", "--schedule", "1F1B",
+            "--dp", "2", "--experts", "8", "--batch-size", "8", "--micro-batches", "4")  # fmt: skip
+    return [Case("moe-s1024-dp2-m4", "moe", 2, args, (STOCK, AUTO[0]))]
 
 
 def _peaks() -> list[Case]:
