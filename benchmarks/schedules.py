@@ -3,30 +3,28 @@
 The programs are Paddle's, float32, one rank of each stage, sequence 2048; the times are those of the H200 profile. They are built where
 DIR lacks them (minutes each). A program of 16 micro-batches differs from one of 8 only in the number by which the loss is divided.
 
-    python benchmarks/schedules.py DIR [--case NAME ...] [-o FILE]
+    python benchmarks/schedules.py DIR [--case NAME ...] [-o FILE]     (rows of other cases in FILE stay)
     python benchmarks/schedules.py --quick [-o FILE]
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring import meta, store
+from bounds import bound_ns, firm_bound_ns
+from measuring import RESULTS, meta, store
 from msgspec.structs import replace
 from simulated import built, captured, parse, parser
 
 from interlace.config import make_config
 from interlace.cost_model import CostModel, Costs, load_profile
-from interlace.cost_model.base import tables_of
 from interlace.errors import InterlaceError
-from interlace.ir import Op, Program
-from interlace.ir.kinds import NO_KERNEL, is_comm
-from interlace.passes import Pipeline, find_pass
+from interlace.ir import Program
 from interlace.planning.plan import Plan, make_plans
-from interlace.scheduler.jobs import Parts
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
@@ -53,33 +51,6 @@ def with_micro_batches(programs: Sequence[Program], count: int) -> list[Program]
     return [replace(program, pipeline=replace(program.pipeline, num_micro_batches=count)) for program in programs]
 
 
-def bound_ns(programs: Sequence[Program], cost: Costs) -> int:
-    """Less than any schedule takes: every stage's computation at full speed, behind the forwards that fill the pipeline.
-
-    A stage computes all its micro-batches; or all their forwards and input gradients, before the last gradient passes the stages
-    before it, the first of which then has weight gradients and its optimizer to run. Collectives and messages count nothing.
-    """
-    work = [_work(program, cost) for program in sorted(programs, key=lambda program: program.pipeline.stage)]
-    count, longest = programs[0].pipeline.num_micro_batches, 0
-    for stage, mine in enumerate(work):
-        fill = sum(each["F", 0] for each in work[:stage])
-        drain = sum(each["I", 0] for each in work[:stage]) + work[0]["W", 0] + work[0]["O", 0]
-        once = {kind: sum(took for (each, _), took in mine.items() if each == kind) for kind in "FIWO"}
-        longest = max(longest, fill + count * (once["F"] + once["I"]) + max(count * once["W"] + once["O"], drain if stage else 0))
-    return longest
-
-
-def _work(program: Program, cost: Costs) -> dict[tuple[str, int], int]:
-    """Computation of each part and chunk of a micro-batch, in nanoseconds."""
-    split, _ = Pipeline((find_pass("split-backward")(), find_pass("overlap-column-backward")())).run(program, cost)
-    tables = tables_of(split)
-
-    def took(op: Op) -> int:
-        return 0 if is_comm(op) or op.name in NO_KERNEL else cost.op_time(op, *tables).dur_ns
-
-    return {part: sum(map(took, ops)) for part, ops in Parts(split, {"I", "W"}).ops.items()}
-
-
 def judged(plans: Sequence[Plan], cost: Costs) -> dict[str, Any]:
     """Step, and what the slowest stage's consists of; in milliseconds and bytes."""
     programs = [plan.program for plan in plans]
@@ -101,7 +72,7 @@ def rows_of(name: str, programs: Sequence[Program], cost: CostModel, counts: Seq
     """A row for each number of micro-batches."""
     for count in counts:
         given = with_micro_batches(programs, count)
-        row: dict[str, Any] = {"case": name, "micro_batches": count, "bound_ms": round(bound_ns(given, cost) / 1e6, 1)}
+        row: dict[str, Any] = {"case": name, "micro_batches": count, **bounds_ms(given, cost)}
         for label, form in FORMS.items():
             config = make_config({"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}})
             begin = time.process_time()
@@ -115,11 +86,25 @@ def rows_of(name: str, programs: Sequence[Program], cost: CostModel, counts: Seq
         yield row
 
 
+def bounds_ms(programs: Sequence[Program], cost: CostModel) -> dict[str, float]:
+    """What no schedule can pass, with and without collectives and memory (`bounds.py`)."""
+    peaks = [in_order(plan.program).peak() for plan in make_plans(programs, stock(), cost, "h200")]
+    found = {"bound_ms": bound_ns(programs, cost), "firm_bound_ms": firm_bound_ns(programs, cost, peaks)}
+    return {name: round(each / 1e6, 1) for name, each in found.items()}
+
+
 def stock() -> Any:
     """The configuration of Paddle's own plan."""
     from interlace.config import load_config
 
     return load_config("stock")
+
+
+def _others(names: Sequence[str], out: Path | None) -> list[dict[str, Any]]:
+    """Stored rows of other cases: those that are asked for by name take the place of their own rows alone."""
+    path = out or RESULTS / "schedules.json"
+    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+    return [row for row in rows if row["case"] not in names]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -128,12 +113,14 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--case", action="append", choices=[f"{model}, {shape}" for model in MODELS for shape in SHAPES], default=[])
     args = parse(options, argv)
     cost = CostModel(load_profile("h200"))
-    names = ["tiny, pp 2"] if args.quick else args.case or [f"{model}, {shape}" for model in MODELS for shape in SHAPES]
-    rows = []
+    order = [f"{model}, {shape}" for model in MODELS for shape in SHAPES]
+    names = ["tiny, pp 2"] if args.quick else args.case or order
+    rows = _others(names, args.out) if args.case else []
     for name in names:
         given = captured("pp2, clip") if args.quick else programs_of(name, args.folder)
         for row in rows_of(name, given, cost, MICRO_BATCHES[:1] if args.quick else MICRO_BATCHES):
             rows.append(row)
+            rows.sort(key=lambda row: (order.index(row["case"]) if row["case"] in order else 0, row["micro_batches"]))
             print(row, flush=True)
             store("schedules", {**meta(), "profile": "h200", "rows": rows}, args.out)
 

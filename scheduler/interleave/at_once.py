@@ -8,6 +8,7 @@ the collectives of their own job.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
@@ -28,16 +29,28 @@ def at_once(graph: Graph, weights: Sequence[Op], cost: Costs, share: float) -> f
         cost: Times of operations.
         share: From 0 to less than 1; what costs least to keep always trails.
     """
-    tables = tables_of(graph.program)
-    units = _units(graph, weights)
-    took = [sum(cost.op_time(op, *tables).dur_ns for op in unit) for unit in units]
-    size = [_held_bytes(graph, unit) for unit in units]
-    left, found = share * sum(took), set[int]()
-    for k in sorted(range(len(units)), key=lambda k: (-size[k] / max(took[k], 1), units[k][0].id))[:-1]:
-        if took[k] / 2 < left:
-            found |= {op.id for op in units[k]}
-            left -= took[k]
+    units = units_of(graph, weights, cost)
+    left, found = share * sum(unit.dur_ns for unit in units), set[int]()
+    for unit in units[:-1]:
+        if unit.dur_ns / 2 < left:
+            found |= {op.id for op in unit.ops}
+            left -= unit.dur_ns
     return frozenset(found)
+
+
+class Unit(NamedTuple):
+    """Weight gradients that stay together: operations, their time, and the bytes of what they read and do not make themselves."""
+
+    ops: Sequence[Op]
+    dur_ns: int
+    held_bytes: int
+
+
+def units_of(graph: Graph, weights: Sequence[Op], cost: Costs) -> list[Unit]:
+    """The units of a micro-batch's weight gradients, those first that keep most memory for their time."""
+    tables = tables_of(graph.program)
+    units = [Unit(ops, sum(cost.op_time(op, *tables).dur_ns for op in ops), _held_bytes(graph, ops)) for ops in _units(graph, weights)]
+    return sorted(units, key=lambda unit: (-unit.held_bytes / max(unit.dur_ns, 1), unit.ops[0].id))
 
 
 def _units(graph: Graph, weights: Sequence[Op]) -> list[list[Op]]:

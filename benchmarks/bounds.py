@@ -1,0 +1,159 @@
+"""Times of a step that no schedule can pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from interlace.cost_model import Costs
+from interlace.cost_model.base import tables_of
+from interlace.ir import Graph, Op, Program, dependencies
+from interlace.ir.kinds import NO_KERNEL, is_comm, is_p2p, is_send
+from interlace.passes import Pipeline, find_pass
+from interlace.planning.whole_step import SLACK
+from interlace.scheduler.interleave.allocations import PairMemory, PartOps
+from interlace.scheduler.interleave.at_once import units_of
+from interlace.scheduler.jobs import Parts
+from interlace.scheduler.schedule import in_flight
+
+Key = tuple[str, int]
+"""Kind of a part, and chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one stage must do for a micro-batch, in nanoseconds and bytes.
+
+    Attributes:
+        compute: Computation of each part.
+        path: Forward and input gradients of the first chunk until they are sent: the longest chain, collectives included.
+        hiding: Time that computation takes longer where it hides all collectives of the stage, each beneath what suffers least from it.
+        deferred: The most time of weight gradients whose operands fit beside what the stage always holds.
+    """
+
+    compute: dict[Key, int]
+    path: dict[str, int]
+    hiding: float
+    deferred: float
+
+    def all(self, kind: str) -> int:
+        """Computation of a kind, over chunks."""
+        return sum(took for (each, _), took in self.compute.items() if each == kind)
+
+
+def bound_ns(programs: Sequence[Program], cost: Costs) -> int:
+    """Every stage's computation at full speed, behind the forwards that fill the pipeline; collectives, messages and memory count nothing.
+
+    A stage computes all its micro-batches; or all their forwards and input gradients, before the last gradient passes the stages
+    before it, the first of which then has weight gradients and its optimizer to run.
+    """
+    stages = [_stage(program, cost, 0, 0) for program in sorted(programs, key=lambda program: program.pipeline.stage)]
+    count, longest = programs[0].pipeline.num_micro_batches, 0
+    for s, mine in enumerate(stages):
+        fill = sum(each.compute["F", 0] for each in stages[:s])
+        drain = sum(each.compute["I", 0] for each in stages[:s]) + _last(stages[0]) if s else 0
+        longest = max(longest, fill + count * (mine.all("F") + mine.all("I")) + max(count * mine.all("W") + mine.all("O"), drain))
+    return longest
+
+
+def firm_bound_ns(programs: Sequence[Program], cost: Costs, peaks: Sequence[int]) -> int:
+    """As `bound_ns`, with collectives and memory.
+
+    The first forward and the last input gradients have their collectives in their way; all others are hidden, beneath the computation
+    that suffers least, and cost what that suffers. Before its last input gradients a stage can put off only those weight gradients of
+    other micro-batches whose operands fit, beside the last forward, into the memory that Paddle's own plan needs on its worst stage;
+    those are counted that keep least for their time.
+
+    Args:
+        programs: Of one rank of each stage.
+        cost: Times and interference.
+        peaks: Of Paddle's own plan, by rank as `programs` are.
+    """
+    limit = int(max(peaks) * SLACK)
+    order = sorted(range(len(programs)), key=lambda k: programs[k].pipeline.stage)
+    stages = [_stage(programs[k], cost, peaks[k], limit) for k in order]
+    count, longest = programs[0].pipeline.num_micro_batches, 0.0
+    for s, mine in enumerate(stages):
+        fill = sum(each.path["F"] for each in stages[:s])
+        busy = count * (mine.all("F") + mine.all("I") + mine.hiding)
+        weights = count * mine.all("W")
+        drain = sum(each.path["I"] for each in stages[1:s]) + stages[0].compute["I", 0] + _last(stages[0]) if s else 0
+        longest = max(longest, fill + busy + max(weights + mine.all("O"), max(0.0, weights - mine.deferred) + drain))
+    return int(longest)
+
+
+def _last(first: Stage) -> int:
+    """What the first stage has left once it has the last gradient."""
+    return first.compute["W", 0] + first.compute["O", 0]
+
+
+def _stage(program: Program, cost: Costs, peak_bytes: int, limit_bytes: int) -> Stage:
+    split, _ = Pipeline((find_pass("split-backward")(), find_pass("overlap-column-backward")())).run(program, cost)
+    graph, tables, parts = Graph(split), tables_of(split), Parts(split, {"I", "W"})
+
+    def took(op: Op) -> int:
+        return 0 if op.name in NO_KERNEL else cost.op_time(op, *tables).dur_ns
+
+    def within(op: Op) -> bool:
+        return is_comm(op) and not is_p2p(op)
+
+    inner = [op for (kind, _), ops in parts.ops.items() if kind in "FI" for op in ops]
+    return Stage(
+        {key: sum(took(op) for op in ops if not is_comm(op)) for key, ops in parts.ops.items()},
+        {kind: _longest(graph, [op for op in parts.ops[kind, 0] if not is_comm(op) or within(op) or is_send(op)], took) for kind in "FI"},
+        _hiding(split, [op for op in inner if within(op)], [op for op in split.ops if op.role != "optimize" and not is_comm(op)], cost),
+        _deferred(graph, parts, cost, peak_bytes, limit_bytes),
+    )
+
+
+def _longest(graph: Graph, ops: Sequence[Op], took: Callable[[Op], int]) -> int:
+    """Time of the longest chain that a message to another stage waits for; without the message."""
+    ends: dict[int, int] = {}
+    longest = 0
+    for op, needs in zip(ops, dependencies(graph, ops).values(), strict=True):
+        ready = max((ends[each] for each in needs), default=0)
+        ends[op.id] = ready + (0 if is_send(op) else took(op))
+        longest = max(longest, ready) if is_send(op) else longest
+    return longest
+
+
+def _hiding(program: Program, collectives: Sequence[Op], computation: Sequence[Op], cost: Costs) -> float:
+    """Each kind of computation hides as much as runs beside all of it; what is left over costs its own time."""
+    tables = tables_of(program)
+    took: dict[str, int] = {}
+    for op in computation:
+        if op.name not in NO_KERNEL:
+            kind = cost.category(op, *tables)
+            took[kind] = took.get(kind, 0) + cost.op_time(op, *tables).dur_ns
+    left = float(sum(cost.op_time(op, *tables).dur_ns for op in collectives))
+    against = sorted({cost.category(op, *tables) for op in collectives})
+    ways = []
+    for kind, alone in took.items():
+        for beside in against:
+            found = cost.stretch_between(kind, beside)
+            ways.append((found.beside * (1 - 1 / found.op), alone * found.op / found.beside))
+    longer = 0.0
+    for price, most in sorted(ways):
+        hidden = min(left, most) if price < 1 else 0.0
+        longer += price * hidden
+        left -= hidden
+    return longer + left
+
+
+def _deferred(graph: Graph, parts: Parts, cost: Costs, peak_bytes: int, limit_bytes: int) -> float:
+    pipe = graph.program.pipeline
+    if pipe.num_chunks > 1 or pipe.num_stages == 1:
+        return float("inf")
+    forward, backward = (PartOps(kind, kind, ops) for kind, ops in (("F", parts.ops["F", 0]), ("B", parts.ops["I", 0] + parts.ops["W", 0])))
+    memory = PairMemory(graph, [forward]), PairMemory(graph, [backward])
+    rise = sum(each.peak([(part.label, op.id) for op in part.ops]) - low
+               for each, part, low in zip(memory, (forward, backward), (memory[0].end, memory[1].start), strict=True))  # fmt: skip
+    saved = memory[0].end - memory[0].start
+    always = peak_bytes - in_flight(pipe.stage, pipe.num_stages, pipe.num_micro_batches) * saved - max(0, rise)
+    units, others = units_of(graph, parts.ops["W", 0], cost), pipe.num_micro_batches - 1
+    left, found = float(limit_bytes - always - saved), float(sum(unit.dur_ns for unit in units))
+    for unit in reversed(units):
+        share = min(1.0, max(0.0, left) / max(1, others * unit.held_bytes))
+        found += share * others * unit.dur_ns
+        left -= share * others * unit.held_bytes
+    return found
