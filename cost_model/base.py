@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ from interlace.cost_model.interference import WAIT, Stretch
 from interlace.cost_model.work import Values, copy_direction, is_weight_gradient, work_of
 from interlace.errors import ConfigError
 from interlace.ir.kinds import is_copy, is_p2p
+from interlace.ir.per_ops import once_per_ops
 from interlace.ir.program import Group, Op, Program
 
 How = Literal["exact", "interpolated", "extrapolated", "proxy", "roofline", "unknown", "free", "given"]
@@ -127,7 +128,10 @@ class Costs(ABC):
 
 def tables_of(program: Program) -> tuple[Values, Groups]:
     """Values and groups of a program by id, as cost models take them."""
-    return {value.id: value for value in program.values}, {group.id: group for group in program.groups}
+    return _values(program), {group.id: group for group in program.groups}
+
+
+_values: Callable[[Program], Values] = once_per_ops(lambda program: {value.id: value for value in program.values})
 
 
 def runs_of(program: Program) -> Counter[int]:

@@ -31,6 +31,10 @@ _ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
 _ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking", "dst_place_type")
 
 
+MOST_KNOWN = 200_000
+"""Operations whose signature is remembered."""
+
+
 class CostModel(Costs):
     """Times from a device profile.
 
@@ -52,8 +56,10 @@ class CostModel(Costs):
         for kind, dtype in sorted(self._samples):
             self._dtypes.setdefault(kind, []).append(dtype)
         self._curves: dict[tuple[str, str], tuple[Curve, float]] = {}
-        self._known: dict[Any, Estimate] = {}
-        self._categories: dict[Any, str] = {}
+        self._numbers: dict[Any, int] = {}
+        self._number_of: dict[tuple[int, int], tuple[Op, Values, int]] = {}
+        self._known: dict[int, Estimate] = {}
+        self._categories: dict[int, str] = {}
         self._beside_wait: dict[Any, float] = {}
         self._slowness = self._memory_slowness()
 
@@ -69,7 +75,7 @@ class CostModel(Costs):
 
     def op_time(self, op: Op, values: Values, groups: Groups) -> Estimate:
         """Time of one operation alone; remembered by kind, shapes, dtypes and attributes."""
-        key = _signature(op, values, groups)
+        key = self._number(op, values, groups)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._estimate(op, values, groups)
@@ -77,7 +83,7 @@ class CostModel(Costs):
 
     def category(self, op: Op, values: Values, groups: Groups) -> str:
         """As in `Costs`; a GEMM is named after the measured one that its weight is nearest to (`gemm:proj`)."""
-        key = _signature(op, values, groups)
+        key = self._number(op, values, groups)
         if key not in self._categories:
             name = super().category(op, values, groups)
             if name == "gemm" and (parts := work_of(op, values).parts):
@@ -85,6 +91,19 @@ class CostModel(Costs):
                 name = self._pairs.gemm_label(max(1, dims["n"]), max(1, dims["k"]))
             self._categories[key] = name
         return self._categories[key]
+
+    def _number(self, op: Op, values: Values, groups: Groups) -> int:
+        """The number of an operation's signature; found once for an operation and a table of values, but for communication."""
+        at = (id(op), id(values))
+        known = self._number_of.get(at)
+        if known is not None and known[0] is op and known[1] is values:
+            return known[2]
+        number = self._numbers.setdefault(_signature(op, values, groups), len(self._numbers))
+        if op.group not in groups:
+            if len(self._number_of) >= MOST_KNOWN:
+                self._number_of.clear()
+            self._number_of[at] = (op, values, number)  # keeps both alive, so that no others get their ids
+        return number
 
     def stretch_between(self, category: str, beside: str) -> Stretch:
         """From the measured interference table, see `InterferenceTable`."""

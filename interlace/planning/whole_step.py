@@ -32,6 +32,9 @@ from interlace.units import ms, size
 NAMED = ("dx-first", "mixed", "zb-h1")
 LAG_SCHEDULES = 3
 """Schedules of the coarse model that are planned in full, as drafts."""
+NEAR = 1.02
+"""Steps within this factor of the best get the alternatives of later passes tried, where transfers are delayed: where the host waits then
+changes a step by 1 % at most, and the more for the longer steps."""
 SLACK = 1.01
 """A peak counts as Paddle's own up to this factor: allocators round by more."""
 
@@ -187,7 +190,8 @@ class _Choice:
         drafts = dict.fromkeys((recomputed, form.draft()) for recomputed, form in forms)
         judged = [self._draft(recomputed, form, self.later, limit) for recomputed, form in drafts]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
-        others = sorted(fitting, key=lambda each: each.step_ns or 0)[:FINALISTS] if self.room else fitting
+        fitting.sort(key=lambda each: each.step_ns or 0)
+        others = fitting[:FINALISTS] if self.room else self._near_the_best(fitting)
         judged += [other for each in others for other in self._alternatives(each, limit)]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
         best = min(fitting, key=lambda each: each.step_ns or 0, default=None)
@@ -308,6 +312,11 @@ class _Choice:
             each = tuple((part[0], part[0], int(part[2:] or 0)) for part in kind.split("+"))
             found[kind] = form.order(before, ops, each, "dx-first", self.context)[1]
         return found
+
+    def _near_the_best(self, fitting: list[Judged]) -> list[Judged]:
+        """Of forms, the fastest first, those that are worth alternatives."""
+        delayed = any(each.decides_for_all for each in self.later)
+        return [each for each in fitting if not delayed or (each.step_ns or 0) <= NEAR * (fitting[0].step_ns or 0)]
 
     def _alternatives(self, judged: Judged, limit: int) -> list[Judged]:
         """A form with the alternatives of each pass after it."""

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from interlace.cost_model import Costs
+from interlace.cost_model.base import tables_of
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
@@ -110,8 +111,7 @@ class _OpTable:
     def make(program: Program, ops: Mapping[int, Op], cost: Costs, options: Options, classes: _Classes,
              stream_of: Mapping[str, int]) -> _OpTable:  # fmt: skip
         """Ask the cost model once for every op."""
-        values = {value.id: value for value in program.values}
-        groups = {group.id: group for group in program.groups}
+        values, groups = tables_of(program)
         listed = list(ops.values())
         row = np.full(1 + max(ops, default=0), -1, np.int64)
         row[list(ops)] = np.arange(len(listed))
