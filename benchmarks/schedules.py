@@ -28,12 +28,15 @@ from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
+from interlace.scheduler.target import IDEAL, Target, with_paddles_jobs
 
 MODELS = {"GPT-3 6.7B": ("gpt", "gpt3-6.7b"), "Llama 7B": ("llama", "llama-7b")}
 SHAPES = {"pp 1": (1, 1, 4, 2), "pp 2": (2, 1, 8, 2), "pp 4": (4, 1, 16, 2), "pp 4, all layers": (4, 1, 32, 2), "pp 8": (8, 1, 32, 2),
           "pp 4, mp 4": (4, 1, 16, 4), "pp 4, mp 8": (4, 1, 16, 8), "pp 2, vpp 2": (2, 2, 8, 2), "pp 4, vpp 2": (4, 2, 16, 2)}  # fmt: skip
 """Stages, chunks, layers and tensor-parallel ranks of each: four layers a stage, the whole model with eight stages, or all 32 on four."""
 MICRO_BATCHES = (8, 16)
+PADDLES = with_paddles_jobs(IDEAL)
+"""Paddle's own jobs keep what ours free (scheduler/target.py)."""
 FORMS = {"stock": "off", "dx-first": "dx-first", "mixed": "mixed", "zb-h1": "zb-h1", "auto": "auto"}
 
 
@@ -51,15 +54,15 @@ def with_micro_batches(programs: Sequence[Program], count: int) -> list[Program]
     return [replace(program, pipeline=replace(program.pipeline, num_micro_batches=count)) for program in programs]
 
 
-def judged(plans: Sequence[Plan], cost: Costs) -> dict[str, Any]:
-    """Step, and what the slowest stage's consists of; in milliseconds and bytes."""
+def judged(plans: Sequence[Plan], cost: Costs, target: Target = IDEAL) -> dict[str, Any]:
+    """Step, and what the slowest stage's consists of; in milliseconds and bytes. `target`: who runs the jobs."""
     programs = [plan.program for plan in plans]
     stands_for = {rank: each.rank for each in programs for rank in each.alike}
     ranks = simulate(programs, cost, Options(stands_for=stands_for), with_memory=False).ranks
     busiest = max(ranks, key=lambda rank: rank.compute_ns)
     return {"step_ms": round(max(rank.step_ns for rank in ranks) / 1e6, 1), "compute_ms": round(busiest.compute_ns / 1e6, 1),
             "exposed_ms": round(busiest.exposed_comm_ns / 1e6, 1), "bubble_ms": round(busiest.bubble_ns / 1e6, 1),
-            "peak_bytes": max(in_order(each).peak() for each in programs)}  # fmt: skip
+            "peak_bytes": max(in_order(each, target=target).peak() for each in programs)}  # fmt: skip
 
 
 def chosen(plan: Plan) -> str:
@@ -81,14 +84,14 @@ def rows_of(name: str, programs: Sequence[Program], cost: CostModel, counts: Seq
             except InterlaceError as error:
                 row[label] = {"why_not": str(error)}
                 continue
-            row[label] = {"cpu_s": round(time.process_time() - begin, 1), **judged(plans, cost)}
+            row[label] = {"cpu_s": round(time.process_time() - begin, 1), **judged(plans, cost, PADDLES if label == "stock" else IDEAL)}
             row[label] |= {"chosen": chosen(plans[0])} if label == "auto" else {}
         yield row
 
 
 def bounds_ms(programs: Sequence[Program], cost: CostModel) -> dict[str, float]:
     """What no schedule can pass, with and without collectives and memory (`bounds.py`)."""
-    peaks = [in_order(plan.program).peak() for plan in make_plans(programs, stock(), cost, "h200")]
+    peaks = [in_order(plan.program, target=PADDLES).peak() for plan in make_plans(programs, stock(), cost, "h200")]
     found = {"bound_ms": bound_ns(programs, cost), "firm_bound_ms": firm_bound_ns(programs, cost, peaks)}
     return {name: round(each / 1e6, 1) for name, each in found.items()}
 
