@@ -141,8 +141,10 @@ class MemoryChoice:
         return recomputing(made, more)
 
     def tightest(self) -> Pipeline:
-        """The passes with everything recomputed that can be, in Paddle's own order: with offload of all that can move it holds least."""
-        return self.in_paddles_order(recomputing(self.asked, EVERYTHING) if self.is_open else self.asked)
+        """The passes with everything recomputed that can be, in Paddle's own order, with a host that waits at the ends of jobs (the
+        alternative of `throttle-host`): with offload of all that can move it holds least."""
+        made = self.in_paddles_order(recomputing(self.asked, EVERYTHING) if self.is_open else self.asked)
+        return Pipeline(tuple(next(iter(each.alternatives()), each) for each in made.passes))
 
     @staticmethod
     def in_paddles_order(made: Pipeline) -> Pipeline:

@@ -15,6 +15,7 @@ Message = tuple[int, str, int, int]
 def kind_of(slot: Slot) -> str:
     """The kind of a slot: its parts without their micro-batches.
 
+    >>> from interlace.scheduler.schedule import Part
     >>> kind_of(Slot((Part("I", 3), Part("F", 5, 1), Part("W", 2))))
     'I+F.1+W'
     """
