@@ -40,6 +40,11 @@ class Curve:
         share = log(size / sizes[right - 1]) / log(sizes[right] / sizes[right - 1])
         return exp(logs[right - 1] + share * (logs[right] - logs[right - 1]))
 
+    @property
+    def largest(self) -> float:
+        """The largest measured size."""
+        return self._sizes[-1]
+
     def inside(self, size: float) -> bool:
         """Whether a size lies between the smallest and the largest point."""
         return bool(self._sizes) and self._sizes[0] <= size <= self._sizes[-1]

@@ -27,6 +27,9 @@ UNMEASURED_ERROR = 2.5
 """Expected error of a roofline: measured kernels of the H200 take 1 to 3.1 times theirs."""
 ATTENTION_ERROR = 5.0
 """Expected error of an attention at the matrix rate: FlashAttention 2 reaches 7 to 35 % of the H200's."""
+LAUNCH, IDLE = 5.0, 10.0
+"""A sample that takes at most LAUNCH times the shortest kernel (traced ones hold two events), and IDLE times as long as its traffic, is the
+time of a launch."""
 _ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
 _ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking", "dst_place_type")
 
@@ -197,7 +200,9 @@ class CostModel(Costs):
     def _from_curve(self, part: Part, kind: str, dtype: str) -> Estimate:
         curve, error = self._curve(kind, dtype)
         size = part.flops or part.size_bytes
-        dur_ns = max(curve.at(size), self._traffic_ns(part) if part.flops else 0.0)
+        dur_ns = max(curve.at(size), self._traffic_ns(part.size_bytes) if part.flops else 0.0)
+        if not part.flops and self._is_launch(longest := curve.at(curve.largest), curve.largest):
+            dur_ns = min(dur_ns, longest + self._traffic_ns(size) * self._slowness)
         proxy = (kind, dtype) != (part.kind, part.dtype)
         error = max(error, PROXY_ERROR) if proxy else error
         outside = "" if curve.inside(size) else ", beyond the measured sizes"
@@ -215,7 +220,7 @@ class CostModel(Costs):
         return self._curves[key]
 
     def _roofline(self, part: Part) -> Estimate:
-        traffic_ns = self._traffic_ns(part)
+        traffic_ns = self._traffic_ns(part.size_bytes)
         if not part.flops:
             dur_ns = max(traffic_ns * self._slowness, self.profile.shortest_kernel_ns)
             detail = f"memory traffic x {self._slowness:.2f}, the median of the measured kinds"
@@ -227,14 +232,18 @@ class CostModel(Costs):
         error = ATTENTION_ERROR if part.family == "attention" else UNMEASURED_ERROR
         return Estimate(max(1, round(dur_ns)), "roofline", error, f"{peak.source} peak of {part.dtype}")
 
-    def _traffic_ns(self, part: Part) -> float:
-        return part.size_bytes * 1e9 / self.profile.memory_rate.per_s
+    def _is_launch(self, dur_ns: float, size_bytes: float) -> bool:
+        """Whether a sample is the time of a launch: it says nothing about larger sizes."""
+        return dur_ns <= LAUNCH * self.profile.shortest_kernel_ns and dur_ns >= IDLE * self._traffic_ns(size_bytes)
+
+    def _traffic_ns(self, size_bytes: float) -> float:
+        return size_bytes * 1e9 / self.profile.memory_rate.per_s
 
     def _memory_slowness(self) -> float:
         """How many times its roofline a memory-bound kernel takes: median over the measured kinds' largest samples."""
         largest: dict[tuple[str, str], OpSample] = {}
         for sample in self.profile.ops:
-            if "elements" in sample.dims or "rows" in sample.dims:
+            if ("elements" in sample.dims or "rows" in sample.dims) and not self._is_launch(sample.dur_ns, sample.size_bytes):
                 best = largest.get((sample.kind, sample.dtype))
                 if best is None or sample.size_bytes > best.size_bytes:
                     largest[sample.kind, sample.dtype] = sample

@@ -58,8 +58,9 @@ def simulate(out: Path) -> dict[str, Row]:
 
 
 def plan_folders(out: Path) -> list[Path]:
-    """The plans that a folder has, without those that differ by a switch alone."""
-    return sorted(path for path in out.glob("plans/*/*") if list(path.glob("*.ilp")) and _without_switch(path.name) == path.name)
+    """The plans that a folder has, without those that differ by a switch alone, and without Paddle's own that an earlier run put there."""
+    return sorted(path for path in out.glob("plans/*/*")
+                  if list(path.glob("*.ilp")) and path.name != "stock" and _without_switch(path.name) == path.name)  # fmt: skip
 
 
 def _without_switch(plan: str) -> str:

@@ -206,3 +206,13 @@ def test_of_two_samples_within_the_tolerance_the_nearer_answers(h200):
     for samples in ((near, far), (far, near)):
         profile = msgspec.structs.replace(h200.profile, ops=samples)
         assert CostModel(profile).op_time(*add).dur_ns == 7
+
+
+def test_samples_as_short_as_a_launch_say_nothing_about_larger_sizes(h200):
+    """A fill of one element takes a launch; one of 64 MiB no million times as long, but that and its traffic."""
+    shortest = h200.profile.shortest_kernel_ns
+    profile = msgspec.structs.replace(h200.profile, ops=(*h200.profile.ops, OpSample("full", "float32", {"elements": 1}, 4, shortest)))
+    found = CostModel(profile).op_time(*last_op("%0:float32[4096,4096] = pd_op.full() forward"))
+    traffic = 4096 * 4096 * 4 * 1e9 / h200.profile.memory_rate.per_s
+    assert found.how == "extrapolated"
+    assert traffic < found.dur_ns < 4 * traffic
