@@ -62,8 +62,8 @@ def place_of(case: str) -> str:
     >>> place_of("gpt-s2048-mp2-pp2-b2"), place_of("llama-s2048-mp1-pp2"), place_of("llama-s2048-mp1-sendrecv")
     ('mp 2, pp 2', 'pp 2', 'one GPU')
     """
-    words = [f"{axis} {size}" for axis, size in re.findall(r"-(mp|pp|vpp)(\d)", case) if size != "1"]
-    return ", ".join(words) or "one GPU"
+    words = [f"{axis} {size}" for axis, size in re.findall(r"-(dp|mp|pp|vpp)(\d)", case) if size != "1"]
+    return ", ".join(words) + (", experts in float32" if case.startswith("moe") else "") or "one GPU"
 
 
 def by_place(found: Iterable[Pair]) -> dict[str, list[Pair]]:

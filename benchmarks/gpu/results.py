@@ -41,6 +41,8 @@ PINNED = ("pinned_reserved", "pinned_allocations")
 KERNELS_KEPT = 12
 DIGEST = 16
 """Hexadecimal digits kept of a digest."""
+FLOAT32 = ("small", "moe")
+"""Cases in float32: there for their losses and for the order of plans; the profile's float32 products are TF32's, the testbed's are not."""
 CLEAR = 0.01
 """Two plans that were measured less than this share apart order nothing."""
 
@@ -275,7 +277,7 @@ def accuracy_table(runs: Sequence[Row]) -> str:
     """How far simulated steps and peaks are off, and how many pairs of plans are in the right order."""
     groups: dict[str, list[Row]] = {}
     for row in runs:
-        if row.get("simulated", {}).get("step_ms") and not row["case"].startswith("small"):
+        if row.get("simulated", {}).get("step_ms") and not row["case"].startswith(FLOAT32):
             groups.setdefault(_group(row), []).append(row)
     lines = ["| | runs | step: median error, worst | tensors at the peak, in issue order: runs, median error, worst |", "| --- " * 4 + "|"]
     for name, rows_here in sorted(groups.items()):
@@ -300,13 +302,14 @@ def _group(row: Row) -> str:
     """Axis and sort of plan; offload by how the host waited, which decides what it costs; apart where the profile was the testbed's."""
     plan = "stock" if row["plan"].startswith("stock") else "offload" if "offload" in row["plan"] else "our plans"
     waits = f", {row['sitting'].rpartition(', ')[2]}" if plan == "offload" else ""
-    profile = ", planned with the testbed's own times" if row["sitting"].endswith("planned with the testbed's own times") else ""
+    planned = row["sitting"].rpartition(", ")[2]
+    profile = f", {planned}" if planned.startswith("planned with") else ""
     return f"{'pp 2' if '-pp2' in row['case'] else 'mp'}, {plan}{waits}{profile}"
 
 
 def count_order(runs: Sequence[Row]) -> tuple[int, int]:
     """Of pairs of plans of one case and sitting, measured clearly apart: how many the simulator has in the right order, and all."""
-    found = [row for row in runs if row.get("simulated", {}).get("step_ms") and not row["case"].startswith("small")]
+    found = [row for row in runs if row.get("simulated", {}).get("step_ms") and not row["case"].startswith(FLOAT32)]
     right = pairs = 0
     for k, row in enumerate(found):
         for other in found[:k]:
