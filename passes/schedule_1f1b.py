@@ -48,8 +48,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     Steps: 1 take the schedule of the program's strategy; 2 with interleaving join each steady backward with the forward after
     it; 3 order every such pair with the cost model (`scheduler/interleave/planner.py`), within the memory of the plain order plus
-    `extra_live_bytes`; 4 issue receives before the sends that the neighbour takes only after sending. `insert-events` orders what
-    crosses streams between jobs.
+    `extra_live_bytes`; 4 issue receives before the sends that the neighbour takes only after sending; 5 inside jobs of one part start
+    collectives as early as they can (`scheduler/interleave/part_order.py`). `insert-events` orders what crosses streams between jobs.
 
     Options:
         interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a lag and depth for each stage: the
