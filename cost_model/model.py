@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from statistics import median
 from typing import Any
 
@@ -30,12 +29,10 @@ ATTENTION_ERROR = 5.0
 LAUNCH, IDLE = 5.0, 10.0
 """A sample that takes at most LAUNCH times the shortest kernel (traced ones hold two events), and IDLE times as long as its traffic, is the
 time of a launch."""
-_ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
-_ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking", "dst_place_type")
-
-
 MOST_KNOWN = 200_000
 """Operations whose signature is remembered."""
+_ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
+_ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking", "dst_place_type")
 
 
 class CostModel(Costs):
@@ -63,7 +60,7 @@ class CostModel(Costs):
         self._number_of: dict[tuple[int, int], tuple[Op, Values, int]] = {}
         self._known: dict[int, Estimate] = {}
         self._categories: dict[int, str] = {}
-        self._beside_wait: dict[Any, float] = {}
+        self._beside_wait: dict[int, float] = {}
         self._slowness = self._memory_slowness()
 
     @staticmethod
@@ -114,9 +111,9 @@ class CostModel(Costs):
 
     def stretch_beside_wait(self, op: Op, values: Values, groups: Groups) -> float:
         """As in `Costs`; products by the size of their result where the profile has it, of several in one operation the mean by time."""
-        key = _signature(op, values, groups)
+        key = self._number(op, values, groups)
         if key not in self._beside_wait:
-            found = [(self.part_time(part).dur_ns, self._pairs.product_beside_wait(prod(size for name, size in part.dims if name != "k")))
+            found = [(self.part_time(part).dur_ns, self._pairs.product_beside_wait(part.result_elements))
                      for part in work_of(op, values).parts if part.family == "gemm"]  # fmt: skip
             known = [(dur, factor) for dur, factor in found if factor is not None]
             total = sum(dur for dur, _ in known)

@@ -39,6 +39,11 @@ class Part:
     flops: int
     size_bytes: int
 
+    @property
+    def result_elements(self) -> int:
+        """Elements of a product's result."""
+        return prod(size for name, size in self.dims if name != "k")
+
 
 @dataclass(frozen=True, slots=True)
 class Work:

@@ -16,7 +16,6 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,8 +109,7 @@ def results_of_products(program: Program) -> dict[int, int]:
     """Operation -> elements of its result, of the operations that are one product."""
     values, _ = tables_of(program)
     parts = {op.id: work_of(op, values).parts for op in program.ops}
-    return {op: prod(size for name, size in found[0].dims if name != "k") for op, found in parts.items()
-            if len(found) == 1 and found[0].family == "gemm"}  # fmt: skip
+    return {op: found[0].result_elements for op, found in parts.items() if len(found) == 1 and found[0].family == "gemm"}
 
 
 def op_of(label: str) -> int:
