@@ -19,7 +19,7 @@ help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, stock against Interlace; plan a large one (about 2 minutes)"
 	@echo "make test-fast  the tests that need no Paddle, without long searches (under 2 minutes on 2 cores)"
 	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 2)"
-	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration (an hour)"
+	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration, and training on up to eight ranks (an hour)"
 	@echo "make mutants  plants small faults and says which the tests do not find (ONLY=\"word ...\" for some of them)"
 	@echo "make lint     ruff and mypy"
 	@echo "make testbed  build the custom device that stands for a GPU in tests"
@@ -79,6 +79,7 @@ test-fast: $(FAST)
 
 test-long: setup
 	$(PYTEST) --examples 10 -m "not paddle and not main_thread"
+	$(PYTEST) --long -m long
 
 mutants: setup
 	$(BIN)/python -m tests.mutants.run $(ONLY)

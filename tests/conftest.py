@@ -19,8 +19,9 @@ from tests import proofs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--update-golden` rewrites expected texts; review the difference before you commit it."""
+    """`--update-golden` rewrites expected texts; review the difference before you commit it. `--long`: see the mark of that name."""
     parser.addoption("--update-golden", action="store_true", help="rewrite expected texts instead of comparing with them")
+    parser.addoption("--long", action="store_true", help="run tests marked long too")
     parser.addoption("--examples", type=int, default=1, help="run random tests with so many times their examples")
 
 
@@ -41,6 +42,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if config.getoption("--examples") > 1:
         _give_more_examples(items, config.getoption("--examples"))
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="long: `make test-long`, or `pytest --long`"))
     if not config.pluginmanager.hasplugin("xdist"):
         return
     items.sort(key=lambda item: next((k for k, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG)))

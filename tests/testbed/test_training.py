@@ -18,7 +18,7 @@ from interlace.local.launch import LaunchResult, launch
 from testbed import device
 from tests.testbed.variant import need_ranks, switches
 from tests.training import test_zoo
-from tests.training.test_training import ON_THE_TESTBED, configured, few_layers, lines_of, require_asked
+from tests.training.test_training import LONG, ON_THE_TESTBED, configured, few_layers, lines_of, require_asked
 
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -159,7 +159,12 @@ def stocks() -> dict[str, LaunchResult]:
     return {}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(stock_key(name))) for name in ON_THE_TESTBED])
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """Cases with the same run of stock Paddle stay together."""
+    return [pytest.mark.xdist_group(stock_key(name)), *[pytest.mark.long] * (name in LONG)]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ON_THE_TESTBED])
 def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, stocks: dict[str, LaunchResult], name: str) -> None:
     """Equal results, no races, first reader, many ranks."""
     options = ON_THE_TESTBED[name][3]

@@ -66,6 +66,9 @@ UNCAPTURED = {
         2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2",
         {"schedule_1f1b": ROOMY, "drop_recompute": {"recomputed": 0}},
     ),
+    "mp2 sequence parallel, full recompute": (
+        2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2", {"schedule_1f1b": ROOMY}
+    ),
     "pp2, recompute of which some is left out, some is added, and offload": (
         2, "gpt", "--pp 2 --recompute mlp --seq-len 128",
         {"schedule_1f1b": ROOMY, "drop_recompute": {"recomputed": [9, 21]}, "offload_activations": OFFLOAD},
@@ -85,8 +88,9 @@ UNCAPTURED = {
     "dp2 mp2 sharding 3, clip": (
         4, "llama", "--dp 2 --mp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2", {"schedule_1f1b": MIXED}
     ),
-    "dp2, experts, shared expert, clip": (
-        2, "moe", "--dp 2 --flat-mesh --shared-expert --clip-grad 1 --schedule 1F1B --micro-batches 2", {"schedule_1f1b": MIXED}
+    "dp2, experts, shared expert, clip, recompute and offload by module": (
+        2, "moe", "--dp 2 --flat-mesh --shared-expert --recompute mlp --clip-grad 1 --schedule 1F1B --micro-batches 2",
+        {"schedule_1f1b": MIXED, "offload_activations": {"modules": ["attention"], "min_bytes": 64}},
     ),
     "dp2 pp2, experts, pp + 1 micro-batches": (
         4, "moe", "--dp 2 --pp 2 --micro-batches 3 --batch-size 6", {"schedule_1f1b": ROOMY}
@@ -94,7 +98,21 @@ UNCAPTURED = {
 }  # fmt: skip
 """Their programs are not among the stored ones of `tests/captured`."""
 
-ON_THE_TESTBED = {**CASES, **UNCAPTURED}
+LONG = {
+    "dp2 mp2 pp2, experts": (
+        8, "moe", "--dp 2 --mp 2 --pp 2 --micro-batches 3 --batch-size 6 --dense-every 0 --hidden 32 --heads 4 --vocab 64 --seq-len 16",
+        {"schedule_1f1b": ROOMY},
+    ),
+    "dp2 mp2 sharding 2": (4, "llama", "--dp 2 --mp 2 --sharding-stage 2 --schedule 1F1B --micro-batches 3 --batch-size 6",
+                           {"schedule_1f1b": MIXED}),
+    "dp2 mp2 sharding 1 over fused buffers": (
+        4, "llama", "--dp 2 --mp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --schedule 1F1B --micro-batches 2",
+        {"schedule_1f1b": ROOMY},
+    ),
+}  # fmt: skip
+"""On the testbed and on CPU ranks, with `make test-long` only. (Paddle fuses buffers in sharding stage 1 only.)"""
+
+ON_THE_TESTBED = {**CASES, **UNCAPTURED, **LONG}
 ON_CPU_RANKS = {
     "dp2 sharding 1 over fused buffers, clip": (
         2, "llama", "--dp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --clip-grad 1 --schedule 1F1B --micro-batches 2",
@@ -103,6 +121,12 @@ ON_CPU_RANKS = {
 }  # fmt: skip
 """The executor's in-place pass, which runs on CPU ranks, puts clipped gradients into the fused buffer."""
 ALSO_ON_CPU_RANKS = ("one rank, accumulation, offload", "mp2, clip, accumulation: column overlap", "pp2 vpp2 mp2 mixed")
+LONG_ON_CPU_RANKS = (
+    *LONG, "dp2, experts, shared expert, clip, recompute and offload by module", "dp2 pp2, experts, pp + 1 micro-batches",
+    "dp2 mp2 sharding 1, clip", "dp2 mp2 sharding 3, clip", "mp2 sequence parallel, full recompute",
+    "pp2, all offload, 2 pp + 1 micro-batches",
+)  # fmt: skip
+"""Collectives of every kind: experts, sharding, sequence parallelism."""
 
 ROWS = """
 0 | 0F 1F 0B+2F 1B+3F 2B 3B O
@@ -169,9 +193,12 @@ def require_asked(passes: list[list[dict[str, Any]]], options: dict[str, Any]) -
         assert any("moves" in line for line in lines_of(passes, "offload-activations"))
 
 
-@pytest.mark.parametrize("name", [*ALSO_ON_CPU_RANKS, *ON_CPU_RANKS])
+ON_CPU = (*ALSO_ON_CPU_RANKS, *ON_CPU_RANKS, *(pytest.param(name, marks=pytest.mark.long) for name in LONG_ON_CPU_RANKS))
+
+
+@pytest.mark.parametrize("name", ON_CPU)
 def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
-    world, model, words, options = {**CASES, **ON_CPU_RANKS}[name]
+    world, model, words, options = {**ON_THE_TESTBED, **ON_CPU_RANKS}[name]
     require_asked(passes_of(verified(tmp_path, world, model, few_layers(words), options)), options)
 
 
