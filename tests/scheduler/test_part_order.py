@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from interlace.cost_model import CostModel
 from interlace.ir import Graph, Op, Program, parse
 from interlace.ir.graph import dependencies, is_topological
 from interlace.scheduler.interleave.part_order import early_collectives
 from interlace.scheduler.interleave.planner import PartOps
 
-COST = CostModel.from_table({"comm": 1000, "gemm": 1000, "default": 10})
+COST = CostModel.from_table({"comm": 1000, "gemm": 1000, "reshape": 0, "default": 10})
 HEAD = "program rank=0 world=2 mode=train\ngroup 7 = 0,1\n"
 EXPERTS = HEAD + """#0 %0:float32[4] = pd_op.data() forward
 #1 %1:float32[4]!"w" = builtin.parameter() forward
@@ -45,7 +47,7 @@ def ordered(text: str, kind: str = "F", spare: int = 1000) -> list[int]:
     made: Program = parse(text)
     ops: list[Op] = [op for op in made.ops if op.name.startswith("pd_op")]
     found = [op.id for op in early_collectives(made, PartOps(kind, kind, ops), COST, spare)]
-    assert sorted(found) == [op.id for op in ops]
+    assert sorted(found) == sorted(op.id for op in ops)
     assert is_topological(found, dependencies(Graph(made), ops))
     return found
 
@@ -61,6 +63,37 @@ def test_a_parameter_is_gathered_beneath_the_products_before_its_reader_and_no_e
     assert order == [4, 5, 9, 6, 7, 10, 13, 11, 12, 14]
 
 
+def test_what_a_gathering_needs_comes_before_it() -> None:
+    """Nothing but the gathering needs the cast, so that it has no turn of its own."""
+    order = ordered(re.sub(r"matmul\((%[056]), %4\)", r"matmul(\1, %0)", GATHERS))
+    assert order.index(8) < order.index(9) < order.index(6)
+
+
+def test_parameters_on_one_stream_are_gathered_in_time_one_after_another() -> None:
+    """All three are needed at once: the first of them is due six durations earlier."""
+    products = "".join(f"#{k} %{k}:float32[4] = pd_op.matmul(%{k - 1 if k > 10 else 0}, %0) forward\n" for k in range(10, 18))
+    gathered = "".join(f"#{17 + k} %{17 + k}:float32[4] = pd_op.all_gather(%{k}) forward group=7\n" for k in (1, 2, 3))
+    order = ordered(GATHERS[: GATHERS.index("#4")] + products + gathered + "#21 %21:float32[4] = pd_op.add(%17, %18, %19, %20) forward\n")
+    assert [op_id for op_id in order if op_id] == [10, 11, 18, 12, 13, 19, 14, 15, 20, 16, 17, 21]
+
+
+def test_a_collective_of_what_takes_long_to_compute_starts_as_early_as_it_can() -> None:
+    """Unlike a gathered parameter: what it needs comes first of all, however far its reader is."""
+    products = "".join(f"#{k} %{k}:float32[4] = pd_op.matmul(%{k - 1 if k > 10 else 0}, %1) forward\n" for k in range(10, 16))
+    order = ordered(EXPERTS[: EXPERTS.index("#2")] + products + """#20 %20:float32[4] = pd_op.matmul(%0, %1) forward
+#21 %21:float32[4] = pd_op.all_to_all(%20) forward group=7
+#22 %22:float32[4] = pd_op.add(%15, %21) forward
+#23 %23:float32[4] = pd_op.all_to_all(%22) forward group=7
+""")
+    assert [op_id for op_id in order if op_id][:3] == [20, 21, 10]
+
+
+def test_an_order_that_gains_nothing_is_not_taken() -> None:
+    """What the collective does not need stands in front of it, and takes no time."""
+    text = EXPERTS.replace("#3 %3:float32[4] = pd_op.matmul(%2, %1)", "#3 %3:float32[4] = pd_op.reshape(%2)")
+    assert ordered(text) == [0, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
 def test_memory_bounds_what_is_put_off() -> None:
     """What the weights are computed from is large, and so are the tokens that arrive: put off, both are there at once."""
     text = EXPERTS.replace("%2:float32[4]", "%2:float32[400]").replace("%5:float32[4]", "%5:float32[400]")
@@ -73,6 +106,16 @@ def test_weight_gradients_keep_their_places() -> None:
     text = EXPERTS.replace(") forward", ") backward").replace("#9 %9:float32[4] = pd_op.all_to_all(%8) backward group=7\n", "")
     order = ordered(text.replace("() backward", "() forward"), kind="B")
     assert order.index(3) < order.index(5)
+
+
+def test_weight_gradients_follow_what_they_need_where_that_is_put_off() -> None:
+    """One needs the product that is put off; another needs nothing, and keeps what comes before it in program order there."""
+    text = EXPERTS.replace(") forward", ") backward").replace("() backward", "() forward")
+    text = text.replace("#4 ", "#20 %20:float32[4] = pd_op.matmul(%3, %0) backward\n#4 ")
+    text = text.replace("#8 ", "#21 %21:float32[4] = pd_op.matmul(%0, %0) backward\n#8 ")
+    order = ordered(text, kind="B")
+    assert order.index(5) < order.index(3) < order.index(20)
+    assert order.index(7) < order.index(21)
 
 
 def test_a_part_without_collectives_keeps_its_order() -> None:
