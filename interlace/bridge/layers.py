@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from interlace.ir import ABSENT, Op, Value
-from interlace.ir.kinds import PARAMETER
+from interlace.ir.kinds import BOUNDARY, PARAMETER, is_collective
 
 
 class LayerNames(msgspec.Struct, frozen=True):
@@ -35,37 +35,71 @@ class LayerNames(msgspec.Struct, frozen=True):
 
 
 def name_layers(ops: Sequence[Op], values: Sequence[Value], paths: Sequence[str], names: LayerNames) -> list[Op]:
-    """The same operations with `layer` set where it is known; `paths` has Paddle's class path of each operation."""
-    modules = _modules_of_paths(ops, values, paths, names)
+    """The same operations with `layer` set where it is known; `paths` has Paddle's class path of each operation.
+
+    Of the optimizer, collectives alone belong to a layer: that of the gradient or parameter which they carry, if it is one layer's.
+    """
+    owners = _owners(ops, values, paths, names)
+    modules = _modules_of_paths(ops, paths, owners)
     layers: dict[int, str] = {}
-    flow = _Flow()
+    flow = _Flow(owners)
     for op, path in zip(ops, paths, strict=True):
         layers[op.id] = modules.get(path, "") or flow.layer_of(op, layers)
         flow.add(op)
-    return [msgspec.structs.replace(op, layer=layers[op.id]) if layers[op.id] else op for op in ops]
+    shown = {op.id: layers[op.id] for op in ops if op.role != "optimize" or is_collective(op)}
+    return [msgspec.structs.replace(op, layer=shown[op.id]) if shown.get(op.id) else op for op in ops]
+
+
+def _owners(ops: Sequence[Op], values: Sequence[Value], paths: Sequence[str], names: LayerNames) -> dict[int, str]:
+    """Values -> the module whose parameter they are, or are made from outside of all layers: gathered (sharding stage 3), cast."""
+    found: dict[int, str] = {}
+    constants: set[int] = {ABSENT}
+    for op, path in zip(ops, paths, strict=True):
+        read = set(op.operands) - constants
+        if op.name == PARAMETER:
+            found[op.results[0]] = names.owners.get(values[op.results[0]].name, "")
+        elif op.name not in BOUNDARY and not op.operands:
+            constants.update(op.results)
+        elif not path and op.role != "optimize" and len(modules := {found.get(value, "") for value in read}) == 1:
+            found.update(dict.fromkeys(op.results, modules.pop()))
+    return {value: module for value, module in found.items() if module}
 
 
 @dataclass(slots=True)
 class _Flow:
-    """The operations seen so far, by the values that they compute and read."""
+    """The operations seen so far, by the values that they compute and read; and the modules that values belong to from the start."""
 
+    owners: Mapping[int, str]
     made_by: dict[int, Op] = field(default_factory=dict)
     read_by: dict[int, list[Op]] = field(default_factory=dict)
+    written_by: dict[int, Op] = field(default_factory=dict)
 
     def add(self, op: Op) -> None:
         """Add the next operation."""
         self.made_by.update(dict.fromkeys(op.results, op))
+        self.written_by.update({op.operands[operand]: op for _, operand in op.inplace})
         for value in set(op.operands) - {ABSENT}:
             self.read_by.setdefault(value, []).append(op)
 
     def layer_of(self, op: Op, layers: Mapping[int, str]) -> str:
-        """Of the forward operation it differentiates, else of the first operand that has one."""
+        """Of the parameter it gathers or casts, or of the forward operation it differentiates, else of the first operand that has one.
+
+        In the optimizer, where operands meet: the one layer that they have.
+        """
         if op.role == "optimize":
-            return ""
+            found = {self._last(value, layers) for value in op.operands} - {""}
+            return found.pop() if len(found) == 1 else ""
+        if op.name != PARAMETER and op.results and op.results[0] in self.owners:
+            return self.owners[op.results[0]]
         twin = self._differentiated(op)
         near = [twin] if twin else []
         near += [self.made_by[value] for value in op.operands if value in self.made_by]
         return next((layers[other.id] for other in near if layers[other.id]), "")
+
+    def _last(self, value: int, layers: Mapping[int, str]) -> str:
+        """The layer of what wrote a value last, or of what it belongs to."""
+        writer = self.written_by.get(value) or self.made_by.get(value)
+        return (layers[writer.id] if writer else "") or self.owners.get(value, "")
 
     def _differentiated(self, op: Op) -> Op | None:
         if not op.kind.endswith("_grad"):
@@ -76,15 +110,12 @@ class _Flow:
         return max(near, key=lambda other: len(mine & {*other.operands, *other.results}), default=None)
 
 
-def _modules_of_paths(ops: Sequence[Op], values: Sequence[Value], paths: Sequence[str], names: LayerNames) -> dict[str, str]:
+def _modules_of_paths(ops: Sequence[Op], paths: Sequence[str], owners: Mapping[int, str]) -> dict[str, str]:
     """Class path -> module: by the parameters its operations read, then by the paths below it, else the path itself."""
-    parameter = {op.results[0]: values[op.results[0]].name for op in ops if op.name == PARAMETER}
     votes: dict[str, Counter[str]] = {}
     for op, path in zip(ops, paths, strict=True):
-        for value in op.operands:
-            owner = names.owners.get(parameter.get(value, ""), "")
-            if path and owner:
-                votes.setdefault(path, Counter())[owner] += 1
+        for owner in (owners[value] for value in op.operands if path and value in owners):
+            votes.setdefault(path, Counter())[owner] += 1
     known = {path: min(count, key=lambda o: (-count[o], o)) for path, count in votes.items()}
     for path in sorted(known, key=lambda p: (-p.count("/"), p)):
         _learn_parents(path, known)
