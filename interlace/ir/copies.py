@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from interlace.ir import Op, OpInstance, Program, Value
 from interlace.ir.kinds import is_copy
+from interlace.ir.per_ops import once_per_items, once_per_ops
 
 
 @dataclass(slots=True)
@@ -26,16 +27,17 @@ class Variant:
     micro_batches: list[int]
 
 
-def omitted_copies(program: Program) -> set[OpInstance]:
+@once_per_items
+def omitted_copies(program: Program) -> frozenset[OpInstance]:
     """Op instances of copies that passes added and that no job runs: for that micro-batch the result is the operand.
 
     A program without jobs has none. Cost O(op instances).
     """
     copies = {op.id for op in program.ops if is_copy(op) and op.role != "optimize" and op.origin < 0}
     if not copies or not program.jobs:
-        return set()
+        return frozenset()
     present = {item for job in program.jobs for item in job.items if item[0] in copies}
-    return {(op_id, m) for op_id in copies for m in range(program.pipeline.num_micro_batches)} - present
+    return frozenset((op_id, m) for op_id in copies for m in range(program.pipeline.num_micro_batches)) - present
 
 
 def variants(program: Program) -> list[Variant]:
@@ -53,6 +55,17 @@ def without(program: Program, absent: frozenset[int]) -> Program:
     """The program without some copies: their results, and all values that share the results' memory, become their operands."""
     if not absent:
         return program
+    known = _known(program)
+    if absent not in known:
+        known[absent] = _without(program, absent)
+    return program.with_ops(*known[absent])
+
+
+_known: Callable[[Program], dict[frozenset[int], tuple[tuple[Op, ...], tuple[Value, ...]]]] = once_per_ops(lambda program: {})
+"""By copies that are left out: operations and values of what is left, the same tuples each time."""
+
+
+def _without(program: Program, absent: frozenset[int]) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
     storage = {value.id: value.storage for value in program.values}
     renamed: dict[int, int] = {}
     moved: dict[int, int] = {}
@@ -65,8 +78,7 @@ def without(program: Program, absent: frozenset[int]) -> Program:
             moved[storage[op.results[0]]] = moved.get(home, home)
         else:
             kept.append(op if operands == op.operands else msgspec.structs.replace(op, operands=operands))
-    values = [_moved(value, moved) for value in program.values if value.id not in renamed]
-    return program.with_ops(kept, values)
+    return tuple(kept), tuple(_moved(value, moved) for value in program.values if value.id not in renamed)
 
 
 def _moved(value: Value, moved: dict[int, int]) -> Value:

@@ -1,4 +1,5 @@
-"""Tables that follow from a program's operations and values alone: made once, however often its jobs and events change."""
+"""Tables that follow from a program's operations and values alone, or from the items of its jobs besides: made once, however often
+events and waits of the host change."""
 
 from __future__ import annotations
 
@@ -22,18 +23,28 @@ def once_per_ops(make: Callable[[Program], Made]) -> Callable[[Program], Made]:
     >>> count(program) is count(program.with_ops(program.ops))
     True
     """
-    known: OrderedDict[tuple[int, int], tuple[Any, Made]] = OrderedDict()
+    return _once(make, lambda program: (program.ops, program.values))
+
+
+def once_per_items(make: Callable[[Program], Made]) -> Callable[[Program], Made]:
+    """As `once_per_ops`, for programs whose jobs hold the same tuples of op instances besides."""
+    return _once(make, lambda program: (program.ops, program.values, program.pipeline, *(job.items for job in program.jobs)))
+
+
+def _once(make: Callable[[Program], Made], parts_of: Callable[[Program], tuple[Any, ...]]) -> Callable[[Program], Made]:
+    known: OrderedDict[tuple[int, ...], tuple[Any, Made]] = OrderedDict()
     lock = threading.Lock()
 
     def made(program: Program) -> Made:
-        key = id(program.ops), id(program.values)
+        parts = parts_of(program)
+        key = tuple(map(id, parts))
         with lock:
             if key in known:
                 known.move_to_end(key)
                 return known[key][1]
         found = make(program)
         with lock:
-            known[key] = (program.ops, program.values), found  # keeps the tuples alive, so that no other gets their ids
+            known[key] = parts, found  # keeps the parts alive, so that no others get their ids
             if len(known) > KEPT:
                 known.popitem(last=False)
         return found

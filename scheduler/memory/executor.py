@@ -9,14 +9,16 @@ paddle/fluid/pir/transforms/general/inplace_pass.cc.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from interlace.ir import ABSENT, Graph, Op, Program, Value
 from interlace.ir.copies import Variant, variants
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SHADOW_OUTPUT, SPLIT, is_comm
+from interlace.ir.per_ops import once_per_items
 from interlace.ir.storage import feed_items
 from interlace.scheduler.target import Target
 
@@ -59,11 +61,19 @@ def forms(program: Program, target: Target) -> list[Form]:
     """The forms in which the target's executor runs a scheduled program's micro-batches; cost O(micro-batches x ops)."""
     if target.runs_as_written:
         return [Form(variant.program, variant.micro_batches) for variant in variants(program)]
-    issued: dict[int, dict[int, tuple[int, int]]] = {}
-    items = ((number, item) for number, job in enumerate(program.jobs) for item in job.items)
-    for index, (job, (op_id, micro_batch)) in enumerate(items):
-        issued.setdefault(micro_batch, {})[op_id] = (job, index)
-    return [form for variant in variants(program) for form in _forms_of(variant, issued, target)]
+    known = _known_forms(program)
+    rules = (target.in_place_pass, target.late_results, target.keeps_shapes, *target.workspace.items())
+    if rules not in known:
+        issued: dict[int, dict[int, tuple[int, int]]] = {}
+        items = ((number, item) for number, job in enumerate(program.jobs) for item in job.items)
+        for index, (job, (op_id, micro_batch)) in enumerate(items):
+            issued.setdefault(micro_batch, {})[op_id] = (job, index)
+        known[rules] = [form for variant in variants(program) for form in _forms_of(variant, issued, target)]
+    return known[rules]
+
+
+_known_forms: Callable[[Program], dict[tuple[Any, ...], list[Form]]] = once_per_items(lambda program: {})
+"""By the rules of a target that decide on them."""
 
 
 def feed_bytes(program: Program, target: Target) -> int:
@@ -82,16 +92,26 @@ def feed_bytes(program: Program, target: Target) -> int:
 def _forms_of(variant: Variant, issued: Mapping[int, dict[int, tuple[int, int]]], target: Target) -> list[Form]:
     graph = Graph(variant.program)
     alike: dict[tuple[frozenset[int], frozenset[int], frozenset[int]], list[int]] = {}
+    runs: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for micro_batch in variant.micro_batches:
-        run = _Run(graph, issued.get(micro_batch, {}))
+        runs.setdefault(_shape(issued.get(micro_batch, {})), []).append(micro_batch)
+    for shape, members in runs.items():
+        run = _Run(graph, {op_id: (job, index) for index, (op_id, job) in enumerate(shape)})
         lasting = run.lasting() if target.keeps_shapes else frozenset()
         chosen = run.in_place(lasting) if target.in_place_pass else frozenset()
         late = run.late() if target.late_results else frozenset()
-        alike.setdefault((chosen, lasting, late), []).append(micro_batch)
+        alike.setdefault((chosen, lasting, late), []).extend(members)
     workspace = {op.id: size for op in variant.program.ops if (size := _workspace(graph, op, target))}
-    return [Form(_rewritten(graph, chosen, lasting), members, late, workspace,
+    return [Form(_rewritten(graph, chosen, lasting), sorted(members), late, workspace,
                  sum(max(0, graph.values[home].size_bytes) for home in lasting))
             for (chosen, lasting, late), members in alike.items()]  # fmt: skip
+
+
+def _shape(step: Mapping[int, tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The ops of a micro-batch in issue order, each with its job; jobs are numbered among those of the micro-batch and the step's first, so
+    that micro-batches which run alike have one shape."""
+    number = {job: k for k, job in enumerate(sorted({0, *(job for job, _ in step.values())}))}
+    return tuple((op_id, number[job]) for op_id, (job, _) in step.items())
 
 
 def _workspace(graph: Graph, op: Op, target: Target) -> int:

@@ -8,7 +8,7 @@ storages are always live and counted once (`base`). Inputs are live from the sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from interlace.ir import OpInstance, Program
-from interlace.ir.copies import indices_by_op
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import storages_of
@@ -30,6 +29,8 @@ Pool = Literal["device", "pinned", "all"]
 """Kinds of memory; `all` is the sum, for targets whose device memory is the host's."""
 END = 1 << 61
 """The end of the step as a time: later than any other."""
+AT_ONCE = 16
+"""Micro-batches whose instances are found together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,15 +232,12 @@ class OrderMemory:
 
     def __init__(self, program: Program, target: Target = IDEAL) -> None:
         found = forms(program, target)
-        self.tables: dict[int, Lifetimes] = {}
-        self.late: dict[int, Ints] = {}
-        for form in found:
-            self.tables |= dict.fromkeys(form.micro_batches, lifetimes(form.program, form.workspace))
-            self.late |= dict.fromkeys(form.micro_batches, _ints(sorted(form.late)))
-        self.base = dict(self.tables[0].base) if target.runs_as_written else dict(lifetimes(program).base)
+        self.tables = [(lifetimes(form.program, form.workspace), _ints(sorted(form.late)), form.micro_batches) for form in found]
+        first = next(table for table, _, micro_batches in self.tables if 0 in micro_batches)
+        self.base = dict(first.base) if target.runs_as_written else dict(lifetimes(program).base)
         lasting_bytes = sum(len(form.micro_batches) * form.lasting_bytes for form in found)
         self.base["device"] += lasting_bytes + feed_bytes(program, target)
-        self.unknown = self.tables[0].unknown
+        self.unknown = first.unknown
         self.inputs = _ints(sorted(op.id for op in program.ops if op.name == DATA))
         self.num_ids = 1 + max((op.id for op in program.ops), default=-1)
 
@@ -269,35 +267,48 @@ class OrderMemory:
             complete, stream: When each has completed, and its stream. If given, the last reader of a variable needs its operand
                 until it has completed, if it runs on another stream than the producer.
         """
-        rows = [self._instances(self.tables[micro_batch], index, micro_batch, alloc, free, complete, stream)
-                for micro_batch, index in indices_by_op(items, self.num_ids)]  # fmt: skip
-        return Lives(*(np.concatenate([getattr(row, name) for row in rows]) for name in Lives.__slots__))
+        found = [self._instances(table, late, mine, items, alloc, free, complete, stream)
+                 for table, late, micro_batches in self.tables for mine in _some(micro_batches)]  # fmt: skip
+        lives = Lives(*(np.concatenate([getattr(each, name) for each in found]) for name in Lives.__slots__))
+        order = np.argsort(lives.micro_batch, kind="stable")
+        return Lives(*(getattr(lives, name)[order] for name in Lives.__slots__)) if len(self.tables) > 1 else lives
 
-    def _instances(self, table: Lifetimes, index: Ints, micro_batch: int, alloc: Ints, free: Ints, complete: Ints | None,
-                   stream: Ints | None) -> Lives:  # fmt: skip
-        """The instances of one micro-batch; `index` is op id -> index of its op instance, -1 if it has none."""
-        at = index[table.producer]
-        reads = index[table.reader]
+    def _instances(self, table: Lifetimes, late: Ints, micro_batches: Sequence[int], items: Ints, alloc: Ints, free: Ints,
+                   complete: Ints | None, stream: Ints | None) -> Lives:  # fmt: skip
+        """The instances of some micro-batches, `[micro-batches, rows]` before those that are not there are left out."""
+        index = self._index(items, micro_batches)
+        at = index[:, table.producer]
+        reads = index[:, table.reader]
         ends = np.where(reads >= 0, free[reads], 0)
-        away = np.zeros(len(reads), np.bool_)
+        away = np.zeros(reads.shape, np.bool_)
         if complete is not None and stream is not None:
-            home = np.repeat(at, np.diff(table.reader_first))
-            is_last = reads == np.repeat(_most(reads, table.variable_first), np.diff(table.variable_first))
+            home = np.repeat(at, np.diff(table.reader_first), axis=1)
+            is_last = reads == np.repeat(_most(reads, table.variable_first), np.diff(table.variable_first), axis=1)
             away = is_last & (reads >= 0) & (home >= 0) & (stream[reads] != stream[home])
             ends = np.where(away, np.maximum(ends, complete[reads]), ends)
         free_at, last_read = (_most(column, table.reader_first) for column in (ends, reads))
         is_input = np.isin(table.producer, self.inputs)
         there = (at >= 0) | (is_input & (last_read >= 0))
-        first = self._first_use(table, at, reads, self.late[micro_batch])
+        first = self._first_use(table, at, reads, late)
         alloc_at = np.where(is_input, 0, alloc[first])
         free_at = np.maximum(free_at, alloc_at)
-        by_issue = np.zeros(len(at), np.bool_) if complete is None else ~_most(away, table.reader_first).astype(np.bool_)
+        by_issue = np.zeros(at.shape, np.bool_) if complete is None else ~_most(away, table.reader_first).astype(np.bool_)
         tie = np.where((free_at == alloc_at) | by_issue, 2 * last_read + 2, 0)
         free_at = np.where(table.output, END, free_at)
+        row, column = np.nonzero(there)
         return Lives(
-            alloc_at[there], free_at[there], 2 * first[there] + 1, tie[there], table.size[there], table.pinned[there],
-            table.producer[there], np.full(int(there.sum()), micro_batch, np.int64),
+            alloc_at[there], free_at[there], 2 * first[there] + 1, tie[there], table.size[column], table.pinned[column],
+            table.producer[column], _ints(micro_batches)[row],
         )  # fmt: skip
+
+    def _index(self, items: Ints, micro_batches: Sequence[int]) -> Ints:
+        """Op id -> index of its op instance of each micro-batch, -1 if there is none. `[micro-batches, ids]`"""
+        place = np.full(1 + max(*micro_batches, int(items[:, 1].max(initial=0))), -1, np.int64)
+        place[micro_batches] = np.arange(len(micro_batches))
+        mine = np.flatnonzero(place[items[:, 1]] >= 0)
+        index = np.full((len(micro_batches), self.num_ids), -1, np.int64)
+        index[place[items[mine, 1]], items[mine, 0]] = mine
+        return index
 
     @staticmethod
     def _first_use(table: Lifetimes, at: Ints, reads: Ints, late: Ints) -> Ints:
@@ -307,14 +318,21 @@ class OrderMemory:
         """
         if not len(late):
             return at
-        later = np.where(reads > np.repeat(at, np.diff(table.reader_first)), reads, END)
-        reader = np.minimum.reduceat(later, table.reader_first[:-1]).astype(np.int64)
+        later = np.where(reads > np.repeat(at, np.diff(table.reader_first), axis=1), reads, END)
+        reader = np.minimum.reduceat(later, table.reader_first[:-1], axis=1).astype(np.int64)
         return np.where(np.isin(table.producer, late) & (reader < END), np.where(reader > at + 1, reader, at), at)
 
 
-def _most(column: npt.NDArray[Any], first: Ints) -> Ints:
-    """The greatest entry of each row; every row has one."""
-    return np.maximum.reduceat(column, first[:-1]).astype(np.int64) if len(first) > 1 else np.empty(0, np.int64)
+def _some(micro_batches: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Micro-batches, so many at a time that tables of them stay small."""
+    return (micro_batches[k : k + AT_ONCE] for k in range(0, len(micro_batches), AT_ONCE))
+
+
+def _most(columns: npt.NDArray[Any], first: Ints) -> Ints:
+    """The greatest entry of each row of a table, for each micro-batch; every row has one. `[micro-batches, rows]`"""
+    if len(first) < 2:
+        return np.empty((len(columns), 0), np.int64)
+    return np.maximum.reduceat(columns, first[:-1], axis=1).astype(np.int64)
 
 
 def _offsets(counts: Sequence[int]) -> Ints:

@@ -24,7 +24,7 @@ from interlace.ir.waits import computes, last_computation
 from interlace.scheduler.memory.live import in_order, lifetimes
 from interlace.scheduler.simulate.arrays import Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
-from interlace.scheduler.simulate.simulator import run
+from interlace.scheduler.simulate.simulator import device_peaks
 from interlace.scheduler.target import GPU, Target
 from interlace.units import size
 
@@ -198,4 +198,4 @@ def _fast_host(sim: SimInput) -> SimInput:
 
 
 def _peak(sim: SimInput, target: Target = GPU) -> int:
-    return run(sim, target=target).ranks[0].peak_bytes
+    return device_peaks(sim, target)[0]

@@ -6,17 +6,30 @@ import msgspec
 import numpy as np
 
 from interlace.errors import PlanError
-from interlace.ir import Graph, Program, dependencies, describe
+from interlace.ir import Graph, OpInstance, Program, dependencies, describe
 from interlace.ir.copies import indices_by_op, variants
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import is_boundary, is_comm
-from interlace.ir.per_ops import once_per_ops
+from interlace.ir.per_ops import once_per_items, once_per_ops
 from interlace.scheduler.simulate.arrays import Flags, Ints, direction, pairs_of, rows
 
 
-def item_order(program: Program, items: Ints) -> Ints:
-    """Pairs `[n, 2]` (before, after) of op instances: by data of one micro-batch, persistable memory, events, and groups."""
-    pairs = [_persistable(program, items), _group_order(program, items), _events(program, items)]
+def item_order(program: Program) -> Ints:
+    """Pairs `[n, 2]` (before, after) of op instances: by data of one micro-batch, persistable memory, groups, and events."""
+    lasting, events = _without_events(program), _events(program)
+    return np.concatenate([lasting, events]) if len(events) else lasting
+
+
+@once_per_items
+def items_of(program: Program) -> Ints:
+    """The op instances of a program's jobs. `[n, 2]`; nobody may change it."""
+    return pairs_of([item for job in program.jobs for item in job.items])
+
+
+@once_per_items
+def _without_events(program: Program) -> Ints:
+    items = items_of(program)
+    pairs = [_persistable(program, items), _group_order(program, items)]
     edges = {m: table for variant in variants(program) for table in [_op_edges(variant.program)] for m in variant.micro_batches}
     num_ids = 1 + max((op.id for op in program.ops), default=-1)
     for micro_batch, index in indices_by_op(items, num_ids):
@@ -35,6 +48,22 @@ def _op_edges(program: Program) -> Ints:
 
 def _persistable(program: Program, items: Ints) -> Ints:
     """Order of accesses to persistable memory, as issued: each access after the write before it, and before the next write."""
+    listed = _persistable_accesses(program)
+    if not len(listed):
+        return np.empty((0, 2), np.int64)
+    starts, order = rows(
+        listed[:, 0], np.arange(len(listed)), 1 + max(int(listed[:, 0].max()), int(items[:, 0].max(initial=0)))
+    )
+    counts = np.diff(starts)[items[:, 0]]
+    who = np.repeat(np.arange(len(items)), counts)
+    within = np.arange(len(who)) - np.repeat(np.cumsum(counts) - counts, counts)
+    found = listed[order[starts[items[who, 0]] + within]]
+    return _write_edges(who, found[:, 1], found[:, 2].astype(np.bool_))
+
+
+@once_per_ops
+def _persistable_accesses(program: Program) -> Ints:
+    """Rows `[n, 3]` of op id, storage, and whether it is a write, for persistable storages that some op writes."""
     graph = Graph(program)
     table, lies_in = graph.storages.storages, graph.storages.numbers
     accesses: dict[int, list[tuple[int, bool]]] = {}
@@ -44,17 +73,7 @@ def _persistable(program: Program, items: Ints) -> Ints:
         accesses[op.id] = [(n, n in written) for n in sorted(accessed) if table[n].persistable]
     ever_written = {n for pairs in accesses.values() for n, write in pairs if write}
     flat = [(op_id, n, write) for op_id, pairs in accesses.items() for n, write in pairs if n in ever_written]
-    if not flat:
-        return np.empty((0, 2), np.int64)
-    listed = np.array(flat, np.int64)
-    starts, order = rows(
-        listed[:, 0], np.arange(len(listed)), 1 + max(int(listed[:, 0].max()), int(items[:, 0].max(initial=0)))
-    )
-    counts = np.diff(starts)[items[:, 0]]
-    who = np.repeat(np.arange(len(items)), counts)
-    within = np.arange(len(who)) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = listed[order[starts[items[who, 0]] + within]]
-    return _write_edges(who, found[:, 1], found[:, 2].astype(np.bool_))
+    return np.array(flat, np.int64).reshape(-1, 3)
 
 
 def _write_edges(who: Ints, storage: Ints, write: Flags) -> Ints:
@@ -92,11 +111,11 @@ def _group_order(program: Program, items: Ints) -> Ints:
     return np.stack([order[:-1][same], order[1:][same]], axis=1)
 
 
-def _events(program: Program, items: Ints) -> Ints:
+def _events(program: Program) -> Ints:
     """Pairs that the plan's events order; events of the jobs that cut the batch and collect the outputs are left out."""
     if not program.events:
         return np.empty((0, 2), np.int64)
-    index = {(int(op), int(m)): k for k, (op, m) in enumerate(items)}
+    index = _index_of_items(program)
     ends = {op.id for op in program.ops if is_boundary(op)}
     pairs = []
     for event in program.events:
@@ -106,6 +125,11 @@ def _events(program: Program, items: Ints) -> Ints:
                 raise PlanError(f"rank {program.rank}: event {event.name!r} names op instance {item}, which no job runs")
         pairs += [(index[event.record], index[item]) for item in named[1:]] if event.record in named else []
     return pairs_of(pairs)
+
+
+@once_per_items
+def _index_of_items(program: Program) -> dict[OpInstance, int]:
+    return {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
 
 
 def reduced(pairs: Ints, stream: Ints, program: Program, items: Ints) -> Ints:

@@ -5,7 +5,7 @@ Op instances are numbered rank by rank in the order in which the host issues the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
 from interlace.ir.kinds import COMPUTE_STREAMS, NO_KERNEL, is_boundary, is_comm, is_copy
+from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.simulate.arrays import (
     COMPUTE,
     MAX_DUR_NS,
@@ -34,7 +35,7 @@ from interlace.scheduler.simulate.arrays import (
     offsets,
     rows,
 )  # fmt: skip
-from interlace.scheduler.simulate.dependences import item_order, reduced
+from interlace.scheduler.simulate.dependences import item_order, items_of, reduced
 from interlace.scheduler.simulate.rendezvous import meetings
 
 __all__ = ["ONE", "Options", "SimInput", "lower"]
@@ -77,11 +78,7 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
         raise PlanError(
             f"rank {program.rank}: the program has no jobs, so nothing to simulate; run a schedule pass on it first"
         )
-    ops = {op.id: op for op in program.ops if not is_boundary(op)}
-    items = np.array([item for job in program.jobs for item in job.items], np.int64).reshape(-1, 2)
-    names = [COMPUTE, *sorted({op.stream for op in ops.values()} - {COMPUTE, *COMPUTE_STREAMS})]
-    stream_of = {name: k for k, name in enumerate(names)} | dict.fromkeys(COMPUTE_STREAMS, 0)
-    table = _OpTable.make(program, ops, cost, options, classes, stream_of)
+    table, items = _table_of(program, cost, options), items_of(program)
     row = table.row[np.minimum(items[:, 0], len(table.row) - 1)]
     if (row < 0).any() or (items[:, 0] >= len(table.row)).any():
         raise PlanError(f"rank {program.rank}: a job has an op that is not in the program; `verify` names it")
@@ -89,41 +86,61 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
     issue, host_end, job_first = _host(program, cost, table.host[row])
     columns = {
         "op": items[:, 0], "micro_batch": items[:, 1], "stream": table.stream[row], "issue": issue, "dur": table.dur[row],
-        "side": table.side[row], "awaits": awaits(program, table.blocking[row], ends), "kind": table.kind[row],
+        "side": table.side[row], "awaits": awaits(program, table.blocking[row], ends),
+        "kind": classes.numbered(table.classes)[table.kind[row]],
     }  # fmt: skip
-    deps = reduced(item_order(program, items), columns["stream"], program, items)
-    return RankItems(program, items, ops, names, columns, deps, host_end, job_first)
+    deps = reduced(item_order(program), columns["stream"], program, items)
+    return RankItems(program, items, table.ops, table.stream_names, columns, deps, host_end, job_first)
 
 
 @dataclass(slots=True)
 class _OpTable:
-    """Columns over the ops of a rank; `row` is op id -> row."""
+    """Columns over the ops of a rank; `row` is op id -> row, and `kind` the place of an op's class in `classes`."""
 
+    ops: dict[int, Op]
+    stream_names: list[str]
     row: Ints
     host: Ints
     dur: Ints
     stream: Ints
     kind: Ints
+    classes: list[Class]
     side: Flags
     blocking: Flags
 
     @staticmethod
-    def make(program: Program, ops: Mapping[int, Op], cost: Costs, options: Options, classes: _Classes,
-             stream_of: Mapping[str, int]) -> _OpTable:  # fmt: skip
+    def make(program: Program, cost: Costs, options: Options) -> _OpTable:
         """Ask the cost model once for every op."""
         values, groups = tables_of(program)
-        listed = list(ops.values())
+        listed = [op for op in program.ops if not is_boundary(op)]
+        ops = {op.id: op for op in listed}
+        names = [COMPUTE, *sorted({op.stream for op in listed} - {COMPUTE, *COMPUTE_STREAMS})]
+        stream_of = {name: k for k, name in enumerate(names)} | dict.fromkeys(COMPUTE_STREAMS, 0)
         row = np.full(1 + max(ops, default=0), -1, np.int64)
         row[list(ops)] = np.arange(len(listed))
         durs = [
             _checked(program, op, 0 if op.name in NO_KERNEL else cost.op_time(op, values, groups).dur_ns) for op in listed
         ]
+        classes = [_class_of(op, cost, values, groups) for op in listed]
+        place = {each: k for k, each in enumerate(dict.fromkeys(classes))}
         return _OpTable(
-            row, ints([cost.host_ns(op) for op in listed]), ints(durs), ints([stream_of[op.stream] for op in listed]),
-            ints([classes.number(op, values, groups) for op in listed]),
-            np.array([_resource(op, values) not in (COMPUTE, NOTHING) for op in listed], np.bool_),
+            ops, names, row, ints([cost.host_ns(op) for op in listed]), ints(durs), ints([stream_of[op.stream] for op in listed]),
+            ints([place[each] for each in classes]), list(place),
+            np.array([resource not in (COMPUTE, NOTHING) for _, resource, _ in classes], np.bool_),
             np.array([options.blocks(op) or (op.origin >= 0 and op.kind in options.blocking) for op in listed], np.bool_),
         )  # fmt: skip
+
+
+def _table_of(program: Program, cost: Costs, options: Options) -> _OpTable:
+    """The table of a program's ops; made once for the same cost model."""
+    known = _known_tables(program)
+    key = (id(cost), program.groups, options.blocks, options.blocking)
+    if key not in known:
+        known[key] = (_OpTable.make(program, cost, options), cost)  # keeps the cost model alive, so that no other gets its id
+    return known[key][0]
+
+
+_known_tables: Callable[[Program], dict[Any, tuple[_OpTable, Costs]]] = once_per_ops(lambda program: {})
 
 
 def _checked(program: Program, op: Op, dur_ns: int) -> int:
@@ -198,19 +215,27 @@ def _host(program: Program, cost: Costs, op_ns: Ints) -> tuple[Ints, int, list[t
     return issue, (int(issue[-1]) if len(issue) else 0) + trailing, job_first
 
 
+Class = tuple[str, str, int]
+"""An interference class: ops of equal category and resource, stretched alike beside a communication that waits for its peers (only
+computation is)."""
+
+
+def _class_of(op: Op, cost: Costs, values: Mapping[int, Value], groups: Mapping[int, Group]) -> Class:
+    resource = _resource(op, values)
+    blocked = _over_one(cost.stretch_beside_wait(op, values, groups)) if resource == COMPUTE else 0
+    return cost.category(op, values, groups), resource, blocked
+
+
 class _Classes:
-    """Numbers the interference classes in order of appearance; ops of equal category and resource, stretched alike beside a communication
-    that waits for its peers (only computation is), have one class."""
+    """Numbers the interference classes in order of appearance."""
 
     def __init__(self, cost: Costs, options: Options) -> None:
         self.cost, self.options = cost, options
-        self.numbers: dict[tuple[str, str, int], int] = {}
+        self.numbers: dict[Class, int] = {}
 
-    def number(self, op: Op, values: Mapping[int, Value], groups: Mapping[int, Group]) -> int:
-        """The class of an op."""
-        resource = _resource(op, values)
-        blocked = _over_one(self.cost.stretch_beside_wait(op, values, groups)) if resource == COMPUTE else 0
-        return self.numbers.setdefault((self.cost.category(op, values, groups), resource, blocked), len(self.numbers))
+    def numbered(self, classes: Sequence[Class]) -> Ints:
+        """The number of each of these classes."""
+        return ints([self.numbers.setdefault(each, len(self.numbers)) for each in classes])
 
     def excess(self) -> Ints:
         """By how much each class is stretched beside each other one, over 1, in units of 1 / ONE."""

@@ -135,13 +135,23 @@ def simulate(
 def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_memory: bool = True) -> Result:
     """Simulate from arrays."""
     compiled = _compiled(engine, sim.num_items)
-    start, ready, end = compiled.run_items(sim) if compiled else Simulation(sim).run()
-    if (end < 0).any():
-        raise Stall(explain_stall(sim, end))
-    times = Times(issue_times(sim, end), ready, start, end)
+    times = _times(sim, compiled)
     split = compiled.split_rank if compiled else split_rank
     profiles = [_profile(sim, times, at, target) for at in range(len(sim.ranks))] if with_memory else []
     return Result(sim, times, _rank_times(sim, times, split, profiles), profiles)
+
+
+def device_peaks(sim: SimInput, target: Target = IDEAL) -> list[int]:
+    """Peak of live device memory of each rank: as `run`, where nothing else of the result is needed."""
+    times = _times(sim, _compiled("auto", sim.num_items))
+    return [_profile(sim, times, at, target).peak("device") for at in range(len(sim.ranks))]
+
+
+def _times(sim: SimInput, compiled: Any) -> Times:
+    start, ready, end = compiled.run_items(sim) if compiled else Simulation(sim).run()
+    if (end < 0).any():
+        raise Stall(explain_stall(sim, end))
+    return Times(issue_times(sim, end), ready, start, end)
 
 
 def _compiled(engine: Engine, num_items: int) -> Any:
