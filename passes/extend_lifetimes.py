@@ -58,13 +58,13 @@ def _with_lifetimes_extended(program: Program, context: Context) -> Program:
     read in another job, or last by another side stream, gets an event instead.
     """
     for _ in range(READER_ROUNDS):
-        missing = _missing_readers(program)
+        missing = _missing_readers(program, context)
         if not missing:
             return program
         index_of = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
         program = _with_readers(program, missing, index_of, context)
     ops = {op.id: op for op in program.ops}
-    for reader in _missing_readers(program):
+    for reader in _missing_readers(program, context):
         context.decline(ops[reader.side], f"%{reader.value} would be freed while it is read, even after {READER_ROUNDS} rounds of added "
                                           f"readers; {describe(ops[reader.last])}, the last of them, waits for it instead")  # fmt: skip
     return program
@@ -87,9 +87,9 @@ class MissingReader:
     waiter: int
 
 
-def _missing_readers(program: Program) -> list[MissingReader]:
+def _missing_readers(program: Program, context: Context) -> list[MissingReader]:
     """All last readers to add, each once."""
-    needs = needs_of(program)
+    needs = needs_of(program, memo=context.memo)
     return list(dict.fromkeys(reader for fault in needs.frees if (reader := _missing_reader(needs, fault)) is not None))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -44,7 +45,7 @@ class InsertEvents(Pass, frozen=True, kw_only=True):
         return None
 
     def run(self, program: Program, context: Context) -> Program:
-        events = events_of(program)
+        events = events_of(program, memo=context.memo)
         if events:
             context.changed.append(f"{len(events)} events between jobs")
         else:
@@ -52,19 +53,20 @@ class InsertEvents(Pass, frozen=True, kw_only=True):
         return msgspec.structs.replace(program, events=events)
 
 
-def events_of(program: Program, known: Iterable[Event] = ()) -> tuple[Event, ...]:
+def events_of(program: Program, known: Iterable[Event] = (), memo: dict[Any, Any] | None = None) -> tuple[Event, ...]:
     """The events that a plan needs besides the known ones: each order that the proof's analysis finds missing becomes an event.
 
     What the executor or an earlier event orders gets none. The last op instance that uses a block waits for readers on other streams
     that may not have completed: Paddle frees a block after its last reader. No event reaches into the next step: accesses to
-    persistable values are waited for by the last op instance of the stream that accesses them first in the next step.
+    persistable values are waited for by the last op instance of the stream that accesses them first in the next step. For `memo` see
+    `needs_of`.
 
     Raises:
         PlanError: The walk still misses orders after `ROUNDS`; the first is named.
     """
     plan = msgspec.structs.replace(program, events=tuple(known))
     for _ in range(ROUNDS):
-        needs = needs_of(plan)
+        needs = needs_of(plan, memo=memo)
         pairs = _missed(needs)
         if not pairs:
             return _in_host_order(plan.events, needs)

@@ -79,9 +79,9 @@ class Pipeline:
             PassError: A contract is broken, or a pass fails or gives a program that does not verify; it names the pass.
         """
         self.check(program)
-        reports = []
+        reports, memo = [], {} if memo is None else memo
         for each in self.passes:
-            context = Context(cost, is_whole=peers is not None, room_bytes=room_bytes, memo={} if memo is None else memo)
+            context = Context(cost, is_whole=peers is not None, room_bytes=room_bytes, memo=memo)
             program, report = self._run_one(each, program, context, peers)
             reports.append(report)
         return program, reports

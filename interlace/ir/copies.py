@@ -87,6 +87,12 @@ def _moved(value: Value, moved: dict[int, int]) -> Value:
     return msgspec.structs.replace(value, storage=moved[value.storage])
 
 
+@once_per_items
+def items_of(program: Program) -> npt.NDArray[np.int64]:
+    """The op instances of a program's jobs. `[n, 2]`; nobody may change it."""
+    return np.array([item for job in program.jobs for item in job.items], np.int64).reshape(-1, 2)
+
+
 def indices_by_op(items: npt.NDArray[np.int64], num_ids: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
     """For each micro-batch a table `[num_ids]`: op id -> index of its op instance in `items`, -1 if there is none.
 

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from typing import Any
 
 from interlace.ir import OpInstance, Program
 from interlace.scheduler.hazards.flat_plan import flatten
@@ -42,8 +44,18 @@ class Needs:
         return plan.program.ops[plan.op[index]].id, plan.micro_batch[index]
 
 
-def needs_of(program: Program, target: Target = STRICT) -> Needs:
-    """Walk a plan and collect what it lacks; cost as of `check` for one rank."""
+def needs_of(program: Program, target: Target = STRICT, memo: dict[Any, Any] | None = None) -> Needs:
+    """Walk a plan and collect what it lacks; cost as of `check` for one rank. In `memo` the last walk stays, for the same plan's next."""
+    if memo is None:
+        return _needs_of(program, target)
+    parts = (program.ops, program.values, program.pipeline, program.jobs, program.events, target)
+    known = memo.pop("needs", None)  # one walk alone is kept, and it is large
+    needs: Needs = known[1] if known and all(map(operator.is_, known[0], parts)) else _needs_of(program, target)
+    memo["needs"] = (parts, needs)
+    return needs
+
+
+def _needs_of(program: Program, target: Target) -> Needs:
     trace = Tracer(flatten(program, target.serial), target, supply=True).run()
     found = Needs(trace, (), tuple(freed_in_use(trace, target)))
     orders = [(found.item(before), found.item(item)) for before, item in trace.wanted]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlace.ir import OpInstance, Program
+from interlace.ir.copies import items_of
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import storages_of
@@ -23,6 +24,7 @@ from interlace.scheduler.memory.executor import feed_bytes, forms
 from interlace.scheduler.target import IDEAL, Target, with_paddles_jobs
 
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 Order = Sequence[OpInstance] | Ints
 """Op instances (`items` in names) one after the other."""
 Pool = Literal["device", "pinned", "all"]
@@ -187,21 +189,25 @@ def _order(lives: Lives) -> Ints:
     return order
 
 
-def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, target: Target = IDEAL) -> Profile:
+def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, target: Target = IDEAL,
+              placed: Placed | None = None) -> Profile:  # fmt: skip
     """Memory of a rank whose op instances were issued, started and ended at these times; arrays in the issue order of its jobs.
 
-    Of what the executor does besides the program, only what it never collects is counted.
+    Of what the executor does besides the program, only what it never collects is counted. `placed`: as `placed_on` gives it, where it
+    is known already.
     """
-    planner = OrderMemory(program, with_paddles_jobs(IDEAL) if target.keeps_shapes else IDEAL)
-    items = _items(program)
+    placed = placed or placed_on(program, stream, target)
     alloc = start if target.alloc == "start" else issue
-    if target.free == "end":
-        lives = planner.lives(items, alloc, end)
-    else:
-        lives = planner.lives(items, alloc, issue, *((end, stream) if target.records_streams else ()))
+    lives = placed.lives(alloc, end) if target.free == "end" else placed.lives(alloc, issue, end)
     if target.keeps_pinned:
         lives.alloc_at[lives.pinned], lives.free_at[lives.pinned] = 0, END
-    return Profile(program, lives, planner.base, planner.unknown)
+    return Profile(program, lives, placed.base, placed.unknown)
+
+
+def placed_on(program: Program, stream: Ints, target: Target = IDEAL) -> Placed:
+    """The storages of a program whose op instances run on these streams; times say when each is there."""
+    planner = OrderMemory(program, with_paddles_jobs(IDEAL) if target.keeps_shapes else IDEAL)
+    return planner.placed(items_of(program), stream if target.free == "issue" and target.records_streams else None)
 
 
 def in_order(program: Program, items: Order | None = None, target: Target = IDEAL) -> Profile:
@@ -210,7 +216,7 @@ def in_order(program: Program, items: Order | None = None, target: Target = IDEA
     A target such as `CPU` adds what its executor does besides the program.
     """
     planner = OrderMemory(program, target)
-    order = _items(program) if items is None else np.asarray(items, np.int64).reshape(-1, 2)
+    order = items_of(program) if items is None else np.asarray(items, np.int64).reshape(-1, 2)
     return Profile(program, planner.order_lives(order), planner.base, planner.unknown)
 
 
@@ -219,8 +225,63 @@ def peak(program: Program) -> list[LiveBytes]:
     return in_order(program).at_peak()
 
 
-def _items(program: Program) -> Ints:
-    return np.array([item for job in program.jobs for item in job.items], np.int64).reshape(-1, 2)
+@dataclass(slots=True)
+class Placed:
+    """The instances of an order of op instances, whenever these run. All `[instances]` unless said otherwise; op instances are indices in
+    the order.
+
+    Attributes:
+        first, last_read: The op instance that allocates it, and the last reader.
+        is_input, output: Whether it is there from the start of the step, and to its end.
+        size, pinned, producer, micro_batch: As in `Lives`.
+        read_first, reads: All readers, -1 for those that are not there. `[instances + 1]`, `[readers]`
+        away_row, away: Last readers of a variable on another stream than the producer, which need it until they have completed; and
+            whose. None where that makes no difference. `[away]`
+        base, unknown: As in `Profile`.
+    """
+
+    first: Ints
+    last_read: Ints
+    is_input: Flags
+    output: Flags
+    size: Ints
+    pinned: Flags
+    producer: Ints
+    micro_batch: Ints
+    read_first: Ints
+    reads: Ints
+    away_row: Ints
+    away: Ints | None
+    base: dict[str, int]
+    unknown: list[int]
+
+    def lives(self, alloc: Ints, free: Ints, complete: Ints | None = None) -> Lives:
+        """The instances of op instances that run at given times.
+
+        Args:
+            alloc: When the results of each are allocated.
+            free: When each no longer needs its operands: an instance is freed at the latest `free` of its readers.
+            complete: When each has completed.
+        """
+        by_issue = np.zeros(len(self.first), np.bool_)
+        free_at = self._latest(free)
+        if self.away is not None and complete is not None:
+            np.maximum.at(free_at, self.away_row, complete[self.away])
+            by_issue = np.ones(len(self.first), np.bool_)
+            by_issue[self.away_row] = False
+        alloc_at = np.where(self.is_input, 0, alloc[self.first])
+        free_at = np.maximum(free_at, alloc_at)
+        tie = np.where((free_at == alloc_at) | by_issue, 2 * self.last_read + 2, 0)
+        free_at = np.where(self.output, END, free_at)
+        return Lives(alloc_at, free_at, 2 * self.first + 1, tie, self.size, self.pinned, self.producer, self.micro_batch)
+
+    def _latest(self, free: Ints) -> Ints:
+        """The latest of the readers' times; that of the last reader where times rise with the order."""
+        if (free[1:] >= free[:-1]).all():
+            found: Ints = np.where(self.last_read >= 0, free[self.last_read], 0)
+            return found
+        most: Ints = _most(np.where(self.reads >= 0, free[self.reads], 0)[None], self.read_first)[0]
+        return most
 
 
 class OrderMemory:
@@ -255,51 +316,47 @@ class OrderMemory:
     def order_lives(self, order: Ints) -> Lives:
         """Instances of an order; moments are indices in it."""
         count = np.arange(len(order), dtype=np.int64)
-        return self.lives(order, count, count + 1)
+        return self.placed(order).lives(count, count + 1)
 
-    def lives(self, items: Ints, alloc: Ints, free: Ints, complete: Ints | None = None, stream: Ints | None = None) -> Lives:
-        """The instances of op instances that run at given times.
+    def placed(self, items: Ints, stream: Ints | None = None) -> Placed:
+        """The instances of an order of op instances.
 
         Args:
-            items: The op instances. `[n, 2]`; the other arguments have an entry for each of them.
-            alloc: When the results of each are allocated.
-            free: When each no longer needs its operands: an instance is freed at the latest `free` of its readers.
-            complete, stream: When each has completed, and its stream. If given, the last reader of a variable needs its operand
-                until it has completed, if it runs on another stream than the producer.
+            items: The op instances. `[n, 2]`
+            stream: The stream of each. If given, the last reader of a variable needs its operand until it has completed, if it runs on
+                another stream than the producer.
         """
-        found = [self._instances(table, late, mine, items, alloc, free, complete, stream)
+        found = [self._instances(table, late, mine, items, stream)
                  for table, late, micro_batches in self.tables for mine in _some(micro_batches)]  # fmt: skip
-        lives = Lives(*(np.concatenate([getattr(each, name) for each in found]) for name in Lives.__slots__))
-        order = np.argsort(lives.micro_batch, kind="stable")
-        return Lives(*(getattr(lives, name)[order] for name in Lives.__slots__)) if len(self.tables) > 1 else lives
+        columns = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+        many, away = columns.pop("many"), columns.pop("is_away")
+        read_first = np.concatenate([[0], np.cumsum(many)])
+        row = np.repeat(np.arange(len(many)), many)
+        reads = columns.pop("reads")
+        return Placed(**columns, read_first=read_first, reads=reads, away_row=row[away], away=None if stream is None else reads[away],
+                      base=self.base, unknown=self.unknown)  # fmt: skip
 
-    def _instances(self, table: Lifetimes, late: Ints, micro_batches: Sequence[int], items: Ints, alloc: Ints, free: Ints,
-                   complete: Ints | None, stream: Ints | None) -> Lives:  # fmt: skip
-        """The instances of some micro-batches, `[micro-batches, rows]` before those that are not there are left out."""
+    def _instances(self, table: Lifetimes, late: Ints, micro_batches: Sequence[int], items: Ints, stream: Ints | None) -> dict[str, Any]:
+        """The instances of some micro-batches; tables are `[micro-batches, rows]` before those that are not there are left out."""
         index = self._index(items, micro_batches)
         at = index[:, table.producer]
         reads = index[:, table.reader]
-        ends = np.where(reads >= 0, free[reads], 0)
+        many = np.diff(table.reader_first)
         away = np.zeros(reads.shape, np.bool_)
-        if complete is not None and stream is not None:
-            home = np.repeat(at, np.diff(table.reader_first), axis=1)
+        if stream is not None:
+            home = np.repeat(at, many, axis=1)
             is_last = reads == np.repeat(_most(reads, table.variable_first), np.diff(table.variable_first), axis=1)
             away = is_last & (reads >= 0) & (home >= 0) & (stream[reads] != stream[home])
-            ends = np.where(away, np.maximum(ends, complete[reads]), ends)
-        free_at, last_read = (_most(column, table.reader_first) for column in (ends, reads))
+        last_read = _most(reads, table.reader_first)
         is_input = np.isin(table.producer, self.inputs)
         there = (at >= 0) | (is_input & (last_read >= 0))
         first = self._first_use(table, at, reads, late)
-        alloc_at = np.where(is_input, 0, alloc[first])
-        free_at = np.maximum(free_at, alloc_at)
-        by_issue = np.zeros(at.shape, np.bool_) if complete is None else ~_most(away, table.reader_first).astype(np.bool_)
-        tie = np.where((free_at == alloc_at) | by_issue, 2 * last_read + 2, 0)
-        free_at = np.where(table.output, END, free_at)
         row, column = np.nonzero(there)
-        return Lives(
-            alloc_at[there], free_at[there], 2 * first[there] + 1, tie[there], table.size[column], table.pinned[column],
-            table.producer[column], _ints(micro_batches)[row],
-        )  # fmt: skip
+        inside = np.repeat(there, many, axis=1)
+        return {"first": first[there], "last_read": last_read[there], "is_input": is_input[column], "output": table.output[column],
+                "size": table.size[column], "pinned": table.pinned[column], "producer": table.producer[column],
+                "micro_batch": _ints(micro_batches)[row], "many": many[column], "reads": reads[inside],
+                "is_away": away[inside]}  # fmt: skip
 
     def _index(self, items: Ints, micro_batches: Sequence[int]) -> Ints:
         """Op id -> index of its op instance of each micro-batch, -1 if there is none. `[micro-batches, ids]`"""

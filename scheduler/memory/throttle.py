@@ -10,6 +10,7 @@ host waits at the end of the job for its last computation; then nothing is issue
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -21,10 +22,10 @@ from interlace.errors import PlanError
 from interlace.ir import Graph, Op, OpInstance, Program
 from interlace.ir.kinds import SHADOW_OUTPUT, stream_of
 from interlace.ir.waits import computes, last_computation
-from interlace.scheduler.memory.live import in_order, lifetimes
-from interlace.scheduler.simulate.arrays import Options, SimInput
+from interlace.scheduler.memory.live import in_order, lifetimes, placed_on
+from interlace.scheduler.simulate.arrays import Ints, Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
-from interlace.scheduler.simulate.simulator import device_peaks
+from interlace.scheduler.simulate.simulator import device_peak
 from interlace.scheduler.target import GPU, Target
 from interlace.units import size
 
@@ -125,7 +126,7 @@ def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int) -> Host
 
 def gpu_peak(program: Program, cost: Costs, target: Target = GPU) -> int:
     """Peak of live device bytes on a GPU whose host issues in no time; the rank's peers are always ready."""
-    return _peak(_fast_host(lower([program], cost, Options.of(target, peers_ready=True))), target)
+    return device_peak(_fast_host(lower([program], cost, Options.of(target, peers_ready=True))), target)
 
 
 def _most_side_bytes(program: Program) -> int:
@@ -147,14 +148,14 @@ class _Search:
 
     def run(self, run_ahead_bytes: int) -> HostSyncs:
         free_sim = self._lowered({})
-        fast = _fast_host(free_sim)
-        serial, free = in_order(self.program).peak(), _peak(fast)
+        fast, placed = _fast_host(free_sim), placed_on(self.program, free_sim.stream, GPU)
+        serial, free = in_order(self.program).peak(), device_peak(fast, GPU, placed)
         if free <= serial + run_ahead_bytes:
             return HostSyncs({}, serial, free, free, f"run_ahead_bytes allows {size(run_ahead_bytes)}")
         tried: list[tuple[int, dict[str, tuple[HostSync, ...]]]] = [(free, {})]
         for form in self._forms(free_sim):
             waits = awaits(with_host_syncs(self.program, form), free_sim.awaits >= 0)
-            tried.append((_peak(dataclasses.replace(fast, awaits=waits)), form))
+            tried.append((device_peak(dataclasses.replace(fast, awaits=waits), GPU, placed), form))
             if tried[-1][0] <= serial + run_ahead_bytes:
                 break
         least = min(peak for peak, _ in tried)
@@ -163,29 +164,39 @@ class _Search:
 
     def _forms(self, sim: SimInput) -> Iterator[dict[str, tuple[HostSync, ...]]]:
         back_ns = LOOK_BACK * max(1, wait_ns(self.program, self.cost))
+        clock = np.cumsum(np.where(sim.side, 0, sim.dur))
+        targets = self._targets(clock, back_ns)
         for spacing in SPACING:
-            yield self._waits_looking_back(sim, back_ns, spacing * back_ns)
+            yield self._waits_looking_back(clock, targets, spacing * back_ns)
         yield sync_at_job_ends(self.program, self.names)
 
-    def _waits_looking_back(self, sim: SimInput, back_ns: int, apart_ns: int) -> dict[str, tuple[HostSync, ...]]:
-        """Waits for an op `back_ns` of computation time earlier in the same job, at least `apart_ns` after the last wait."""
+    def _targets(self, clock: Ints, back_ns: int) -> Ints:
+        """For each op instance of the jobs, the last computation of its job that lies `back_ns` of computation time back; -1 for none."""
         graph = Graph(self.program)
         can = {op.id for op in self.program.ops if computes(op, graph.values)}
-        clock = np.cumsum(np.where(sim.side, 0, sim.dur)).tolist()
-        found: dict[str, tuple[HostSync, ...]] = {}
-        at, last_ns = 0, 0
+        found, at = np.full(len(clock), -1, np.int64), 0
         for job in self.program.jobs:
-            waits: list[HostSync] = []
-            first, target = at, -1
-            for k, item in enumerate(job.items if job.name in self.names else (), at):
-                while first <= k and clock[first] <= clock[k] - back_ns:
-                    target = first if job.items[first - at][0] in can else target
-                    first += 1
-                if target >= 0 and clock[k] - last_ns >= apart_ns:
-                    waits.append((item, job.items[target - at]))
-                    last_ns = clock[k]
-            found[job.name] = tuple(waits)
-            at += len(job.items)
+            end = at + len(job.items)
+            if job.name in self.names:
+                last = np.maximum.accumulate([k if item[0] in can else -1 for k, item in enumerate(job.items, at)])
+                count = np.searchsorted(clock[at:end], clock[at:end] - back_ns, side="right")
+                found[at:end] = np.where(count > 0, last[count - 1], -1)
+            at = end
+        return found
+
+    def _waits_looking_back(self, clock: Ints, targets: Ints, apart_ns: int) -> dict[str, tuple[HostSync, ...]]:
+        """Waits for the targets, each at least `apart_ns` of computation time after the last."""
+        can = np.flatnonzero(targets >= 0)
+        when, chosen, at = clock[can], [], int(np.searchsorted(clock[can], apart_ns))
+        while at < len(can):
+            chosen.append(int(can[at]))
+            at = max(at + 1, int(np.searchsorted(when, when[at] + apart_ns)))
+        found: dict[str, tuple[HostSync, ...]] = {}
+        first = taken = 0
+        for job in self.program.jobs:
+            upto = bisect_left(chosen, first + len(job.items))
+            found[job.name] = tuple((job.items[k - first], job.items[int(targets[k]) - first]) for k in chosen[taken:upto])
+            first, taken = first + len(job.items), upto
         return found
 
     def _lowered(self, waits: Mapping[str, tuple[HostSync, ...]]) -> SimInput:
@@ -195,7 +206,3 @@ class _Search:
 def _fast_host(sim: SimInput) -> SimInput:
     """The same arrays with a host that issues in no time."""
     return dataclasses.replace(sim, issue=np.zeros_like(sim.issue), host_end=np.zeros_like(sim.host_end))
-
-
-def _peak(sim: SimInput, target: Target = GPU) -> int:
-    return device_peaks(sim, target)[0]

@@ -7,7 +7,7 @@ import numpy as np
 
 from interlace.errors import PlanError
 from interlace.ir import Graph, OpInstance, Program, dependencies, describe
-from interlace.ir.copies import indices_by_op, variants
+from interlace.ir.copies import indices_by_op, items_of, variants
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import is_boundary, is_comm
 from interlace.ir.per_ops import once_per_items, once_per_ops
@@ -18,12 +18,6 @@ def item_order(program: Program) -> Ints:
     """Pairs `[n, 2]` (before, after) of op instances: by data of one micro-batch, persistable memory, groups, and events."""
     lasting, events = _without_events(program), _events(program)
     return np.concatenate([lasting, events]) if len(events) else lasting
-
-
-@once_per_items
-def items_of(program: Program) -> Ints:
-    """The op instances of a program's jobs. `[n, 2]`; nobody may change it."""
-    return pairs_of([item for job in program.jobs for item in job.items])
 
 
 @once_per_items

@@ -17,6 +17,7 @@ from interlace.cost_model.base import tables_of
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
+from interlace.ir.copies import items_of
 from interlace.ir.kinds import COMPUTE_STREAMS, NO_KERNEL, is_boundary, is_comm, is_copy
 from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.simulate.arrays import (
@@ -35,7 +36,7 @@ from interlace.scheduler.simulate.arrays import (
     offsets,
     rows,
 )  # fmt: skip
-from interlace.scheduler.simulate.dependences import item_order, items_of, reduced
+from interlace.scheduler.simulate.dependences import item_order, reduced
 from interlace.scheduler.simulate.rendezvous import meetings
 
 __all__ = ["ONE", "Options", "SimInput", "lower"]

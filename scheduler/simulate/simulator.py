@@ -141,10 +141,10 @@ def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_
     return Result(sim, times, _rank_times(sim, times, split, profiles), profiles)
 
 
-def device_peaks(sim: SimInput, target: Target = IDEAL) -> list[int]:
-    """Peak of live device memory of each rank: as `run`, where nothing else of the result is needed."""
+def device_peak(sim: SimInput, target: Target = IDEAL, placed: memory.Placed | None = None) -> int:
+    """Peak of live device memory of the only rank: as `run`, where nothing else of the result is needed. For `placed` see `over_time`."""
     times = _times(sim, _compiled("auto", sim.num_items))
-    return [_profile(sim, times, at, target).peak("device") for at in range(len(sim.ranks))]
+    return memory.over_time(sim.programs[0], times.issue, times.start, times.end, sim.stream, target, placed).peak("device")
 
 
 def _times(sim: SimInput, compiled: Any) -> Times:
