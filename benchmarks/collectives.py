@@ -44,6 +44,9 @@ CASES = {
         16, "moe", "--preset 8x7b --layers 4 --dp 8 --pp 2 --flat-mesh --micro-batches 8 --batch-size 64 --attention flash --amp O2"
     ),
     "Llama 7B, dp 2, mp 4, sharding 3, float32": (8, "llama", f"{LLAMA} {REPLICAS} --sharding-stage 3"),
+    "8 x 7B experts, ep 8, pp 2, mesh of dp and mp": (
+        16, "moe", "--preset 8x7b --layers 4 --dp 8 --pp 2 --micro-batches 8 --batch-size 64 --attention flash --amp O2"
+    ),
 }  # fmt: skip
 """Ranks, example, arguments."""
 QUICK = "dp2 mp2 sharding 1, clip"

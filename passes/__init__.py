@@ -6,6 +6,7 @@ from interlace.passes.drop_recompute import DropRecompute
 from interlace.passes.extend_lifetimes import ExtendLifetimes
 from interlace.passes.insert_events import InsertEvents
 from interlace.passes.name_streams import NameStreams
+from interlace.passes.narrow_gathers import NarrowGathers
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.overlap_column_backward import OverlapColumnBackward
 from interlace.passes.pipeline import PassReport, Pipeline, ordered
@@ -21,6 +22,7 @@ __all__ = [
     "ExtendLifetimes",
     "InsertEvents",
     "NameStreams",
+    "NarrowGathers",
     "OffloadActivations",
     "OverlapColumnBackward",
     "Pass",

@@ -20,7 +20,7 @@ from tests.strategies import World, programs
 PRESETS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / "presets").glob("*.yaml"))
 
 
-DEFAULT = ["drop-recompute", "split-backward", "overlap-column-backward", "schedule-1f1b",
+DEFAULT = ["drop-recompute", "narrow-gathers", "split-backward", "overlap-column-backward", "schedule-1f1b",
            "name-streams", "extend-lifetimes", "insert-events", "delay-transfers", "throttle-host"]  # fmt: skip
 NO_JOBS = dict.fromkeys(("schedule_1f1b", "extend_lifetimes", "insert_events", "delay_transfers", "throttle_host"), "off")
 
@@ -133,6 +133,7 @@ def test_words_and_numbers_of_yaml(tmp_path: Path) -> None:
 split_backward: on
 overlap_column_backward: "off"
 drop_recompute: off
+narrow_gathers: off
 name_streams: false
 extend_lifetimes: off
 insert_events: off
@@ -227,11 +228,10 @@ def test_a_users_pass_runs_where_it_asks_to() -> None:
     own("behind-split", after=("split-backward",))
     own("needs-mine", needs=frozenset({"shuffled"}))
     config = make_config(dict.fromkeys(("needs_mine", "behind_split", "my_shuffle", "first_of_all"), "on"))
-    assert order_of(config) == ["first-of-all", "drop-recompute", "split-backward", "behind-split", "overlap-column-backward",
-                                "schedule-1f1b", "my-shuffle", "needs-mine", *DEFAULT[4:]]  # fmt: skip
+    assert order_of(config) == ["first-of-all", *DEFAULT[:3], "behind-split", *DEFAULT[3:5], "my-shuffle", "needs-mine", *DEFAULT[5:]]
     program, reports = make_config({"my_shuffle": {"level": 4}}).pipeline().run(programs(World())[0], GivenCosts({"default": 1}))
-    assert program.passes == ("drop-recompute", "split-backward", "overlap-column-backward", "schedule-1f1b", "my-shuffle", *DEFAULT[4:])
-    assert reports[4].changed == ("level 4",)
+    assert program.passes == (*DEFAULT[:5], "my-shuffle", *DEFAULT[5:])
+    assert reports[5].changed == ("level 4",)
     assert program.ops[0].layer.endswith("|my-shuffle")
     assert order_of(make_config({})) == DEFAULT
     with pytest.raises(ConfigError, match=r"keywords: my_shuffle\.levl: unknown option 'levl' of my-shuffle; did you mean 'level'\?"):

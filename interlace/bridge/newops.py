@@ -46,6 +46,10 @@ def _transpose(op: Op, operands: list[Any], device: Device) -> Any:
     return paddle._C_ops.transpose(operands[0], op.attrs["perm"])
 
 
+def _all_to_all(op: Op, operands: list[Any], device: Device) -> Any:
+    return paddle._C_ops.all_to_all(operands[0], op.attrs["ring_id"])
+
+
 def _share_data(op: Op, operands: list[Any], device: Device) -> Any:
     return paddle._C_ops.share_data(operands[0])
 
@@ -65,6 +69,7 @@ BUILDERS: dict[str, Builder] = {
     "pd_op.matmul_grad": _matmul_grad,
     "pd_op.bmm_grad": _bmm_grad,
     "pd_op.transpose": _transpose,
+    "pd_op.all_to_all": _all_to_all,
     "pd_op.share_data": _share_data,
     "pd_op.memcpy_d2h": _copy_out,
     "pd_op.memcpy_h2d": _copy_in,

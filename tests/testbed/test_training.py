@@ -180,6 +180,8 @@ def test_a_case_of_the_road_under_delays(plugin: Path, tmp_path: Path, stocks: d
         said = [line for mine in passes for each in mine for line in each["changed"] if line.startswith("auto: ")]
         assert said
         assert not any("auto: Paddle's own plan" in line for line in said), "another form is faster here"
+    if "pp2, experts" in name:  # Paddle gathers tokens on a mesh of dp and mp
+        assert lines_of(passes, "narrow-gathers")
     if name == "auto, pp4":  # events inside jobs and between them hold transfers back
         assert any("posted when their peer is about to be ready" in line for line in lines_of(passes, "delay-transfers"))
 
