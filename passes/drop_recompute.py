@@ -13,19 +13,23 @@ from interlace.errors import ConfigError
 from interlace.ir import Program
 from interlace.passes.base import ONE_BUDGET, Context, Pass, register
 from interlace.passes.weight_gradients import check_unscheduled
+from interlace.scheduler.early_repeats import with_early_repeats
 from interlace.scheduler.recompute import Recomputation, recomputes
+from interlace.scheduler.recompute_choices import LEVELS, Choices
 from interlace.scheduler.repeats import ADDED, with_repeats
 from interlace.units import ms, size
 
+Level = Annotated[int, msgspec.Meta(ge=0, le=LEVELS)]
 Groups = tuple[tuple[tuple[int, int], ...], ...]
-"""Groups of values in their order, as ranks that run the same operations share them (`Recomputation.names`)."""
+"""Groups of values, as ranks that run the same operations share them (`Recomputation.names`)."""
 
 
 class RecomputeFacts(msgspec.Struct, frozen=True):
-    """What a rank tells the others: its stage, and its groups of values in the order in which they are recomputed."""
+    """What a rank tells the others: its stage, its groups of values, and which of them, by index, it would recompute."""
 
     stage: int
     groups: Groups
+    recomputed: tuple[int, ...]
 
 
 @register
@@ -44,13 +48,13 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
 
     Steps: 1 match each copy with its original; 2 remove copies whose results nothing reads (with full recomputation the last product of
     every segment is one); 3 with `recomputed`, repeat in backward what it reads of forward and can compute again from what else it
-    reads, order all repetitions by the bytes that they free for each nanosecond they take, keep so many, and let backward read the
+    reads, choose the repetitions that free so much of the peak of Paddle's own schedule in the least time, and let backward read the
     originals of the others.
 
     Options:
-        recomputed: How many groups of values (each a value and what shares its memory) are computed again in backward, those that free most
-            bytes for their time first: one number, or one for each stage; 0 keeps everything. Without it, those that the program recomputes
-            and that are read; under a `memory_budget` the whole step decides. When: the plan of a
+        recomputed: How much is computed again in backward, in thousandths of the memory that this can free at the peak of Paddle's own
+            schedule: one number, or one for each stage; 0 keeps everything, 1000 computes again all that can be. Without it, what the
+            program recomputes and reads; under a `memory_budget` the whole step decides. When: the plan of a
             `memory_budget` is to be made again, or you want to try another number.
 
     Source: POET (joint rematerialisation and paging, 2022) weighs the same costs.
@@ -62,15 +66,16 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
     follows_budget = True
     moved: ClassVar[Mapping[str, str]] = {"memory_budget": ONE_BUDGET}
 
-    recomputed: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
+    recomputed: Level | tuple[Level, ...] | None = None
 
     def stock(self) -> None:
         return None
 
     def facts(self, program: Program, context: Context) -> RecomputeFacts:
-        """The order of this rank's values."""
+        """This rank's values, and its choice of them."""
         check_unscheduled(program)
-        return RecomputeFacts(program.pipeline.stage, self._found(program, context).names())
+        found = self._found(program, context)
+        return RecomputeFacts(program.pipeline.stage, found.names(), self._chosen(found, program, context))
 
     def run(self, program: Program, context: Context) -> Program:
         everyone: Sequence[RecomputeFacts] = context.facts
@@ -79,22 +84,24 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
         if not found.copies:
             context.declined.append("the program recomputes nothing that repeats forward exactly")
             return program
-        if any(each.groups != mine.groups for each in everyone if each.stage == mine.stage):
+        ours = [each for each in everyone if each.stage == mine.stage]
+        if any(each.groups != mine.groups for each in ours):
             context.declined.append("ranks of this stage differ in what they recompute: what is read is recomputed on all of them")
             found = self._only_users(program, context)
-            return self._applied(found, len(found.groups), context)
-        return self._applied(found, self._count(found, program), context)
+            return self._applied(found, frozenset(range(len(found.groups))), context)
+        return self._applied(found, frozenset(ours[0].recomputed), context)
 
-    def _count(self, found: Recomputation, program: Program) -> int:
-        """How many groups are recomputed on this stage."""
-        if self.recomputed is None:
-            return len(found.groups)
-        if isinstance(self.recomputed, int):
-            return min(self.recomputed, len(found.groups))
-        if len(self.recomputed) != program.pipeline.num_stages:
-            raise ConfigError(f"drop_recompute.recomputed: {len(self.recomputed)} numbers {list(self.recomputed)}; expected one number, or "
-                              f"one for each of {program.pipeline.num_stages} stages")  # fmt: skip
-        return min(self.recomputed[program.pipeline.stage], len(found.groups))
+    def _chosen(self, found: Recomputation, program: Program, context: Context) -> tuple[int, ...]:
+        """The groups that are recomputed on this stage, by index."""
+        level = LEVELS if self.recomputed is None else self.recomputed
+        if not isinstance(level, int):
+            if len(level) != program.pipeline.num_stages:
+                raise ConfigError(f"drop_recompute.recomputed: {len(level)} numbers {list(level)}; expected one number, or "
+                                  f"one for each of {program.pipeline.num_stages} stages")  # fmt: skip
+            level = level[program.pipeline.stage]
+        if level in (0, LEVELS) or not found.groups:
+            return tuple(range(len(found.groups) if level else 0))
+        return tuple(sorted(choices(program, context.cost, context.memo).at(level)))
 
     def _found(self, program: Program, context: Context) -> Recomputation:
         return recomputation(program, context.cost, context.memo, adds=self.recomputed is not None)
@@ -103,13 +110,13 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
         """What the user's program recomputes, nothing added."""
         return recomputation(program, context.cost, context.memo, adds=False)
 
-    def _applied(self, found: Recomputation, count: int, context: Context) -> Program:
-        kept = found.groups[count:]
-        made = found.without(kept)
+    def _applied(self, found: Recomputation, recomputed: frozenset[int], context: Context) -> Program:
+        kept = [group for k, group in enumerate(found.groups) if k not in recomputed]
+        made = with_early_repeats(found.without(kept), set(found.copies))
         if self.recomputed is None:
             self._report_unread(found, kept, made, context)
         else:
-            self._report_choice(found, count, made, context)
+            self._report_choice(found, recomputed, made, context)
         return made
 
     def _report_unread(self, found: Recomputation, kept: Sequence[tuple[int, ...]], made: Program, context: Context) -> None:
@@ -125,13 +132,13 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
         else:
             context.declined.append("every copy is read; a memory_budget would keep originals")
 
-    def _report_choice(self, found: Recomputation, count: int, made: Program, context: Context) -> None:
+    def _report_choice(self, found: Recomputation, recomputed: frozenset[int], made: Program, context: Context) -> None:
         """A line for each group that is done otherwise than the program has it, and one for all."""
         runs = {op.id for op in made.ops} & set(found.copies)
         users = {op.id for op in found.copies.values() if op.attrs.get("bwd_recompute_id") != ADDED}
         sums = {"recomputed": 0, "kept": 0}
         for at, group in enumerate(found.groups):
-            again, freed = at < count, found.bytes_of(group)
+            again, freed = at in recomputed, found.bytes_of(group)
             sums["recomputed" if again else "kept"] += freed
             maker = found.producer[group[0]]
             took = found.op_ns[maker.id]
@@ -144,9 +151,9 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
                 done = "computed again, as the program has it" if again else "kept"
                 context.decline(original, f"{done}: {size(freed)} a micro-batch, {ms(took)} to compute again")
         took, whole = (sum(found.op_ns[op_id] for op_id in ids) for ids in (runs, users))
-        context.changed.insert(0, f"of {len(found.groups)} groups of values that backward can compute again {count} are, "
+        context.changed.insert(0, f"of {len(found.groups)} groups of values that backward can compute again {len(recomputed)} are, "
                                   f"{size(sums['recomputed'])} and {ms(took)} a micro-batch (the program as it was: {ms(whole)}); "
-                                  f"{len(found.groups) - count} are kept, {size(sums['kept'])}")  # fmt: skip
+                                  f"{len(found.groups) - len(recomputed)} are kept, {size(sums['kept'])}")  # fmt: skip
 
 
 def recomputation(program: Program, costs: Costs, memo: dict[object, object], *, adds: bool) -> Recomputation:
@@ -166,4 +173,15 @@ def recomputation(program: Program, costs: Costs, memo: dict[object, object], *,
     tables, timed = tables_of(whole), whole.ops if recomputes(whole) else ()
     found = Recomputation(whole, {op.id: costs.op_time(op, *tables).dur_ns for op in timed if op.role == "backward"})
     memo["recomputation", adds] = (program, found)
+    return found
+
+
+def choices(program: Program, costs: Costs, memo: dict[object, object]) -> Choices:
+    """What is recomputed at each level, additions among it; worked out once for the same program. Arguments as `recomputation`."""
+    known = memo.get("choices")
+    if isinstance(known, tuple) and known[0] is program:
+        chosen: Choices = known[1]
+        return chosen
+    found = Choices(recomputation(program, costs, memo, adds=True))
+    memo["choices"] = (program, found)
     return found

@@ -7,7 +7,6 @@ original's results instead: they stay in memory for longer, and copies that nobo
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Iterable, Mapping
 
@@ -20,6 +19,8 @@ from interlace.scheduler.offload.saved_values import is_constant
 
 ORIGINAL, COPY = "fwd_recompute_id", "bwd_recompute_id"
 """Attributes that Paddle's recompute pass sets on the operations of a segment, and on their copies."""
+Group = tuple[int, ...]
+"""Results of copies whose originals share memory."""
 IDENTITY = frozenset({"pd_op.share_data", "pd_op.share_data_"})
 FOREIGN = frozenset({"py_func", "print", "assert"})
 """Kinds that run code of the user, or act on more than their results."""
@@ -34,7 +35,7 @@ class Recomputation:
     Attributes:
         original: Result of a copy -> the result of its original.
         producer, maker_of: Result of a copy, of an operation of forward -> that operation.
-        groups: Results of copies, in the order in which recomputing them pays: most bytes freed for each nanosecond first.
+        groups: Results of copies, in the order of the program.
     """
 
     def __init__(self, program: Program, op_ns: Mapping[int, int]) -> None:
@@ -43,18 +44,18 @@ class Recomputation:
         self.copies, self.original = _match(program, self.storages)
         self.producer = {value: op for op in self.copies.values() for value in op.results}
         self.maker_of = {value: op for op in program.ops if op.role == "forward" for value in op.results} if self.copies else {}
-        self.groups = self._ordered(self._groups())
+        self.groups = self._groups()
 
-    def needed(self, kept: Iterable[tuple[int, ...]]) -> set[int]:
+    def needed(self, kept: Iterable[Group]) -> set[int]:
         """Ids of the copies that still run if these groups are kept."""
         held = {value for group in kept for value in group}
         found: set[int] = set()
         for op in self.program.ops:
             if op.id not in self.copies:
-                self._require((v for v in op.reads if v not in held), held, found)
+                self.require((v for v in op.reads if v not in held), held, found)
         return found
 
-    def without(self, kept: Iterable[tuple[int, ...]]) -> Program:
+    def without(self, kept: Iterable[Group]) -> Program:
         """The program in which backward reads the originals of these groups, and without the copies that nothing reads then."""
         kept = list(kept)
         held, run = {value for group in kept for value in group}, self.needed(kept)
@@ -75,7 +76,7 @@ class Recomputation:
             return value
         return self.original[value]
 
-    def _require(self, values: Iterable[int], held: set[int], found: set[int]) -> int:
+    def require(self, values: Iterable[int], held: set[int], found: set[int]) -> int:
         """Add the copies that give these values, and what they need, to those found; returns the nanoseconds that are added."""
         took, stack = 0, [v for v in values if v in self.producer]
         while stack:
@@ -86,7 +87,7 @@ class Recomputation:
                 stack += [v for v in op.reads if v in self.producer and v not in held]
         return took
 
-    def _groups(self) -> list[tuple[int, ...]]:
+    def _groups(self) -> list[Group]:
         """Results of copies whose contents other operations read, by shared memory of their originals."""
         read = {v: None for op in self.program.ops if op.id not in self.copies for v in op.reads if v in self.producer}
         group_of: dict[int, list[int]] = {}
@@ -100,35 +101,12 @@ class Recomputation:
                 group_of.update(dict.fromkeys(self.storages.numbers(self.original[v]), joined))
         return list({id(group): tuple(sorted(group)) for group in group_of.values()}.values())
 
-    def _ordered(self, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Groups by bytes freed for each nanosecond of recomputation, worked out anew as neighbours are recomputed."""
-        held = {value for group in groups for value in group}
-        run = self.needed(groups)
-
-        def price(group: tuple[int, ...]) -> float:
-            took = self._require(group, held - set(group), set(run))
-            return took / max(1, self.bytes_of(group))
-
-        heap = [(price(group), group) for group in groups]
-        heapq.heapify(heap)
-        order = []
-        while heap:
-            stale, group = heapq.heappop(heap)
-            now = price(group)
-            if now > stale and heap and now > heap[0][0]:
-                heapq.heappush(heap, (now, group))
-                continue
-            held -= set(group)
-            self._require(group, held, run)
-            order.append(group)
-        return order
-
     def names(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """The groups as `(index of the copy, index of its result)`, which ranks that run the same operations share; ids may differ."""
         at = {op_id: k for k, op_id in enumerate(self.copies)}
         return tuple(tuple((at[self.producer[v].id], self.producer[v].results.index(v)) for v in group) for group in self.groups)
 
-    def bytes_of(self, group: tuple[int, ...]) -> int:
+    def bytes_of(self, group: Group) -> int:
         """Bytes that a group holds from forward to backward."""
         numbers = {number for value in group for number in self.storages.numbers(self.original[value])}
         return sum(max(0, self.storages.storages[number].size_bytes) for number in numbers)

@@ -17,7 +17,7 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.errors import BudgetError
 from interlace.ir import Program
-from interlace.passes.drop_recompute import DropRecompute, recomputation
+from interlace.passes.drop_recompute import DropRecompute, choices, recomputation
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import Pipeline
@@ -27,13 +27,12 @@ from interlace.planning.judge import Run
 from interlace.planning.whole_step import ROUNDS, Room, less_room, recomputing, run_passes
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes
+from interlace.scheduler.recompute_choices import LEVELS
 from interlace.scheduler.whole_step.search import Numbers
 from interlace.units import size
 
 MOST_HOLDERS = 4
 """Kinds of memory that a refusal names."""
-EVERYTHING = 1 << 30
-"""More groups than any program has."""
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 """Shares of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
 BEYOND = (0.0, 0.08, 0.2)
@@ -80,11 +79,11 @@ class Holds(msgspec.Struct, frozen=True):
     what: str = ""
 
 
-class Count(msgspec.Struct, frozen=True):
-    """What a rank says: how many groups its stage recomputes at least, in each of several cases."""
+class Said(msgspec.Struct, frozen=True):
+    """What a rank says: how much its stage recomputes at least, as a level, in each of several cases."""
 
     stage: int
-    groups: Numbers
+    levels: Numbers
 
 
 @dataclass(slots=True)
@@ -123,9 +122,9 @@ class MemoryChoice:
         """What passes may use, and the recomputation that they may choose from."""
         if not self.is_open:
             return Room(budget, budget)
-        shares = self._by_stage([self._count(self._over(budget, share)) for share in (SHARES if self.offloads else SHARES[:1])])
+        shares = self._by_stage([self._level(self._over(budget, share)) for share in (SHARES if self.offloads else SHARES[:1])])
         freed = [0, *(self._over(budget, 1.0) + int(more * budget) for more in BEYOND)]
-        return Room(budget, budget, self._by_stage([self._count(each) for each in freed]), shares)
+        return Room(budget, budget, self._by_stage([self._level(each) for each in freed]), shares)
 
     def _over(self, budget: int, share: float) -> int:
         return int(share * max(0, self._peak(0) - budget))
@@ -137,13 +136,13 @@ class MemoryChoice:
             return made
         mine = counts[self.program.pipeline.stage]
         freed = self._peak(0) - self._peak(mine) + freed_bytes
-        (more,) = self._by_stage([max(mine, self._count(freed)) if freed_bytes else mine])
+        (more,) = self._by_stage([max(mine, self._level(freed)) if freed_bytes else mine])
         return recomputing(made, more)
 
     def tightest(self) -> Pipeline:
         """The passes with everything recomputed that can be, in Paddle's own order, with a host that waits at the ends of jobs (the
         alternative of `throttle-host`): with offload of all that can move it holds least."""
-        made = self.in_paddles_order(recomputing(self.asked, EVERYTHING) if self.is_open else self.asked)
+        made = self.in_paddles_order(recomputing(self.asked, LEVELS) if self.is_open else self.asked)
         return Pipeline(tuple(next(iter(each.alternatives()), each) for each in made.passes))
 
     @staticmethod
@@ -178,27 +177,25 @@ class MemoryChoice:
         return pipeline, program, say_budget(program, pipeline.passes, reports, budget, peak_bytes(program, self.cost))
 
     def _by_stage(self, counts: list[int]) -> tuple[Numbers, ...]:
-        """How many groups each stage recomputes in each of several cases: of several ranks of a stage the one that needs most decides."""
+        """How much each stage recomputes, as a level, in each of several cases: of several ranks of a stage the one that needs most decides."""
         stands = self.stands_for.get(self.program.rank, self.program.rank) != self.program.rank
-        said = gather(self.peers, "recomputed groups", Count(self.program.pipeline.stage, tuple(0 if stands else each for each in counts)))
+        said = gather(self.peers, "recomputed", Said(self.program.pipeline.stage, tuple(0 if stands else each for each in counts)))
         stages = range(self.program.pipeline.num_stages)
-        return tuple(tuple(max((each.groups[k] for each in said if each.stage == stage), default=0) for stage in stages)
+        return tuple(tuple(max((each.levels[k] for each in said if each.stage == stage), default=0) for stage in stages)
                      for k in range(len(counts)))  # fmt: skip
 
-    def _count(self, freed_bytes: int) -> int:
-        """The fewest groups that give so many bytes back, cheapest byte first, by the peak of Paddle's own schedule; all where none do."""
+    def _level(self, freed_bytes: int) -> int:
+        """The least level that gives so many bytes back by the peak of Paddle's own schedule; the last where none does."""
         limit = self._peak(0) - freed_bytes
-        return bisect_left(range(self._num_groups()), True, key=lambda count: self._peak(count) <= limit)
+        levels = range(LEVELS if recomputation(self.program, self.cost, self.memo, adds=True).groups else 0)
+        return bisect_left(levels, True, key=lambda level: self._peak(level) <= limit)
 
-    def _num_groups(self) -> int:
-        return len(recomputation(self.program, self.cost, self.memo, adds=True).groups)
-
-    def _peak(self, count: int) -> int:
-        """Live device bytes at the peak of Paddle's own schedule with so many groups recomputed."""
-        count = min(count, self._num_groups())
-        if ("peak", count) not in self.memo:
-            found = recomputation(self.program, self.cost, self.memo, adds=True)
-            made = found.without(found.groups[count:])
-            self.memo["peak", count] = in_order(msgspec.structs.replace(made, jobs=stock_jobs(made))).peak()
-        peak: int = self.memo["peak", count]
+    def _peak(self, level: int) -> int:
+        """Live device bytes at the peak of Paddle's own schedule with so much recomputed."""
+        found = recomputation(self.program, self.cost, self.memo, adds=True)
+        chosen = choices(self.program, self.cost, self.memo).at(level) if found.groups else frozenset()
+        if ("peak", chosen) not in self.memo:
+            made = found.without(group for k, group in enumerate(found.groups) if k not in chosen)
+            self.memo["peak", chosen] = in_order(msgspec.structs.replace(made, jobs=stock_jobs(made))).peak()
+        peak: int = self.memo["peak", chosen]
         return peak

@@ -1,0 +1,64 @@
+"""Recomputation before the gradient arrives: backward of a stage that waits for its neighbour starts with what needs no gradient."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import msgspec
+import numpy as np
+
+from interlace.ir import Op, Program
+from interlace.ir.kinds import is_boundary, is_comm, is_receive
+from interlace.scheduler.jobs import stock_jobs
+from interlace.scheduler.memory.live import in_order
+
+
+def with_early_repeats(program: Program, repeats: set[int]) -> Program:
+    """The program with the first repetitions of each chunk's backward before everything else of it, where it receives a gradient: as many
+    as do not raise the most that a micro-batch holds there.
+
+    What one layer of backward reads is so computed before its gradient is there, and what the next one reads beside it as before.
+
+    Args:
+        program: As captured, with repetitions; unscheduled.
+        repeats: Their ids.
+    """
+    for chunk in range(program.pipeline.num_chunks):
+        backward = [op for op in program.ops if op.role == "backward" and op.chunk == chunk and not is_boundary(op)]
+        again = _that_can_start(backward, repeats)
+        if again and any(is_receive(op) for op in backward):
+            limit = _peak(program, backward)
+            count = bisect_right(range(1, len(again) + 1), False, key=lambda count: _peak(_moved(program, backward, again[:count]), backward) > limit)
+            program = _moved(program, backward, again[:count])
+    return program
+
+
+def _that_can_start(backward: list[Op], repeats: set[int]) -> list[Op]:
+    """Repetitions that need no more of backward than each other, and communicate nothing."""
+    made = {value for op in backward for value in op.results}
+    found: list[Op] = []
+    for op in backward:
+        if op.id in repeats and not is_comm(op) and made.isdisjoint(op.operands):
+            found.append(op)
+            made -= set(op.results)
+    return found
+
+
+def _moved(program: Program, backward: list[Op], first: list[Op]) -> Program:
+    """The program with some operations of backward before the others."""
+    ids = {op.id for op in first}
+    ops = [op for op in program.ops if op.id not in ids]
+    at = next((k for k, op in enumerate(ops) if op.id in {each.id for each in backward}), len(ops))
+    return msgspec.structs.replace(program, ops=(*ops[:at], *first, *ops[at:]))
+
+
+def _peak(program: Program, backward: list[Op]) -> int:
+    """The most live bytes of one micro-batch within these operations."""
+    scheduled = msgspec.structs.replace(program, jobs=stock_jobs(program))
+    items = [(op.id, 0) for op in program.ops if op.role != "optimize" and not is_boundary(op)]
+    lives = in_order(scheduled, items).lives.pool("device")
+    change = np.zeros(len(items) + 2, np.int64)
+    np.add.at(change, lives.alloc_at, lives.size)
+    np.add.at(change, np.minimum(lives.free_at, len(items) + 1), -lives.size)
+    inside = {op.id for op in backward}
+    return int(np.cumsum(change)[:-2][[op_id in inside for op_id, _ in items]].max(initial=0))

@@ -1,0 +1,150 @@
+"""Which values are recomputed for how much memory: a greedy choice, cleared of what the peak does not need.
+
+Memory counts where Paddle's own schedule has its peak. Backward needs at once what its first layer reads, so recomputing that frees
+nothing on the last stage, and on others one micro-batch less than recomputing another layer.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from interlace.ir import OpInstance, Program
+from interlace.ir.storage import storages_of
+from interlace.scheduler.jobs import stock_jobs
+from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.recompute import Recomputation
+
+Ints = npt.NDArray[np.int64]
+Span = tuple[int, int, int]
+"""First and last index in the order of op instances, and bytes."""
+LEVELS = 1000
+"""Recomputation in parts: at level 0 nothing is, at the last everything, and between them as much as frees this many thousandths of what
+it can free at the peak."""
+
+
+class PeakMemory:
+    """Live memory of Paddle's own schedule by what is kept, section by section of the step.
+
+    Attributes:
+        least: Live bytes with everything recomputed, the most in each section. `[sections]`
+        kept: What each group adds where it is kept: between forward's last reader and the repetition. `[groups, sections]`
+    """
+
+    def __init__(self, found: Recomputation) -> None:
+        made = found.without([])
+        made = msgspec.structs.replace(made, jobs=stock_jobs(made))
+        items = [item for job in made.jobs for item in job.items]
+        spans = _spans(found, made, {item: k for k, item in enumerate(items)})
+        cuts = sorted({0, *(at for mine in spans for start, stop, _ in mine for at in (start, stop) if at < len(items))})
+        section = {at: k for k, at in enumerate(cuts)}
+        self.least: Ints = np.maximum.reduceat(_curve(made, len(items)), np.array(cuts, np.int64))
+        self.kept: Ints = np.zeros((len(spans), len(cuts)), np.int64)
+        for row, mine in zip(self.kept, spans, strict=True):
+            for start, stop, size in mine:
+                row[section[start] : section.get(stop, len(cuts))] += size
+
+    def curve(self, recomputed: list[int]) -> Ints:
+        """Live bytes with these groups recomputed. `[sections]`"""
+        return self.least + self.kept.sum(0) - self.kept[recomputed].sum(0)
+
+
+def _curve(made: Program, count: int) -> Ints:
+    """Live device bytes while each op instance runs."""
+    found = in_order(made)
+    lives, change = found.lives.pool("device"), np.zeros(count + 2, np.int64)
+    np.add.at(change, lives.alloc_at, lives.size)
+    np.add.at(change, np.minimum(lives.free_at, count + 1), -lives.size)
+    curve: Ints = found.persistable_bytes() + np.cumsum(change)[: max(1, count)]
+    return curve
+
+
+def _spans(found: Recomputation, made: Program, index: dict[OpInstance, int]) -> list[list[Span]]:
+    """For each group, when its memory is live only because it is kept, in every micro-batch."""
+    table = storages_of(made)
+    users = [{op for ops in each.values() for op in ops} for each in table.users()]
+    spans: list[list[Span]] = []
+    for group in found.groups:
+        again = {table.storages[number].producer for value in group for number in table.numbers(value)}
+        mine = []
+        for number in sorted({number for value in group for number in table.numbers(found.original[value])}):
+            for batch in range(made.pipeline.num_micro_batches):
+                start = 1 + max((index[op, batch] for op in users[number] if (op, batch) in index), default=-1)
+                stop = min((index[op, batch] for op in again if (op, batch) in index), default=0)
+                if 0 < start < stop:
+                    mine.append((start, stop, max(0, table.storages[number].size_bytes)))
+        spans.append(mine)
+    return spans
+
+
+class Choices:
+    """What is recomputed at each level, by index of `Recomputation.groups`.
+
+    Attributes:
+        order: The greedy order: at each step the group that lowers the peak most for its time, worked out anew as neighbours are taken;
+            groups that cannot lower it come last.
+        peaks: Live bytes at the peak with the first none, one, two ... of them recomputed.
+    """
+
+    def __init__(self, found: Recomputation) -> None:
+        self.found, self.memory = found, PeakMemory(found)
+        self.held = {value for group in found.groups for value in group}
+        run = found.needed(found.groups)
+        self.alone = [found.require(group, self.held - set(group), set(run)) for group in found.groups]
+        self.order, self.peaks = self._greedy(run)
+        self.known: dict[int, frozenset[int]] = {0: frozenset(), LEVELS: frozenset(self.order)}
+
+    def at(self, level: int) -> frozenset[int]:
+        """The groups that are recomputed at a level, 0 to `LEVELS`."""
+        if level not in self.known:
+            most, least = self.peaks[0], min(self.peaks)
+            self.known[level] = self.within(most - (most - least) * level // LEVELS)
+        return self.known[level]
+
+    def took_ns(self, chosen: frozenset[int]) -> int:
+        """Time of all repetitions that a choice needs, of one micro-batch."""
+        run = self.found.needed(group for k, group in enumerate(self.found.groups) if k not in chosen)
+        return sum(self.found.op_ns[op_id] for op_id in run)
+
+    def within(self, limit: int) -> frozenset[int]:
+        """A choice whose peak is within a limit, or everything: the first groups of the order, with each of the others as the one that
+        reaches the limit, less those that it does not need; of these the one that takes least time."""
+        count = next((k for k, each in enumerate(self.peaks) if each <= limit), None)
+        if not count:
+            return frozenset(self.order) if count is None else frozenset()
+        first, rest = self.order[: count - 1], self.order[count - 1 :]
+        curve = self.memory.curve(first)
+        ends = [k for k in rest if (curve - self.memory.kept[k]).max() <= limit]
+        found = {self._cleared(first, last, curve - self.memory.kept[last], limit) for last in ends}
+        return min(found, key=lambda each: (self.took_ns(each), sorted(each)))
+
+    def _cleared(self, first: list[int], last: int, curve: Ints, limit: int) -> frozenset[int]:
+        """A choice without groups, the most expensive first, that can be kept within the limit."""
+        chosen = {*first, last}
+        for k in sorted(first, key=lambda k: (-self.alone[k], k)):
+            if (curve + self.memory.kept[k]).max() <= limit:
+                curve = curve + self.memory.kept[k]
+                chosen.remove(k)
+        return frozenset(chosen)
+
+    def _greedy(self, run: set[int]) -> tuple[list[int], list[int]]:
+        found, held, took = self.found, set(self.held), list(self.alone)
+        left, order, curve = dict.fromkeys(range(len(took))), list[int](), self.memory.curve([])
+        peaks = [int(curve.max())]
+        while left:
+            at_peak = self.memory.kept[:, int(curve.argmax())]
+            freed = at_peak.tolist() if any(at_peak[k] for k in left) else [found.bytes_of(group) for group in found.groups]
+            open_ = [k for k in left if freed[k]] or list(left)
+            best, sure = -1, set[int]()
+            while best not in sure:
+                sure.add(best)
+                best = min(open_, key=lambda k: (took[k] / max(1, freed[k]), k))
+                took[best] = found.require(found.groups[best], held - set(found.groups[best]), set(run))
+            del left[best]
+            held -= set(found.groups[best])
+            found.require(found.groups[best], held, run)
+            curve = curve - self.memory.kept[best]
+            order.append(best)
+            peaks.append(int(curve.max()))
+        return order, peaks
