@@ -270,7 +270,8 @@ class _Choice:
         known = {count: self._stage_times(each, stock_peak_bytes if len(levels) == 1 else None)
                  for count, each in made.items()} if self.drafts else {}  # fmt: skip
         mine = Levels(tuple(known[each and each[self.program.pipeline.stage]] for each in levels) if self.drafts else ())
-        stages = {each.stages[0].stage: each.stages for each in reversed(gather(self.peers, "times of jobs", mine)) if each.stages}
+        stages = {each.stages[0].stage: self._without_moved(each.stages, limit)
+                  for each in reversed(gather(self.peers, "times of jobs", mine)) if each.stages}  # fmt: skip
         fixed = any(gather(self.peers, "draws", draws_twice(self.program)))
         found = Found(())
         if self.peers is None or self.program.rank == 0:
@@ -279,6 +280,13 @@ class _Choice:
             found = Found(tuple(each for most, count in limits for each in find_schedules(given, pipe.num_micro_batches, most, count, fixed,
                                                                                           pipe.num_chunks)))  # fmt: skip
         return gather(self.peers, "schedules", found)[0].schedules
+
+    def _without_moved(self, levels: tuple[StageTimes, ...], limit: int) -> tuple[StageTimes, ...]:
+        """The levels of a stage without what it holds above the limit at each of them, which only offload can give back."""
+        over = min(each.peak_bytes for each in levels) - limit
+        if over <= 0 or not self._offloads():
+            return levels
+        return tuple(msgspec.structs.replace(each, peak_bytes=each.peak_bytes - over) for each in levels)
 
     def _offloads(self) -> bool:
         """Whether under a budget offload moves what a plan holds too much."""
