@@ -26,7 +26,7 @@ from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError
 from interlace.ir import Program
-from interlace.passes.drop_recompute import recomputation
+from interlace.passes.drop_recompute import choices
 from interlace.planning.plan import make_plans
 from interlace.planning.sweep import saved_bytes
 
@@ -36,7 +36,7 @@ BY_HAND = ("none", "attention", "full")
 """Recomputation that the script asks for."""
 SHARES = (1.0, 0.8, 0.6, 0.4)
 FREED = (0.2, 0.4, 0.6, 0.8)
-"""Parts of what backward can compute again."""
+"""Parts of what recomputation can free at the peak."""
 OURS: dict[str, dict[str, Any]] = {"offload alone": {"drop_recompute": "off"}, "both": {}}
 
 
@@ -71,19 +71,19 @@ def planned(programs: Sequence[Program], cost: CostModel, options: dict[str, Any
 
 
 def gaps(program: Program) -> list[dict[str, float]]:
-    """What the order in which values are recomputed takes, of the first stage, beside the cheapest choice that frees as much; without
+    """What the choice of recomputed values takes, of the first stage, beside the cheapest one within the same peak; without
     OR-tools (extra `solve`) nothing."""
-    from interlace.scheduler.exact_recompute import cheapest, in_their_order
+    from interlace.scheduler.exact_recompute import cheapest
 
     if find_spec("ortools") is None:
         return []
-    found = recomputation(program, CostModel(load_profile("h200")), {}, adds=True)
-    whole, rows = sum(map(found.bytes_of, found.groups)), []
+    found = choices(program, CostModel(load_profile("h200")), {})
+    most, least, rows = found.peaks[0], min(found.peaks), []
     for part in FREED:
-        start = time.process_time()
-        greedy, exact = in_their_order(found, int(part * whole)), cheapest(found, int(part * whole))
-        rows.append({"part": part, "groups": len(found.groups), "greedy_ms": greedy.took_ns / 1e6, "exact_ms": exact.took_ns / 1e6,
-                     "cpu_s": round(time.process_time() - start, 2)})  # fmt: skip
+        start, limit = time.process_time(), int(most - part * (most - least))
+        greedy, exact = found.within(limit), cheapest(found, limit)
+        rows.append({"part": part, "groups": len(found.found.groups), "greedy_ms": found.took_ns(greedy) / 1e6,
+                     "exact_ms": found.took_ns(exact) / 1e6, "cpu_s": round(time.process_time() - start, 2)})  # fmt: skip
     return rows
 
 

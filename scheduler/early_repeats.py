@@ -27,9 +27,8 @@ def with_early_repeats(program: Program, repeats: set[int]) -> Program:
         backward = [op for op in program.ops if op.role == "backward" and op.chunk == chunk and not is_boundary(op)]
         again = _that_can_start(backward, repeats)
         if again and any(is_receive(op) for op in backward):
-            limit = _peak(program, backward)
-            count = bisect_right(range(1, len(again) + 1), False, key=lambda count: _peak(_moved(program, backward, again[:count]), backward) > limit)
-            program = _moved(program, backward, again[:count])
+            limit, forms = _peak(program, backward), [_moved(program, backward, again[:count]) for count in range(len(again) + 1)]
+            program = forms[bisect_right(forms, False, 1, key=lambda form: _peak(form, backward) > limit) - 1]
     return program
 
 
@@ -48,7 +47,8 @@ def _moved(program: Program, backward: list[Op], first: list[Op]) -> Program:
     """The program with some operations of backward before the others."""
     ids = {op.id for op in first}
     ops = [op for op in program.ops if op.id not in ids]
-    at = next((k for k, op in enumerate(ops) if op.id in {each.id for each in backward}), len(ops))
+    inside = {op.id for op in backward}
+    at = next((k for k, op in enumerate(ops) if op.id in inside), len(ops))
     return msgspec.structs.replace(program, ops=(*ops[:at], *first, *ops[at:]))
 
 

@@ -1,51 +1,22 @@
-"""The cheapest choice of what is recomputed, exactly, by OR-tools' CP-SAT (extra `solve`): how far the order of `Recomputation` is off.
+"""The cheapest choice of what is recomputed, exactly, by OR-tools' CP-SAT (extra `solve`): how far `Choices.within` is off.
 
-Nothing is planned with it: it takes the part of the decision that has no schedule in it.
+Nothing is planned with it.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate
-
-import msgspec
+import numpy as np
 
 from interlace.errors import PlanError
-from interlace.scheduler.recompute import Recomputation
+from interlace.scheduler.recompute_choices import Choices
 
 
-class Chosen(msgspec.Struct, frozen=True):
-    """A choice for one micro-batch.
-
-    Attributes:
-        groups: What is recomputed.
-        took_ns: Time of all repetitions that then run.
-        freed_bytes: What the groups hold from forward to backward.
-    """
-
-    groups: frozenset[tuple[int, ...]]
-    took_ns: int
-    freed_bytes: int
-
-
-def in_their_order(found: Recomputation, freed_bytes: int) -> Chosen:
-    """The first groups that free so many bytes, as plans take them; all where these do not."""
-    freed = [0, *accumulate(map(found.bytes_of, found.groups))]
-    count = next((count for count, each in enumerate(freed) if each >= freed_bytes), len(found.groups))
-    return chosen(found, frozenset(found.groups[:count]))
-
-
-def chosen(found: Recomputation, groups: frozenset[tuple[int, ...]]) -> Chosen:
-    """What a choice takes and frees."""
-    run = found.needed(group for group in found.groups if group not in groups)
-    return Chosen(groups, sum(found.op_ns[op_id] for op_id in run), sum(map(found.bytes_of, groups)))
-
-
-def cheapest(found: Recomputation, freed_bytes: int, most_s: float = 20.0) -> Chosen:
-    """The groups that free so many bytes in the least time.
+def cheapest(choices: Choices, limit_bytes: int, most_s: float = 20.0) -> frozenset[int]:
+    """The groups, by index, that take least time to recompute where no section of the step holds more than the limit.
 
     Args:
-        found: Of a program.
-        freed_bytes: A micro-batch; no more than all groups hold.
+        choices: Of a program.
+        limit_bytes: Live bytes, no less than everything recomputed holds.
         most_s: Seconds that the solver may take.
 
     Raises:
@@ -55,10 +26,10 @@ def cheapest(found: Recomputation, freed_bytes: int, most_s: float = 20.0) -> Ch
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise PlanError(f"OR-tools cannot be imported ({error}); pip install 'interlace[solve]'") from error
-    model = cp_model.CpModel()
-    again = {group: model.new_bool_var(f"group {group[0]}") for group in found.groups}
+    model, found, memory = cp_model.CpModel(), choices.found, choices.memory
+    again = [model.new_bool_var(f"group {k}") for k in range(len(found.groups))]
     runs = {op_id: model.new_bool_var(f"copy {op_id}") for op_id in found.copies}
-    of_value = {value: again[group] for group in found.groups for value in group}
+    of_value = {value: again[k] for k, group in enumerate(found.groups) for value in group}
     for op in found.program.ops:
         copies = [value for value in op.reads if value in found.producer]
         for value in copies:
@@ -69,11 +40,13 @@ def cheapest(found: Recomputation, freed_bytes: int, most_s: float = 20.0) -> Ch
                 model.add(makes >= runs[op.id] + of_value[value] - 1)
             else:
                 model.add(makes >= runs[op.id])
-    model.add(sum(found.bytes_of(group) * each for group, each in again.items()) >= freed_bytes)
+    for *freed, over in np.unique(np.vstack([memory.kept, memory.curve([]) - limit_bytes]).T, axis=0).tolist():
+        if over > 0:
+            model.add(sum(each * chosen for each, chosen in zip(freed, again, strict=True)) >= over)
     model.minimize(sum(found.op_ns[op_id] * each for op_id, each in runs.items()))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds, solver.parameters.num_workers, solver.parameters.random_seed = most_s, 1, 0
     if (status := solver.solve(model)) != cp_model.OPTIMAL:
         told = f"no proved optimum of {len(found.groups)} groups in {most_s:g} s"
-        raise PlanError(f"{told} ({solver.status_name(status)}); give it more time, or ask for fewer bytes")
-    return chosen(found, frozenset(group for group, each in again.items() if solver.boolean_value(each)))
+        raise PlanError(f"{told} ({solver.status_name(status)}); give it more time, or a higher limit")
+    return frozenset(k for k, each in enumerate(again) if solver.boolean_value(each))

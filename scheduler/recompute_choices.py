@@ -47,7 +47,8 @@ class PeakMemory:
 
     def curve(self, recomputed: list[int]) -> Ints:
         """Live bytes with these groups recomputed. `[sections]`"""
-        return self.least + self.kept.sum(0) - self.kept[recomputed].sum(0)
+        curve: Ints = self.least + self.kept.sum(0) - self.kept[recomputed].sum(0)
+        return curve
 
 
 def _curve(made: Program, count: int) -> Ints:

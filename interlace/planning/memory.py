@@ -177,7 +177,7 @@ class MemoryChoice:
         return pipeline, program, say_budget(program, pipeline.passes, reports, budget, peak_bytes(program, self.cost))
 
     def _by_stage(self, counts: list[int]) -> tuple[Numbers, ...]:
-        """How much each stage recomputes, as a level, in each of several cases: of several ranks of a stage the one that needs most decides."""
+        """The level of each stage in each of several cases: of several ranks of a stage the one that needs most decides."""
         stands = self.stands_for.get(self.program.rank, self.program.rank) != self.program.rank
         said = gather(self.peers, "recomputed", Said(self.program.pipeline.stage, tuple(0 if stands else each for each in counts)))
         stages = range(self.program.pipeline.num_stages)

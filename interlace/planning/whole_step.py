@@ -70,7 +70,7 @@ class Room:
     Attributes:
         bytes: What passes may use on this rank for the order of operations.
         limit_bytes: The budget, which a form must keep on a GPU.
-        levels: Groups that each stage recomputes (`drop_recompute.recomputed`), from least to most: a schedule may have any of them on each
+        levels: How much each stage recomputes (`drop_recompute.recomputed`), from least to most: a schedule may have any of them on each
             stage. Empty where the passes say it.
         shares: Those with which Paddle's own order keeps the budget, for forms by name; then those that leave more and more of it to
             offload.
@@ -96,7 +96,7 @@ class Judged:
     """A form and the passes after it, as drafted.
 
     Attributes:
-        recomputed: Groups that each stage recomputes; None where the passes say it.
+        recomputed: How much each stage recomputes; None where the passes say it.
         room_bytes: What passes might use on this rank.
         step_ns: Simulated step; None if it never ends.
         peak_bytes: Peak on the worst stage.
@@ -140,9 +140,9 @@ def run_passes(
     return run_judged(recomputing(pipeline, shares[0]), program, cost, peers, used), used
 
 
-def recomputing(made: Pipeline, groups: int | Numbers) -> Pipeline:
-    """The passes with so many groups recomputed, on every stage or by stage."""
-    return Pipeline(tuple(msgspec.structs.replace(each, recomputed=groups) if isinstance(each, DropRecompute) else each
+def recomputing(made: Pipeline, level: int | Numbers) -> Pipeline:
+    """The passes with so much recomputed, on every stage or by stage."""
+    return Pipeline(tuple(msgspec.structs.replace(each, recomputed=level) if isinstance(each, DropRecompute) else each
                           for each in made.passes))  # fmt: skip
 
 
@@ -217,7 +217,7 @@ class _Choice:
         return min(judged, key=lambda each: (max(0, each.peak_bytes - limit), each.step_ns is None, each.step_ns or 0))
 
     def before(self, recomputed: Numbers | None) -> Before:
-        """The program up to the schedule with so many groups recomputed; made once."""
+        """The program up to the schedule with so much recomputed; made once."""
         if recomputed not in self.known:
             passes = self.earlier if recomputed is None else recomputing(self.earlier, recomputed)
             made, said = passes.run(self.program, self.cost, self.peers, self.room_bytes, self.context.memo)
@@ -259,7 +259,7 @@ class _Choice:
                                        at_once=each.at_once if any(each.at_once) else 0.0)  # fmt: skip
 
     def _recomputed(self, found: Ranked) -> Numbers | None:
-        """Groups that each stage recomputes at the levels of a schedule."""
+        """How much each stage recomputes at the levels of a schedule."""
         levels = self.room.levels if self.room else ()
         return tuple(levels[level][stage] for stage, level in enumerate(found.schedule.level)) if levels else self.needed
 

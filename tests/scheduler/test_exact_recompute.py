@@ -1,4 +1,4 @@
-"""How far the order in which values are recomputed is from the cheapest choice; the solver is an extra."""
+"""How far the choice of what is recomputed is from the cheapest one; the solver is an extra."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from interlace.cost_model import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import parse
 from interlace.ir.program import Program
-from interlace.passes.drop_recompute import recomputation
-from interlace.scheduler.exact_recompute import cheapest, chosen, in_their_order
-from interlace.scheduler.recompute import Recomputation
+from interlace.passes.drop_recompute import choices
+from interlace.scheduler.exact_recompute import cheapest
+from interlace.scheduler.recompute_choices import Choices
 from tests.passes.test_drop_recompute import PLAIN
 from tests.strategies import World, programs
 
@@ -25,32 +25,36 @@ def given() -> list[Program]:
     return [parse(PLAIN), *(programs(world)[0] for world in WORLDS)]
 
 
-def found_in(program: Program) -> Recomputation:
-    return recomputation(program, COSTS, {}, adds=True)
+def choices_of(program: Program) -> Choices:
+    return choices(program, COSTS, {})
+
+
+def peak(made: Choices, chosen: frozenset[int]) -> int:
+    return int(made.memory.curve(sorted(chosen)).max())
 
 
 @pytest.mark.parametrize("program", given(), ids=["recomputing", "plain", "another"])
 def test_no_choice_of_all_is_cheaper(program: Program) -> None:
     pytest.importorskip("ortools", reason="the extra [solve] is not installed")
-    found = found_in(program)
-    assert 1 < len(found.groups) < 13
-    every = [chosen(found, frozenset(groups)) for groups in
-             chain.from_iterable(combinations(found.groups, count) for count in range(len(found.groups) + 1))]  # fmt: skip
-    whole = sum(map(found.bytes_of, found.groups))
+    made = choices_of(program)
+    groups = range(len(made.found.groups))
+    assert 1 < len(groups) < 13
+    every = [frozenset(each) for each in chain.from_iterable(combinations(groups, count) for count in range(len(groups) + 1))]
+    most, least = made.peaks[0], min(made.peaks)
     for part in (0.0, 0.3, 0.6, 1.0):
-        asked = int(part * whole)
-        exact, greedy = cheapest(found, asked), in_their_order(found, asked)
-        assert exact.took_ns == min(each.took_ns for each in every if each.freed_bytes >= asked) <= greedy.took_ns
-        assert min(exact.freed_bytes, greedy.freed_bytes) >= asked
+        limit = int(most - part * (most - least))
+        exact, greedy = cheapest(made, limit), made.within(limit)
+        assert made.took_ns(exact) == min(made.took_ns(each) for each in every if peak(made, each) <= limit) <= made.took_ns(greedy)
+        assert max(peak(made, exact), peak(made, greedy)) <= limit
 
 
 def test_without_the_solver_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(PlanError, match=r"OR-tools cannot be imported .*; pip install 'interlace\[solve\]'"):
-        cheapest(found_in(parse(PLAIN)), 1)
+        cheapest(choices_of(parse(PLAIN)), 1)
 
 
-def test_more_bytes_than_there_are_have_no_choice() -> None:
+def test_below_what_everything_recomputed_holds_there_is_no_choice() -> None:
     pytest.importorskip("ortools", reason="the extra [solve] is not installed")
     with pytest.raises(PlanError, match=r"no proved optimum .*INFEASIBLE"):
-        cheapest(found_in(parse(PLAIN)), 1 << 60)
+        cheapest(choices_of(parse(PLAIN)), 0)
