@@ -23,6 +23,9 @@ LEVELS = 1000
 """Recomputation in parts: at level 0 nothing is, at the last everything, and between them as much as frees this many thousandths of what
 it can free at the peak."""
 
+ENDS, BANNED, ROUNDS = 8, 4, 4
+"""Groups that are tried as the last one of a choice; the most expensive ones that are tried to be done without, and how often."""
+
 
 class PeakMemory:
     """Live memory of Paddle's own schedule by what is kept, section by section of the step.
@@ -93,6 +96,7 @@ class Choices:
         self.held = {value for group in found.groups for value in group}
         run = found.needed(found.groups)
         self.alone = [found.require(group, self.held - set(group), set(run)) for group in found.groups]
+        self.like = {took: tuple(k for k, each in enumerate(self.alone) if each == took) for took in self.alone}
         self.order, self.peaks = self._greedy(run)
         self.known: dict[int, frozenset[int]] = {0: frozenset(), LEVELS: frozenset(self.order)}
 
@@ -105,20 +109,39 @@ class Choices:
 
     def took_ns(self, chosen: frozenset[int]) -> int:
         """Time of all repetitions that a choice needs, of one micro-batch."""
-        run = self.found.needed(group for k, group in enumerate(self.found.groups) if k not in chosen)
-        return sum(self.found.op_ns[op_id] for op_id in run)
+        again = [value for k in sorted(chosen) for value in self.found.groups[k]]
+        return self.found.require(again, self.held - set(again), set())
 
     def within(self, limit: int) -> frozenset[int]:
-        """A choice whose peak is within a limit, or everything: the first groups of the order, with each of the others as the one that
-        reaches the limit, less those that it does not need; of these the one that takes least time."""
-        count = next((k for k, each in enumerate(self.peaks) if each <= limit), None)
-        if not count:
-            return frozenset(self.order) if count is None else frozenset()
-        first, rest = self.order[: count - 1], self.order[count - 1 :]
+        """A choice whose peak is within a limit, or everything: of the greedy order, and then of that order without one of the groups it
+        gave, or all like it, as long as that takes less time."""
+        if self.peaks[0] <= limit:
+            return frozenset()
+        best, order = self._along(self.order, limit), self.order
+        if best is None:
+            return frozenset(order)
+        for _ in range(ROUNDS):
+            costly = sorted(best[1], key=lambda k: (-self.alone[k], k))[:BANNED]
+            bans = dict.fromkeys(ban for k in costly for ban in ((k,), self.like[self.alone[k]]))
+            tried = [(found, ban) for ban in bans if (found := self._along([k for k in order if k not in ban], limit)) is not None]
+            found, ban = min(tried, default=(best, ()))
+            if found >= best:
+                break
+            best, order = found, [k for k in order if k not in ban]
+        return frozenset(best[1])
+
+    def _along(self, order: list[int], limit: int) -> tuple[int, list[int]] | None:
+        """The first groups of an order, with each of the others as the one that reaches the limit, less those that it does not need: of
+        these the one that takes least time, after it."""
+        peaks = self.memory.curve([]) - np.cumsum(self.memory.kept[order], axis=0)
+        reached = np.flatnonzero(peaks.max(axis=1) <= limit)
+        if not len(reached):
+            return None
+        first, rest = order[: reached[0]], order[reached[0] :]
         curve = self.memory.curve(first)
-        ends = [k for k in rest if (curve - self.memory.kept[k]).max() <= limit]
+        ends = [k for k in rest if (curve - self.memory.kept[k]).max() <= limit][:ENDS]
         found = {self._cleared(first, last, curve - self.memory.kept[last], limit) for last in ends}
-        return min(found, key=lambda each: (self.took_ns(each), sorted(each)))
+        return min((self.took_ns(each), sorted(each)) for each in found)
 
     def _cleared(self, first: list[int], last: int, curve: Ints, limit: int) -> frozenset[int]:
         """A choice without groups, the most expensive first, that can be kept within the limit."""
