@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from threading import Barrier, BrokenBarrierError, Lock
 from typing import Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -84,13 +85,21 @@ def _unpacked(packed: bytes) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
     return msgspec.msgpack.decode(zlib.decompress(packed), type=tuple[tuple[Op, ...], tuple[Value, ...]])
 
 
+_of_this_process: WeakValueDictionary[Shown, Program] = WeakValueDictionary()
+"""What ranks of this process show, for as long as they hold it: tables that follow from it are made once."""
+
+
 def _shown(program: Program) -> Shown:
-    return Shown(_packed(program), zlib.compress(msgspec.msgpack.encode(program.with_ops((), ())), 1))
+    shown = Shown(_packed(program), zlib.compress(msgspec.msgpack.encode(program.with_ops((), ())), 1))
+    _of_this_process[shown] = program
+    return shown
 
 
 def _seen(shown: Shown) -> Program:
-    """The plan that was shown; plans of the same operations and values hold the same tuples of them."""
-    return msgspec.msgpack.decode(zlib.decompress(shown.rest), type=Program).with_ops(*_unpacked(shown.ops))
+    """The plan that was shown: that very object where a rank of this process holds it. Plans of the same operations and values hold the
+    same tuples of them."""
+    found = _of_this_process.get(shown)
+    return found if found is not None else msgspec.msgpack.decode(zlib.decompress(shown.rest), type=Program).with_ops(*_unpacked(shown.ops))
 
 
 def require_one_topic(topics: Sequence[str]) -> None:

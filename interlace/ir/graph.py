@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from interlace.ir.kinds import COMBINE, SHARE_VAR, is_comm, is_random
+from interlace.ir.per_ops import once_per_ops
 from interlace.ir.program import ABSENT, Op, Program, Value
 from interlace.ir.storage import Storages, storages_of
 
@@ -100,7 +101,8 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     readers: dict[int, list[int]] = {}
     last_comm: dict[int, int] = {}
     last_random: int | None = None
-    lies_in = graph.storages.numbers
+    lies_in, shared = graph.storages.numbers, _shared(graph.program)
+    on_stack = {value.id for value in graph.program.values if value.dtype == "stack"}
     for op in ops:
         mine = after[op.id]
         for value_id in op.operands:
@@ -109,9 +111,11 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
             made_by = graph.producer.get(value_id)
             if made_by in after:
                 mine.add(made_by)
-            mine.update(writer[storage] for storage in lies_in(value_id) if storage in writer)
-        stacks = {v for v in op.operands if v != ABSENT and graph.values[v].dtype == "stack"}
-        for storage in {storage for v in written_operands(op) | stacks for storage in lies_in(v)} | _shared(graph, op):
+            for storage in lies_in(value_id):
+                if storage in writer:
+                    mine.add(writer[storage])
+        over = written_operands(op) | on_stack.intersection(op.operands)
+        for storage in {storage for v in over for storage in lies_in(v)}.union(shared.get(op.id, ())):
             mine.update(readers.pop(storage, ()))
             mine.update({writer[storage]} if storage in writer else ())
             writer[storage] = op.id
@@ -129,12 +133,20 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     return after
 
 
-def _shared(graph: Graph, op: Op) -> set[int]:
-    """Storages of other operations that an operation computes results into, or that `share_var` makes its operands share."""
-    if op.name == SHARE_VAR:
-        return {storage for value in op.operands for storage in graph.storages.numbers(value)}
-    made = {storage for value in graph.storages.writes(op) for storage in graph.storages.numbers(value)}
-    return {storage for storage in made if graph.storages.storages[storage].producer != op.id}
+@once_per_ops
+def _shared(program: Program) -> dict[int, set[int]]:
+    """By operation, storages of other operations that it computes results into, or that `share_var` makes its operands share."""
+    table = storages_of(program)
+    found: dict[int, set[int]] = {}
+    for op in program.ops:
+        if op.name == SHARE_VAR:
+            mine = {storage for value in op.operands for storage in table.numbers(value)}
+        else:
+            made = {storage for value in table.writes(op) for storage in table.numbers(value)}
+            mine = {storage for storage in made if table.storages[storage].producer != op.id}
+        if mine:
+            found[op.id] = mine
+    return found
 
 
 def is_topological(order: Iterable[int], after: dict[int, set[int]]) -> bool:

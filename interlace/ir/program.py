@@ -131,6 +131,8 @@ class Op(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_
     @property
     def reads(self) -> list[int]:
         """Ids of the operands whose contents it reads, each once: all except absent ones and those of which it needs only the shape."""
+        if not self.no_buffer:
+            return [v for v in dict.fromkeys(self.operands) if v != ABSENT]
         return list(dict.fromkeys(v for k, v in enumerate(self.operands) if v != ABSENT and k not in self.no_buffer))
 
     @property
@@ -193,7 +195,7 @@ class Pipeline(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     schedule: str = "none"
 
 
-class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
     """One rank's program.
 
     Attributes:

@@ -91,6 +91,7 @@ class Storages:
         self.storages: list[Storage] = []
         self.parts: dict[int, tuple[Part, ...]] = {}
         self._number: dict[int, int] = {}
+        self._numbers: dict[int, tuple[int, ...]] = {}
         self._first: dict[int, int] = {}
         self._persistable = {value.storage for value in program.values if value.persistable}
         self._once = {value for op in program.ops if op.role == "optimize" for value in op.results}
@@ -112,7 +113,10 @@ class Storages:
 
     def numbers(self, value: int) -> tuple[int, ...]:
         """The numbers of these storages."""
-        return tuple(part.storage for part in self.parts.get(value, ()))
+        found = self._numbers.get(value)
+        if found is None:
+            found = self._numbers[value] = tuple(part.storage for part in self.parts.get(value, ()))
+        return found
 
     def variable(self, value: int) -> int:
         """The executor's variable of a value; a vector's own, beside those of its tensors."""

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -22,12 +23,16 @@ from interlace.scheduler.simulate.simulator import Result, simulate
 from interlace.scheduler.target import target_of, with_paddles_jobs
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True, weakref=True):
     """A rank by Paddle's own plan and by ours, and what the passes said of ours."""
 
     stock: Program
     plan: Program
     reports: tuple[PassReport, ...]
+
+
+_of_this_process: WeakValueDictionary[bytes, Member] = WeakValueDictionary()
+"""What ranks of this process give, for as long as they hold it: tables that follow from it are made once."""
 
 
 class _Said(msgspec.Struct, frozen=True):
@@ -99,10 +104,12 @@ def compare(captured: Program, planned: Program, reports: Sequence[PassReport], 
         alone = Comparison((member,), {}, profile, memory_budget)
         return alone, alone.outcome(costs)
     packed = zlib.compress(msgspec.msgpack.encode(member), 1)
+    _of_this_process[packed] = member
     shown = gather(peers, "plans to compare", packed)
     whole, said = None, _Said()
     if captured.rank == 0:
-        members = tuple(msgspec.msgpack.decode(zlib.decompress(shown[rank]), type=Member) for rank in sorted(set(stands_for.values())))
+        members = tuple(_of_this_process.get(shown[rank]) or msgspec.msgpack.decode(zlib.decompress(shown[rank]), type=Member)
+                        for rank in sorted(set(stands_for.values())))  # fmt: skip
         whole = Comparison(members, stands_for, profile, memory_budget)
         said = _Said(whole.outcome(costs))
     return whole, gather(peers, "what came out", said)[0].outcome

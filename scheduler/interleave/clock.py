@@ -98,7 +98,7 @@ class Clock:
 
     def blocked(self, node: int) -> bool:
         """Whether the node waits for a communication in flight."""
-        return any(dep in self.flying for dep in self.nodes[node].deps)
+        return not self.flying.isdisjoint(self.nodes[node].deps)
 
     def heads(self) -> list[Flight]:
         """Communications that run now: the first of each stream, if it waits for none in flight."""

@@ -25,6 +25,7 @@ from interlace.errors import PlanError
 from interlace.ir import ABSENT, Graph, Op, Program, dependencies, describe
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_random, is_receive, is_send
+from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 from interlace.scheduler.interleave.allocations import PartOps as PartOps
 from interlace.scheduler.interleave.clock import Node, duration, duration_and_sends, serial_duration
@@ -174,7 +175,7 @@ class Pair:
     def _after(self, parts: Sequence[PartOps]) -> dict[PairOp, set[PairOp]]:
         after: dict[PairOp, set[PairOp]] = {}
         for part in parts:
-            for op_id, needs in dependencies(self.graph, part.ops).items():
+            for op_id, needs in _needs(self.graph, part.ops).items():
                 after[part.label, op_id] = {(part.label, other) for other in needs}
         for first, second in combinations(_by_age(parts), 2):
             for later, before in (*self._shared_state(first.ops, second.ops), *_draws_in_turn(first.ops, second.ops)):
@@ -380,6 +381,18 @@ def _draws_in_turn(first: Sequence[Op], second: Sequence[Op]) -> list[tuple[int,
     return [(later, before)] if later is not None and before is not None else []
 
 
+def _needs(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
+    """`dependencies`, once for the same part of a program; nobody may change what it gives."""
+    known, part = _known_needs(graph.program), tuple(op.id for op in ops)
+    if part not in known:
+        known[part] = dependencies(graph, ops)
+    return known[part]
+
+
+_known_needs: Callable[[Program], dict[tuple[int, ...], dict[int, set[int]]]] = once_per_ops(lambda program: {})
+"""By the operations of a part."""
+
+
 def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
     """Backward operations that a send or a tensor-parallel collective waits for, and random draws: the chain of input gradients.
 
@@ -390,7 +403,7 @@ def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
     receives = Counter(op.group for op in backward if is_receive(op))
     seeds = [op.id for op in backward if is_send(op) or is_random(op) or (is_receive(op) and receives[op.group] > 1)
              or (is_collective(op) and op.group >= 0 and not _reduces_gradient(graph, op, inside))]  # fmt: skip
-    before = dependencies(graph, backward)
+    before = _needs(graph, backward)
     chain: set[int] = set()
     stack = seeds
     while stack:
