@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from interlace.ir import Graph, Op
+from interlace.ir import Graph, Op, Program
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT
+from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import Storage
 
 PairOp = tuple[str, int]
@@ -44,7 +45,8 @@ class PairMemory:
     def __init__(self, graph: Graph, parts: Sequence[PartOps]) -> None:
         self.graph = graph
         self.storages = graph.storages
-        self.size = [_live_bytes(graph, storage) for storage in graph.storages.storages]
+        self.size = _sizes(graph.program)
+        self.later_readers = _later_readers(graph.program)
         self.allocs: dict[PairOp, list[int]] = {}
         self.reads: dict[PairOp, list[int]] = {}
         self.live_after: set[tuple[str, int]] = set()
@@ -94,18 +96,31 @@ class PairMemory:
         """Storages that a later part of the step reads."""
         inside = {op.id for op in part.ops}
         accessed = {n for op in part.ops for value in (*op.operands, *op.results) for n in self.storages.numbers(value)}
-        return {(part.label, n) for n in accessed if self._read_later(self.storages.storages[n], inside, part.kind)}
+        return {(part.label, n) for n in accessed if self._read_later(n, inside, part.kind)}
 
-    def _read_later(self, storage: Storage, inside: set[int], kind: str) -> bool:
-        later = {"F": ("backward", "optimize"), "W": ("optimize",)}.get(kind, ("backward", "optimize"))
-        users = (user for value in (*storage.values, *storage.vectors) for user in self.graph.readers(value))
-        return any(user.id not in inside and user.role in later for user in users)
+    def _read_later(self, storage: int, inside: set[int], kind: str) -> bool:
+        return any(reader not in inside and (kind != "W" or role == "optimize") for reader, role in self.later_readers[storage])
 
     def _live_earlier(self, part: PartOps) -> set[tuple[str, int]]:
         """Storages that a backward reads or writes and that its forward, or an earlier part of its backward, allocated."""
         accessed = self._storages([value for op in part.ops for value in (*_made(op), *self.graph.reads(op))])
         inside = {op.id for op in part.ops}
         return {(part.label, n) for n in accessed if self.storages.storages[n].producer not in inside}
+
+
+@once_per_ops
+def _sizes(program: Program) -> list[int]:
+    """Bytes of each storage that a job allocates and frees."""
+    graph = Graph(program)
+    return [_live_bytes(graph, storage) for storage in graph.storages.storages]
+
+
+@once_per_ops
+def _later_readers(program: Program) -> list[list[tuple[int, str]]]:
+    """The operations after forward that read each storage, with their part of the step."""
+    graph = Graph(program)
+    return [[(user.id, user.role) for value in (*storage.values, *storage.vectors) for user in graph.readers(value)
+             if user.role in ("backward", "optimize")] for storage in graph.storages.storages]  # fmt: skip
 
 
 def _live_bytes(graph: Graph, storage: Storage) -> int:

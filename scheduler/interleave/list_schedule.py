@@ -110,7 +110,7 @@ class ListScheduler:
             return False
         if self.nodes[node].forward:
             return walk.forward + after - walk.live + self._backward_ahead() <= self.cap
-        return walk.forward + self._backward_ahead() <= self.cap or not walk.forward
+        return not walk.forward or walk.forward + self._backward_ahead() <= self.cap
 
     def _backward_ahead(self) -> int:
         """Peak of live memory of backward from its next operation on, in program order."""
@@ -136,10 +136,12 @@ class ListScheduler:
     def _heads(self) -> list[int]:
         """The next operation of each part; in `dx-first` a part waits for the end of those before it, except for receives that a
         send must follow."""
-        heads = [head for side in self.lines if (head := self._head(side)) is not None]
-        if self.form == "mixed" or not heads:
-            return heads
-        chain = heads[0]
+        heads = (head for side in self.lines if (head := self._head(side)) is not None)
+        if self.form == "mixed":
+            return list(heads)
+        chain = next(heads, None)
+        if chain is None:
+            return []
         ahead = [dep for dep in self.nodes[chain].deps if self.nodes[dep].forward and not self.issued[dep]]
         return [chain, *(dep for dep in ahead if dep != chain)]
 

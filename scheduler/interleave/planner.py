@@ -148,7 +148,7 @@ class Pair:
     """
 
     def __init__(self, program: Program, parts: Sequence[PartOps], cost: Costs, early: float = EARLY, work: int = 0) -> None:
-        self.graph = Graph(program)
+        self.graph = _graph(program)
         self.parts, self.early, self.work = parts, early, work
         self.cost = cost
         self.values, self.groups = tables_of(program)
@@ -389,6 +389,8 @@ def _needs(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     return known[part]
 
 
+_graph = once_per_ops(Graph)
+"""The graph of a program, whose jobs are not asked for."""
 _known_needs: Callable[[Program], dict[tuple[int, ...], dict[int, set[int]]]] = once_per_ops(lambda program: {})
 """By the operations of a part."""
 
