@@ -100,7 +100,7 @@ UNCAPTURED = {
 
 LONG = {
     "dp2 mp2 pp2, experts": (
-        8, "moe", "--dp 2 --mp 2 --pp 2 --micro-batches 3 --batch-size 6 --dense-every 0 --hidden 32 --heads 4 --vocab 64 --seq-len 16",
+        8, "moe", "--dp 2 --mp 2 --pp 2 --micro-batches 3 --batch-size 6 --dense-every 0 --recompute mlp --hidden 32 --vocab 64",
         {"schedule_1f1b": ROOMY},
     ),
     "dp2 mp2 sharding 2": (4, "llama", "--dp 2 --mp 2 --sharding-stage 2 --schedule 1F1B --micro-batches 3 --batch-size 6",
