@@ -44,6 +44,7 @@ class PairMemory:
 
     def __init__(self, graph: Graph, parts: Sequence[PartOps]) -> None:
         self.graph = graph
+        self._peaks: dict[tuple[PairOp, ...], int] = {}
         self.storages = graph.storages
         self.size = _sizes(graph.program)
         self.later_readers = _later_readers(graph.program)
@@ -63,7 +64,13 @@ class PairMemory:
         self.end = sum(self.size[storage] for label, storage in there if (label, storage) in self.live_after)
 
     def peak(self, order: Sequence[PairOp]) -> int:
-        """Peak of live bytes over the order, counting what the job allocates or frees. O(operands)."""
+        """Peak of live bytes over the order, counting what the job allocates or frees. O(operands), and found once for the same order."""
+        key = tuple(order)
+        if key not in self._peaks:
+            self._peaks[key] = self._peak(key)
+        return self._peaks[key]
+
+    def _peak(self, order: Sequence[PairOp]) -> int:
         last: dict[tuple[str, int], int] = {}
         for k, item in enumerate(order):
             for storage in self.reads[item]:

@@ -81,8 +81,9 @@ class Clock:
             self.queues.setdefault(item.stream, []).append(Flight(node, item.dur))
             self.flying.add(node)
             return
-        for dep in item.deps:
-            self.wait(dep)
+        if self.flying:
+            for dep in item.deps:
+                self.wait(dep)
         self._compute(item)
 
     def wait(self, node: int) -> None:
@@ -102,7 +103,7 @@ class Clock:
 
     def heads(self) -> list[Flight]:
         """Communications that run now: the first of each stream, if it waits for none in flight."""
-        return [queue[0] for queue in self.queues.values() if queue and not self.blocked(queue[0].node)]
+        return [queue[0] for queue in self.queues.values() if queue and not self.blocked(queue[0].node)] if self.flying else []
 
     def _compute(self, item: Node) -> None:
         left = item.dur

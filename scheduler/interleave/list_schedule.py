@@ -81,7 +81,7 @@ class ListScheduler:
         if self.weights.keep and ready and any(self._head(side) is not None for side in self.backward):
             return next((k for k in (*open_heads, *ready) if self._fits(k)), ready[0])
         free_fillers = [k for k in self.fillers[:CANDIDATES] if not self.clock.blocked(k)]
-        flying = bool(self.clock.heads())
+        flying = bool(self.clock.flying)  # the one that was issued first waits for none
         if self.form == "dx-first" and open_heads:
             choices = open_heads
         elif flying:

@@ -58,9 +58,12 @@ def _gathers_alone(pair: Pair) -> list[bool]:
     found: list[bool] = []
     for node in pair.nodes:
         before.append(frozenset(node.deps).union(*(before[dep] for dep in node.deps)))
+        if not node.stream or not is_collective(pair.graph.ops[node.op]):
+            found.append(False)
+            continue
         others = [(found[dep], pair.nodes[dep]) for dep in before[-1]]
         quick = sum(other.dur for _, other in others if not other.stream) < node.dur
-        found.append(is_collective(pair.graph.ops[node.op]) and bool(node.stream) and quick and all(may for may, o in others if o.stream))
+        found.append(quick and all(may for may, other in others if other.stream))
     return found
 
 

@@ -301,16 +301,16 @@ class Pair:
     def _firsts(self, rules: Rules, form: Form, cap_bytes: int) -> list[list[int]]:
         """Orders of the list scheduler, whatever sends weigh."""
         if (form, cap_bytes) not in self._listed:
-            hides = [self._hides(node) for node in self.nodes]
+            beside = sorted({node.category for node in self.nodes if node.stream})
+            hides = [self._hides(node, beside) for node in self.nodes]
             tries = [ListScheduler(self.nodes, self.stretch, form, self.bytes, cap_bytes, weights, hides).run() for weights in TRIES]
             orders = dict.fromkeys(tuple(rules.full(rules.listed(order))) for order in tries)
             self._listed[form, cap_bytes] = [list(order) for order in orders]
         return self._listed[form, cap_bytes]
 
-    def _hides(self, node: Node) -> float:
-        """The largest share of a communication beside a node that the node hides."""
-        streams = {other.category for other in self.nodes if other.stream}
-        factors = [self.stretch(node.category, category) for category in sorted(streams)] if not node.stream else []
+    def _hides(self, node: Node, beside: Sequence[str]) -> float:
+        """The largest share of a communication beside a node that the node hides, of those of these categories."""
+        factors = [self.stretch(node.category, category) for category in beside] if not node.stream else []
         return max((1 / other - (1 - 1 / slow) for slow, other in factors), default=0.0)
 
     def time(self, order: Sequence[int]) -> float:
