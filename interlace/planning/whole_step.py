@@ -229,8 +229,9 @@ class _Choice:
         return self.program.rank if self.peers else 0
 
     def _paddles(self) -> Pipeline:
-        """Paddle's own jobs and streams; a user's other passes run all the same."""
-        return Pipeline(tuple(kept for each in self.pipeline.passes if (kept := each.stock()) is not None))
+        """Paddle's own jobs and streams; a user's other passes run all the same, but none that only follows the budget."""
+        mine = [each for each in self.pipeline.passes if self.room is None or not each.follows_budget]
+        return Pipeline(tuple(kept for each in mine if (kept := each.stock()) is not None))
 
     def _own_name(self) -> str:
         """How reports call `_paddles`: other passes that a user asked for are no part of Paddle's own plan."""

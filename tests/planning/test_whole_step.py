@@ -17,12 +17,13 @@ from interlace.errors import BudgetError
 from interlace.ir import Op, Program, parse
 from interlace.passes import Pipeline
 from interlace.planning import memory
+from interlace.planning.budget import stock_peak_bytes
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
-from interlace.units import ms
+from interlace.units import ms, size
 from tests.passes.test_drop_recompute import PLAIN
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
@@ -108,6 +109,17 @@ def test_one_baseline() -> None:
     assert f"Paddle's own plan {ms(mine[0].outcome.before.step_ns)}, " in next(line for line in told(mine) if line.startswith("auto: "))
     assert any("Paddle's order with offload-activations " in line for line in told(offloaded))
     assert not any("Paddle's own plan" in line for line in told(offloaded))
+
+
+def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:
+    """Without what the budget moves; its peak is the one of which shares are taken."""
+    plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=2)), CostModel(load_profile("h200"))
+    made = make_plans(plain, make_config({"memory_budget": 4096}), costs, "h200")
+    assert made[0].outcome is not None
+    assert made[0].outcome.before is not None
+    peak = max(stock_peak_bytes(program, costs) or 0 for program in plain)
+    line = f"Paddle's own plan {ms(made[0].outcome.before.step_ns)}, {size(peak)} on the worst stage"
+    assert any(line in each for each in told(made)), told(made)
 
 
 @pytest.mark.parametrize(
