@@ -34,7 +34,8 @@ class RecomputeFacts(msgspec.Struct, frozen=True):
 
 @register
 class DropRecompute(Pass, frozen=True, kw_only=True):
-    """Leave out recomputation that the user's program has and nothing reads; under a memory budget, choose what is recomputed at all.
+    """Leave out recomputation that the user's program has and nothing reads; with `interleave: auto` or under a memory budget, choose what
+    is recomputed at all.
 
     Contract: keeps every value that is read, bit for bit; removes operations that repeat others exactly, collectives among them, and
     adds exact repetitions, on all ranks of a stage alike. Nothing that draws random numbers is left out or added, and nothing that
@@ -53,9 +54,9 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
 
     Options:
         recomputed: How much is computed again in backward, in thousandths of the memory that this can free at the peak of Paddle's own
-            schedule: one number, or one for each stage; 0 keeps everything, 1000 computes again all that can be. Without it, what the
-            program recomputes and reads; under a `memory_budget` the whole step decides. When: the plan of a
-            `memory_budget` is to be made again, or you want to try another number.
+            schedule: one number, or one for each stage; 0 keeps everything, 1000 computes again all that can be. Without it the whole step
+            decides with `interleave: auto` or under a `memory_budget`; else what the program recomputes and reads. When: you want to try
+            another number.
 
     Source: POET (joint rematerialisation and paging, 2022) weighs the same costs.
     """

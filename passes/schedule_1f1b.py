@@ -52,9 +52,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     collectives as early as they can (`scheduler/interleave/part_order.py`). `insert-events` orders what crosses streams between jobs.
 
     Options:
-        interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a lag and depth for each stage: the
-            whole step is simulated, and no stage may need more memory than Paddle's own plan does on its worst stage (plus
-            `extra_live_bytes`; or a `memory_budget`). `off` gives Paddle's own job list; `dx-first` runs backward's chain of input
+        interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a lag, a depth and recomputation for
+            each stage: the whole step is simulated, and no stage may need more memory than Paddle's own plan does on its worst stage
+            (plus `extra_live_bytes`; or a `memory_budget`). `off` gives Paddle's own job list; `dx-first` runs backward's chain of input
             gradients first and runs weight gradients during backward's and forward's collectives, at Paddle's warm-up depth; `mixed` mixes
             both op by op with `2 (stages - 1 - stage) + 1` micro-batches in flight, which it needs; `zb-h1` postpones weight gradients to
             fill bubbles. All but `off` put an optimizer that communicates into the job of the last gradients. When: `auto` unless
@@ -69,9 +69,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             whose operands take most memory for the time. They run during the collectives of their own job, and leave room for the
             others to trail further. One number for all stages, or one for each. When: trying by hand what `auto` decides: a lag that
             does not quite fit into the memory.
-        depth: Micro-batches in flight on each stage, with `dx-first`; without it as in 1F1B. With more of them a stage sends activations
-            before it needs the next gradient, so that a late message does not stop the pipeline. When: trying by hand what `auto` decides:
-            messages between stages that come late.
+        depth: Micro-batches in flight on each stage, with `dx-first` and `mixed`; without it as in 1F1B, or as `mixed` needs them. With
+            more of them a stage sends activations before it needs the next gradient, so that a late message does not stop the pipeline.
+            When: trying by hand what `auto` decides: messages between stages that come late.
         early_sends: Weight of the time at which each send of a job starts, against the duration of the job, when its order is chosen: 0
             minimizes the duration alone. One number for all stages, or one for each. When: trying by hand what `auto` decides: 0 without a
             pipeline, more where stages wait for gradients.
@@ -200,13 +200,13 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if self.at_once and not (self.lag or self.schedule_file or self.interleave == "zb-h1"):
             raise ConfigError(f"schedule_1f1b.at_once: found {_numbers(self.at_once)} beside interleave: {self.interleave} without lag, "
                               "where no weight gradients trail; give lag, schedule_file or interleave: zb-h1, or leave at_once out")
-        for name, given, forms in (("lag", self.lag, ("dx-first", "mixed")), ("depth", self.depth, ("dx-first",))):
+        for name, given in (("lag", self.lag), ("depth", self.depth)):
             if not given:
                 continue
             found = f"schedule_1f1b.{name}: found {_numbers(given)}"
-            if self.interleave not in forms or self.schedule_file:
+            if self.interleave not in ("dx-first", "mixed") or self.schedule_file:
                 beside = f"schedule_file: {self.schedule_file}" if self.schedule_file else f"interleave: {self.interleave}"
-                raise ConfigError(f"{found} beside {beside}; it goes with interleave {' or '.join(forms)}; leave one of them out")
+                raise ConfigError(f"{found} beside {beside}; it goes with interleave dx-first or mixed; leave one of them out")
             if name == "depth" and pipe.num_chunks > 1:
                 raise ConfigError(f"{found} with {pipe.num_chunks} chunks a stage; expected a pipeline without chunks; leave {name} out")
             if isinstance(given, tuple) and len(given) != pipe.num_stages:
@@ -231,10 +231,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         """Slots with backward and forward joined, and the form: mixed if asked for, unless stages would wait for each other for ever."""
         pipe = program.pipeline
         stages = range(pipe.num_stages)
-        if self.interleave == "mixed" and program.pipeline.num_stages > 1 and draws_twice(program):
+        if self.interleave == "mixed" and not self.depth and pipe.num_stages > 1 and draws_twice(program):
             context.declined.append("mixed: forward and backward both draw random numbers, and another depth would change the order of "
                                     "draws; dx-first instead")  # fmt: skip
-        elif self.interleave == "mixed":
+        elif self.interleave == "mixed" and not self.depth:
             rows = {stage: self._row(program, stage, mixed=True) for stage in stages}
             stuck = stall(list(rows.values()), program.pipeline.num_chunks)
             if not stuck:
@@ -249,24 +249,19 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         ):
             raise ConfigError(f"schedule_1f1b.depth: found {_numbers(self.depth)}; forward and backward both draw random numbers, and "
                               "another depth than 1F1B's would change the order of draws; leave depth out")  # fmt: skip
-        return rows, "dx-first"
+        return rows, "mixed" if self.interleave == "mixed" and self.depth else "dx-first"
 
     def _row(self, program: Program, stage: int, mixed: bool) -> list[Slot]:
         """A stage's slots with backward and forward joined."""
         pipe = program.pipeline
         lag = self.lag[stage] if isinstance(self.lag, tuple) else self.lag
-        depth = self.depth[stage] if self.depth else self._depth(program, stage) if mixed else None
+        depth = self.depth[stage] if self.depth else mixed_depth(stage, pipe.num_stages, pipe.num_micro_batches) if mixed else None
         return joined(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, lag=lag, warmup=depth)
-
-    @staticmethod
-    def _depth(program: Program, stage: int) -> int:
-        """Micro-batches in flight on a stage with which mixed pairs of neighbours do not wait for each other."""
-        return min(2 * (program.pipeline.num_stages - 1 - stage) + 1, program.pipeline.num_micro_batches)
 
     def _depth_report(self, program: Program) -> list[str]:
         """A line about the memory of the depth, if it is larger than Paddle's."""
         pipe = program.pipeline
-        depth, plain = self._depth(program, pipe.stage), in_flight(pipe.stage, pipe.num_stages, pipe.num_micro_batches)
+        depth, plain = (count(pipe.stage, pipe.num_stages, pipe.num_micro_batches) for count in (mixed_depth, in_flight))
         if pipe.schedule == "VPP" or depth <= plain:
             return []
         backward = PartOps("B", "B", [op for op in program.ops if op.role == "backward" and not is_boundary(op)])
@@ -428,6 +423,11 @@ def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]
                 done.add((op_id, m))
         items.append(line)
     return tuple(msgspec.structs.replace(job, items=tuple(line)) for job, line in zip(jobs, items, strict=True))
+
+
+def mixed_depth(stage: int, num_stages: int, num_micro_batches: int) -> int:
+    """Micro-batches in flight on a stage with which mixed pairs of neighbours do not wait for each other."""
+    return min(2 * (num_stages - 1 - stage) + 1, num_micro_batches)
 
 
 def draws_twice(program: Program) -> bool:

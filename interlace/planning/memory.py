@@ -39,6 +39,17 @@ BEYOND = (0.0, 0.08, 0.2)
 """Shares of the budget by which recomputation may give back more than Paddle's order needs; a schedule may ask for any on each stage."""
 
 
+def run_in_paddles_memory(asked: Pipeline, program: Program, cost: Costs, peers: Peers | None = None) -> Run:
+    """Run the passes without a budget: where the form of the schedule is open no stage holds more than Paddle's own plan on its worst
+    one, and what is recomputed for it is open too.
+
+    Raises:
+        PassError: As `Pipeline.run`.
+    """
+    choice = MemoryChoice(asked, program, cost, peers)
+    return run_passes(asked, program, cost, peers, levels=choice.levels if choice.is_open else None)[0]
+
+
 def run_within(budget: int, asked: Pipeline, program: Program, cost: Costs, peers: Peers | None = None) -> tuple[Run, int]:
     """Run the passes within a memory budget.
 
@@ -56,7 +67,7 @@ def run_within(budget: int, asked: Pipeline, program: Program, cost: Costs, peer
     base = lifetimes(program).base["device"]
     hopeless = any(gather(peers, "what lasts", base > budget))
     for form in () if hopeless else (asked, choice.in_paddles_order(asked)):
-        run, used = run_passes(form, program, cost, peers, choice.room(budget))
+        run, used = run_passes(form, program, cost, peers, choice.room(budget), choice.levels if choice.is_open else None)
         room = budget if used is None else used
         for number in range(ROUNDS):
             over = choice.bytes_over(run, budget)
@@ -123,8 +134,13 @@ class MemoryChoice:
         if not self.is_open:
             return Room(budget, budget)
         shares = self._by_stage([self._level(self._over(budget, share)) for share in (SHARES if self.offloads else SHARES[:1])])
-        freed = [0, *(self._over(budget, 1.0) + int(more * budget) for more in BEYOND)]
-        return Room(budget, budget, self._by_stage([self._level(each) for each in freed]), shares)
+        return Room(budget, budget, shares)
+
+    def levels(self, limit: int) -> tuple[Numbers, ...]:
+        """Recomputation that a schedule may choose from on each stage: nothing, what Paddle's own order needs to hold no more than so many
+        bytes, and more."""
+        freed = (0, *(self._over(limit, 1.0) + int(more * limit) for more in BEYOND))
+        return tuple(dict.fromkeys(self._by_stage([self._level(each) for each in freed])))
 
     def _over(self, budget: int, share: float) -> int:
         return int(share * max(0, self._peak(0) - budget))

@@ -22,8 +22,7 @@ from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.peers import Peers, gather, plan_together
 from interlace.planning.budget import budget_bytes
 from interlace.planning.compare import Comparison, compare
-from interlace.planning.memory import run_within
-from interlace.planning.whole_step import run_passes
+from interlace.planning.memory import run_in_paddles_memory, run_within
 from interlace.report.measured import Measured
 from interlace.report.outcome import Outcome
 from interlace.report.screen import report_text, rules_text, step_table
@@ -222,7 +221,7 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
     if budget:
         (pipeline, planned, reports), room = run_within(budget, config.pipeline(), program, cost, peers)
     else:
-        (pipeline, planned, reports), _ = run_passes(config.pipeline(), program, cost, peers)
+        pipeline, planned, reports = run_in_paddles_memory(config.pipeline(), program, cost, peers)
     digests = gather(peers, "finished plans", digest_of(planned))
     compared, outcome = compare(program, planned, reports, cost, profile, budget, peers)
     return Plan(program, planned, tuple(reports), profile, pipeline.passes, set_digest=digest_of_set(digests), outcome=outcome,

@@ -1,10 +1,10 @@
-"""`interleave: auto`: Paddle's own plan, the named forms and schedules with a lag for each stage are simulated as whole steps; the
-fastest that holds no more memory than it may is kept.
+"""`interleave: auto`: Paddle's own plan, the named forms and schedules with a lag, a depth and recomputation for each stage are simulated
+as whole steps; the fastest that holds no more memory than it may is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,20 +16,23 @@ from interlace.passes.drop_recompute import DropRecompute
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import PassReport, Pipeline
-from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
+from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice, mixed_depth
 from interlace.planning.budget import peak_bytes
 from interlace.planning.judge import Run, noted, run_judged, step_ns
 from interlace.planning.stock import STOCK
-from interlace.scheduler.interleave.planner import EARLY
+from interlace.scheduler.interleave.planner import EARLY, Form
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.recompute import recomputes
 from interlace.scheduler.schedule import in_flight
 from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
 from interlace.scheduler.whole_step.search import SHARES, Numbers, Ranked, find_schedules, kinds_of
-from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, StageTimes
+from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, StageTimes, changed_by
 from interlace.units import ms, size
 
 NAMED = ("dx-first", "mixed", "zb-h1")
+FORMS: tuple[Form, ...] = ("dx-first", "mixed")
+"""Forms of jobs of which the coarse model makes schedules."""
 LAG_SCHEDULES = 3
 """Schedules of the coarse model that are planned in full, as drafts."""
 NEAR = 1.02
@@ -47,17 +50,22 @@ SHRINKS = 0.75
 """A form is given up where a plan with less room exceeds the budget by more than this part of what the one before did."""
 BEYOND = (1.1, 1.3)
 """Schedules are also looked for in so many times the budget: offload then moves the rest."""
+PAYS = 0.005
+"""Without a budget, recomputation is looked at only where steps that hold as much as they like are shorter by this part."""
+ANY = 1 << 60
+"""More bytes than any device has."""
 FAR = 0.25
 """What exceeds the budget by more than this part of it is not drafted again with less room."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What rank 0's search gave."""
+    """What rank 0's search gave, and whether schedules that hold more would be faster by as much as `PAYS`."""
 
-    schedules: tuple[Ranked, ...]
+    schedules: tuple[Ranked, ...] = ()
+    memory_pays: bool = False
 
 
-class Levels(msgspec.Struct, frozen=True):
+class Stages(msgspec.Struct, frozen=True):
     """What one rank says of its stage: times and memory with more and more recomputed; nothing from ranks that others stand for."""
 
     stages: tuple[StageTimes, ...] = ()
@@ -70,16 +78,18 @@ class Room:
     Attributes:
         bytes: What passes may use on this rank for the order of operations.
         limit_bytes: The budget, which a form must keep on a GPU.
-        levels: How much each stage recomputes (`drop_recompute.recomputed`), from least to most: a schedule may have any of them on each
-            stage. Empty where the passes say it.
-        shares: Those with which Paddle's own order keeps the budget, for forms by name; then those that leave more and more of it to
-            offload.
+        shares: How much each stage recomputes (`drop_recompute.recomputed`) with which Paddle's own order keeps the budget, for forms by
+            name; then what leaves more and more of it to offload. Empty where the passes say it.
     """
 
     bytes: int
     limit_bytes: int
-    levels: tuple[Numbers, ...] = ()
     shares: tuple[Numbers, ...] = ()
+
+
+Levels = Callable[[int], tuple[Numbers, ...]]
+"""Device bytes that no stage may pass -> how much each stage recomputes, from least to most: a schedule may have any of them on each
+stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +126,10 @@ class Judged:
 
 
 def run_passes(
-    pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, room: Room | None = None
+    pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, room: Room | None = None, levels: Levels | None = None
 ) -> tuple[Run, int | None]:
-    """Run the passes; where the form of one is open, or has milder ones, the whole step decides.
+    """Run the passes; where the form of one is open, or has milder ones, the whole step decides. Without `levels` the passes say how much
+    is recomputed.
 
     Returns:
         The run, and the bytes that its passes might use on this rank; None without a budget.
@@ -129,7 +140,7 @@ def run_passes(
     asked = next((each for each in pipeline.passes if isinstance(each, Schedule1F1B)), None)
     alone = peers is None and program.pipeline.num_stages > 1
     if asked is not None and asked.is_open() and not alone:
-        return run_best(pipeline, asked, program, cost, peers, room)
+        return run_best(pipeline, asked, program, cost, peers, room, levels)
     if room is None or not room.shares:
         return run_judged(pipeline, program, cost, peers, room.bytes if room else None), room.bytes if room else None
     pipeline.check(program)
@@ -147,10 +158,16 @@ def recomputing(made: Pipeline, level: int | Numbers) -> Pipeline:
 
 
 def run_best(
-    pipeline: Pipeline, asked: Schedule1F1B, program: Program, cost: Costs, peers: Peers | None = None, room: Room | None = None
+    pipeline: Pipeline,
+    asked: Schedule1F1B,
+    program: Program,
+    cost: Costs,
+    peers: Peers | None = None,
+    room: Room | None = None,
+    levels: Levels | None = None,
 ) -> tuple[Run, int | None]:
-    """Run the passes with the form of `asked`, one of them, that is simulated fastest within the memory; under a budget with as much
-    recomputation as the schedule pays for.
+    """Run the passes with the form of `asked`, one of them, that is simulated fastest within the memory, with as much recomputation as
+    the schedule pays for.
 
     Every form is drafted, without local search inside its jobs, and simulated; the fastest is then planned in full. Where Paddle's own
     plan is the fastest it is kept as it is. Rank 0 simulates and tells the others, so that all decide alike.
@@ -158,21 +175,29 @@ def run_best(
     Returns, and raises, as `run_passes`.
     """
     pipeline.check(program)
-    return _Choice(pipeline, asked, program, cost, peers, room).run()
+    return _Choice(pipeline, asked, program, cost, peers, room, levels).run()
 
 
 class _Choice:
     def __init__(
-        self, pipeline: Pipeline, asked: Schedule1F1B, program: Program, cost: Costs, peers: Peers | None, room: Room | None
+        self,
+        pipeline: Pipeline,
+        asked: Schedule1F1B,
+        program: Program,
+        cost: Costs,
+        peers: Peers | None,
+        room: Room | None,
+        levels: Levels | None = None,
     ) -> None:
         self.pipeline, self.asked, self.program, self.cost, self.peers = pipeline, asked, program, cost, peers
-        self.room, self.room_bytes = room, room.bytes if room else None
+        self.room, self.room_bytes, self.levels = room, room.bytes if room else None, levels
         self.context = Context(cost)
         at = pipeline.passes.index(asked)
         self.earlier, self.later = Pipeline(pipeline.passes[:at]), pipeline.passes[at + 1 :]
         self.early = asked.early_sends if isinstance(asked.early_sends, float) else EARLY
         self.known: dict[Numbers | None, Before] = {}
         self.needed = room.shares[0] if room and room.shares else None
+        self.recomputes = any(gather(peers, "recomputation", recomputes(program)))
         self.stands_for = stand_ins(program, peers)
         asking = (Pipeline(self.later), self._paddles())
         self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks() for each in asking)
@@ -186,7 +211,9 @@ class _Choice:
         limit = self.room.limit_bytes if self.room else int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
         forms = [(self.needed, form) for form in (self.asked.stock(), *(self._named(name) for name in NAMED if self._may(name)))]
         if self._may("dx-first"):
-            forms += [(self._recomputed(each), self._lagged(each)) for each in self._schedules(peaks[self._seat()], limit)]
+            forms += self._lagging(peaks[self._seat()], limit)
+        elif self.levels and not self.room:
+            forms += [(level, self.asked.stock()) for level in self._recomputation(limit)[:2]]
         drafts = dict.fromkeys((recomputed, form.draft()) for recomputed, form in forms)
         judged = [self._draft(recomputed, form, self.later, limit) for recomputed, form in drafts]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
@@ -253,34 +280,55 @@ class _Choice:
 
     def _lagged(self, found: Ranked) -> Schedule1F1B:
         pipe, each = self.program.pipeline, found.schedule
-        plain = tuple(in_flight(s, pipe.num_stages, pipe.num_micro_batches) for s in range(pipe.num_stages))
+        count = mixed_depth if each.form == "mixed" else in_flight
+        plain = tuple(count(s, pipe.num_stages, pipe.num_micro_batches) for s in range(pipe.num_stages))
         early = self.early if all(each.early) else tuple(self.early * one for one in each.early)
-        return msgspec.structs.replace(self.asked, interleave="dx-first", lag=each.lag if any(each.lag) else 0,
-                                       depth=() if each.depth == plain else each.depth, early_sends=early,
+        return msgspec.structs.replace(self.asked, interleave=each.form, lag=each.lag if any(each.lag) else 0,
+                                       depth=() if pipe.num_chunks > 1 or each.depth == plain else each.depth, early_sends=early,
                                        at_once=each.at_once if any(each.at_once) else 0.0)  # fmt: skip
 
-    def _recomputed(self, found: Ranked) -> Numbers | None:
-        """How much each stage recomputes at the levels of a schedule."""
-        levels = self.room.levels if self.room else ()
-        return tuple(levels[level][stage] for stage, level in enumerate(found.schedule.level)) if levels else self.needed
+    def _lagging(self, stock_peak_bytes: int, limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:
+        """The schedules that the coarse model finds best, with how much each stage recomputes."""
+        levels = self._recomputation(limit) if self.room and self.levels else (self.needed,)
+        found = self._schedules(levels, stock_peak_bytes, limit)
+        if self.levels and not self.room and (found.memory_pays or self.recomputes):
+            levels = self._recomputation(limit)
+            found = self._schedules(levels, stock_peak_bytes, limit)
+        return [(_recomputed(each, levels), self._lagged(each)) for each in found.schedules]
 
-    def _schedules(self, stock_peak_bytes: int, limit: int) -> tuple[Ranked, ...]:
-        """What the coarse model finds best, by rank 0, from what the first rank of each stage says of its jobs."""
-        levels = self.room.levels if self.room and self.room.levels else (self.needed,)
-        made = {each and each[self.program.pipeline.stage]: self.before(each).program for each in levels}
-        known = {count: self._stage_times(each, stock_peak_bytes if len(levels) == 1 else None)
-                 for count, each in made.items()} if self.drafts else {}  # fmt: skip
-        mine = Levels(tuple(known[each and each[self.program.pipeline.stage]] for each in levels) if self.drafts else ())
+    def _recomputation(self, limit: int) -> tuple[Numbers | None, ...]:
+        """What a schedule may recompute; None without a budget where neither it nor the program recomputes anything."""
+        assert self.levels is not None
+        return tuple(level if any(level) or self.room or self.recomputes else None for level in self.levels(limit))
+
+    def _schedules(self, levels: Sequence[Numbers | None], stock_peak_bytes: int, limit: int) -> Found:
+        """What rank 0 finds from what the first rank of each stage says of its jobs."""
+        made = [self.before(level).program for level in levels]  # on all ranks: passes ask each other
+        mine = Stages(self._stages(made, levels, stock_peak_bytes) if self.drafts else ())
         stages = {each.stages[0].stage: self._without_moved(each.stages, limit)
                   for each in reversed(gather(self.peers, "times of jobs", mine)) if each.stages}  # fmt: skip
         fixed = any(gather(self.peers, "draws", draws_twice(self.program)))
-        found = Found(())
+        found = Found()
         if self.peers is None or self.program.rank == 0:
             pipe, given = self.program.pipeline, [each for s in sorted(stages) for each in stages[s]]
             limits = [(limit, LAG_SCHEDULES), *((int(limit * more), 1) for more in BEYOND if self._offloads())]
-            found = Found(tuple(each for most, count in limits for each in find_schedules(given, pipe.num_micro_batches, most, count, fixed,
-                                                                                          pipe.num_chunks)))  # fmt: skip
-        return gather(self.peers, "schedules", found)[0].schedules
+            best = [each for most, count in limits for each in find_schedules(given, pipe.num_micro_batches, most, count, fixed,
+                                                                              pipe.num_chunks)]  # fmt: skip
+            free = [] if self.room else find_schedules(given, pipe.num_micro_batches, ANY, 1, fixed, pipe.num_chunks)
+            pays = bool(free) and (not best or free[0].step_ns < (1 - PAYS) * best[0].step_ns)
+            found = Found(tuple(best), pays)
+        return gather(self.peers, "schedules", found)[0]
+
+    def _stages(self, made: Sequence[Program], levels: Sequence[Numbers | None], stock_peak_bytes: int) -> tuple[StageTimes, ...]:
+        """What this rank says of its stage at each level of recomputation."""
+        stage, known = self.program.pipeline.stage, dict[int | None, StageTimes]()
+        counts = [None if level is None else level[stage] for level in levels]
+        for count, before in zip(counts, made, strict=True):
+            if count not in known:
+                first = next(iter(known.values()), None)
+                peak = stock_peak_bytes if len(levels) == 1 else in_order(msgspec.structs.replace(before, jobs=stock_jobs(before))).peak()
+                known[count] = StageTimes(stage, self._orders(before, first.orders if first else ()), peak)
+        return tuple(known[count] for count in counts)
 
     def _without_moved(self, levels: tuple[StageTimes, ...], limit: int) -> tuple[StageTimes, ...]:
         """The levels of a stage without what it holds above the limit at each of them, which only offload can give back."""
@@ -293,25 +341,30 @@ class _Choice:
         """Whether under a budget offload moves what a plan holds too much."""
         return self.room is not None and any(isinstance(each, OffloadActivations) for each in self.later)
 
-    def _stage_times(self, before: Program, stock_peak_bytes: int | None) -> StageTimes:
-        """Of this rank's jobs; without `stock_peak_bytes` beside the peak of Paddle's own order of the same operations."""
-        if stock_peak_bytes is None:
-            stock_peak_bytes = in_order(msgspec.structs.replace(before, jobs=stock_jobs(before))).peak()
-        return StageTimes(before.pipeline.stage, self._orders(before), stock_peak_bytes)
+    def _orders(self, before: Program, like: Sequence[StageOrder] = ()) -> tuple[StageOrder, ...]:
+        """What each kind of job costs on this stage, in every order that schedules may ask for.
 
-    def _orders(self, before: Program) -> tuple[StageOrder, ...]:
-        """What each kind of job costs on this stage, in every order that schedules may ask for."""
+        `like`: the orders with something else recomputed. Where a share of the weight gradients does not trail jobs are taken to change as
+        they do where all trail.
+        """
         pipe = self.program.pipeline
         kinds = kinds_of(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
         halved = [kind for kind in kinds if {"I", "W"} & {part[0] for part in kind.split("+")}]
         whole = [kind for kind in kinds if kind not in halved]
-        form = msgspec.structs.replace(self.asked, interleave="dx-first", search=False)
-        found = []
-        for share in SHARES if pipe.num_stages > 1 and pipe.num_chunks == 1 else SHARES[:1]:
+        found: list[StageOrder] = []
+        for name in FORMS:
             for early in (True, False):
-                form = msgspec.structs.replace(form, early_sends=self.early if early else 0.0, at_once=share)
+                form = msgspec.structs.replace(self.asked, interleave=name, search=False, early_sends=self.early if early else 0.0)
                 times = self._times(before, form, {"I", "W"}, halved)
-                found.append(StageOrder(early, share, times if share else times | self._times(before, form, {"B"}, whole)))
+                found.append(StageOrder(name, early, 0.0, times | self._times(before, form, {"B"}, whole)))
+                for share in SHARES[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():
+                    if like:
+                        base, old = (next(each.slots for each in like if (each.form, each.early, each.at_once) == (name, early, one))
+                                     for one in (share, 0.0))  # fmt: skip
+                        slots = {kind: changed_by(each, old[kind], times[kind]) for kind, each in base.items()}
+                    else:
+                        slots = self._times(before, msgspec.structs.replace(form, at_once=share), {"I", "W"}, halved)
+                    found.append(StageOrder(name, early, share, slots))
         return tuple(found)
 
     def _times(self, before: Program, form: Schedule1F1B, parts: set[str], kinds: Sequence[str]) -> dict[str, SlotTimes]:
@@ -319,7 +372,7 @@ class _Choice:
         ops, found = form.parts(before, parts, self.context), {}
         for kind in kinds:
             each = tuple((part[0], part[0], int(part[2:] or 0)) for part in kind.split("+"))
-            found[kind] = form.order(before, ops, each, "dx-first", self.context)[1]
+            found[kind] = form.order(before, ops, each, "mixed" if form.interleave == "mixed" else "dx-first", self.context)[1]
         return found
 
     def _near_the_best(self, fitting: list[Judged]) -> list[Judged]:
@@ -369,6 +422,14 @@ class _Choice:
         """A line for each form that was not taken, with the reason."""
         return [f"{each.label(self.later)}: {_text(each)}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
                 for each in judged]  # fmt: skip
+
+
+def _recomputed(found: Ranked, levels: Sequence[Numbers | None]) -> Numbers | None:
+    """How much each stage recomputes at the levels of a schedule; None for what the program has."""
+    at = found.schedule.level
+    if not any(at):
+        return levels[0]
+    return tuple((levels[level] or (0,) * len(at))[stage] for stage, level in enumerate(at))
 
 
 def less_room(made: Program, room_bytes: int, over_bytes: int) -> int:

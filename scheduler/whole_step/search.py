@@ -1,5 +1,5 @@
-"""Which schedules are worth planning in full: lag and depth of each stage, which weight gradients do not trail, and how much is recomputed,
-ranked by the coarse model, within the memory."""
+"""Which schedules are worth planning in full: form, lag and depth of each stage, which weight gradients do not trail, and how much is
+recomputed, ranked by the coarse model, within the memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from interlace.scheduler.interleave.planner import Form
 from interlace.scheduler.legal_rows import stall
 from interlace.scheduler.schedule import Slot, in_flight, interleaved, joined, lagged, one_f_one_b
 from interlace.scheduler.whole_step.coarse import Job, jobs_of, kind_of, peak_bytes, run_jobs
@@ -27,13 +28,14 @@ MICRO_BATCHES = 16
 
 class LagSchedule(msgspec.Struct, frozen=True, order=True):
     """Lag of weight gradients, micro-batches in flight, whether jobs are ordered for early sends, the share of weight gradients that do
-    not trail, and which of its `StageTimes` (without it the first); each by stage."""
+    not trail, and which of its `StageTimes` (without it the first), each by stage; and the form of all jobs."""
 
     lag: Numbers
     depth: Numbers
     early: tuple[bool, ...]
     at_once: tuple[float, ...]
     level: Numbers = ()
+    form: Form = "dx-first"
 
     def rows(self, num_micro_batches: int, num_chunks: int = 1) -> list[list[Slot]]:
         """Slots of each stage; with chunks the depth is that of Paddle's VPP."""
@@ -49,6 +51,7 @@ class Choice(NamedTuple):
     early: bool
     at_once: float
     level: int
+    form: Form
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -94,10 +97,13 @@ class _Search:
         self.stages = [[each for each in stages if each.stage == number] for number in numbers]
         self.fixed = fixed_depth or num_chunks > 1
         self.plain = tuple(in_flight(s, len(numbers), num_micro_batches) for s in numbers)
-        self.tables = [[{(order.early, order.at_once): order.slots for order in each.orders} for each in levels] for levels in self.stages]
+        self.tables = [[{(order.form, order.early, order.at_once): order.slots for order in each.orders} for each in levels]
+                       for levels in self.stages]  # fmt: skip
         self.shares = sorted({order.at_once for order in stages[0].orders})
+        self.forms = sorted({order.form for order in stages[0].orders})
         rows = [_plain_row(s, len(numbers), num_micro_batches, num_chunks) for s in numbers]
-        self.always = [[each.peak_bytes - peak_bytes(rows[s], table[True, 0]) for each, table in zip(levels, self.tables[s], strict=True)]
+        plain = self.forms[0], True, 0
+        self.always = [[each.peak_bytes - peak_bytes(rows[s], table[plain]) for each, table in zip(levels, self.tables[s], strict=True)]
                        for s, levels in enumerate(self.stages)]  # fmt: skip
         self.most = num_micro_batches * num_chunks
         self.seen: dict[LagSchedule, float | None] = {}
@@ -105,15 +111,17 @@ class _Search:
         self.stuck: dict[tuple[Numbers, Numbers], bool] = {}
 
     def run(self, count: int) -> list[Ranked]:
-        starts = sorted(self._ranked(start) for start in self._starts())
-        for found in starts[:3]:
+        starts: dict[tuple[Form, Numbers], tuple[float, LagSchedule]] = {}
+        for found in sorted(self._ranked(start) for start in self._starts()):
+            starts.setdefault((found[1].form, found[1].depth), found)
+        for found in starts.values():
             self._climb(found)
         known = [(took, each) for each, took in self.seen.items() if took is not None]
         unit = SAME * min((took for took, _ in known), default=1.0)
         known.sort(key=lambda pair: (round(pair[0] / unit), sum(pair[1].lag) + sum(pair[1].depth), pair))
-        best: dict[tuple[Numbers, tuple[bool, ...], Numbers], Ranked] = {}
+        best: dict[tuple[Form, Numbers, tuple[bool, ...], Numbers], Ranked] = {}
         for took, each in known:
-            best.setdefault((each.depth, each.early, each.level), Ranked(each, took))
+            best.setdefault((each.form, each.depth, each.early, each.level), Ranked(each, took))
         distinct = {round(ranked.step_ns / unit): ranked for ranked in reversed(best.values())}
         return list(reversed(distinct.values()))[:count]
 
@@ -122,8 +130,8 @@ class _Search:
         lags = {tuple(min(self.most, a + b * s) for s in stages) for a in (0, 1, 2) for b in (0, 1, 2)}
         depths = {self.plain} if self.fixed else {
             tuple(min(self.num, self.plain[s] + more * (len(stages) - 1 - s) // 2) for s in stages) for more in (0, 1, 2)}  # fmt: skip
-        return sorted(LagSchedule(lag, depth, (early,) * len(stages), (0.0,) * len(stages), (0,) * len(stages))
-                      for lag in lags for depth in depths for early in (True, False))  # fmt: skip
+        return sorted(LagSchedule(lag, depth, (early,) * len(stages), (0.0,) * len(stages), (0,) * len(stages), form)
+                      for lag in lags for depth in depths for early in (True, False) for form in self.forms)  # fmt: skip
 
     def _ranked(self, schedule: LagSchedule) -> tuple[float, LagSchedule]:
         """Within the memory: where a stage has no room weight gradients trail by less; and by as much, with more recomputed."""
@@ -165,7 +173,7 @@ class _Search:
     def _times(self, stage: int, each: Choice) -> Mapping[str, SlotTimes]:
         """Parts whose backward is whole, and those without one, are the same whatever trails."""
         table = self.tables[stage][each.level]
-        return {**table[each.early, 0], **table[each.early, each.at_once]}
+        return {**table[each.form, each.early, 0], **table[each.form, each.early, each.at_once]}
 
     def _step(self, schedule: LagSchedule) -> float | None:
         """Time of a schedule that fits, by the coarse model; None of one that does not, or never ends."""
@@ -192,32 +200,33 @@ class _Search:
 
     def _near(self, schedule: LagSchedule) -> list[LagSchedule]:
         """One micro-batch of lag or depth, another order, another level, or another share of weight gradients that do not trail; with
-        these two what trails does so as before, or by as much as the memory allows."""
+        the last three what trails does so as before, or by as much as the memory allows."""
         choices = _choices(schedule)
         found = []
         for s, here in enumerate(choices):
             others = [here._replace(lag=here.lag + step) for step in (-1, 1) if 0 <= here.lag + step <= self.most]
-            others += [here._replace(depth=here.depth + step) for step in (-1, 1)
-                       if not self.fixed and self.plain[s] <= here.depth + step <= self.num]  # fmt: skip
             others.append(here._replace(early=not here.early))
             at = self.shares.index(here.at_once)
             near = [here._replace(at_once=share) for share in self.shares[max(0, at - 1) : at + 2]]
             near += [here._replace(level=level) for level in (here.level - 1, here.level + 1) if 0 <= level < len(self.stages[s])]
+            near += [here._replace(depth=here.depth + step) for step in (-1, 1)
+                     if not self.fixed and self.plain[s] <= here.depth + step <= self.num]  # fmt: skip
             for other in near:
-                others += [other, self._fitted(s, other._replace(lag=self.most))]
+                others += [other, self._fitted(s, other), self._fitted(s, other._replace(lag=self.most))]
             found += [_schedule([*choices[:s], other, *choices[s + 1 :]]) for other in dict.fromkeys(others) if other != here]
         return found
 
 
 def _choices(schedule: LagSchedule) -> list[Choice]:
     level = schedule.level or (0,) * len(schedule.lag)
-    return [Choice(*each) for each in zip(schedule.lag, schedule.depth, schedule.early, schedule.at_once, level, strict=True)]
+    stages = zip(schedule.lag, schedule.depth, schedule.early, schedule.at_once, level, strict=True)
+    return [Choice(*each, form=schedule.form) for each in stages]
 
 
 def _schedule(choices: Sequence[Choice]) -> LagSchedule:
     """Where nothing trails, everything is computed at once."""
-    lag, depth, early, at_once, level = zip(*(each if each.lag else each._replace(at_once=0.0) for each in choices), strict=True)
-    return LagSchedule(lag, depth, early, at_once, level)
+    lag, depth, early, at_once, level, form = zip(*(each if each.lag else each._replace(at_once=0.0) for each in choices), strict=True)
+    return LagSchedule(lag, depth, early, at_once, level, form[0])
 
 
 def kinds_of(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[str]:

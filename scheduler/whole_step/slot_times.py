@@ -6,7 +6,7 @@ import msgspec
 
 from interlace.scheduler.interleave.allocations import PairOp
 from interlace.scheduler.interleave.clock import Clock
-from interlace.scheduler.interleave.planner import Pair
+from interlace.scheduler.interleave.planner import Form, Pair
 
 NEVER = -1.0
 
@@ -39,11 +39,13 @@ class StageOrder(msgspec.Struct, frozen=True):
     """One way to order the jobs of a stage.
 
     Attributes:
+        form: `dx-first` or `mixed`.
         early: Whether sends leave early, or jobs are as short as they can be.
         at_once: Share of weight gradients that are computed with their own input gradients where the others trail.
         slots: Kind of job (`I+F+W`) -> its times.
     """
 
+    form: Form
     early: bool
     at_once: float
     slots: dict[str, SlotTimes]
@@ -54,13 +56,27 @@ class StageTimes(msgspec.Struct, frozen=True):
 
     Attributes:
         stage: Its number.
-        orders: Ways to order its jobs; the same on every stage, with both values of `early` for each `at_once`, 0 among them.
+        orders: Ways to order its jobs; the same on every stage, with each form and both values of `early` for each `at_once`, 0 among
+            them.
         peak_bytes: Device memory of Paddle's own plan at its peak.
     """
 
     stage: int
     orders: tuple[StageOrder, ...]
     peak_bytes: int
+
+
+def changed_by(base: SlotTimes, before: SlotTimes, after: SlotTimes) -> SlotTimes:
+    """The times of a job, changed as those of another order of its parts changed. All three have the same parts."""
+    parts = tuple(PartTimes(part.kind, _moved(part.need_ns, old.need_ns, new.need_ns), _moved(part.sent_ns, old.sent_ns, new.sent_ns))
+                  for part, old, new in zip(base.parts, before.parts, after.parts, strict=True))  # fmt: skip
+    rise, net = (each + new - old for each, old, new in ((base.rise_bytes, before.rise_bytes, after.rise_bytes),
+                                                         (base.net_bytes, before.net_bytes, after.net_bytes)))  # fmt: skip
+    return SlotTimes(base.duration_ns + after.duration_ns - before.duration_ns, parts, rise, net)
+
+
+def _moved(base: float, before: float, after: float) -> float:
+    return NEVER if NEVER in (base, before, after) else max(0.0, base + after - before)
 
 
 def slot_times(pair: Pair, order: list[PairOp]) -> SlotTimes:

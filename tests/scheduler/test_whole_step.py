@@ -54,8 +54,8 @@ def at_once(whole: dict[str, SlotTimes], share: float) -> dict[str, SlotTimes]:
 
 def stage_times(stage: int, slots: dict[str, SlotTimes], peak: int, shares: tuple[float, ...] = ()) -> StageTimes:
     """A stage whose jobs take as long whatever leaves early."""
-    orders = [StageOrder(early, 0.0, slots) for early in (True, False)]
-    orders += [StageOrder(early, share, at_once(slots, share)) for share in shares for early in (True, False)]
+    orders = [StageOrder("dx-first", early, 0.0, slots) for early in (True, False)]
+    orders += [StageOrder("dx-first", early, share, at_once(slots, share)) for share in shares for early in (True, False)]
     return StageTimes(stage, tuple(orders), peak)
 
 
@@ -193,6 +193,6 @@ def test_part_of_the_weight_gradients_trails_where_all_of_them_do_not_fit(micro_
 def test_what_trails_by_all_micro_batches_of_a_short_step_fits_a_long_one() -> None:
     """Ranked by 16 micro-batches, of which the last ones have no forward beside them any more; in a step of 40 most have."""
     search = search_module._Search(stages(2, 40), 40, 1000 + 15 * OPERANDS + HELD, True, 1)
-    fitted = search._fitted(1, search_module.Choice(16, 1, True, 0.0, 0))
+    fitted = search._fitted(1, search_module.Choice(16, 1, True, 0.0, 0, "dx-first"))
     assert fitted.lag == 14
     assert 1000 + peak_bytes(lagged(1, 2, 40, lag=15), times(1, 1)) > search.limit

@@ -80,6 +80,11 @@ UNCAPTURED = {
         4, "llama", "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel --micro-batches 6 --batch-size 6 --amp O2 --master-grad", AUTO
     ),
     "auto, pp4": (4, "gpt", "--pp 4 --micro-batches 8", AUTO),
+    "pp4 mixed, lag, depth, some recomputed": (
+        4, "gpt", "--pp 4 --micro-batches 8",
+        {"schedule_1f1b": {**ROOMY, "interleave": "mixed", "lag": [0, 1, 2, 3], "depth": [6, 4, 3, 1], "at_once": [0, 0.3, 0, 0.5],
+                           "early_sends": [0, 0.5, 0, 0.5]}, "drop_recompute": {"recomputed": [400, 200, 100, 0]}},
+    ),
     "pp2 vpp2, weight gradients trail": (
         2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {"schedule_1f1b": {**ROOMY, "lag": [1, 3], "at_once": 0.4}}
     ),
