@@ -1,9 +1,10 @@
 """Step time under memory budgets, simulated: recomputation by hand, offload alone, and what Interlace chooses from both.
 
-Programs are Paddle's: 8 layers of GPT-3 6.7B and Llama 7B, pp 4, mp 2, sequence 4096, 8 micro-batches, bfloat16 (O2, master gradients),
-one rank of each stage; the times are those of the H200 profile. They are built where DIR lacks them (minutes each): without
-recomputation, with that of every layer (`full`), and with that of attention alone (`attention`). Budgets are shares of what Paddle's own
-plan of the first holds.
+Programs are Paddle's: GPT-3 6.7B and Llama 7B, mp 2, sequence 4096, bfloat16 (O2, master gradients), one rank of each stage; the times are
+those of the H200 profile. Without `--model` those of 8 layers, pp 4, 8 micro-batches; with it others too, among them all 32 layers with 16
+micro-batches. They are built where DIR lacks them (minutes each): without recomputation, with that of every layer (`full`), and with that
+of attention alone (`attention`). Budgets are shares of what Paddle's own plan of the first holds, and what it holds with `full`. What is
+stored of other models stays.
 
     python benchmarks/budgets.py DIR [--model NAME ...] [-o FILE]
     python benchmarks/budgets.py --quick [-o FILE]
@@ -11,6 +12,7 @@ plan of the first holds.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from measuring import ROOT, meta, store
+from measuring import RESULTS, ROOT, meta, store
 from simulated import built, parse, parser
 
 from interlace.config import make_config
@@ -30,8 +32,18 @@ from interlace.passes.drop_recompute import choices
 from interlace.planning.plan import make_plans
 from interlace.planning.sweep import saved_bytes
 
-MODELS = {"GPT-3 6.7B": ("gpt", "gpt3-6.7b"), "Llama 7B": ("llama", "llama-7b")}
-WORDS = "--layers 8 --seq-len 4096 --pp 4 --mp 2 --micro-batches 8 --batch-size 8 --schedule 1F1B --amp O2 --master-grad"
+WORDS = "--seq-len 4096 --mp 2 --amp O2 --master-grad"
+PIPELINE, LONG = ("--layers 8 --pp 4 --micro-batches 8 --batch-size 8 --schedule 1F1B",
+                  "--layers 32 --pp 4 --micro-batches 16 --batch-size 16 --schedule 1F1B")  # fmt: skip
+CHUNKS, ALONE = ("--layers 8 --pp 2 --micro-batches 8 --batch-size 8 --schedule VPP --vpp 2",
+                 "--layers 2 --pp 1 --micro-batches 8 --batch-size 8 --schedule 1F1B")  # fmt: skip
+MODELS = {
+    "GPT-3 6.7B": ("gpt", "gpt3-6.7b", PIPELINE, 8), "Llama 7B": ("llama", "llama-7b", PIPELINE, 8),
+    "GPT-3 6.7B, 32 layers": ("gpt", "gpt3-6.7b", LONG, 8), "Llama 7B, 32 layers": ("llama", "llama-7b", LONG, 8),
+    "GPT-3 6.7B, pp 2, vpp 2": ("gpt", "gpt3-6.7b", CHUNKS, 4), "GPT-3 6.7B, pp 1, 2 layers": ("gpt", "gpt3-6.7b", ALONE, 2),
+}  # fmt: skip
+"""Name -> script, its preset, its words, and ranks."""
+USUAL = ("GPT-3 6.7B", "Llama 7B")
 BY_HAND = ("none", "attention", "full")
 """Recomputation that the script asks for."""
 SHARES = (1.0, 0.8, 0.6, 0.4)
@@ -42,8 +54,9 @@ OURS: dict[str, dict[str, Any]] = {"offload alone": {"drop_recompute": "off"}, "
 
 def programs_of(model: str, recompute: str, folder: Path) -> list[Program]:
     """Programs of a model with this recomputation, one rank of each stage."""
-    script, preset = MODELS[model]
-    return built(folder / f"{script}-{recompute}", script, 8, ["--preset", preset, *WORDS.split(), "--recompute", recompute])
+    script, preset, words, ranks = MODELS[model]
+    where = folder / "-".join([script, *model.split(", ")[1:], recompute]).replace(" ", "-")
+    return built(where, script, ranks, ["--preset", preset, *words.split(), *WORDS.split(), "--recompute", recompute])
 
 
 def small() -> list[Program]:
@@ -93,28 +106,41 @@ def by_hand(programs: dict[str, list[Program]]) -> dict[str, Any]:
     return {name: planned(each, cost, {}) for name, each in programs.items()}
 
 
-def within(programs: Sequence[Program], options: dict[str, Any]) -> list[dict[str, Any]]:
-    """A plan for each share; none is made below a budget that is known to be the least."""
+def within(programs: Sequence[Program], options: dict[str, Any], shares: Sequence[float]) -> list[dict[str, Any]]:
+    """A plan for each share, largest first; none is made below a budget that is known to be the least."""
     cost, found = CostModel(load_profile("h200")), []
-    full = planned(programs, cost, {"memory_budget": SHARES[0], **options})
-    for share in SHARES:
+    full = planned(programs, cost, {"memory_budget": shares[0], **options})
+    for share in shares:
         least = max((each["least_bytes"] for each in found if "least_bytes" in each), default=0)
         tight = least and share * full["stock_peak_bytes"] < least
         wanted = {"memory_budget": share, **options}
-        found.append(full if share == SHARES[0] else {"least_bytes": least} if tight else planned(programs, cost, wanted))
+        found.append(full if share == shares[0] else {"least_bytes": least} if tight else planned(programs, cost, wanted))
         print(share, options, found[-1], flush=True)
     return found
+
+
+def shares_of(hand: dict[str, Any]) -> list[float]:
+    """Budgets, the largest first: the peak that full recomputation by hand has is one of them."""
+    most = hand["none"]["stock_peak_bytes"]
+    return sorted({*SHARES, *(hand[name]["stock_peak_bytes"] / most for name in hand if name == "full")}, reverse=True)
 
 
 def measured(models: dict[str, dict[str, list[Program]]]) -> list[dict[str, Any]]:
     """Every model: recomputation by hand, and every budget; several at a time."""
     with ProcessPoolExecutor() as pool:
-        hand = {model: pool.submit(by_hand, programs) for model, programs in models.items()}
-        ours = {(model, name): pool.submit(within, programs["none"], options)
+        asked = {model: pool.submit(by_hand, programs) for model, programs in models.items()}
+        hand = {model: each.result() for model, each in asked.items()}
+        ours = {(model, name): pool.submit(within, programs["none"], options, shares_of(hand[model]))
                 for model, programs in models.items() for name, options in OURS.items()}  # fmt: skip
-        return [{"model": model, "by_hand": hand[model].result(), "exact": gaps(models[model]["none"][0]),
-                 "budgets": [{"share": share, **{name: ours[model, name].result()[k] for name in OURS}} for k, share in enumerate(SHARES)]}
-                for model in models]  # fmt: skip
+        return [{"model": model, "by_hand": hand[model], "exact": gaps(models[model]["none"][0]),
+                 "budgets": [{"share": share, **{name: ours[model, name].result()[k] for name in OURS}}
+                             for k, share in enumerate(shares_of(hand[model]))]} for model in models]  # fmt: skip
+
+
+def others(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
+    """What is stored of other models."""
+    stored: list[dict[str, Any]] = json.loads(out.read_text())["models"] if out.is_file() else []
+    return [each for each in stored if each["model"] not in models]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -122,10 +148,11 @@ def main(argv: list[str] | None = None) -> None:
     options = parser(__doc__, "one pipeline of a tiny model")
     options.add_argument("--model", action="append", choices=MODELS, help="only these")
     args = parse(options, argv)
-    names = args.model or list(MODELS)
+    names, out = args.model or list(USUAL), args.out or RESULTS / "budgets.json"
     models = {"tiny": {"none": small()}} if args.quick else {
         model: {name: programs_of(model, name, args.folder) for name in BY_HAND} for model in names}  # fmt: skip
-    store("budgets", {**meta(), "profile": "h200", "arguments": WORDS, "models": measured(models)}, args.out)
+    kept = [] if args.quick else others(out, names)
+    store("budgets", {**meta(), "profile": "h200", "arguments": WORDS, "models": [*measured(models), *kept]}, args.out)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def run_within(budget: int, asked: Pipeline, program: Program, cost: Costs, peer
             room = less_room(run[1], room, mine)
             if number < ROUNDS - 1:
                 run = choice.made(choice.again(run[0], mine if number or not choice.offloads else 0), room)
-    run = choice.made(choice.tightest(), 1)
+    run = min((choice.made(each, 1) for each in choice.tightest()), key=lambda run: max(choice.bytes_over(run, 0)))
     choice.require_within(run, budget)
     return choice.told_in(run, budget), 1
 
@@ -155,11 +155,12 @@ class MemoryChoice:
         (more,) = self._by_stage([max(mine, self._level(freed)) if freed_bytes else mine])
         return recomputing(made, more)
 
-    def tightest(self) -> Pipeline:
+    def tightest(self) -> list[Pipeline]:
         """The passes with everything recomputed that can be, in Paddle's own order, with a host that waits at the ends of jobs (the
-        alternative of `throttle-host`): with offload of all that can move it holds least."""
+        alternative of `throttle-host`), and with one that waits where it must: with offload of all that can move one of them holds
+        least."""
         made = self.in_paddles_order(recomputing(self.asked, LEVELS) if self.is_open else self.asked)
-        return Pipeline(tuple(next(iter(each.alternatives()), each) for each in made.passes))
+        return [Pipeline(tuple(next(iter(each.alternatives()), each) for each in made.passes)), made]
 
     @staticmethod
     def in_paddles_order(made: Pipeline) -> Pipeline:
