@@ -80,23 +80,24 @@ class ListScheduler:
         open_heads = [k for k in ready if not self.nodes[k].stream and not self.clock.blocked(k)]
         if self.weights.keep and ready and any(self._head(side) is not None for side in self.backward):
             return next((k for k in (*open_heads, *ready) if self._fits(k)), ready[0])
-        free_fillers = [k for k in self.fillers[:CANDIDATES] if not self.clock.blocked(k)]
         flying = bool(self.clock.flying)  # the one that was issued first waits for none
         if self.form == "dx-first" and open_heads:
             choices = open_heads
         elif flying:
-            choices = [*open_heads, *free_fillers]
+            choices = [*open_heads, *self._free_fillers()]
         else:
             choices = open_heads
         rank = self._gain if flying else self._alone
-        for k in sorted(choices, key=lambda k: (-rank(k), k)):
+        for k in sorted(choices, key=lambda k: (-rank(k), k)) if len(choices) > 1 else choices:
             if self._fits(k):
                 return k
-        if free_fillers:
-            return free_fillers[0]
         if self.fillers:
-            return self.fillers[0]
+            return next(iter(self._free_fillers()), self.fillers[0])
         return next((k for k in ready if self._fits(k)), ready[0])
+
+    def _free_fillers(self) -> list[int]:
+        """Fillers that wait for no communication in flight."""
+        return [k for k in self.fillers[:CANDIDATES] if not self.clock.blocked(k)]
 
     def _fits(self, node: int) -> bool:
         """Whether all remaining nodes still fit into the memory after a node."""
