@@ -33,7 +33,7 @@ from interlace.units import size
 
 MOST_HOLDERS = 4
 """Kinds of memory that a refusal names."""
-SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
+SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
 """Shares of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
 BEYOND = (0.0, 0.08, 0.2)
 """Shares of the budget by which recomputation may give back more than Paddle's order needs; a schedule may ask for any on each stage."""
