@@ -314,7 +314,7 @@ class _Choice:
             limits = [(limit, LAG_SCHEDULES), *((int(limit * more), 1) for more in BEYOND if self._offloads())]
             best = [each for most, count in limits for each in find_schedules(given, pipe.num_micro_batches, most, count, fixed,
                                                                               pipe.num_chunks)]  # fmt: skip
-            free = [] if self.room else find_schedules(given, pipe.num_micro_batches, ANY, 1, fixed, pipe.num_chunks)
+            free = [] if self.room or len(levels) > 1 else find_schedules(given, pipe.num_micro_batches, ANY, 1, fixed, pipe.num_chunks)
             pays = bool(free) and (not best or free[0].step_ns < (1 - PAYS) * best[0].step_ns)
             found = Found(tuple(best), pays)
         return gather(self.peers, "schedules", found)[0]
@@ -344,28 +344,27 @@ class _Choice:
     def _orders(self, before: Program, like: Sequence[StageOrder] = ()) -> tuple[StageOrder, ...]:
         """What each kind of job costs on this stage, in every order that schedules may ask for.
 
-        `like`: the orders with something else recomputed. Where a share of the weight gradients does not trail jobs are taken to change as
-        they do where all trail.
+        `like`: the orders with something else recomputed. Jobs are then taken to change in all orders as they do in mixed ones where all
+        weight gradients trail.
         """
         pipe = self.program.pipeline
         kinds = kinds_of(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
         halved = [kind for kind in kinds if {"I", "W"} & {part[0] for part in kind.split("+")}]
         whole = [kind for kind in kinds if kind not in halved]
-        found: list[StageOrder] = []
-        for name in FORMS:
-            for early in (True, False):
-                form = msgspec.structs.replace(self.asked, interleave=name, search=False, early_sends=self.early if early else 0.0)
-                times = self._times(before, form, {"I", "W"}, halved)
-                found.append(StageOrder(name, early, 0.0, times | self._times(before, form, {"B"}, whole)))
-                for share in SHARES[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():
-                    if like:
-                        base, old = (next(each.slots for each in like if (each.form, each.early, each.at_once) == (name, early, one))
-                                     for one in (share, 0.0))  # fmt: skip
-                        slots = {kind: changed_by(each, old[kind], times[kind]) for kind, each in base.items()}
-                    else:
-                        slots = self._times(before, msgspec.structs.replace(form, at_once=share), {"I", "W"}, halved)
-                    found.append(StageOrder(name, early, share, slots))
-        return tuple(found)
+        known = {(each.form, each.early, each.at_once): each.slots for each in like}
+        found: dict[tuple[Form, bool, float], dict[str, SlotTimes]] = {}
+        for name, early in ((name, early) for name in (FORMS[1:] if like else FORMS) for early in (True, False)):
+            form = msgspec.structs.replace(self.asked, interleave=name, search=False, early_sends=self.early if early else 0.0)
+            slots = self._times(before, form, {"I", "W"}, halved) | self._times(before, form, {"B"}, whole)
+            if like:
+                old = known[name, early, 0.0]
+                found |= {key: {kind: changed_by(each, old[kind], slots[kind]) for kind, each in slots_of.items()}
+                          for key, slots_of in known.items() if key[1] == early}  # fmt: skip
+                continue
+            found[name, early, 0.0] = slots
+            for share in SHARES[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():
+                found[name, early, share] = self._times(before, msgspec.structs.replace(form, at_once=share), {"I", "W"}, halved)
+        return tuple(StageOrder(*key, slots) for key, slots in sorted(found.items()))
 
     def _times(self, before: Program, form: Schedule1F1B, parts: set[str], kinds: Sequence[str]) -> dict[str, SlotTimes]:
         """Of kinds of jobs, with backward as a whole or in halves."""

@@ -18,8 +18,8 @@ Numbers = tuple[int, ...]
 SHARES = (0.0, 0.25, 0.5)
 """Shares of weight gradients, by their time, that are tried in the place of trailing ones (`interleave/at_once.py`). With 0.125 and 0.375
 besides, the best schedules of four cases were at most 0.1 % faster."""
-EVALUATIONS = 900
-"""Schedules that the search may look at; about two seconds of host time with 8 stages and 16 micro-batches."""
+JOBS = 120_000
+"""Jobs of all schedules that the search may look at; two to three seconds of host time."""
 SAME = 0.001
 """Share of a step within which times count as the same: the schedule that holds less comes first."""
 MICRO_BATCHES = 16
@@ -106,6 +106,7 @@ class _Search:
         self.always = [[each.peak_bytes - peak_bytes(rows[s], table[plain]) for each, table in zip(levels, self.tables[s], strict=True)]
                        for s, levels in enumerate(self.stages)]  # fmt: skip
         self.most = num_micro_batches * num_chunks
+        self.evaluations = JOBS // (self.most * len(self.stages))
         self.seen: dict[LagSchedule, float | None] = {}
         self.jobs: dict[tuple[int, Choice], list[Job] | None] = {}
         self.stuck: dict[tuple[Numbers, Numbers], bool] = {}
@@ -192,7 +193,7 @@ class _Search:
     def _climb(self, start: tuple[float, LagSchedule]) -> None:
         """To the best neighbour that differs on one stage."""
         took, here = start
-        while len(self.seen) < EVALUATIONS:
+        while len(self.seen) < self.evaluations:
             near = sorted((found, each) for each in self._near(here) if (found := self._step(each)) is not None)
             if not near or near[0][0] >= took:
                 return
