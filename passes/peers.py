@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from threading import Barrier, BrokenBarrierError, Lock
 from typing import Protocol, TypeVar
@@ -130,12 +130,15 @@ def plan_together(plan: Callable[[Given, Peers], Made], given: Sequence[Given], 
             table.barrier.abort()
             raise
 
+    pool = ThreadPoolExecutor(max(1, len(given)))
     try:
-        with ThreadPoolExecutor(max(1, len(given))) as pool:
-            futures = [pool.submit(at, seat) for seat in range(len(given))]
-    except BaseException:  # an interrupt of the wait for them
+        futures = [pool.submit(at, seat) for seat in range(len(given))]
+        wait(futures)
+    except BaseException:  # an interrupt while they start, or of the wait for them
         table.barrier.abort()
+        pool.shutdown(wait=False, cancel_futures=True)
         raise
+    pool.shutdown()
     failed = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(failed, key=lambda error: isinstance(error, BrokenBarrierError)):
         raise error

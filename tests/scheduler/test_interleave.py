@@ -99,7 +99,7 @@ def test_receives_of_chunks_go_with_input_gradients() -> None:
         ({"lag": 1}, "found 1 beside interleave: auto"),
         ({"interleave": "dx-first", "at_once": 0.5}, "at_once: found 0.5 beside interleave: dx-first without lag"),
         ({"interleave": "dx-first", "lag": 1, "at_once": (0.5,)}, r"at_once: found \[0.5\], 1 numbers; expected one number"),
-        ({"interleave": "mixed", "depth": (2, 1)}, r"depth: found \[2, 1\] beside interleave: mixed; it goes with interleave dx-first"),
+        ({"interleave": "zb-h1", "depth": (2, 1)}, r"depth: found \[2, 1\] beside interleave: zb-h1; it goes with interleave dx-first or"),
         ({"interleave": "dx-first", "depth": (1, 1)}, r"depth: found \[1, 1\]; stages would wait for each other:"),
         ({"interleave": "dx-first", "early_sends": (0.5,)}, r"early_sends: found \[0.5\], 1 numbers; expected one number, or one for each"),
         ({"interleave": "dx-first", "lag": (1, 2, 3)}, r"found \[1, 2, 3\], 3 numbers; expected one for each of 2 stages"),
