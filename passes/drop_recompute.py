@@ -131,7 +131,7 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
                                    f"a micro-batch; for it {len(kept)} of {len(found.groups)} groups of values stay in memory, {saved} a "
                                    "micro-batch")  # fmt: skip
         else:
-            context.declined.append("every copy is read; a memory_budget would keep originals")
+            context.declined.append("every copy is read; interleave: auto and a memory_budget would keep originals where there is room")
 
     def _report_choice(self, found: Recomputation, recomputed: frozenset[int], made: Program, context: Context) -> None:
         """A line for each group that is done otherwise than the program has it, and one for all."""

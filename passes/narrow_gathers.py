@@ -14,8 +14,8 @@ from interlace.passes.base import Context, Pass, register
 from interlace.passes.weight_gradients import check_unscheduled
 from interlace.units import size
 
-Place = tuple[tuple[int, ...], int]
-"""A collective, as all ranks of its group name it: the ranks, and how many collectives of the group come before it."""
+Place = tuple[tuple[int, ...], int, int]
+"""A gathering, as all ranks of its group name it: the ranks, how many collectives of these come before it, and the dim that is cut."""
 
 
 class GatherFacts(msgspec.Struct, frozen=True):
@@ -78,7 +78,9 @@ class NarrowGathers(Pass, frozen=True, kw_only=True):
         graph, edit = Graph(program), Edit(program)
         everyone: Sequence[GatherFacts] = context.facts
         for place, site in sites(graph).items():
-            if context.is_whole and any(place not in everyone[rank].places for rank in place[0]):
+            if not context.is_whole:
+                context.decline(site.gather, "whether the other ranks of its group keep their part of it too is not known here")
+            elif any(place not in everyone[rank].places for rank in place[0]):
                 context.decline(site.gather, "other ranks of its group keep another part of it, or all")
             else:
                 _replace(site, graph, edit)
@@ -90,15 +92,15 @@ class NarrowGathers(Pass, frozen=True, kw_only=True):
 def sites(graph: Graph) -> dict[Place, Site]:
     """The gatherings of a program of which its rank keeps its own part."""
     members = {group.id: group.ranks for group in graph.program.groups}
-    before: Counter[int] = Counter()
+    before: Counter[tuple[int, ...]] = Counter()
     found: dict[Place, Site] = {}
     for op in graph.program.ops:
         if not is_collective(op):
             continue
         ranks = members.get(op.group, ())
         if op.kind == "all_gather" and "ring_id" in op.attrs and graph.program.rank in ranks and (site := _site(graph, op, ranks)):
-            found[ranks, before[op.group]] = site
-        before[op.group] += 1
+            found[ranks, before[ranks], site.cut] = site
+        before[ranks] += 1
     return found
 
 

@@ -27,8 +27,10 @@ def with_early_repeats(program: Program, repeats: set[int]) -> Program:
         backward = [op for op in program.ops if op.role == "backward" and op.chunk == chunk and not is_boundary(op)]
         again = _that_can_start(backward, repeats)
         if again and any(is_receive(op) for op in backward):
-            limit, forms = _peak(program, backward), [_moved(program, backward, again[:count]) for count in range(len(again) + 1)]
-            program = forms[bisect_right(forms, False, 1, key=lambda form: _peak(form, backward) > limit) - 1]
+            whole, limit = program, _peak(program, backward)
+            count = bisect_right(range(len(again) + 1), False, 1,
+                                 key=lambda n: _peak(_moved(whole, backward, again[:n]), backward) > limit) - 1  # fmt: skip
+            program = _moved(whole, backward, again[:count])
     return program
 
 

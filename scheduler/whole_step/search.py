@@ -100,7 +100,8 @@ class _Search:
         self.tables = [[{(order.form, order.early, order.at_once): order.slots for order in each.orders} for each in levels]
                        for levels in self.stages]  # fmt: skip
         self.shares = sorted({order.at_once for order in stages[0].orders})
-        self.forms = sorted({order.form for order in stages[0].orders})
+        draws = fixed_depth and num_chunks > 1  # without a depth of its own a mixed pair would change their order
+        self.forms = sorted({order.form for order in stages[0].orders if not draws or order.form == "dx-first"})
         rows = [_plain_row(s, len(numbers), num_micro_batches, num_chunks) for s in numbers]
         plain = self.forms[0], True, 0
         self.always = [[each.peak_bytes - peak_bytes(rows[s], table[plain]) for each, table in zip(levels, self.tables[s], strict=True)]
@@ -115,8 +116,8 @@ class _Search:
         starts: dict[tuple[Form, Numbers], tuple[float, LagSchedule]] = {}
         for found in sorted(self._ranked(start) for start in self._starts()):
             starts.setdefault((found[1].form, found[1].depth), found)
-        for found in starts.values():
-            self._climb(found)
+        for left, found in zip(range(len(starts), 0, -1), starts.values(), strict=True):
+            self._climb(found, len(self.seen) + (self.evaluations - len(self.seen)) // left)
         known = [(took, each) for each, took in self.seen.items() if took is not None]
         unit = SAME * min((took for took, _ in known), default=1.0)
         known.sort(key=lambda pair: (round(pair[0] / unit), sum(pair[1].lag) + sum(pair[1].depth), pair))
@@ -130,7 +131,8 @@ class _Search:
         stages = range(len(self.stages))
         lags = {tuple(min(self.most, a + b * s) for s in stages) for a in (0, 1, 2) for b in (0, 1, 2)}
         depths = {self.plain} if self.fixed else {
-            tuple(min(self.num, self.plain[s] + more * (len(stages) - 1 - s) // 2) for s in stages) for more in (0, 1, 2)}  # fmt: skip
+            tuple(min(self.num, self.plain[s] + (more * (len(stages) - 1 - s) + up) // 2) for s in stages)
+            for more in (0, 1, 2) for up in (0, 1)}  # fmt: skip
         return sorted(LagSchedule(lag, depth, (early,) * len(stages), (0.0,) * len(stages), (0,) * len(stages), form)
                       for lag in lags for depth in depths for early in (True, False) for form in self.forms)  # fmt: skip
 
@@ -187,13 +189,13 @@ class _Search:
     def _stuck(self, schedule: LagSchedule) -> bool:
         key = schedule.lag, schedule.depth
         if key not in self.stuck:
-            self.stuck[key] = bool(stall(schedule.rows(self.num, self.chunks), self.chunks))
+            self.stuck[key] = bool(stall(schedule.rows(self.all, self.chunks), self.chunks))
         return self.stuck[key]
 
-    def _climb(self, start: tuple[float, LagSchedule]) -> None:
-        """To the best neighbour that differs on one stage."""
+    def _climb(self, start: tuple[float, LagSchedule], evaluations: int) -> None:
+        """To the best neighbour that differs on one stage, until so many schedules are known."""
         took, here = start
-        while len(self.seen) < self.evaluations:
+        while len(self.seen) < evaluations:
             near = sorted((found, each) for each in self._near(here) if (found := self._step(each)) is not None)
             if not near or near[0][0] >= took:
                 return
