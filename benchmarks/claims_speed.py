@@ -116,17 +116,9 @@ def schedules_gpt() -> str:
 def _schedules(rows: list[dict[str, Any]]) -> str:
     forms = ("stock", "dx-first", "mixed", "zb-h1", "auto")
     return table(["mp 2 where no other, micro-batches", "bound, firm", *forms, "auto over the bound, firm"], [
-        [f"{row['case']}, {row['micro_batches']}{_EARLIER * _is_earlier(row)}", _both(row, "{:.0f}", lambda bound, _: bound),
+        [f"{row['case']}, {row['micro_batches']}", _both(row, "{:.0f}", lambda bound, _: bound),
          *(_schedule(row[form], row["stock"]) for form in forms),
          _both(row, "{:+.0%}", lambda bound, row: row["auto"]["step_ms"] / bound - 1)] for row in rows])  # fmt: skip
-
-
-_EARLIER = " (earlier)"
-"""Rows from before transfers were delayed (docs/decisions/016) and a part of the weight gradients could trail alone (010)."""
-
-
-def _is_earlier(row: dict[str, Any]) -> bool:
-    return "firm_bound_ms" not in row
 
 
 def _both(row: dict[str, Any], form: str, of: Callable[[float, dict[str, Any]], float]) -> str:
@@ -155,8 +147,7 @@ def schedules_in_short() -> str:
         gains.append(stock["step_ms"] / row["auto"]["step_ms"] - 1)
         ahead.append(stock["step_ms"] / row["auto"]["step_ms"] - stock["step_ms"] / min(others))
     return (f"`auto` gains {span(gains)} over Paddle's own plan in {len(gains)} cases, "
-            f"{100 * min(ahead):.1f} to {100 * max(ahead):.1f} points more than the best other form that holds no more "
-            f"({sum(map(_is_earlier, rows))} cases simulated earlier, before transfers were delayed)")  # fmt: skip
+            f"{100 * min(ahead):.1f} to {100 * max(ahead):.1f} points more than the best other form that holds no more")  # fmt: skip
 
 
 @claim
