@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 
 import msgspec
-import numpy as np
 
 from interlace.ir import Op, Program
 from interlace.ir.kinds import is_boundary, is_comm, is_receive
@@ -58,9 +57,6 @@ def _peak(program: Program, backward: list[Op]) -> int:
     """The most live bytes of one micro-batch within these operations."""
     scheduled = msgspec.structs.replace(program, jobs=stock_jobs(program))
     items = [(op.id, 0) for op in program.ops if op.role != "optimize" and not is_boundary(op)]
-    lives = in_order(scheduled, items).lives.pool("device")
-    change = np.zeros(len(items) + 2, np.int64)
-    np.add.at(change, lives.alloc_at, lives.size)
-    np.add.at(change, np.minimum(lives.free_at, len(items) + 1), -lives.size)
     inside = {op.id for op in backward}
-    return int(np.cumsum(change)[:-2][[op_id in inside for op_id, _ in items]].max(initial=0))
+    live = in_order(scheduled, items).lives.pool("device").along(len(items))[:-1]
+    return int(live[[op_id in inside for op_id, _ in items]].max(initial=0))

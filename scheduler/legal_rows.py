@@ -13,7 +13,8 @@ from interlace.scheduler.schedule import OPTIMIZER, Part, Slot
 def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
     """Where stages would wait for each other for ever, if a slot needs its inputs at its start and has its outputs at its end.
 
-    A pair counts as mixed: it needs the activation and the gradient at its start and has both outputs at its end.
+    A slot of receives (`R`) waits for its messages: the CPU place does, and no place gains by posting it earlier. A pair counts as
+    mixed: it needs the activation and the gradient at its start and has both outputs at its end.
 
     Returns:
         Empty if every stage can finish, otherwise the grid of stages with `<-- here` at the slots that are blocked.
@@ -58,9 +59,9 @@ def _needs(slot: Slot, stage: int, senders: Sequence[str], chunks: int) -> list[
     for part in slot.parts:
         if part.kind in "WS":
             found.append((stage, "B", part.micro_batch, part.chunk))
-        if part.kind not in "FBI":
+        if part.kind not in "FRBI":
             continue
-        kind = "F" if part.kind == "F" else "B"
+        kind = "F" if part.kind in "FR" else "B"
         step = -1 if kind == "F" else 1
         stage_from, chunk = stage + step, part.chunk
         if not 0 <= stage_from < len(senders):

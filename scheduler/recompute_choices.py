@@ -57,11 +57,7 @@ class PeakMemory:
 def _curve(made: Program, count: int) -> Ints:
     """Live device bytes while each op instance runs."""
     found = in_order(made)
-    lives, change = found.lives.pool("device"), np.zeros(count + 2, np.int64)
-    np.add.at(change, lives.alloc_at, lives.size)
-    np.add.at(change, np.minimum(lives.free_at, count + 1), -lives.size)
-    curve: Ints = found.persistable_bytes() + np.cumsum(change)[: max(1, count)]
-    return curve
+    return found.persistable_bytes() + found.lives.pool("device").along(count)[: max(1, count)]
 
 
 def _spans(found: Recomputation, made: Program, index: dict[OpInstance, int]) -> list[list[Span]]:

@@ -147,10 +147,10 @@ class MemoryChoice:
 
     def again(self, made: Pipeline, freed_bytes: int) -> Pipeline:
         """Passes that were decided, with so much more recomputed that this rank's stage holds so many bytes less in Paddle's order."""
-        counts = next((each.recomputed for each in made.passes if isinstance(each, DropRecompute)), None)
-        if not self.is_open or not isinstance(counts, tuple):
+        levels = next((each.recomputed for each in made.passes if isinstance(each, DropRecompute)), None)
+        if not self.is_open or not isinstance(levels, tuple):
             return made
-        mine = counts[self.program.pipeline.stage]
+        mine = levels[self.program.pipeline.stage]
         freed = self._peak(0) - self._peak(mine) + freed_bytes
         (more,) = self._by_stage([max(mine, self._level(freed)) if freed_bytes else mine])
         return recomputing(made, more)
@@ -160,7 +160,8 @@ class MemoryChoice:
         alternative of `throttle-host`), and with one that waits where it must: with offload of all that can move one of them holds
         least."""
         made = self.in_paddles_order(recomputing(self.asked, LEVELS) if self.is_open else self.asked)
-        return [Pipeline(tuple(next(iter(each.alternatives()), each) for each in made.passes)), made]
+        waiting = tuple(next(iter(each.alternatives()), each) for each in made.passes)
+        return [Pipeline(waiting), *[made] * (waiting != made.passes)]
 
     @staticmethod
     def in_paddles_order(made: Pipeline) -> Pipeline:
@@ -193,13 +194,13 @@ class MemoryChoice:
         pipeline, program, reports = run
         return pipeline, program, say_budget(program, pipeline.passes, reports, budget, peak_bytes(program, self.cost))
 
-    def _by_stage(self, counts: list[int]) -> tuple[Numbers, ...]:
+    def _by_stage(self, levels: list[int]) -> tuple[Numbers, ...]:
         """The level of each stage in each of several cases: of several ranks of a stage the one that needs most decides."""
         stands = self.stands_for.get(self.program.rank, self.program.rank) != self.program.rank
-        said = gather(self.peers, "recomputed", Said(self.program.pipeline.stage, tuple(0 if stands else each for each in counts)))
+        said = gather(self.peers, "recomputed", Said(self.program.pipeline.stage, tuple(0 if stands else each for each in levels)))
         stages = range(self.program.pipeline.num_stages)
         return tuple(tuple(max((each.levels[k] for each in said if each.stage == stage), default=0) for stage in stages)
-                     for k in range(len(counts)))  # fmt: skip
+                     for k in range(len(levels)))  # fmt: skip
 
     def _level(self, freed_bytes: int) -> int:
         """The least level that gives so many bytes back by the peak of Paddle's own schedule; the last where none does."""

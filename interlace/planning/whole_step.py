@@ -140,7 +140,8 @@ def run_passes(
     asked = next((each for each in pipeline.passes if isinstance(each, Schedule1F1B)), None)
     alone = peers is None and program.pipeline.num_stages > 1
     if asked is not None and asked.is_open() and not alone:
-        return run_best(pipeline, asked, program, cost, peers, room, levels)
+        pipeline.check(program)
+        return _Choice(pipeline, asked, program, cost, peers, room, levels).run()
     if room is None or not room.shares:
         return run_judged(pipeline, program, cost, peers, room.bytes if room else None), room.bytes if room else None
     pipeline.check(program)
@@ -155,27 +156,6 @@ def recomputing(made: Pipeline, level: int | Numbers) -> Pipeline:
     """The passes with so much recomputed, on every stage or by stage."""
     return Pipeline(tuple(msgspec.structs.replace(each, recomputed=level) if isinstance(each, DropRecompute) else each
                           for each in made.passes))  # fmt: skip
-
-
-def run_best(
-    pipeline: Pipeline,
-    asked: Schedule1F1B,
-    program: Program,
-    cost: Costs,
-    peers: Peers | None = None,
-    room: Room | None = None,
-    levels: Levels | None = None,
-) -> tuple[Run, int | None]:
-    """Run the passes with the form of `asked`, one of them, that is simulated fastest within the memory, with as much recomputation as
-    the schedule pays for.
-
-    Every form is drafted, without local search inside its jobs, and simulated; the fastest is then planned in full. Where Paddle's own
-    plan is the fastest it is kept as it is. Rank 0 simulates and tells the others, so that all decide alike.
-
-    Returns, and raises, as `run_passes`.
-    """
-    pipeline.check(program)
-    return _Choice(pipeline, asked, program, cost, peers, room, levels).run()
 
 
 class _Choice:
@@ -204,7 +184,13 @@ class _Choice:
         """Whether this rank makes drafts: one of each stage does, and all where a pass asks them."""
 
     def run(self) -> tuple[Run, int | None]:
-        """See `run_best`."""
+        """Run the passes with the form that is simulated fastest within the memory, with as much recomputation as the schedule pays for.
+
+        Every form is drafted, without local search inside its jobs, and simulated; the fastest is then planned in full. Where Paddle's own
+        plan is the fastest it is kept as it is. Rank 0 simulates and tells the others, so that all decide alike.
+
+        Returns, and raises, as `run_passes`.
+        """
         made = self._stock(draft=True)[1] if self.drafts else self.program
         peaks = self._peaks(made)
         own = Judged(self.asked.stock(), (), None, self.room_bytes, self._step_ns(made), max(self._peaks(made, by_paddle=True)))
@@ -322,13 +308,13 @@ class _Choice:
     def _stages(self, made: Sequence[Program], levels: Sequence[Numbers | None], stock_peak_bytes: int) -> tuple[StageTimes, ...]:
         """What this rank says of its stage at each level of recomputation."""
         stage, known = self.program.pipeline.stage, dict[int | None, StageTimes]()
-        counts = [None if level is None else level[stage] for level in levels]
-        for count, before in zip(counts, made, strict=True):
-            if count not in known:
+        mine = [None if level is None else level[stage] for level in levels]
+        for level, before in zip(mine, made, strict=True):
+            if level not in known:
                 first = next(iter(known.values()), None)
                 peak = stock_peak_bytes if len(levels) == 1 else in_order(msgspec.structs.replace(before, jobs=stock_jobs(before))).peak()
-                known[count] = StageTimes(stage, self._orders(before, first.orders if first else ()), peak)
-        return tuple(known[count] for count in counts)
+                known[level] = StageTimes(stage, self._orders(before, first.orders if first else ()), peak)
+        return tuple(known[level] for level in mine)
 
     def _without_moved(self, levels: tuple[StageTimes, ...], limit: int) -> tuple[StageTimes, ...]:
         """The levels of a stage without what it holds above the limit at each of them, which only offload can give back."""

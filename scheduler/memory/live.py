@@ -132,6 +132,14 @@ class Lives:
         chosen = self.pinned == (pool == "pinned")
         return Lives(*(getattr(self, name)[chosen] for name in Lives.__slots__))
 
+    def along(self, count: int) -> Ints:
+        """Live bytes while each of so many op instances runs, and after the last; moments are indices in their order. `[count + 1]`"""
+        change = np.zeros(count + 2, np.int64)
+        np.add.at(change, self.alloc_at, self.size)
+        np.add.at(change, np.minimum(self.free_at, count + 1), -self.size)
+        live: Ints = np.cumsum(change)[:-1]
+        return live
+
 
 @dataclass(slots=True)
 class Profile:
@@ -305,13 +313,8 @@ class OrderMemory:
     def peak(self, items: Order, pool: Pool = "device") -> int:
         """Most live bytes at one moment if op instances run in this order; cost O(op instances + storages)."""
         order = np.asarray(items, np.int64).reshape(-1, 2)
-        lives = self.order_lives(order)
-        mine = lives.pool(pool)
-        change = np.zeros(len(order) + 2, np.int64)
-        np.add.at(change, mine.alloc_at, mine.size)
-        np.add.at(change, np.minimum(mine.free_at, len(order) + 1), -mine.size)
         base = sum(self.base.values()) if pool == "all" else self.base[pool]
-        return base + int(np.cumsum(change)[:-1].max(initial=0))
+        return base + int(self.order_lives(order).pool(pool).along(len(order)).max(initial=0))
 
     def order_lives(self, order: Ints) -> Lives:
         """Instances of an order; moments are indices in it."""

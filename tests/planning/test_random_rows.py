@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from interlace.config import make_config
@@ -194,6 +194,7 @@ REFUSED = re.compile(r"my\.rows(:\d+: found '|: stage \d+: |: stages wait for ea
 
 @settings(max_examples=40, deadline=None)
 @given(SMALL, st.booleans(), st.integers(0, 2**16))
+@example(World(pp=3, micro_batches=1, schedule="1F1B", **PLAIN), True, 463)  # a receive before the forward that its message needs
 def test_rows_with_a_slip_are_refused_with_their_place_or_still_legal(world: World, chunks: bool, seed: int) -> None:
     rng = random.Random(seed)
     world = chunked(world) if chunks else world

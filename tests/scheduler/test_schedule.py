@@ -246,7 +246,7 @@ def test_a_stage_without_a_slot_stalls_its_neighbour() -> None:
     """No deadlock."""
     rows = [one_f_one_b(stage, 2, 2) for stage in range(2)]
     rows[0] = [each for each in rows[0] if each != slot("F", 1)]
-    assert "1F <-- here" in stall(rows)
+    assert "1R <-- here" in stall(rows)
 
 
 PARTS = st.builds(Part, st.sampled_from("FBRSIW"), st.integers(0, 99), st.integers(0, 9))
