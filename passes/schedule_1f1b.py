@@ -135,6 +135,16 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         """Whether the whole step decides on the form (interlace/planning/whole_step.py)."""
         return self.interleave == "auto" and not self.schedule_file
 
+    def named(self, program: Program) -> list[Schedule1F1B]:
+        """The forms by name that are possible for a program, the same on every rank."""
+        pipe = program.pipeline
+        names: tuple[Literal["dx-first", "mixed", "zb-h1"], ...] = ("dx-first", "mixed")
+        if pipe.schedule in ("FThenB", "none"):
+            return []
+        if pipe.num_chunks == 1 and pipe.num_stages > 1:
+            names = (*names, "zb-h1")
+        return [msgspec.structs.replace(self, interleave=name) for name in names]
+
     def draft(self) -> Schedule1F1B:
         """Without the local search."""
         return msgspec.structs.replace(self, search=False)

@@ -14,6 +14,7 @@ from interlace.user_passes import add_import, import_own
 if TYPE_CHECKING:
     from interlace.cost_model import CostModel
     from interlace.ir import Program
+    from interlace.planning.plan import Plan
     from interlace.report.sweep import Point, Sweep
 
 POINTS = 6
@@ -38,6 +39,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
+    import msgspec
+
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
     from interlace.cli.progress import Alive
     from interlace.config import BUDGET, Config, load_config, make_config, require_jobs
@@ -49,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.planning.plan import make_plans, summary_text
     from interlace.planning.rows import CONFIG, ROWS, write_rows
     from interlace.report.sweep import SWEEP, write_sweep
-    from interlace.units import ranks_text
+    from interlace.units import ranks_text, size
 
     check_folder("-o", args.output)
     check_file("--json", args.json)
@@ -71,11 +74,14 @@ def main(args: argparse.Namespace) -> int:
         raise ProgramError(f"rank {twice} is given twice; give one dump a rank, and one world at a time")
     with Alive("plan", f"planning {ranks_text(sorted(rank for program in programs for rank in program.ranks))}"):
         plans = make_plans(programs, config, cost, profile)
+    curve = _swept(args, programs, cost, profile, plans) if args.sweep else None
+    if curve is not None and (better := _better(curve, plans)) is not None:
+        print(f"interlace plan: the plan of {size(better)} fits and is faster; it is taken", file=sys.stderr)
+        plans = make_plans(programs, msgspec.structs.replace(config, memory_budget=better), cost, profile)
     with staged(args.output) as folder:
         for plan in plans:
             plan.dump(folder)
         has_rows = write_rows(plans, folder, args.output)
-        curve = _swept(args, programs, cost, profile) if args.sweep else None
         if curve is not None:
             write_sweep(curve, folder)
     costs = [cost.table(plan.program) for plan in plans]
@@ -94,7 +100,15 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _swept(args: argparse.Namespace, programs: Sequence[Program], cost: CostModel, profile: str) -> Sweep:
+def _better(curve: Sweep, plans: Sequence[Plan]) -> int | None:
+    """A smaller budget of the curve whose plan is faster than those that were asked for."""
+    from interlace.planning.sweep import within
+
+    outcome, budget = plans[0].outcome, plans[0].memory_budget
+    return within(curve, budget, outcome.plan.step_ns) if outcome is not None and budget else None
+
+
+def _swept(args: argparse.Namespace, programs: Sequence[Program], cost: CostModel, profile: str, asked: Sequence[Plan]) -> Sweep:
     """The curve of `--sweep`, with a line for each point as it is known."""
     from interlace.config import BUDGET, load_config, make_config
     from interlace.planning.sweep import sweep
@@ -107,4 +121,4 @@ def _swept(args: argparse.Namespace, programs: Sequence[Program], cost: CostMode
         took = f"{(point.step_us or 0) / 1e3:.3f} ms" if point.feasible else "not feasible"
         print(f"interlace plan: budget {size(point.budget_bytes)}: {took}", file=sys.stderr)
 
-    return sweep(programs, config, cost, profile, args.points, say)
+    return sweep(programs, config, cost, profile, args.points, say, asked)

@@ -35,6 +35,10 @@ MOST_HOLDERS = 4
 """Kinds of memory that a refusal names."""
 SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
 """Shares of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
+DESCENTS = 4
+"""Times that what holds least is made again to hold less."""
+TIGHT = (0, LEVELS // 4, LEVELS // 2, 3 * LEVELS // 4, LEVELS)
+"""Levels of recomputation of which each stage takes the one with which it holds least."""
 BEYOND = (0.0, 0.08, 0.2)
 """Shares of the budget by which recomputation may give back more than Paddle's order needs; a schedule may ask for any on each stage."""
 
@@ -53,9 +57,6 @@ def run_in_paddles_memory(asked: Pipeline, program: Program, cost: Costs, peers:
 def run_within(budget: int, asked: Pipeline, program: Program, cost: Costs, peers: Peers | None = None) -> tuple[Run, int]:
     """Run the passes within a memory budget.
 
-    What holds more on a GPU than its operations in their order is made again with so much less room, in the same schedule; then in Paddle's
-    own order with recomputation alone before anything is moved; last comes what holds least.
-
     Returns:
         The run, and the bytes that its passes might use for the order of operations.
 
@@ -64,22 +65,10 @@ def run_within(budget: int, asked: Pipeline, program: Program, cost: Costs, peer
         PassError: As `Pipeline.run`.
     """
     choice = MemoryChoice(asked, program, cost, peers)
-    base = lifetimes(program).base["device"]
-    hopeless = any(gather(peers, "what lasts", base > budget))
-    for form in () if hopeless else (asked, choice.in_paddles_order(asked)):
-        run, used = run_passes(form, program, cost, peers, choice.room(budget), choice.levels if choice.is_open else None)
-        room = budget if used is None else used
-        for number in range(ROUNDS):
-            over = choice.bytes_over(run, budget)
-            if not any(over):
-                return choice.told_in(run, budget), room
-            mine = over[program.rank if peers else 0]
-            room = less_room(run[1], room, mine)
-            if number < ROUNDS - 1:
-                run = choice.made(choice.again(run[0], mine if number or not choice.offloads else 0), room)
-    run = min((choice.made(each, 1) for each in choice.tightest()), key=lambda run: max(choice.bytes_over(run, 0)))
-    choice.require_within(run, budget)
-    return choice.told_in(run, budget), 1
+    found = choice.fitting(budget) or choice.tightest()
+    if any(choice.bytes_over(found[0], budget)):
+        choice.refuse(found[0], budget)
+    return choice.told_in(found[0], budget), found[1]
 
 
 class Holds(msgspec.Struct, frozen=True):
@@ -119,6 +108,31 @@ class MemoryChoice:
     def __post_init__(self) -> None:
         self.stands_for = stand_ins(self.program, self.peers)
 
+    def fitting(self, budget: int) -> tuple[Run, int] | None:
+        """A run within a budget, as fast as found, and the bytes that its passes might use; None where none was found.
+
+        What holds more on a GPU than its operations in their order is made again with so much less room, in the same schedule; then in
+        Paddle's own order with recomputation alone before anything is moved.
+        """
+        hopeless = any(gather(self.peers, "what lasts", lifetimes(self.program).base["device"] > budget))
+        for form in () if hopeless else (self.asked, self.in_paddles_order(self.asked)):
+            run, used = run_passes(form, self.program, self.cost, self.peers, self.room(budget), self.levels if self.is_open else None)
+            if (found := self._with_less_room(run, budget if used is None else used, budget)) is not None:
+                return found
+        return None
+
+    def _with_less_room(self, run: Run, room: int, budget: int) -> tuple[Run, int] | None:
+        """The run, made again with so much less room as it exceeds the budget by; None where that does not help."""
+        for number in range(ROUNDS):
+            over = self.bytes_over(run, budget)
+            if not any(over):
+                return run, room
+            mine = over[self.program.rank if self.peers else 0]
+            room = less_room(run[1], room, mine)
+            if number < ROUNDS - 1:
+                run = self.made(self.again(run[0], mine if number or not self.offloads else 0), room)
+        return None
+
     @property
     def is_open(self) -> bool:
         """Whether there is something to decide: a pass that recomputes, and whose user did not say how much."""
@@ -155,13 +169,47 @@ class MemoryChoice:
         (more,) = self._by_stage([max(mine, self._level(freed)) if freed_bytes else mine])
         return recomputing(made, more)
 
-    def tightest(self) -> list[Pipeline]:
-        """The passes with everything recomputed that can be, in Paddle's own order, with a host that waits at the ends of jobs (the
-        alternative of `throttle-host`), and with one that waits where it must: with offload of all that can move one of them holds
-        least."""
-        made = self.in_paddles_order(recomputing(self.asked, LEVELS) if self.is_open else self.asked)
+    def tightest(self) -> tuple[Run, int]:
+        """What holds least by itself: all moved that can be, and each stage at the level of recomputation with which it then holds least
+        (what is recomputed cannot be moved, so that need not be the last). Where the form is open in Paddle's own order and in those by
+        name, with a host that waits at the ends of jobs (the alternative of `throttle-host`) or where it must."""
+        made = self.in_paddles_order(self.asked)
+        held = {level: self._held_by_stage(self.made(recomputing(made, level), 1)) for level in (TIGHT if self.is_open else ())}
+        if held:
+            stages = range(self.program.pipeline.num_stages)
+            made = recomputing(made, tuple(min(held, key=lambda level: (held[level][stage], level)) for stage in stages))
         waiting = tuple(next(iter(each.alternatives()), each) for each in made.passes)
-        return [Pipeline(waiting), *[made] * (waiting != made.passes)]
+        forms = [Pipeline(waiting), *[made] * (waiting != made.passes)]
+        forms += [self._with_schedule(made, each) for each in self._named()]
+        found = [self._held_less(self.made(each, 1)) for each in forms]
+        return min(found, key=lambda each: max(self.bytes_over(each[0], 0)))
+
+    def _held_less(self, run: Run) -> tuple[Run, int]:
+        """The run, or one that moves less and holds less all the same: copies back take room too."""
+        found = run, 1
+        for _ in range(DESCENTS):
+            below = max(self.bytes_over(found[0], 0)) - 1
+            closer = self._with_less_room(self.made(run[0], below), below, below) if below > 0 and self.offloads else None
+            if closer is None:
+                break
+            found = closer
+        return found
+
+    def _named(self) -> list[Schedule1F1B]:
+        """The forms by name of an open schedule."""
+        open_ = next((each for each in self.asked.passes if isinstance(each, Schedule1F1B) and each.is_open()), None)
+        return open_.named(self.program) if open_ else []
+
+    @staticmethod
+    def _with_schedule(made: Pipeline, form: Schedule1F1B) -> Pipeline:
+        return Pipeline(tuple(form if isinstance(each, Schedule1F1B) else each for each in made.passes))
+
+    def _held_by_stage(self, run: Run) -> list[int]:
+        """Device bytes of the fullest rank of each stage on a GPU; 0 where that is not known."""
+        mine = Holds(self.program.pipeline.stage, peak_bytes(run[1], self.cost) if run[1].jobs else None)
+        said = gather(self.peers, "what stages hold", mine)
+        return [max((each.peak_bytes or 0 for each in said if each.stage == stage), default=0)
+                for stage in range(self.program.pipeline.num_stages)]  # fmt: skip
 
     @staticmethod
     def in_paddles_order(made: Pipeline) -> Pipeline:
@@ -177,17 +225,16 @@ class MemoryChoice:
         peak = peak_bytes(run[1], self.cost) if run[1].jobs else None
         return gather(self.peers, "bytes over the budget", max(0, peak - budget) if peak is not None else 0)
 
-    def require_within(self, run: Run, budget: int) -> None:
-        """Raises BudgetError, on all ranks alike, where a rank holds more than the budget by what holds least."""
+    def refuse(self, run: Run, budget: int) -> None:
+        """Raises BudgetError, on all ranks alike, with what the fullest rank holds by what holds least."""
         live = in_order(run[1]).at_peak()[:MOST_HOLDERS] if run[1].jobs else []
         what = ", ".join(f"{' '.join(filter(None, (each.layer, each.kind)))} {size(each.size_bytes)}" for each in live)
         said = gather(self.peers, "what holds least", Holds(self.program.pipeline.stage, peak_bytes(run[1], self.cost), what))
         rank, most = max(enumerate(said), key=lambda item: item[1].peak_bytes or 0)
-        if most.peak_bytes is not None and most.peak_bytes > budget:
-            where = f"rank {rank if self.peers else self.program.rank}, stage {most.stage}"
-            raise BudgetError(f"memory_budget {size(budget)} ({budget} bytes) cannot be kept; the least feasible one is {most.peak_bytes} "
-                              f"bytes ({size(most.peak_bytes)}), which {where} holds with everything recomputed and moved to the host that "
-                              f"can be: {most.what}", most.peak_bytes)  # fmt: skip
+        where, least = f"rank {rank if self.peers else self.program.rank}, stage {most.stage}", most.peak_bytes or 0
+        raise BudgetError(f"memory_budget {size(budget)} ({budget} bytes) cannot be kept; the least feasible one is {least} bytes "
+                          f"({size(least)}), which {where} holds with all recomputed and moved to the host that lowers it: {most.what}",
+                          least)  # fmt: skip
 
     def told_in(self, run: Run, budget: int) -> Run:
         """The run with the budget in its reports."""

@@ -24,7 +24,13 @@ FEWEST = 2
 
 
 def sweep(
-    programs: Sequence[Program], config: Config, cost: CostModel, profile: str, points: int, each: Callable[[Point], None] = lambda _: None
+    programs: Sequence[Program],
+    config: Config,
+    cost: CostModel,
+    profile: str,
+    points: int,
+    each: Callable[[Point], None] = lambda _: None,
+    asked: Sequence[Plan] = (),
 ) -> Sweep:
     """The curve over `points` budgets, evenly apart, largest first.
 
@@ -38,6 +44,7 @@ def sweep(
         profile: Their name.
         points: How many, two at least.
         each: Is given every point as soon as it is known.
+        asked: Plans of all ranks under a budget of their own; from that budget on no point is slower.
 
     Raises:
         ConfigError: Fewer than two points.
@@ -56,11 +63,22 @@ def sweep(
     base = Base(max(stock_peak_bytes(program, cost) or 0 for program in programs), before.step_ns / 1e3, before.exposed_ns / 1e3)
     most = max(base.peak_bytes, _peak([plan.program for plan in everything], cost))
     found: list[Point] = []
+    given = _point(asked[0].memory_budget, lambda _: list(asked), cost) if asked and asked[0].memory_budget else None
     for budget in reversed(list(_budgets(most, _least(plans), points))):
         made = _point(budget, plans if budget < most else lambda _: everything, cost)
-        found.append(faster(made, found[-1]) if found else made)
+        smaller = found[-1:] + [point for point in (given,) if point and point.budget_bytes <= budget]
+        for point in smaller:
+            made = faster(made, point)
+        found.append(made)
         each(found[-1])
     return Sweep(tuple(reversed(found)), base, profile)
+
+
+def within(curve: Sweep, budget: int, step_ns: int) -> int | None:
+    """The least budget of a curve whose plan fits into another budget and is faster than a step; None where there is none."""
+    fits = [each for each in curve.points if each.step_us is not None and (each.peak_bytes or 0) <= budget]
+    best = min(fits, key=lambda each: (each.step_us or 0.0, each.budget_bytes), default=None)
+    return best.budget_bytes if best is not None and (best.step_us or 0.0) * 1e3 < step_ns else None
 
 
 def faster(point: Point, smaller: Point) -> Point:

@@ -30,7 +30,6 @@ from interlace.scheduler.whole_step.search import SHARES, Numbers, Ranked, find_
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, StageTimes, changed_by
 from interlace.units import ms, size
 
-NAMED = ("dx-first", "mixed", "zb-h1")
 FORMS: tuple[Form, ...] = ("dx-first", "mixed")
 """Forms of jobs of which the coarse model makes schedules."""
 LAG_SCHEDULES = 3
@@ -54,6 +53,10 @@ PAYS = 0.005
 """Without a budget, recomputation is looked at only where steps that hold as much as they like are shorter by this part."""
 ANY = 1 << 60
 """More bytes than any device has."""
+TIGHTER = (0.95, 0.85)
+"""Shares of the budget: forms that exceed it are drafted again as these would have them."""
+MOST_TIGHTER = 3
+"""Forms, the fastest first, of which that is done."""
 FAR = 0.25
 """What exceeds the budget by more than this part of it is not drafted again with less room."""
 
@@ -195,13 +198,16 @@ class _Choice:
         peaks = self._peaks(made)
         own = Judged(self.asked.stock(), (), None, self.room_bytes, self._step_ns(made), max(self._peaks(made, by_paddle=True)))
         limit = self.room.limit_bytes if self.room else int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
-        forms = [(self.needed, form) for form in (self.asked.stock(), *(self._named(name) for name in NAMED if self._may(name)))]
-        if self._may("dx-first"):
+        named = self.asked.named(self.program)
+        forms = [(self.needed, form) for form in (self.asked.stock(), *named)]
+        if named:
             forms += self._lagging(peaks[self._seat()], limit)
         elif self.levels and not self.room:
             forms += [(level, self.asked.stock()) for level in self._recomputation(limit)[:2]]
         drafts = dict.fromkeys((recomputed, form.draft()) for recomputed, form in forms)
         judged = [self._draft(recomputed, form, self.later, limit) for recomputed, form in drafts]
+        if self.room:
+            judged += self._tighter(judged, limit)
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
         fitting.sort(key=lambda each: each.step_ns or 0)
         others = fitting[:FINALISTS] if self.room else self._near_the_best(fitting)
@@ -255,14 +261,6 @@ class _Choice:
         pipeline = self._paddles().draft() if draft else self._paddles()
         made, reports = pipeline.run(self.program, self.cost, self.peers, self.room_bytes)
         return pipeline, made, reports
-
-    def _may(self, name: str) -> bool:
-        """Whether a form is possible for this program; the same on every rank."""
-        pipe = self.program.pipeline
-        return pipe.schedule not in ("FThenB", "none") and (name != "zb-h1" or (pipe.num_chunks == 1 and pipe.num_stages > 1))
-
-    def _named(self, name: str) -> Schedule1F1B:
-        return msgspec.structs.replace(self.asked, interleave=name)
 
     def _lagged(self, found: Ranked) -> Schedule1F1B:
         pipe, each = self.program.pipeline, found.schedule
@@ -360,6 +358,20 @@ class _Choice:
             found[kind] = form.order(before, ops, each, "mixed" if form.interleave == "mixed" else "dx-first", self.context)[1]
         return found
 
+    def _tighter(self, judged: Sequence[Judged], limit: int) -> list[Judged]:
+        """What exceeds the budget and would be faster than all that keeps it, as tighter budgets would have it."""
+        done = [each for each in judged if each.step_ns is not None]
+        best = min((each.step_ns or 0 for each in done if each.peak_bytes <= limit), default=None)
+        over = [each for each in done if each.peak_bytes > limit and (best is None or (each.step_ns or 0) < best)]
+        over.sort(key=lambda each: each.step_ns or 0)
+        found: dict[tuple[Numbers | None, Schedule1F1B, float], None] = {}
+        for share in TIGHTER:
+            needed = self.levels(int(share * limit))[:2][-1] if self.levels else None
+            for each in over[:MOST_TIGHTER]:
+                more = tuple(map(max, each.recomputed, needed)) if each.recomputed and needed else needed or each.recomputed
+                found |= {(level, each.form, share): None for level in (each.recomputed, more)}
+        return [self._draft(more, form, self.later, limit, share) for more, form, share in found]
+
     def _near_the_best(self, fitting: list[Judged]) -> list[Judged]:
         """Of forms, the fastest first, those that are worth alternatives."""
         delayed = any(each.decides_for_all for each in self.later)
@@ -370,9 +382,13 @@ class _Choice:
         return [self._draft(judged.recomputed, judged.form, (*self.later[:k], other, *self.later[k + 1 :]), limit)
                 for k, each in enumerate(self.later) for other in each.alternatives()]  # fmt: skip
 
-    def _draft(self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
-        """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back."""
-        before, room, last = self.before(recomputed).program, self.room_bytes, 0
+    def _draft(
+        self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, share: float = 1.0
+    ) -> Judged:
+        """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back. It starts from
+        a share of the room."""
+        before, last = self.before(recomputed).program, 0
+        room = int(share * self.room_bytes) if self.room_bytes else None
         for _ in range(ROUNDS):
             made = self._run(before, Pipeline((form, *later)).draft(), room)[0] if self.drafts else before
             peaks = self._peaks(made)

@@ -25,6 +25,8 @@ from tests.strategies import World, programs, worlds
 COPIES = GivenCosts({"comm": 100, "gemm": 50, "copy": 5, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
 EMPTY = PassReport("offload-activations", (), (), 0, 0, 0)
 SMALL = World(pp=2, micro_batches=4, layers=2, schedule="1F1B")
+ALONE = World(pp=1, micro_batches=4, layers=2, schedule="1F1B")
+SLOW_COPIES = GivenCosts({"comm": 100, "gemm": 50, "copy": 20, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +35,10 @@ def _no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interleave, "SEARCH_WORK", 0)
 
 
-def within(plain: Sequence[Program], budget: float | str, **options: object) -> list[Plan]:
+def within(plain: Sequence[Program], budget: float | str, cost: GivenCosts = COPIES, **options: object) -> list[Plan]:
     """Plans under a budget, where every byte counts."""
     every = {"offload_activations": {"min_bytes": 0}, "throttle_host": {"run_ahead_bytes": 0}, **options}
-    return make_plans(plain, make_config({"memory_budget": budget, **every}), COPIES, "h200")
+    return make_plans(plain, make_config({"memory_budget": budget, **every}), cost, "h200")
 
 
 def stock_peak(plain: Sequence[Program]) -> int:
@@ -47,15 +49,28 @@ def test_without_a_budget_nothing_is_said() -> None:
     assert say_budget(run_ahead_program(), (), [EMPTY], 0, 1) == [EMPTY]
 
 
-def test_a_refusal_names_the_least_that_can_be_kept_and_what_holds_it() -> None:
-    plain = programs(SMALL)
+@pytest.mark.parametrize("world", [SMALL, ALONE])
+def test_a_refusal_names_the_least_that_can_be_kept_and_what_holds_it(world: World) -> None:
+    """Not always what moves and recomputes everything: a value that is recomputed cannot move, and copies back take room."""
+    plain = programs(world)
     refused = r"memory_budget 1 B \(1 bytes\) cannot be kept; the least feasible one is .* stage \d holds "
     with pytest.raises(BudgetError, match=refused) as caught:
-        within(plain, 1)
+        within(plain, 1, SLOW_COPIES)
     least = caught.value.least_bytes
-    assert max(peak_bytes(plan.program, COPIES) or 0 for plan in within(plain, least)) <= least
+    assert least == {SMALL: 640, ALONE: 580}[world]
+    assert max(peak_bytes(plan.program, SLOW_COPIES) or 0 for plan in within(plain, least, SLOW_COPIES)) <= least
     with pytest.raises(BudgetError, match=f"the least feasible one is {least} bytes"):
-        within(plain, least - 1)
+        within(plain, least - 1, SLOW_COPIES)
+
+
+def test_a_larger_budget_is_no_slower() -> None:
+    """Forms that exceed a budget are also planned as a smaller one would have them (668: 2170 ns, 688: 2050; 708: once 2190)."""
+    plain, steps = programs(SMALL), []
+    for budget in (668, 688, 708):
+        outcome = within(plain, budget, SLOW_COPIES)[0].outcome
+        assert outcome is not None
+        steps.append(outcome.plan.step_ns)
+    assert steps == sorted(steps, reverse=True)
 
 
 def test_a_budget_that_holds_already_moves_and_recomputes_nothing() -> None:

@@ -14,8 +14,8 @@ from interlace.ir import parse, save
 from interlace.ir.program import Program
 from interlace.passes import DropRecompute, OffloadActivations, Pipeline, Schedule1F1B
 from interlace.planning.plan import Plan, read_record
-from interlace.planning.sweep import faster, saved_bytes
-from interlace.report.sweep import SWEEP, Point, read_sweep
+from interlace.planning.sweep import faster, saved_bytes, within
+from interlace.report.sweep import SWEEP, Base, Point, Sweep, read_sweep
 from tests.passes.test_drop_recompute import PLAIN
 from tests.strategies import World, programs
 
@@ -57,6 +57,16 @@ def test_a_larger_budget_is_never_slower() -> None:
         assert faster(point, quick) == msgspec.structs.replace(quick, budget_bytes=20)
         assert faster(quick, point) == quick
     assert faster(msgspec.structs.replace(slow, step_us=5.0), quick).peak_bytes == 19
+
+
+def test_a_sweep_may_find_a_faster_plan_for_the_budget_that_was_asked_for() -> None:
+    """Of points whose plan fits the least budget that gives it; none where no step is shorter."""
+    steps = {40: 4.0, 30: 5.0, 20: 5.0}
+    points = tuple(Point(budget_bytes=budget, feasible=True, peak_bytes=9, step_us=step) for budget, step in steps.items())
+    curve = Sweep((*points, Point(budget_bytes=10, feasible=False, why="no")), Base(1, 1.0, 0.0), "h200")
+    assert within(curve, 50, 4001) == 40
+    assert within(msgspec.structs.replace(curve, points=points[1:]), 30, 6000) == 20
+    assert within(curve, 8, 6000) is within(curve, 50, 4000) is None
 
 
 def test_fewer_than_two_points_are_no_curve(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -212,6 +212,6 @@ def test_a_plan_over_its_budget_is_made_again_with_less_room(monkeypatch: pytest
         with pytest.raises(BudgetError, match="the least feasible one is 1073742601 bytes"):
             make_plans(recomputing("accumulate"), config, LOADED, "given")
         order = list(dict.fromkeys(room for room in seen if room))
+        order = order[: 1 + order.index(1)]  # the least feasible one is looked for after that
         assert order[0] == 1 << 30
         assert all(before - after >= 777 for before, after in pairwise(order[:-1]))
-        assert order[-1] == 1
