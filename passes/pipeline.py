@@ -70,10 +70,20 @@ class Pipeline:
             ran.append(each.name)
 
     def run(
-        self, program: Program, cost: Costs, peers: Peers | None = None, room_bytes: int | None = None, memo: dict[Any, Any] | None = None
+        self,
+        program: Program,
+        cost: Costs,
+        peers: Peers | None = None,
+        room_bytes: int | None = None,
+        memo: dict[Any, Any] | None = None,
+        rooms: tuple[int | None, ...] = (),
     ) -> tuple[Program, list[PassReport]]:
         """Run all passes; the given program is untouched whatever happens. Ranks talk between passes only: `peers` gather the facts
         that the next pass asks for. For the other arguments see `Context`.
+
+        Args:
+            rooms: `room_bytes` of every rank. Where given, what a pass makes is kept in `memo`, and the pass does not run again on the
+                very same program with the same rooms. Every rank then remembers the same passes, so that all gather facts or none.
 
         Raises:
             PassError: A contract is broken, or a pass fails or gives a program that does not verify; it names the pass.
@@ -82,7 +92,8 @@ class Pipeline:
         reports, memo = [], {} if memo is None else memo
         for each in self.passes:
             context = Context(cost, is_whole=peers is not None, room_bytes=room_bytes, memo=memo)
-            program, report = self._run_one(each, program, context, peers)
+            known = memo.setdefault(_key(each, program, rooms), []) if rooms and not each.decides_for_all else []
+            program, report = self._run_one(each, program, context, peers, known)
             reports.append(report)
         return program, reports
 
@@ -97,16 +108,15 @@ class Pipeline:
         """Whether a pass has facts to gather, so that all ranks must run these passes together."""
         return any(type(each).facts is not Pass.facts for each in self.passes)
 
-    def _run_one(self, each: Pass, program: Program, context: Context, peers: Peers | None) -> tuple[Program, PassReport]:
+    def _run_one(
+        self, each: Pass, program: Program, context: Context, peers: Peers | None, known: list[_Made]
+    ) -> tuple[Program, PassReport]:
+        """A pass and its report; `known` holds what it has made of this very program, if anything, and afterwards what it makes now."""
         start = time.perf_counter_ns()
         try:
-            mine = each.facts(program, context)
-            context.facts = gather(peers, each.name, mine) if mine is not None else ()
-            if each.decides_for_all:
-                context.facts = _decided(each, program, context.cost, peers)
-            result = each.run(program, context)
-            if not isinstance(result, Program):
-                raise PassError(f"run() gave {type(result).__name__}, expected a Program")
+            if not known:
+                known.append(_Made(program, _applied(each, program, context, peers), context.changed, context.declined))
+            result, context.changed, context.declined = known[0].result, known[0].changed, known[0].declined
             if not self.is_draft:
                 verify(result)
         except InterlaceError as error:
@@ -122,6 +132,34 @@ class Pipeline:
         report = PassReport(each.name, tuple(context.changed), tuple(context.declined), len(program.ops), len(result.ops),
                             time.perf_counter_ns() - start)  # fmt: skip
         return result, report
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a pass made of a program, and what it said."""
+
+    program: Program
+    result: Program
+    changed: list[str]
+    declined: list[str]
+
+
+def _key(each: Pass, program: Program, rooms: tuple[int | None, ...]) -> tuple[Any, ...]:
+    """Equal for a pass with the same options on the very same program; with the same rooms, where it may look at them."""
+    looks = each.follows_budget or not is_built_in(type(each))
+    return "made", id(program), type(each), msgspec.msgpack.encode(each), rooms if looks else ()
+
+
+def _applied(each: Pass, program: Program, context: Context, peers: Peers | None) -> Program:
+    """What a pass makes of a program, with the facts of all ranks."""
+    mine = each.facts(program, context)
+    context.facts = gather(peers, each.name, mine) if mine is not None else ()
+    if each.decides_for_all:
+        context.facts = _decided(each, program, context.cost, peers)
+    result = each.run(program, context)
+    if not isinstance(result, Program):
+        raise PassError(f"run() gave {type(result).__name__}, expected a Program")
+    return result
 
 
 def _decided(each: Pass, program: Program, cost: Costs, peers: Peers | None) -> tuple[Any, ...]:

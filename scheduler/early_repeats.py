@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from interlace.ir import Op, Program
 from interlace.ir.kinds import is_boundary, is_comm, is_receive
 from interlace.scheduler.jobs import stock_jobs
-from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.memory.live import OrderMemory
 
 
 def with_early_repeats(program: Program, repeats: set[int]) -> Program:
@@ -26,10 +28,11 @@ def with_early_repeats(program: Program, repeats: set[int]) -> Program:
         backward = [op for op in program.ops if op.role == "backward" and op.chunk == chunk and not is_boundary(op)]
         again = _that_can_start(backward, repeats)
         if again and any(is_receive(op) for op in backward):
-            whole, limit = program, _peak(program, backward)
+            whole, peak = program, _Peak(program, backward)
+            limit = peak.of(program.ops)
             count = bisect_right(range(len(again) + 1), False, 1,
-                                 key=lambda n: _peak(_moved(whole, backward, again[:n]), backward) > limit) - 1  # fmt: skip
-            program = _moved(whole, backward, again[:count])
+                                 key=lambda n: peak.of(_moved(whole.ops, backward, again[:n])) > limit) - 1  # fmt: skip
+            program = msgspec.structs.replace(whole, ops=_moved(whole.ops, backward, again[:count]))
     return program
 
 
@@ -44,19 +47,24 @@ def _that_can_start(backward: list[Op], repeats: set[int]) -> list[Op]:
     return found
 
 
-def _moved(program: Program, backward: list[Op], first: list[Op]) -> Program:
-    """The program with some operations of backward before the others."""
+def _moved(ops: Sequence[Op], backward: list[Op], first: list[Op]) -> tuple[Op, ...]:
+    """Operations with some of backward before the others."""
     ids = {op.id for op in first}
-    ops = [op for op in program.ops if op.id not in ids]
+    others = [op for op in ops if op.id not in ids]
     inside = {op.id for op in backward}
-    at = next((k for k, op in enumerate(ops) if op.id in inside), len(ops))
-    return msgspec.structs.replace(program, ops=(*ops[:at], *first, *ops[at:]))
+    at = next((k for k, op in enumerate(others) if op.id in inside), len(others))
+    return (*others[:at], *first, *others[at:])
 
 
-def _peak(program: Program, backward: list[Op]) -> int:
-    """The most live bytes of one micro-batch within these operations."""
-    scheduled = msgspec.structs.replace(program, jobs=stock_jobs(program))
-    items = [(op.id, 0) for op in program.ops if op.role != "optimize" and not is_boundary(op)]
-    inside = {op.id for op in backward}
-    live = in_order(scheduled, items).lives.pool("device").along(len(items))[:-1]
-    return int(live[[op_id in inside for op_id, _ in items]].max(initial=0))
+class _Peak:
+    """The most live bytes of one micro-batch within backward, for orders of one program's operations."""
+
+    def __init__(self, program: Program, backward: list[Op]) -> None:
+        self.memory = OrderMemory(msgspec.structs.replace(program, jobs=stock_jobs(program)))
+        self.inside = {op.id for op in backward}
+
+    def of(self, ops: Sequence[Op]) -> int:
+        """In an order of the operations."""
+        items = np.array([(op.id, 0) for op in ops if op.role != "optimize" and not is_boundary(op)], np.int64)
+        live = self.memory.order_lives(items).pool("device").along(len(items))[:-1]
+        return int(live[[op_id in self.inside for op_id, _ in items.tolist()]].max(initial=0))

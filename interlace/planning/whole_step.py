@@ -22,7 +22,7 @@ from interlace.planning.judge import Run, noted, run_judged, step_ns
 from interlace.planning.stock import STOCK
 from interlace.scheduler.interleave.planner import EARLY, Form
 from interlace.scheduler.jobs import stock_jobs
-from interlace.scheduler.memory.live import in_order
+from interlace.scheduler.memory.live import in_order, order_peak
 from interlace.scheduler.recompute import recomputes
 from interlace.scheduler.schedule import in_flight
 from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
@@ -390,7 +390,8 @@ class _Choice:
         before, last = self.before(recomputed).program, 0
         room = int(share * self.room_bytes) if self.room_bytes else None
         for _ in range(ROUNDS):
-            made = self._run(before, Pipeline((form, *later)).draft(), room)[0] if self.drafts else before
+            rooms = self._rooms(room)
+            made = self._run(before, Pipeline((form, *later)).draft(), room, rooms)[0] if self.drafts else before
             peaks = self._peaks(made)
             over = max(peaks) - limit
             if over <= 0 or over > FAR * limit or not self._offloads() or (last and over > last * SHRINKS):
@@ -398,9 +399,15 @@ class _Choice:
             last, room = over, less_room(made, room or 0, peaks[self._seat()] - limit)
         return Judged(form, later, recomputed, room, self._step_ns(made, later), max(peaks))
 
-    def _run(self, before: Program, passes: Pipeline, room_bytes: int | None) -> tuple[Program, list[PassReport]]:
-        """The passes from the schedule on."""
-        return passes.run(before, self.cost, self.peers, room_bytes, self.context.memo)
+    def _rooms(self, room_bytes: int | None) -> tuple[int | None, ...]:
+        """What passes may use on each rank."""
+        return tuple(gather(self.peers, "rooms", room_bytes)) if self.room else (None,)
+
+    def _run(
+        self, before: Program, passes: Pipeline, room_bytes: int | None, rooms: tuple[int | None, ...]
+    ) -> tuple[Program, list[PassReport]]:
+        """The passes from the schedule on; forms that begin alike share what is made."""
+        return passes.run(before, self.cost, self.peers, room_bytes, self.context.memo, rooms)
 
     def _step_ns(self, made: Program, left_out: tuple[Pass, ...] = ()) -> int | None:
         return step_ns(made, self.cost, self.peers, self.stands_for, left_out)
@@ -410,13 +417,13 @@ class _Choice:
 
         `by_paddle`: where Paddle's own jobs run, and not those of our lowering.
         """
-        order, place = (with_paddles_jobs(IDEAL), with_paddles_jobs(GPU)) if by_paddle else (IDEAL, GPU)
-        peak = in_order(made, target=order).peak() if made.jobs else 0
+        peak = (in_order(made, target=with_paddles_jobs(IDEAL)).peak() if by_paddle else order_peak(made)) if made.jobs else 0
+        place = with_paddles_jobs(GPU) if by_paddle else GPU
         return gather(self.peers, "peaks", max(peak, peak_bytes(made, self.cost, place) or 0) if self.room and made.jobs else peak)
 
     def _whole(self, judged: Judged) -> Run:
         before, passes = self.before(judged.recomputed), (judged.form, *judged.later)
-        made, reports = self._run(before.program, Pipeline(passes), judged.room_bytes)
+        made, reports = self._run(before.program, Pipeline(passes), judged.room_bytes, self._rooms(judged.room_bytes))
         return Pipeline((*before.passes, *passes)), made, [*before.reports, *reports]
 
     def _lost(self, judged: list[Judged], limit: int) -> list[str]:
@@ -435,7 +442,7 @@ def _recomputed(found: Ranked, levels: Sequence[Numbers | None]) -> Numbers | No
 
 def less_room(made: Program, room_bytes: int, over_bytes: int) -> int:
     """What passes may use on a rank after a plan that exceeds the budget there; as much as before where it does not."""
-    order = in_order(made).peak() if made.jobs else 0
+    order = order_peak(made) if made.jobs else 0
     return max(1, min(room_bytes, order) - over_bytes) if over_bytes > 0 else room_bytes
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from interlace.ir import OpInstance, Program
 from interlace.ir.copies import items_of
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
-from interlace.ir.per_ops import once_per_ops
+from interlace.ir.per_ops import once_per_items, once_per_ops
 from interlace.ir.storage import storages_of
 from interlace.scheduler.memory.executor import feed_bytes, forms
 from interlace.scheduler.target import IDEAL, Target, with_paddles_jobs
@@ -226,6 +226,12 @@ def in_order(program: Program, items: Order | None = None, target: Target = IDEA
     planner = OrderMemory(program, target)
     order = items_of(program) if items is None else np.asarray(items, np.int64).reshape(-1, 2)
     return Profile(program, planner.order_lives(order), planner.base, planner.unknown)
+
+
+@once_per_items
+def order_peak(program: Program) -> int:
+    """Most live device bytes if the op instances of a program's jobs run one after the other."""
+    return in_order(program).peak()
 
 
 def peak(program: Program) -> list[LiveBytes]:

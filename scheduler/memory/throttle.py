@@ -22,7 +22,7 @@ from interlace.errors import PlanError
 from interlace.ir import Graph, Op, OpInstance, Program
 from interlace.ir.kinds import SHADOW_OUTPUT, stream_of
 from interlace.ir.waits import computes, last_computation
-from interlace.scheduler.memory.live import in_order, lifetimes, placed_on
+from interlace.scheduler.memory.live import lifetimes, order_peak, placed_on
 from interlace.scheduler.simulate.arrays import Ints, Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
 from interlace.scheduler.simulate.simulator import device_peak
@@ -149,7 +149,7 @@ class _Search:
     def run(self, run_ahead_bytes: int) -> HostSyncs:
         free_sim = self._lowered({})
         fast, placed = _fast_host(free_sim), placed_on(self.program, free_sim.stream, GPU)
-        serial, free = in_order(self.program).peak(), device_peak(fast, GPU, placed)
+        serial, free = order_peak(self.program), device_peak(fast, GPU, placed)
         if free <= serial + run_ahead_bytes:
             return HostSyncs({}, serial, free, free, f"run_ahead_bytes allows {size(run_ahead_bytes)}")
         tried: list[tuple[int, dict[str, tuple[HostSync, ...]]]] = [(free, {})]
