@@ -444,7 +444,7 @@ def with_streams(setting: Setting, mode: Mode) -> Program:
 def clocked_ms(setting: Setting, order: Order, mode: Mode, cost: Costs) -> float:
     """Milliseconds by the planner's clock."""
     pair = Pair(setting.program, setting.parts(), cost)
-    clock = Clock(pair.nodes, pair.stretch)
+    clock = Clock(pair.columns)
     total = 0.0
     for item in order:
         if item not in pair.index:

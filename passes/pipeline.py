@@ -126,7 +126,6 @@ class Pipeline:
             raise
         except Exception as error:
             raise PassError(f"pass {each.name!r} failed with {type(error).__name__}: {error}; the program is as it was") from error
-        result = msgspec.structs.replace(result, passes=(*program.passes, each.name))
         if not context.changed and not context.declined:
             context.declined.append("found nothing to do")
         report = PassReport(each.name, tuple(context.changed), tuple(context.declined), len(program.ops), len(result.ops),
@@ -159,7 +158,7 @@ def _applied(each: Pass, program: Program, context: Context, peers: Peers | None
     result = each.run(program, context)
     if not isinstance(result, Program):
         raise PassError(f"run() gave {type(result).__name__}, expected a Program")
-    return result
+    return msgspec.structs.replace(result, passes=(*program.passes, each.name))
 
 
 def _decided(each: Pass, program: Program, cost: Costs, peers: Peers | None) -> tuple[Any, ...]:

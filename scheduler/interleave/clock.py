@@ -4,19 +4,24 @@
 host issues in no time, times are floating-point, communications that run at once share bandwidth equally, and a computation is
 stretched by the largest factor beside it. Planners run it thousands of times.
 
-It exists twice, in two modules that do not import each other's arithmetic. `Clock` runs a complete order node by node, for the list
+It exists twice, in two modules that do not import each other's arithmetic. Here a complete order runs node by node, for the list
 scheduler, which decides while the clock runs, and for the duration of a finished order. `local_search._Run` starts at any index of an
 order from stored communications in flight and stops where they are as before, which makes a move of the search much cheaper than
 a complete run; it looks factors up in tables, and starts communication as soon as its data are there, wherever it is listed. The two
 round differently in the last bits, so replacing one by the other could change plans.
+
+The functions over columns (`columns.py`) run as they are, on lists, or compiled, on arrays (`compiled.py`): with the same results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-_EPS = 1e-6
+from interlace.scheduler.interleave.columns import Columns, Places, rows
+
+EPS = 1e-6
 
 
 @dataclass(slots=True)
@@ -50,104 +55,171 @@ class Node:
     receive: bool = False
 
 
-@dataclass(slots=True)
-class Flight:
-    """A communication in flight, and how much of its duration alone is left."""
-
-    node: int
-    left: float
-
-
 Stretch = Callable[[str, str], tuple[float, float]]
+"""Categories of two nodes that run together -> the factors on both times."""
+
+
+def columns_of(nodes: Sequence[Node], stretch: Stretch) -> Columns:
+    """Nodes, and nothing in flight, as lists. O(nodes + categories^2)"""
+    streams = {stream: k for k, stream in enumerate(dict.fromkeys(node.stream for node in nodes if node.stream))}
+    categories = {category: k for k, category in enumerate(dict.fromkeys(node.category for node in nodes))}
+    first, dep = rows([list(dict.fromkeys(node.deps)) for node in nodes])
+    factors = [stretch(a, b) for a in categories for b in categories]
+    whole = {
+        "leaves": [node.leaves for node in nodes], "forward": [int(node.forward) for node in nodes],
+        "filler": [int(node.filler) for node in nodes], "stream": [streams.get(node.stream, -1) for node in nodes],
+        "category": [categories[node.category] for node in nodes], "dep_first": first, "dep": dep, "flies": [0] * len(nodes),
+        "behind": [-1] * len(nodes), **dict.fromkeys(("front", "back", "used", "heads"), [-1] * len(streams)), "num_flying": [0],
+        "num_used": [0],
+    }  # fmt: skip
+    times = {
+        "dur": [float(node.dur) for node in nodes], "left": [0.0] * len(nodes), "slow": [float(slow) for slow, _ in factors],
+        "other": [float(other) for _, other in factors], "now": [0.0], "rates": [0.0] * len(streams),
+    }  # fmt: skip
+    return Columns([], [], Places()).with_parts(whole, times, num_nodes=len(nodes), num_categories=len(categories))
+
+
+def run_node(whole: Any, times: Any, at: Places, node: int) -> None:
+    """Run one node: wait for what it depends on and compute, or put a communication in flight."""
+    stream = whole[at.stream + node]
+    if stream >= 0:
+        _take_off(whole, times, at, node, stream)
+        return
+    if whole[at.num_flying]:
+        for k in range(whole[at.dep_first + node], whole[at.dep_first + node + 1]):
+            wait_for(whole, times, at, whole[at.dep + k])
+    _compute(whole, times, at, node)
+
+
+def wait_for(whole: Any, times: Any, at: Places, node: int) -> None:
+    """Let time pass until a communication in flight has ended."""
+    while whole[at.flies + node]:
+        count = find_heads(whole, times, at)
+        rate = 1.0 / count
+        step = times[at.left + whole[at.heads]] * count
+        for k in range(count):
+            times[at.rates + k] = rate
+            step = min(step, times[at.left + whole[at.heads + k]] * count)
+        _advance(whole, times, at, count, step)
+
+
+def finish(whole: Any, times: Any, at: Places) -> float:
+    """Wait for everything in flight; returns the time."""
+    for node in range(at.num_nodes):
+        wait_for(whole, times, at, node)
+    now: float = times[at.now]
+    return now
+
+
+def is_blocked(whole: Any, times: Any, at: Places, node: int) -> bool:
+    """Whether the node waits for a communication in flight."""
+    if whole[at.num_flying]:
+        for k in range(whole[at.dep_first + node], whole[at.dep_first + node + 1]):
+            if whole[at.flies + whole[at.dep + k]]:
+                return True
+    return False
+
+
+def find_heads(whole: Any, times: Any, at: Places) -> int:
+    """Put the communications that run now into `heads`: the first of each stream, if it waits for none in flight; says how many."""
+    found = 0
+    for k in range(whole[at.num_used] if whole[at.num_flying] else 0):
+        head = whole[at.front + whole[at.used + k]]
+        if head >= 0 and not is_blocked(whole, times, at, head):
+            whole[at.heads + found] = head
+            found += 1
+    return found
+
+
+def _take_off(whole: Any, times: Any, at: Places, node: int, stream: int) -> None:
+    if whole[at.front + stream] >= 0:
+        whole[at.behind + whole[at.back + stream]] = node
+    else:
+        whole[at.front + stream] = node
+        if whole[at.back + stream] < 0:
+            whole[at.used + whole[at.num_used]] = stream
+            whole[at.num_used] += 1
+    whole[at.back + stream] = node
+    times[at.left + node] = times[at.dur + node]
+    whole[at.flies + node] = 1
+    whole[at.num_flying] += 1
+
+
+def _compute(whole: Any, times: Any, at: Places, node: int) -> None:
+    left, row = times[at.dur + node], whole[at.category + node] * at.num_categories
+    while left > EPS:
+        count = find_heads(whole, times, at)
+        if not count:
+            times[at.now] += left
+            break
+        slow = times[at.slow + row + whole[at.category + whole[at.heads]]]
+        for k in range(1, count):
+            slow = max(slow, times[at.slow + row + whole[at.category + whole[at.heads + k]]])
+        step = left * slow
+        for k in range(count):
+            head = whole[at.heads + k]
+            times[at.rates + k] = 1.0 / (times[at.other + row + whole[at.category + head]] * count)
+            step = min(step, times[at.left + head] / times[at.rates + k])
+        left -= step / slow
+        _advance(whole, times, at, count, step)
+
+
+def _advance(whole: Any, times: Any, at: Places, count: int, step: float) -> None:
+    times[at.now] += step
+    for k in range(count):
+        head = whole[at.heads + k]
+        times[at.left + head] -= step * times[at.rates + k]
+        if times[at.left + head] <= EPS:
+            whole[at.front + whole[at.stream + head]] = whole[at.behind + head]
+            whole[at.flies + head] = 0
+            whole[at.num_flying] -= 1
+
+
+def run_order(whole: Any, times: Any, at: Places, order: Sequence[int]) -> tuple[float, float]:
+    """Time of an order, and the sum of the times at which its sends to other stages start, in nanoseconds."""
+    sent = 0.0
+    for node in order:
+        run_node(whole, times, at, node)
+        sent += whole[at.leaves + node] * times[at.now]
+    return finish(whole, times, at), sent
+
+
+HELPERS = (run_node, wait_for, finish, is_blocked, find_heads, _take_off, _compute, _advance)
+"""What `run_order` and the list scheduler call; the compiled engine registers them with numba."""
 
 
 class Clock:
-    """Runs nodes in the order they are given and keeps the time.
+    """Runs nodes in the order they are given and keeps the time."""
 
-    Attributes:
-        now: Time of the compute stream, in nanoseconds.
-    """
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns.copy()
 
-    def __init__(self, nodes: Sequence[Node], stretch: Stretch) -> None:
-        self.nodes, self.stretch = nodes, stretch
-        self.now = 0.0
-        self.queues: dict[str, list[Flight]] = {}
-        self.flying: set[int] = set()
+    @property
+    def now(self) -> float:
+        """Time of the compute stream, in nanoseconds."""
+        now: float = self.columns.times[self.columns.at.now]
+        return now
 
     def run(self, node: int) -> None:
-        """Run one node: wait for what it depends on and compute, or put a communication in flight."""
-        item = self.nodes[node]
-        if item.stream:
-            self.queues.setdefault(item.stream, []).append(Flight(node, item.dur))
-            self.flying.add(node)
-            return
-        if self.flying:
-            for dep in item.deps:
-                self.wait(dep)
-        self._compute(item)
+        """As `run_node`."""
+        run_node(*self.columns, node)
 
     def wait(self, node: int) -> None:
-        """Let time pass until a communication in flight has ended."""
-        while node in self.flying:
-            self._idle()
+        """As `wait_for`."""
+        wait_for(*self.columns, node)
 
     def finish(self) -> float:
-        """Wait for everything in flight; returns the time."""
-        for node in list(self.flying):
-            self.wait(node)
-        return self.now
+        """As `finish`."""
+        return finish(*self.columns)
 
     def blocked(self, node: int) -> bool:
-        """Whether the node waits for a communication in flight."""
-        return not self.flying.isdisjoint(self.nodes[node].deps)
-
-    def heads(self) -> list[Flight]:
-        """Communications that run now: the first of each stream, if it waits for none in flight."""
-        return [queue[0] for queue in self.queues.values() if queue and not self.blocked(queue[0].node)] if self.flying else []
-
-    def _compute(self, item: Node) -> None:
-        left = item.dur
-        while left > _EPS:
-            heads = self.heads()
-            if not heads:
-                self.now += left
-                break
-            factors = [self.stretch(item.category, self.nodes[head.node].category) for head in heads]
-            slow = max(factor for factor, _ in factors)
-            rates = [1.0 / (other * len(heads)) for _, other in factors]
-            step = min(left * slow, *(head.left / rate for head, rate in zip(heads, rates, strict=True)))
-            left -= step / slow
-            self._advance(heads, rates, step)
-
-    def _idle(self) -> None:
-        heads = self.heads()
-        rates = [1.0 / len(heads)] * len(heads)
-        self._advance(heads, rates, min(head.left * len(heads) for head in heads))
-
-    def _advance(self, heads: list[Flight], rates: list[float], step: float) -> None:
-        self.now += step
-        for head, rate in zip(heads, rates, strict=True):
-            head.left -= step * rate
-            if head.left <= _EPS:
-                self.queues[self.nodes[head.node].stream].pop(0)
-                self.flying.discard(head.node)
+        """As `is_blocked`."""
+        return is_blocked(*self.columns, node)
 
 
 def duration(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> float:
     """Time of an order, in nanoseconds."""
-    clock = Clock(nodes, stretch)
-    for node in order:
-        clock.run(node)
-    return clock.finish()
-
-
-def duration_and_sends(nodes: Sequence[Node], order: Sequence[int], stretch: Stretch) -> tuple[float, float]:
-    """Time of an order, and the sum of the times at which its sends to other stages start."""
-    clock, sent = Clock(nodes, stretch), 0.0
-    for node in order:
-        clock.run(node)
-        sent += nodes[node].leaves * clock.now
-    return clock.finish(), sent
+    return run_order(*columns_of(nodes, stretch), order)[0]
 
 
 def serial_duration(nodes: Sequence[Node]) -> float:

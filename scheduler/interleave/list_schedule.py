@@ -2,20 +2,25 @@
 
 It postpones fillers only while the rest still fits: after every choice there is memory left to run the postponed fillers, then
 backward in program order, then forward. So its order is within the cap if the plain order is.
+
+As in `clock.py`, the functions over columns run as they are, on lists, or compiled, on arrays, with the same results.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from interlace.scheduler.interleave.clock import Clock, Node, Stretch
+from interlace.scheduler.interleave.clock import find_heads, is_blocked, run_node
+from interlace.scheduler.interleave.columns import Columns, Places, rows
 from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
 from interlace.scheduler.interleave.local_search import Form
 
 CANDIDATES = 6
 """Number of fillers that each decision considers."""
+FAR = 1e18
+"""Compute time to the next communication where none follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,157 +44,303 @@ TRIES = (Weights(), Weights(0.3), Weights(0.0, 0.2), Weights(0.1, 0.2, 0.1), Wei
 """Weights that are tried; the local search starts from the fastest order."""
 
 
-class ListScheduler:
-    """Builds one order."""
+def task_of(columns: Columns, sides: Sequence[str], form: Form, table: PairBytes, hides: Sequence[float]) -> Columns:
+    """The columns of nodes, of parts `sides`, with those of the task of ordering them: lists. `hides`: as in `Places`."""
+    count = range(columns.at.num_nodes)
+    dep_first, dep = columns.part("dep_first", len(count) + 1), columns.whole[columns.at.dep :]
+    users: list[list[int]] = [[] for _ in count]
+    for k in count:
+        for before in dep[dep_first[k] : dep_first[k + 1]]:
+            users[before].append(k)
+    forward, filler = (columns.part(name, len(count)) for name in ("forward", "filler"))
+    lines: dict[str, list[int]] = {}
+    for k in sorted((k for k in count if not filler[k]), key=lambda k: forward[k]):
+        lines.setdefault(sides[k], []).append(k)
+    peaks, largest = _plain_backward(forward, filler, table)
+    of_storages = [0] * len(table.size)
+    whole: dict[str, Sequence[int]] = {
+        **_rows("user_first", "user", users), **_rows("line_first", "line", list(lines.values())), "line_at": [0] * len(lines),
+        "is_backward": [1 - forward[line[0]] for line in lines.values()], "size": table.size,
+        "num_readers": [len(readers) for readers in table.readers], "live_before": [int(each) for each in table.live_before],
+        "live_after": [int(each) for each in table.live_after], "born": of_storages, "waiting": of_storages,
+        **_rows("alloc_first", "alloc", table.allocs), **_rows("read_first", "read", table.reads), "backward_peak": peaks,
+        **dict.fromkeys(("pending", "issued", "fillers", "nexts", "choices", "order"), [0] * len(count)),
+        **{name: [0] for name in ("live", "live_forward", "num_fillers", "num_nexts", "num_choices", "num_issued")},
+    }  # fmt: skip
+    times = {"distance": _comm_distance(columns, lines.values()), "hides": hides, "ranks": [0.0] * len(count)}
+    return columns.with_parts(whole, times, num_lines=len(lines), num_storages=len(table.size), start_bytes=table.start,
+                              largest_bytes=largest, is_mixed=int(form == "mixed"))  # fmt: skip
 
-    def __init__(self, nodes: Sequence[Node], stretch: Stretch, form: Form, table: PairBytes, cap_bytes: int, weights: Weights,
-                 hides: Sequence[float]) -> None:  # fmt: skip
-        self.nodes, self.form, self.cap, self.weights, self.hides = nodes, form, cap_bytes, weights, hides
-        self.stretch, self.table = stretch, table
-        self.clock = Clock(nodes, stretch)
-        self.walk = Walk(table, [node.forward for node in nodes])
-        self.pending = [len(set(node.deps)) for node in nodes]
-        self.users: list[list[int]] = [[] for _ in nodes]
-        for k, node in enumerate(nodes):
-            for dep in set(node.deps):
-                self.users[dep].append(k)
-        self.issued = bytearray(len(nodes))
-        self.order: list[int] = []
-        self.lines: dict[str, list[int]] = {}
-        for k in sorted((k for k, node in enumerate(nodes) if not node.filler), key=lambda k: nodes[k].forward):
-            self.lines.setdefault(nodes[k].side, []).append(k)
-        """Nodes other than fillers, by part; backward before forward."""
-        self.backward = [side for side, line in self.lines.items() if not nodes[line[0]].forward]
-        self.at = dict.fromkeys(self.lines, 0)
-        self.fillers = [k for k, n in enumerate(nodes) if n.filler and not self.pending[k]]
-        self.distance = self._comm_distance()
-        self.backward_peak, self.largest = self._plain_backward()
 
-    def run(self) -> list[int]:
-        """The order."""
-        while len(self.order) < len(self.nodes):
-            self._issue(self._choose())
-        return self.order
+def _rows(first: str, entries: str, listed: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    return dict(zip((first, entries), rows(listed), strict=True))
 
-    def _choose(self) -> int:
-        heads = self._heads()
-        ready = [k for k in heads if not self.pending[k]]
-        comm = next((k for k in ready if self.nodes[k].stream and self._fits(k)), None)
-        if comm is not None:
-            return comm
-        open_heads = [k for k in ready if not self.nodes[k].stream and not self.clock.blocked(k)]
-        if self.weights.keep and ready and any(self._head(side) is not None for side in self.backward):
-            return next((k for k in (*open_heads, *ready) if self._fits(k)), ready[0])
-        flying = bool(self.clock.flying)  # the one that was issued first waits for none
-        if self.form == "dx-first" and open_heads:
-            choices = open_heads
-        elif flying:
-            choices = [*open_heads, *self._free_fillers()]
-        else:
-            choices = open_heads
-        rank = self._gain if flying else self._alone
-        for k in sorted(choices, key=lambda k: (-rank(k), k)) if len(choices) > 1 else choices:
-            if self._fits(k):
-                return k
-        if self.fillers:
-            return next(iter(self._free_fillers()), self.fillers[0])
-        return next((k for k in ready if self._fits(k)), ready[0])
 
-    def _free_fillers(self) -> list[int]:
-        """Fillers that wait for no communication in flight."""
-        return [k for k in self.fillers[:CANDIDATES] if not self.clock.blocked(k)]
+def _plain_backward(forward: Sequence[int], filler: Sequence[int], table: PairBytes) -> tuple[list[int], int]:
+    """For each node of backward the peak of live memory from it on in program order; and the most that a filler allocates."""
+    walk = Walk(table, [bool(each) for each in forward])
+    peaks = [0] * (len(forward) + 1)
+    line, largest = [k for k, each in enumerate(forward) if not each], 0
+    for k in line:
+        need = walk.need(k)
+        largest = max(largest, need) if filler[k] else largest
+        peaks[k] = walk.live + need
+        walk.run(k)
+    ahead = walk.live
+    peaks[len(forward)] = ahead
+    for k in reversed(line):
+        ahead = peaks[k] = max(peaks[k], ahead)
+    return peaks, largest
 
-    def _fits(self, node: int) -> bool:
-        """Whether all remaining nodes still fit into the memory after a node."""
-        walk = self.walk
-        need = walk.need(node)
-        if walk.live + need > self.cap:
-            return False
-        after = walk.live + need - walk.frees(node)
-        postponed = self.largest if self.fillers and not (len(self.fillers) == 1 and self.fillers[0] == node) else 0
-        if after + postponed > self.cap:
-            return False
-        if self.nodes[node].forward:
-            return walk.forward + after - walk.live + self._backward_ahead() <= self.cap
-        return not walk.forward or walk.forward + self._backward_ahead() <= self.cap
 
-    def _backward_ahead(self) -> int:
-        """Peak of live memory of backward from its next operation on, in program order."""
-        heads = [head for side in self.backward if (head := self._head(side)) is not None]
-        return max((self.backward_peak[head] for head in heads), default=self.backward_peak[len(self.nodes)])
-
-    def _plain_backward(self) -> tuple[list[int], int]:
-        """For each node of backward the peak of live memory from it on in program order; and the most that a filler allocates."""
-        walk = Walk(self.table, self.walk.is_forward)
-        peaks = [0] * (len(self.nodes) + 1)
-        line, largest = [k for k, node in enumerate(self.nodes) if not node.forward], 0
-        for k in line:
-            need = walk.need(k)
-            largest = max(largest, need) if self.nodes[k].filler else largest
-            peaks[k] = walk.live + need
-            walk.run(k)
-        ahead = walk.live
-        peaks[len(self.nodes)] = ahead
+def _comm_distance(columns: Columns, lines: Iterable[Sequence[int]]) -> list[float]:
+    """Compute time from each node to the next communication of its side."""
+    whole, times, at = columns
+    far = [0.0] * at.num_nodes
+    for line in lines:
+        ahead = FAR
         for k in reversed(line):
-            ahead = peaks[k] = max(peaks[k], ahead)
-        return peaks, largest
+            ahead = 0.0 if whole[at.stream + k] >= 0 else ahead + times[at.dur + k]
+            far[k] = ahead
+    return far
 
-    def _heads(self) -> list[int]:
-        """The next operation of each part; in `dx-first` a part waits for the end of those before it, except for receives that a
-        send must follow."""
-        heads = (head for side in self.lines if (head := self._head(side)) is not None)
-        if self.form == "mixed":
-            return list(heads)
-        chain = next(heads, None)
-        if chain is None:
-            return []
-        ahead = [dep for dep in self.nodes[chain].deps if self.nodes[dep].forward and not self.issued[dep]]
-        return [chain, *(dep for dep in ahead if dep != chain)]
 
-    def _head(self, side: str) -> int | None:
-        line = self.lines[side]
-        while self.at[side] < len(line) and self.issued[line[self.at[side]]]:
-            self.at[side] += 1
-        return line[self.at[side]] if self.at[side] < len(line) else None
+def find_order(whole: Any, times: Any, at: Places, cap_bytes: int, lead: float, save: float, backward: float, keep: bool) -> None:
+    """Issue all nodes, within a cap; weights as in `Weights`."""
+    whole[at.live] = at.start_bytes
+    for s in range(at.num_storages):
+        whole[at.born + s] = whole[at.live_before + s]
+        whole[at.waiting + s] = whole[at.num_readers + s]
+    for k in range(at.num_nodes):
+        whole[at.pending + k] = whole[at.dep_first + k + 1] - whole[at.dep_first + k]
+        if whole[at.filler + k] and not whole[at.pending + k]:
+            whole[at.fillers + whole[at.num_fillers]] = k
+            whole[at.num_fillers] += 1
+    while whole[at.num_issued] < at.num_nodes:
+        _issue(whole, times, at, _choose(whole, times, at, cap_bytes, lead, save, backward, keep))
 
-    def _gain(self, node: int) -> float:
-        """Communication time that a node hides, less its slow-down, as a share of its own duration."""
-        item = self.nodes[node]
-        if not item.dur:
-            return 2.0
-        gain = 0.0
-        for head in self.clock.heads():
-            slow, other = self.stretch(item.category, self.nodes[head.node].category)
-            together = min(item.dur * slow, head.left * other)
-            gain += together / other - together * (1 - 1 / slow)
-        gain /= item.dur
-        if not item.filler:
-            gain += self.weights.lead
-        return gain + (0.0 if item.forward else self.weights.backward)
 
-    def _alone(self, node: int) -> float:
-        """Minus the compute time to the next communication; nodes that hide communication well count as further away."""
-        return -self.distance[node] * (1 + self.weights.save * self.hides[node])
+def _choose(whole: Any, times: Any, at: Places, cap_bytes: int, lead: float, save: float, backward: float, keep: bool) -> int:
+    _find_heads(whole, at)
+    first_ready, num_open = -1, 0
+    for h in range(whole[at.num_nexts]):
+        k = whole[at.nexts + h]
+        if whole[at.pending + k]:
+            continue
+        first_ready = k if first_ready < 0 else first_ready
+        if whole[at.stream + k] >= 0:
+            if _fits(whole, times, at, k, cap_bytes):
+                return k
+        elif not is_blocked(whole, times, at, k):
+            whole[at.choices + num_open] = k
+            num_open += 1
+    whole[at.num_choices] = num_open
+    if keep and first_ready >= 0 and _goes_on(whole, at):
+        k = _first_that_fits(whole, times, at, cap_bytes)
+        k = k if k >= 0 else _first_ready_that_fits(whole, times, at, cap_bytes)
+        return k if k >= 0 else first_ready
+    flying = whole[at.num_flying] > 0  # the one that was issued first waits for none
+    if flying and (at.is_mixed or not num_open):
+        _add_free_fillers(whole, times, at)
+    if whole[at.num_choices] > 1:
+        _rank(whole, times, at, flying, lead, save, backward)
+        _sort_choices(whole, times, at)
+    k = _first_that_fits(whole, times, at, cap_bytes)
+    if k >= 0:
+        return k
+    if whole[at.num_fillers]:
+        whole[at.num_choices] = 0
+        _add_free_fillers(whole, times, at)
+        return whole[at.choices] if whole[at.num_choices] else whole[at.fillers]
+    k = _first_ready_that_fits(whole, times, at, cap_bytes)
+    return k if k >= 0 else first_ready
 
-    def _comm_distance(self) -> list[float]:
-        """Compute time from each node to the next communication of its side."""
-        far = [0.0] * len(self.nodes)
-        for line in self.lines.values():
-            ahead = 1e18
-            for k in reversed(line):
-                ahead = 0.0 if self.nodes[k].stream else ahead + self.nodes[k].dur
-                far[k] = ahead
-        return far
 
-    def _issue(self, node: int) -> None:
-        self.issued[node] = 1
-        self.order.append(node)
-        self.clock.run(node)
-        self.walk.run(node)
-        if self.nodes[node].filler:
-            self.fillers.remove(node)
-        for user in self.users[node]:
-            self.pending[user] -= 1
-            if not self.pending[user] and self.nodes[user].filler:
-                heapq.heappush(self.fillers, user)
-        self.fillers.sort()
+def _goes_on(whole: Any, at: Places) -> bool:
+    """Whether a backward has nodes left other than fillers."""
+    for part in range(at.num_lines):  # noqa: SIM110  (numba takes no generator)
+        if whole[at.is_backward + part] and _head(whole, at, part) >= 0:
+            return True
+    return False
+
+
+def _first_that_fits(whole: Any, times: Any, at: Places, cap_bytes: int) -> int:
+    """The first of the choices that fits, or -1."""
+    for k in range(whole[at.num_choices]):
+        if _fits(whole, times, at, whole[at.choices + k], cap_bytes):
+            return whole[at.choices + k]
+    return -1
+
+
+def _first_ready_that_fits(whole: Any, times: Any, at: Places, cap_bytes: int) -> int:
+    """The first of the heads that could be issued and fits, or -1."""
+    for h in range(whole[at.num_nexts]):
+        k = whole[at.nexts + h]
+        if not whole[at.pending + k] and _fits(whole, times, at, k, cap_bytes):
+            return k
+    return -1
+
+
+def _add_free_fillers(whole: Any, times: Any, at: Places) -> None:
+    """Make choices of the first fillers that wait for no communication in flight."""
+    for k in range(min(CANDIDATES, whole[at.num_fillers])):
+        if not is_blocked(whole, times, at, whole[at.fillers + k]):
+            whole[at.choices + whole[at.num_choices]] = whole[at.fillers + k]
+            whole[at.num_choices] += 1
+
+
+def _rank(whole: Any, times: Any, at: Places, flying: bool, lead: float, save: float, backward: float) -> None:
+    """Say how good each choice is: what it hides, or, with nothing in flight, minus the compute time to the next communication; nodes that
+    hide communication well then count as further away."""
+    running = find_heads(whole, times, at)
+    for c in range(whole[at.num_choices]):
+        k = whole[at.choices + c]
+        if flying:
+            times[at.ranks + c] = _gain(whole, times, at, k, running, lead, backward)
+        else:
+            times[at.ranks + c] = -times[at.distance + k] * (1 + save * times[at.hides + k])
+
+
+def _gain(whole: Any, times: Any, at: Places, node: int, running: int, lead: float, backward: float) -> float:
+    """Communication time that a node hides, less its slow-down, as a share of its own duration."""
+    if not times[at.dur + node]:
+        return 2.0
+    gain, row = 0.0, whole[at.category + node] * at.num_categories
+    for h in range(running):
+        head = whole[at.heads + h]
+        slow, other = times[at.slow + row + whole[at.category + head]], times[at.other + row + whole[at.category + head]]
+        together = min(times[at.dur + node] * slow, times[at.left + head] * other)
+        gain += together / other - together * (1 - 1 / slow)
+    gain /= times[at.dur + node]
+    if not whole[at.filler + node]:
+        gain += lead
+    return gain + (0.0 if whole[at.forward + node] else backward)
+
+
+def _sort_choices(whole: Any, times: Any, at: Places) -> None:
+    """The best choices first, of equal ones the first node."""
+    for c in range(1, whole[at.num_choices]):
+        k, rank, to = whole[at.choices + c], times[at.ranks + c], c
+        while to and (times[at.ranks + to - 1] < rank or (times[at.ranks + to - 1] == rank and whole[at.choices + to - 1] > k)):
+            whole[at.choices + to], times[at.ranks + to] = whole[at.choices + to - 1], times[at.ranks + to - 1]
+            to -= 1
+        whole[at.choices + to], times[at.ranks + to] = k, rank
+
+
+def _fits(whole: Any, times: Any, at: Places, node: int, cap_bytes: int) -> bool:
+    """Whether all remaining nodes still fit into the memory after a node."""
+    live, forward = whole[at.live], whole[at.live_forward]
+    need, frees = 0, 0
+    for k in range(whole[at.alloc_first + node], whole[at.alloc_first + node + 1]):
+        if not whole[at.born + whole[at.alloc + k]]:
+            need += whole[at.size + whole[at.alloc + k]]
+    if live + need > cap_bytes:
+        return False
+    for k in range(whole[at.read_first + node], whole[at.read_first + node + 1]):
+        s = whole[at.read + k]
+        if whole[at.waiting + s] == 1 and not whole[at.live_after + s]:
+            frees += whole[at.size + s]
+    after = live + need - frees
+    others = whole[at.num_fillers] > 1 or (whole[at.num_fillers] == 1 and whole[at.fillers] != node)
+    postponed = at.largest_bytes if others else 0
+    if after + postponed > cap_bytes:
+        return False
+    if whole[at.forward + node]:
+        return forward + after - live + _backward_ahead(whole, at) <= cap_bytes
+    return not forward or forward + _backward_ahead(whole, at) <= cap_bytes
+
+
+def _backward_ahead(whole: Any, at: Places) -> int:
+    """Peak of live memory of backward from its next operation on, in program order."""
+    most = -1
+    for part in range(at.num_lines):
+        if whole[at.is_backward + part]:
+            head = _head(whole, at, part)
+            if head >= 0:
+                most = max(most, whole[at.backward_peak + head])
+    return most if most >= 0 else whole[at.backward_peak + at.num_nodes]
+
+
+def _find_heads(whole: Any, at: Places) -> None:
+    """The next operation of each part; where parts are not mixed one waits for the end of those before it, except for receives that a
+    send must follow."""
+    count = 0
+    for part in range(at.num_lines):
+        head = _head(whole, at, part)
+        if head >= 0:
+            whole[at.nexts + count] = head
+            count += 1
+            if not at.is_mixed:
+                for k in range(whole[at.dep_first + head], whole[at.dep_first + head + 1]):
+                    dep = whole[at.dep + k]
+                    if whole[at.forward + dep] and not whole[at.issued + dep]:
+                        whole[at.nexts + count] = dep
+                        count += 1
+                break
+    whole[at.num_nexts] = count
+
+
+def _head(whole: Any, at: Places, part: int) -> int:
+    """The next node of a part, -1 after the last."""
+    first, count = at.line + whole[at.line_first + part], whole[at.line_first + part + 1] - whole[at.line_first + part]
+    here = whole[at.line_at + part]
+    while here < count and whole[at.issued + whole[first + here]]:
+        here += 1
+    whole[at.line_at + part] = here
+    return whole[first + here] if here < count else -1
+
+
+def _issue(whole: Any, times: Any, at: Places, node: int) -> None:
+    whole[at.issued + node] = 1
+    whole[at.order + whole[at.num_issued]] = node
+    whole[at.num_issued] += 1
+    run_node(whole, times, at, node)
+    _hold(whole, at, node)
+    if whole[at.filler + node]:
+        _drop_filler(whole, at, node)
+    for k in range(whole[at.user_first + node], whole[at.user_first + node + 1]):
+        user = whole[at.user + k]
+        whole[at.pending + user] -= 1
+        if not whole[at.pending + user] and whole[at.filler + user]:
+            _add_filler(whole, at, user)
+
+
+def _hold(whole: Any, at: Places, node: int) -> None:
+    """Allocate what a node allocates, then free what nothing reads any more."""
+    change = 0
+    for k in range(whole[at.alloc_first + node], whole[at.alloc_first + node + 1]):
+        s = whole[at.alloc + k]
+        if not whole[at.born + s]:
+            whole[at.born + s] = 1
+            change += whole[at.size + s]
+    for k in range(whole[at.read_first + node], whole[at.read_first + node + 1]):
+        s = whole[at.read + k]
+        whole[at.waiting + s] -= 1
+        if not whole[at.waiting + s] and not whole[at.live_after + s]:
+            change -= whole[at.size + s]
+    whole[at.live] += change
+    if whole[at.forward + node]:
+        whole[at.live_forward] += change
+
+
+def _drop_filler(whole: Any, at: Places, node: int) -> None:
+    k = at.fillers
+    while whole[k] != node:
+        k += 1
+    whole[at.num_fillers] -= 1
+    for later in range(k, at.fillers + whole[at.num_fillers]):
+        whole[later] = whole[later + 1]
+
+
+def _add_filler(whole: Any, at: Places, node: int) -> None:
+    k = at.fillers + whole[at.num_fillers]
+    while k > at.fillers and whole[k - 1] > node:
+        whole[k] = whole[k - 1]
+        k -= 1
+    whole[k] = node
+    whole[at.num_fillers] += 1
+
+
+HELPERS = (_choose, _goes_on, _first_that_fits, _first_ready_that_fits, _add_free_fillers, _rank, _gain, _sort_choices, _fits,
+           _backward_ahead, _find_heads, _head, _issue, _hold, _drop_filler, _add_filler)  # fmt: skip
+"""What `find_order` calls; the compiled engine registers them with numba."""

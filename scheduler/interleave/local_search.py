@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from interlace.scheduler.interleave.clock import Flight, Node, Stretch
+from interlace.scheduler.interleave.clock import Node, Stretch
 from interlace.scheduler.interleave.live_bytes import PairBytes
 
 Form = Literal["dx-first", "mixed"]
@@ -280,6 +281,14 @@ class Search:
                         stack.append(comm)
         live_bytes.append(live)
         return live_bytes, fits
+
+
+@dataclass(slots=True)
+class Flight:
+    """A communication in flight, and how much of its duration alone is left."""
+
+    node: int
+    left: float
 
 
 class _Run:

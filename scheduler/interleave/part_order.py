@@ -114,7 +114,7 @@ def _after_needs(pair: Pair, order: Sequence[int]) -> list[int]:
 
 def _issued(pair: Pair, alone: Sequence[bool], turns: Sequence[int], window: int) -> list[int]:
     """The nodes as they are issued: each collective as soon as it can start, else what is due first of what waits for none in flight."""
-    nodes, clock = pair.nodes, Clock(pair.nodes, pair.stretch)
+    nodes, clock = pair.nodes, Clock(pair.columns)
     turn = {k: position for position, k in enumerate(turns)}
     pending = {k: len(nodes[k].deps) for k in turns}
     users: dict[int, list[int]] = {k: [] for k in turns}

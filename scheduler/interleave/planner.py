@@ -28,8 +28,9 @@ from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_ran
 from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 from interlace.scheduler.interleave.allocations import PartOps as PartOps
-from interlace.scheduler.interleave.clock import Node, duration, duration_and_sends, serial_duration
-from interlace.scheduler.interleave.list_schedule import TRIES, ListScheduler
+from interlace.scheduler.interleave.clock import Node, columns_of, serial_duration
+from interlace.scheduler.interleave.engine import engine_for
+from interlace.scheduler.interleave.list_schedule import task_of
 from interlace.scheduler.interleave.live_bytes import PairBytes
 from interlace.scheduler.interleave.local_search import Form as Form
 from interlace.scheduler.interleave.local_search import Rules, Search
@@ -171,6 +172,8 @@ class Pair:
         self._listed: dict[tuple[Form, int], list[list[int]]] = {}
         self._took: dict[tuple[int, ...], tuple[float, float]] = {}
         self.bytes = PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
+        self.engine, self.columns = engine_for(len(self.nodes)), columns_of(self.nodes, self.stretch)
+        self._packed = self.engine.pack(self.columns)
 
     def _after(self, parts: Sequence[PartOps]) -> dict[PairOp, set[PairOp]]:
         after: dict[PairOp, set[PairOp]] = {}
@@ -303,8 +306,8 @@ class Pair:
         if (form, cap_bytes) not in self._listed:
             beside = sorted({node.category for node in self.nodes if node.stream})
             hides = [self._hides(node, beside) for node in self.nodes]
-            tries = [ListScheduler(self.nodes, self.stretch, form, self.bytes, cap_bytes, weights, hides).run() for weights in TRIES]
-            orders = dict.fromkeys(tuple(rules.full(rules.listed(order))) for order in tries)
+            task = task_of(self.columns, [node.side for node in self.nodes], form, self.bytes, hides)
+            orders = dict.fromkeys(tuple(rules.full(rules.listed(order))) for order in self.engine.orders(task, cap_bytes))
             self._listed[form, cap_bytes] = [list(order) for order in orders]
         return self._listed[form, cap_bytes]
 
@@ -315,11 +318,14 @@ class Pair:
 
     def time(self, order: Sequence[int]) -> float:
         """Time of nodes in this order, and of each send until it starts by its weight."""
+        took, sent = self._duration_and_sends(order)
+        return took + self.early * sent
+
+    def _duration_and_sends(self, order: Sequence[int]) -> tuple[float, float]:
         key = tuple(order)
         if key not in self._took:
-            self._took[key] = duration_and_sends(self.nodes, order, self.stretch)
-        took, sent = self._took[key]
-        return took + self.early * sent
+            self._took[key] = self.engine.duration_and_sends(self._packed, order)
+        return self._took[key]
 
     def with_early(self, early: float) -> Pair:
         """The same parts with another weight of sends; first orders are found once for all weights."""
@@ -363,7 +369,7 @@ class Pair:
                     raise PlanError(
                         f"pair order puts {describe(op)} ({item[0]}) before {describe(first)} ({other[0]}), which it needs"
                     )
-        planned = duration(self.nodes, _indices(order, self.index), self.stretch)
+        planned, _ = self._duration_and_sends(_indices(order, self.index))
         comm = sum(node.dur for node in self.nodes if node.stream)
         return PairPlan(tuple(order), round(serial_duration(self.nodes)), round(planned), round(comm),
                         self.memory.peak(self.plain()), self.memory.peak(order), note)  # fmt: skip

@@ -81,7 +81,7 @@ def _moved(base: float, before: float, after: float) -> float:
 
 def slot_times(pair: Pair, order: list[PairOp]) -> SlotTimes:
     """Times of a job whose operations run in this order, by the planner's clock. O(operations)."""
-    clock = Clock(pair.nodes, pair.stretch)
+    clock = Clock(pair.columns)
     need: dict[str, float] = {}
     sent: dict[str, float] = {}
     for item in order:

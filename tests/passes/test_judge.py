@@ -12,10 +12,10 @@ from hypothesis import given, settings
 
 from interlace.config import make_config
 from interlace.cost_model import GivenCosts
-from interlace.errors import ConfigError, PlanError
+from interlace.errors import ConfigError, InterlaceError, PlanError
 from interlace.ir import Program
+from interlace.passes import Context, Pass, Schedule1F1B
 from interlace.passes import Pipeline as Passes
-from interlace.passes import Schedule1F1B
 from interlace.passes.peers import Peers, plan_together
 from interlace.planning.judge import run_judged
 from interlace.planning.plan import make_plans
@@ -32,6 +32,41 @@ SHAPE = World(pp=3, mp=2, micro_batches=2, layers=2)
 @pytest.fixture(autouse=True)
 def _short_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("interlace.scheduler.interleave.planner.SEARCH_WORK", 2_000)
+
+
+class Counted(Pass, frozen=True, kw_only=True):
+    """A user's pass that counts its runs; what it makes is broken where asked for."""
+
+    name = "counted"
+    number: int = 0
+    is_broken: bool = False
+
+    def run(self, program: Program, context: Context) -> Program:
+        RUNS.append(self.number)
+        return program.with_ops([*program.ops, *program.ops]) if self.is_broken else program.with_ops(program.ops)
+
+
+RUNS: list[int] = []
+
+
+def test_a_pass_runs_once_on_the_same_program_with_the_same_rooms() -> None:
+    """Of passes that differ at the end only what differs runs again; other rooms, and no rooms given, run all."""
+    program, memo = programs(SHAPE)[0], dict[Any, Any]()
+    passes = [Passes((Counted(number=1), Counted(number=last))) for last in (2, 3, 2)]
+    RUNS.clear()
+    made = [each.run(program, CALM, None, 5, memo, (5, 7))[0] for each in passes]
+    assert RUNS == [1, 2, 3]
+    assert made[0] is made[2]
+    passes[0].run(program, CALM, None, 5, memo, (5, 8))
+    passes[0].run(program, CALM, None, 5, memo)
+    assert RUNS == [1, 2, 3, 1, 2, 1, 2]
+
+
+def test_what_a_draft_made_is_verified_where_the_whole_plan_takes_it() -> None:
+    program, memo, broken = programs(SHAPE)[0], dict[Any, Any](), Counted(is_broken=True)
+    Passes((broken,)).draft().run(program, CALM, None, None, memo, (None,))
+    with pytest.raises(InterlaceError, match=r"pass 'counted': rank 0: .* broken"):
+        Passes((broken,)).run(program, CALM, None, None, memo, (None,))
 
 
 def judged(given_: Sequence[Program], form: str, costs: GivenCosts, **options: Any) -> tuple[list[Program], list[str], list[str]]:

@@ -11,8 +11,9 @@ import pytest
 from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, Program, parse
 from interlace.scheduler.interleave.allocations import PairMemory
-from interlace.scheduler.interleave.clock import Node, duration
-from interlace.scheduler.interleave.list_schedule import ListScheduler, Weights
+from interlace.scheduler.interleave.clock import Node, columns_of, duration
+from interlace.scheduler.interleave.engine import PLAIN
+from interlace.scheduler.interleave.list_schedule import Weights, task_of
 from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
 from interlace.scheduler.interleave.local_search import INITIAL_TEMPERATURE, NEAR, Form, Rules, Search
 from interlace.scheduler.interleave.planner import PairPlan, PartOps, chain_ops, plan_parts
@@ -149,7 +150,8 @@ def no_bytes(nodes: list[Node]) -> Any:
 
 def first_order(nodes: list[Node], form: Form, stretch: Any = None, table: Any = None, cap: int = 1 << 40) -> list[int]:
     stretch = stretch or (lambda a, b: (1.0, 1.0))
-    return ListScheduler(nodes, stretch, form, table or no_bytes(nodes), cap, Weights(), [0.0] * len(nodes)).run()
+    columns, sides = columns_of(nodes, stretch), [node.side for node in nodes]
+    return PLAIN.orders(task_of(columns, sides, form, table or no_bytes(nodes), [0.0] * len(nodes)), cap, [Weights()])[0]
 
 
 def rough(category: str, beside: str) -> tuple[float, float]:

@@ -1,0 +1,68 @@
+"""Which engine makes first orders and times orders: the functions of `clock.py` and `list_schedule.py` as they are, or compiled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from interlace.errors import PlanError
+from interlace.scheduler.interleave import clock, list_schedule
+from interlace.scheduler.interleave.columns import Columns
+from interlace.scheduler.interleave.list_schedule import TRIES, Weights
+
+WORTH_COMPILING = 300
+"""Nodes from which on `auto` uses the compiled engine, if no other pair has loaded it; orders of fewer are there before it is."""
+COMPILED = "interlace.scheduler.interleave.compiled"
+
+
+class Engine(NamedTuple):
+    """Functions over columns, and how it wants these.
+
+    Attributes:
+        whole, times: Make its columns, of whole numbers and of times, from lists.
+        find_order, run_order: As in `list_schedule.py` and `clock.py`.
+    """
+
+    whole: Callable[[Sequence[int]], Any]
+    times: Callable[[Sequence[float]], Any]
+    find_order: Callable[..., None]
+    run_order: Callable[..., tuple[float, float]]
+
+    def pack(self, columns: Columns) -> Columns:
+        """Columns that are lists, as it wants them."""
+        return Columns(self.whole(columns.whole), self.times(columns.times), columns.at)
+
+    def orders(self, task: Columns, cap_bytes: int, tries: Sequence[Weights] = TRIES) -> list[list[int]]:
+        """The list scheduler's order with each of these weights."""
+        packed, found = self.pack(task), []
+        for each in tries:
+            made = packed.copy()
+            self.find_order(*made, cap_bytes, each.lead, each.save, each.backward, each.keep)
+            found.append(made.part("order", made.at.num_nodes))
+        return found
+
+    def duration_and_sends(self, packed: Columns, order: Sequence[int]) -> tuple[float, float]:
+        """Time of an order of nodes that it has packed, and the sum of the times at which its sends to other stages start."""
+        took, sent = self.run_order(*packed.copy(), self.whole(order))
+        return float(took), float(sent)
+
+
+PLAIN = Engine(list, list, list_schedule.find_order, clock.run_order)
+
+
+def engine_for(num_nodes: int, asked: Literal["auto", "plain", "fast"] = "auto") -> Engine:
+    """The engine for pairs of so many nodes; results are equal.
+
+    Raises:
+        PlanError: The compiled engine is asked for and numba is not installed.
+    """
+    if asked == "plain" or (asked == "auto" and num_nodes < WORTH_COMPILING and COMPILED not in sys.modules):
+        return PLAIN
+    try:
+        from interlace.scheduler.interleave.compiled import ENGINE
+    except ImportError:
+        if asked == "fast":
+            raise PlanError("the compiled list scheduler needs numba; install it (`pip install numba`) or take engine 'plain'") from None
+        return PLAIN
+    return ENGINE
