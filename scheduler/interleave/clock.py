@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from interlace.scheduler.interleave.columns import Columns, Places, rows
+from interlace.scheduler.interleave.columns import Columns, Places, Times, Whole, rows
 
 EPS = 1e-6
 
@@ -79,7 +78,7 @@ def columns_of(nodes: Sequence[Node], stretch: Stretch) -> Columns:
     return Columns([], [], Places()).with_parts(whole, times, num_nodes=len(nodes), num_categories=len(categories))
 
 
-def run_node(whole: Any, times: Any, at: Places, node: int) -> None:
+def run_node(whole: Whole, times: Times, at: Places, node: int) -> None:
     """Run one node: wait for what it depends on and compute, or put a communication in flight."""
     stream = whole[at.stream + node]
     if stream >= 0:
@@ -91,7 +90,7 @@ def run_node(whole: Any, times: Any, at: Places, node: int) -> None:
     _compute(whole, times, at, node)
 
 
-def wait_for(whole: Any, times: Any, at: Places, node: int) -> None:
+def wait_for(whole: Whole, times: Times, at: Places, node: int) -> None:
     """Let time pass until a communication in flight has ended."""
     while whole[at.flies + node]:
         count = find_heads(whole, times, at)
@@ -103,7 +102,7 @@ def wait_for(whole: Any, times: Any, at: Places, node: int) -> None:
         _advance(whole, times, at, count, step)
 
 
-def finish(whole: Any, times: Any, at: Places) -> float:
+def finish(whole: Whole, times: Times, at: Places) -> float:
     """Wait for everything in flight; returns the time."""
     for node in range(at.num_nodes):
         wait_for(whole, times, at, node)
@@ -111,7 +110,7 @@ def finish(whole: Any, times: Any, at: Places) -> float:
     return now
 
 
-def is_blocked(whole: Any, times: Any, at: Places, node: int) -> bool:
+def is_blocked(whole: Whole, times: Times, at: Places, node: int) -> bool:
     """Whether the node waits for a communication in flight."""
     if whole[at.num_flying]:
         for k in range(whole[at.dep_first + node], whole[at.dep_first + node + 1]):
@@ -120,7 +119,7 @@ def is_blocked(whole: Any, times: Any, at: Places, node: int) -> bool:
     return False
 
 
-def find_heads(whole: Any, times: Any, at: Places) -> int:
+def find_heads(whole: Whole, times: Times, at: Places) -> int:
     """Put the communications that run now into `heads`: the first of each stream, if it waits for none in flight; says how many."""
     found = 0
     for k in range(whole[at.num_used] if whole[at.num_flying] else 0):
@@ -131,7 +130,7 @@ def find_heads(whole: Any, times: Any, at: Places) -> int:
     return found
 
 
-def _take_off(whole: Any, times: Any, at: Places, node: int, stream: int) -> None:
+def _take_off(whole: Whole, times: Times, at: Places, node: int, stream: int) -> None:
     if whole[at.front + stream] >= 0:
         whole[at.behind + whole[at.back + stream]] = node
     else:
@@ -145,7 +144,7 @@ def _take_off(whole: Any, times: Any, at: Places, node: int, stream: int) -> Non
     whole[at.num_flying] += 1
 
 
-def _compute(whole: Any, times: Any, at: Places, node: int) -> None:
+def _compute(whole: Whole, times: Times, at: Places, node: int) -> None:
     left, row = times[at.dur + node], whole[at.category + node] * at.num_categories
     while left > EPS:
         count = find_heads(whole, times, at)
@@ -164,7 +163,7 @@ def _compute(whole: Any, times: Any, at: Places, node: int) -> None:
         _advance(whole, times, at, count, step)
 
 
-def _advance(whole: Any, times: Any, at: Places, count: int, step: float) -> None:
+def _advance(whole: Whole, times: Times, at: Places, count: int, step: float) -> None:
     times[at.now] += step
     for k in range(count):
         head = whole[at.heads + k]
@@ -175,7 +174,7 @@ def _advance(whole: Any, times: Any, at: Places, count: int, step: float) -> Non
             whole[at.num_flying] -= 1
 
 
-def run_order(whole: Any, times: Any, at: Places, order: Sequence[int]) -> tuple[float, float]:
+def run_order(whole: Whole, times: Times, at: Places, order: Sequence[int]) -> tuple[float, float]:
     """Time of an order, and the sum of the times at which its sends to other stages start, in nanoseconds."""
     sent = 0.0
     for node in order:

@@ -6,8 +6,12 @@ code counts references of every array that a function is given, so two of them a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any, NamedTuple
+
+Whole = MutableSequence[int]
+Times = MutableSequence[float]
+"""The columns, lists or arrays."""
 
 
 class Places(NamedTuple):

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from interlace.scheduler.interleave.clock import find_heads, is_blocked, run_node
-from interlace.scheduler.interleave.columns import Columns, Places, rows
+from interlace.scheduler.interleave.columns import Columns, Places, Times, Whole, rows
 from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
 from interlace.scheduler.interleave.local_search import Form
 
@@ -105,7 +104,7 @@ def _comm_distance(columns: Columns, lines: Iterable[Sequence[int]]) -> list[flo
     return far
 
 
-def find_order(whole: Any, times: Any, at: Places, cap_bytes: int, lead: float, save: float, backward: float, keep: bool) -> None:
+def find_order(whole: Whole, times: Times, at: Places, cap_bytes: int, lead: float, save: float, backward: float, keep: bool) -> None:
     """Issue all nodes, within a cap; weights as in `Weights`."""
     whole[at.live] = at.start_bytes
     for s in range(at.num_storages):
@@ -120,7 +119,7 @@ def find_order(whole: Any, times: Any, at: Places, cap_bytes: int, lead: float, 
         _issue(whole, times, at, _choose(whole, times, at, cap_bytes, lead, save, backward, keep))
 
 
-def _choose(whole: Any, times: Any, at: Places, cap_bytes: int, lead: float, save: float, backward: float, keep: bool) -> int:
+def _choose(whole: Whole, times: Times, at: Places, cap_bytes: int, lead: float, save: float, backward: float, keep: bool) -> int:
     _find_heads(whole, at)
     first_ready, num_open = -1, 0
     for h in range(whole[at.num_nexts]):
@@ -156,7 +155,7 @@ def _choose(whole: Any, times: Any, at: Places, cap_bytes: int, lead: float, sav
     return k if k >= 0 else first_ready
 
 
-def _goes_on(whole: Any, at: Places) -> bool:
+def _goes_on(whole: Whole, at: Places) -> bool:
     """Whether a backward has nodes left other than fillers."""
     for part in range(at.num_lines):  # noqa: SIM110  (numba takes no generator)
         if whole[at.is_backward + part] and _head(whole, at, part) >= 0:
@@ -164,7 +163,7 @@ def _goes_on(whole: Any, at: Places) -> bool:
     return False
 
 
-def _first_that_fits(whole: Any, times: Any, at: Places, cap_bytes: int) -> int:
+def _first_that_fits(whole: Whole, times: Times, at: Places, cap_bytes: int) -> int:
     """The first of the choices that fits, or -1."""
     for k in range(whole[at.num_choices]):
         if _fits(whole, times, at, whole[at.choices + k], cap_bytes):
@@ -172,7 +171,7 @@ def _first_that_fits(whole: Any, times: Any, at: Places, cap_bytes: int) -> int:
     return -1
 
 
-def _first_ready_that_fits(whole: Any, times: Any, at: Places, cap_bytes: int) -> int:
+def _first_ready_that_fits(whole: Whole, times: Times, at: Places, cap_bytes: int) -> int:
     """The first of the heads that could be issued and fits, or -1."""
     for h in range(whole[at.num_nexts]):
         k = whole[at.nexts + h]
@@ -181,7 +180,7 @@ def _first_ready_that_fits(whole: Any, times: Any, at: Places, cap_bytes: int) -
     return -1
 
 
-def _add_free_fillers(whole: Any, times: Any, at: Places) -> None:
+def _add_free_fillers(whole: Whole, times: Times, at: Places) -> None:
     """Make choices of the first fillers that wait for no communication in flight."""
     for k in range(min(CANDIDATES, whole[at.num_fillers])):
         if not is_blocked(whole, times, at, whole[at.fillers + k]):
@@ -189,7 +188,7 @@ def _add_free_fillers(whole: Any, times: Any, at: Places) -> None:
             whole[at.num_choices] += 1
 
 
-def _rank(whole: Any, times: Any, at: Places, flying: bool, lead: float, save: float, backward: float) -> None:
+def _rank(whole: Whole, times: Times, at: Places, flying: bool, lead: float, save: float, backward: float) -> None:
     """Say how good each choice is: what it hides, or, with nothing in flight, minus the compute time to the next communication; nodes that
     hide communication well then count as further away."""
     running = find_heads(whole, times, at)
@@ -201,7 +200,7 @@ def _rank(whole: Any, times: Any, at: Places, flying: bool, lead: float, save: f
             times[at.ranks + c] = -times[at.distance + k] * (1 + save * times[at.hides + k])
 
 
-def _gain(whole: Any, times: Any, at: Places, node: int, running: int, lead: float, backward: float) -> float:
+def _gain(whole: Whole, times: Times, at: Places, node: int, running: int, lead: float, backward: float) -> float:
     """Communication time that a node hides, less its slow-down, as a share of its own duration."""
     if not times[at.dur + node]:
         return 2.0
@@ -217,7 +216,7 @@ def _gain(whole: Any, times: Any, at: Places, node: int, running: int, lead: flo
     return gain + (0.0 if whole[at.forward + node] else backward)
 
 
-def _sort_choices(whole: Any, times: Any, at: Places) -> None:
+def _sort_choices(whole: Whole, times: Times, at: Places) -> None:
     """The best choices first, of equal ones the first node."""
     for c in range(1, whole[at.num_choices]):
         k, rank, to = whole[at.choices + c], times[at.ranks + c], c
@@ -227,7 +226,7 @@ def _sort_choices(whole: Any, times: Any, at: Places) -> None:
         whole[at.choices + to], times[at.ranks + to] = k, rank
 
 
-def _fits(whole: Any, times: Any, at: Places, node: int, cap_bytes: int) -> bool:
+def _fits(whole: Whole, times: Times, at: Places, node: int, cap_bytes: int) -> bool:
     """Whether all remaining nodes still fit into the memory after a node."""
     live, forward = whole[at.live], whole[at.live_forward]
     need, frees = 0, 0
@@ -250,7 +249,7 @@ def _fits(whole: Any, times: Any, at: Places, node: int, cap_bytes: int) -> bool
     return not forward or forward + _backward_ahead(whole, at) <= cap_bytes
 
 
-def _backward_ahead(whole: Any, at: Places) -> int:
+def _backward_ahead(whole: Whole, at: Places) -> int:
     """Peak of live memory of backward from its next operation on, in program order."""
     most = -1
     for part in range(at.num_lines):
@@ -261,7 +260,7 @@ def _backward_ahead(whole: Any, at: Places) -> int:
     return most if most >= 0 else whole[at.backward_peak + at.num_nodes]
 
 
-def _find_heads(whole: Any, at: Places) -> None:
+def _find_heads(whole: Whole, at: Places) -> None:
     """The next operation of each part; where parts are not mixed one waits for the end of those before it, except for receives that a
     send must follow."""
     count = 0
@@ -280,7 +279,7 @@ def _find_heads(whole: Any, at: Places) -> None:
     whole[at.num_nexts] = count
 
 
-def _head(whole: Any, at: Places, part: int) -> int:
+def _head(whole: Whole, at: Places, part: int) -> int:
     """The next node of a part, -1 after the last."""
     first, count = at.line + whole[at.line_first + part], whole[at.line_first + part + 1] - whole[at.line_first + part]
     here = whole[at.line_at + part]
@@ -290,7 +289,7 @@ def _head(whole: Any, at: Places, part: int) -> int:
     return whole[first + here] if here < count else -1
 
 
-def _issue(whole: Any, times: Any, at: Places, node: int) -> None:
+def _issue(whole: Whole, times: Times, at: Places, node: int) -> None:
     whole[at.issued + node] = 1
     whole[at.order + whole[at.num_issued]] = node
     whole[at.num_issued] += 1
@@ -305,7 +304,7 @@ def _issue(whole: Any, times: Any, at: Places, node: int) -> None:
             _add_filler(whole, at, user)
 
 
-def _hold(whole: Any, at: Places, node: int) -> None:
+def _hold(whole: Whole, at: Places, node: int) -> None:
     """Allocate what a node allocates, then free what nothing reads any more."""
     change = 0
     for k in range(whole[at.alloc_first + node], whole[at.alloc_first + node + 1]):
@@ -323,7 +322,7 @@ def _hold(whole: Any, at: Places, node: int) -> None:
         whole[at.live_forward] += change
 
 
-def _drop_filler(whole: Any, at: Places, node: int) -> None:
+def _drop_filler(whole: Whole, at: Places, node: int) -> None:
     k = at.fillers
     while whole[k] != node:
         k += 1
@@ -332,7 +331,7 @@ def _drop_filler(whole: Any, at: Places, node: int) -> None:
         whole[later] = whole[later + 1]
 
 
-def _add_filler(whole: Any, at: Places, node: int) -> None:
+def _add_filler(whole: Whole, at: Places, node: int) -> None:
     k = at.fillers + whole[at.num_fillers]
     while k > at.fillers and whole[k - 1] > node:
         whole[k] = whole[k - 1]
