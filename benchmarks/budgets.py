@@ -28,7 +28,7 @@ from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError
 from interlace.ir import Program
-from interlace.passes.drop_recompute import choices
+from interlace.passes.choose_recompute import choices
 from interlace.planning.plan import make_plans
 from interlace.planning.sweep import saved_bytes
 
@@ -49,7 +49,7 @@ BY_HAND = ("none", "attention", "full")
 SHARES = (1.0, 0.8, 0.6, 0.4)
 FREED = (0.2, 0.4, 0.6, 0.8)
 """Parts of what recomputation can free at the peak."""
-OURS: dict[str, dict[str, Any]] = {"offload alone": {"drop_recompute": "off"}, "both": {}}
+OURS: dict[str, dict[str, Any]] = {"offload alone": {"choose_recompute": "off"}, "both": {}}
 
 
 def programs_of(model: str, recompute: str, folder: Path) -> list[Program]:

@@ -52,7 +52,7 @@ def planned(programs: Sequence[Program], budget: int | None, cost: CostModel) ->
         plans = make_plans(programs, config, cost, "h200")
     except BudgetError as error:
         return {"budget_bytes": budget, "why_not": str(error)}
-    said = [report.changed[0] for report in plans[0].reports if report.name == "drop-recompute" and report.changed]
+    said = [report.changed[0] for report in plans[0].reports if report.name == "choose-recompute" and report.changed]
     return {"budget_bytes": budget, "said": said, **judged([plan.program for plan in plans], cost)}
 
 

@@ -422,8 +422,8 @@ def _check_former(key: str, where: _Where) -> None:
     """That an option is no pass of former days."""
     now = [option_name(name) for name, kind in REGISTRY.items() if key in map(option_name, kind.formerly)]
     if now:
-        raise ConfigError(f"{where.key(key)}: there is no pass {key!r} any more; what it did is done by {', '.join(now)}, each of which "
-                          "has its own options (docs/options.md)")  # fmt: skip
+        raise ConfigError(f"{where.key(key)}: there is no pass {key!r} any more; what it did is done by {', '.join(now)}; options may "
+                          "have other names and values too (docs/options.md)")  # fmt: skip
 
 
 def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], where: _Where) -> None:

@@ -1,8 +1,8 @@
 """Program rewrites. A pass is a frozen record of options with a contract; `Pipeline` orders, checks and runs them."""
 
 from interlace.passes.base import REGISTRY, Context, Pass, find_pass, register
+from interlace.passes.choose_recompute import ChooseRecompute
 from interlace.passes.delay_transfers import DelayTransfers
-from interlace.passes.drop_recompute import DropRecompute
 from interlace.passes.extend_lifetimes import ExtendLifetimes
 from interlace.passes.insert_events import InsertEvents
 from interlace.passes.name_streams import NameStreams
@@ -16,9 +16,9 @@ from interlace.passes.throttle_host import ThrottleHost
 
 __all__ = [
     "REGISTRY",
+    "ChooseRecompute",
     "Context",
     "DelayTransfers",
-    "DropRecompute",
     "ExtendLifetimes",
     "InsertEvents",
     "NameStreams",

@@ -63,7 +63,7 @@ class NarrowGathers(Pass, frozen=True, kw_only=True):
     """
 
     name = "narrow-gathers"
-    after = ("drop-recompute",)
+    after = ("choose-recompute",)
     is_default = True
 
     def stock(self) -> None:

@@ -81,7 +81,7 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
 
     name = "split-backward"
     gives = frozenset({"dw-split"})
-    after = ("drop-recompute", "narrow-gathers")
+    after = ("choose-recompute", "narrow-gathers")
     is_default = True
     modules: tuple[str, ...] = ()
     fold: bool = False

@@ -20,7 +20,7 @@ from tests.strategies import World, programs
 PRESETS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / "presets").glob("*.yaml"))
 
 
-DEFAULT = ["drop-recompute", "narrow-gathers", "split-backward", "overlap-column-backward", "schedule-1f1b",
+DEFAULT = ["choose-recompute", "narrow-gathers", "split-backward", "overlap-column-backward", "schedule-1f1b",
            "name-streams", "extend-lifetimes", "insert-events", "delay-transfers", "throttle-host"]  # fmt: skip
 NO_JOBS = dict.fromkeys(("schedule_1f1b", "extend_lifetimes", "insert_events", "delay_transfers", "throttle_host"), "off")
 
@@ -57,6 +57,9 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("schedule_1f1b: {schedule_file: nowhere.txt}", "my.yaml:1:32: schedule file 'nowhere.txt' in "),
         ("schedule_1f1b:\n  rows: my.txt", "my.yaml:2:3: option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
         ("schedule_1f1b: {allowance_bytes: 1GB}", "my.yaml:1:17: option 'allowance_bytes' of schedule-1f1b was renamed; write 'extra_l"),
+        ("drop_recompute: {recomputed: 40}", "my.yaml:1:1: there is no pass 'drop_recompute' any more; what it did is done by choose_rec"),
+        ("choose_recompute: {recomputed: 40}", "my.yaml:1:20: choose-recompute has no option 'recomputed' any more; write share, a number"),
+        ("choose_recompute: {share: 40}", "my.yaml:1:27: Expected `float` <= 1.0"),
         ("assign_streams: {rename: off}", "my.yaml:1:1: there is no pass 'assign_streams' any more; what it did is done by "),
         ("offload_activations: {reserve: 0}", "my.yaml:1:23: option 'reserve' of offload-activations was renamed; write 'prefetch_s"),
         ("device: abacus", "my.yaml:1:9: no device profile 'abacus': expected one of cpu, h200, or a path"),
@@ -132,7 +135,7 @@ def test_words_and_numbers_of_yaml(tmp_path: Path) -> None:
     config = loaded(tmp_path, """
 split_backward: on
 overlap_column_backward: "off"
-drop_recompute: off
+choose_recompute: off
 narrow_gathers: off
 name_streams: false
 extend_lifetimes: off

@@ -17,7 +17,7 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.errors import BudgetError
 from interlace.ir import Program
-from interlace.passes.drop_recompute import DropRecompute, choices, recomputation
+from interlace.passes.choose_recompute import ChooseRecompute, choices, recomputation
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import Pipeline
@@ -136,7 +136,7 @@ class MemoryChoice:
     @property
     def is_open(self) -> bool:
         """Whether there is something to decide: a pass that recomputes, and whose user did not say how much."""
-        return any(isinstance(each, DropRecompute) and each.recomputed is None for each in self.asked.passes)
+        return any(isinstance(each, ChooseRecompute) and each.share is None for each in self.asked.passes)
 
     @property
     def offloads(self) -> bool:
@@ -161,7 +161,7 @@ class MemoryChoice:
 
     def again(self, made: Pipeline, freed_bytes: int) -> Pipeline:
         """Passes that were decided, with so much more recomputed that this rank's stage holds so many bytes less in Paddle's order."""
-        levels = next((each.recomputed for each in made.passes if isinstance(each, DropRecompute)), None)
+        levels = next((each.level for each in made.passes if isinstance(each, ChooseRecompute)), None)
         if not self.is_open or not isinstance(levels, tuple):
             return made
         mine = levels[self.program.pipeline.stage]

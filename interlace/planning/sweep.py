@@ -13,7 +13,7 @@ from interlace.ir import Program
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import is_copy
 from interlace.ir.storage import storages_of
-from interlace.passes.drop_recompute import recomputation
+from interlace.passes.choose_recompute import recomputation
 from interlace.planning.budget import peak_bytes, stock_peak_bytes
 from interlace.planning.plan import Plan, make_plans
 from interlace.report.outcome import Outcome

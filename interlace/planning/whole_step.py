@@ -12,7 +12,7 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.ir import Program
 from interlace.passes.base import Context, Pass
-from interlace.passes.drop_recompute import DropRecompute
+from interlace.passes.choose_recompute import ChooseRecompute
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import PassReport, Pipeline
@@ -24,6 +24,7 @@ from interlace.scheduler.interleave.planner import EARLY, Form
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order, order_peak
 from interlace.scheduler.recompute import recomputes
+from interlace.scheduler.recompute_choices import LEVELS
 from interlace.scheduler.schedule import in_flight
 from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
 from interlace.scheduler.whole_step.search import SHARES, Numbers, Ranked, find_schedules, kinds_of
@@ -81,7 +82,7 @@ class Room:
     Attributes:
         bytes: What passes may use on this rank for the order of operations.
         limit_bytes: The budget, which a form must keep on a GPU.
-        shares: How much each stage recomputes (`drop_recompute.recomputed`) with which Paddle's own order keeps the budget, for forms by
+        shares: How much each stage recomputes (`ChooseRecompute.level`) with which Paddle's own order keeps the budget, for forms by
             name; then what leaves more and more of it to offload. Empty where the passes say it.
     """
 
@@ -124,7 +125,7 @@ class Judged:
 
     def label(self, asked: tuple[Pass, ...]) -> str:
         """The form in a few words, how much it recomputes, and what differs from the later passes as they were asked for."""
-        again = [f"recomputed {list(self.recomputed)}"] if self.recomputed else []
+        again = [f"recomputed {_shares(self.recomputed)}"] if self.recomputed else []
         return ", ".join([self.form.label(), *again, *(each.label() for each in self.later if each not in asked)])
 
 
@@ -157,7 +158,7 @@ def run_passes(
 
 def recomputing(made: Pipeline, level: int | Numbers) -> Pipeline:
     """The passes with so much recomputed, on every stage or by stage."""
-    return Pipeline(tuple(msgspec.structs.replace(each, recomputed=level) if isinstance(each, DropRecompute) else each
+    return Pipeline(tuple(each.with_level(level) if isinstance(each, ChooseRecompute) else each
                           for each in made.passes))  # fmt: skip
 
 
@@ -438,6 +439,11 @@ def _recomputed(found: Ranked, levels: Sequence[Numbers | None]) -> Numbers | No
     if not any(at):
         return levels[0]
     return tuple((levels[level] or (0,) * len(at))[stage] for stage, level in enumerate(at))
+
+
+def _shares(levels: Numbers) -> str:
+    """Levels as `choose_recompute.share` has them."""
+    return f"[{', '.join(f'{level / LEVELS:g}' for level in levels)}]"
 
 
 def less_room(made: Program, room_bytes: int, over_bytes: int) -> int:

@@ -12,11 +12,11 @@ from interlace.cost_model import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import parse, save
 from interlace.ir.program import Program
-from interlace.passes import DropRecompute, OffloadActivations, Pipeline, Schedule1F1B
+from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
 from interlace.planning.plan import Plan, read_record
 from interlace.planning.sweep import faster, saved_bytes, within
 from interlace.report.sweep import SWEEP, Base, Point, Sweep, read_sweep
-from tests.passes.test_drop_recompute import PLAIN
+from tests.passes.test_choose_recompute import PLAIN
 from tests.strategies import World, programs
 
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "copy": 5, "default": 10})
@@ -91,6 +91,6 @@ def test_a_file_that_is_no_curve_is_an_error(tmp_path: Path) -> None:
 )
 def test_saved_bytes_by_hand(recomputed: int, fraction: float, parts: tuple[int, int, int]) -> None:
     program: Program = parse(PLAIN.replace("schedule=accumulate", "schedule=FThenB"))
-    passes = (DropRecompute(recomputed=recomputed), Schedule1F1B(interleave="off"), OffloadActivations(fraction=fraction, min_bytes=1))
+    passes = (ChooseRecompute(share=recomputed / 1000), Schedule1F1B(interleave="off"), OffloadActivations(fraction=fraction, min_bytes=1))
     planned, _ = Pipeline(passes).run(program, COSTS)
     assert saved_bytes(Plan(program, planned), COSTS) == tuple(part << 20 for part in parts)

@@ -24,7 +24,7 @@ from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
 from interlace.units import ms, size
-from tests.passes.test_drop_recompute import PLAIN
+from tests.passes.test_choose_recompute import PLAIN
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from interlace.cli import main
 from interlace.ir import parse, save
 from interlace.report.sweep import Base, Point, Sweep
-from tests.passes.test_drop_recompute import PLAIN as RECOMPUTING
+from tests.passes.test_choose_recompute import PLAIN as RECOMPUTING
 from tests.strategies import World, programs
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.S)
@@ -46,7 +46,7 @@ def make_recomputing(folder: Path) -> Path:
     """Two ranks of three micro-batches whose backward repeats a part of forward, and their plans; gives the folder of the plans."""
     for rank in range(2):
         save(msgspec.structs.replace(parse(RECOMPUTING), rank=rank), folder / "dumps" / f"rank{rank}.ilp")
-    (folder / "config.yaml").write_text("device: h200\ndrop_recompute: off\n", encoding="utf-8")
+    (folder / "config.yaml").write_text("device: h200\nchoose_recompute: off\n", encoding="utf-8")
     assert main(["plan", str(folder / "dumps"), "--config", str(folder / "config.yaml"), "-o", str(folder / "plan")]) == 0
     return folder / "plan"
 

@@ -11,10 +11,10 @@ from interlace.cost_model import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import parse
 from interlace.ir.program import Program
-from interlace.passes.drop_recompute import choices
+from interlace.passes.choose_recompute import choices
 from interlace.scheduler.exact_recompute import cheapest
 from interlace.scheduler.recompute_choices import Choices
-from tests.passes.test_drop_recompute import PLAIN
+from tests.passes.test_choose_recompute import PLAIN
 from tests.strategies import World, programs
 
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10})

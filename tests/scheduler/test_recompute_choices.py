@@ -8,7 +8,7 @@ import pytest
 from interlace.cost_model import GivenCosts
 from interlace.ir import Program, verify
 from interlace.ir.kinds import is_receive
-from interlace.passes.drop_recompute import choices
+from interlace.passes.choose_recompute import choices
 from interlace.scheduler.early_repeats import with_early_repeats
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order

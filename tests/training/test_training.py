@@ -64,14 +64,14 @@ CASES = {
 UNCAPTURED = {
     "mp2 sequence parallel, recompute that is left out": (
         2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2",
-        {"schedule_1f1b": ROOMY, "drop_recompute": {"recomputed": 0}},
+        {"schedule_1f1b": ROOMY, "choose_recompute": {"share": 0}},
     ),
     "mp2 sequence parallel, full recompute": (
         2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2", {"schedule_1f1b": ROOMY}
     ),
     "pp2, recompute of which some is left out, some is added, and offload": (
         2, "gpt", "--pp 2 --recompute mlp --seq-len 128",
-        {"schedule_1f1b": ROOMY, "drop_recompute": {"recomputed": [9, 21]}, "offload_activations": OFFLOAD},
+        {"schedule_1f1b": ROOMY, "choose_recompute": {"share": [0.009, 0.021]}, "offload_activations": OFFLOAD},
     ),
     "pp2, a budget": (2, "gpt", "--pp 2 --seq-len 128", {"memory_budget": 0.9, "offload_activations": {"min_bytes": 64}}),
     "auto, mp2, accumulation": (2, "gpt", "--mp 2 --gradient-accumulation 3 --batch-size 6", AUTO),
@@ -83,7 +83,7 @@ UNCAPTURED = {
     "pp4 mixed, lag, depth, some recomputed": (
         4, "gpt", "--pp 4 --micro-batches 8",
         {"schedule_1f1b": {**ROOMY, "interleave": "mixed", "lag": [0, 1, 2, 3], "depth": [6, 4, 3, 1], "at_once": [0, 0.3, 0, 0.5],
-                           "early_sends": [0, 0.5, 0, 0.5]}, "drop_recompute": {"recomputed": [400, 200, 100, 0]}},
+                           "early_sends": [0, 0.5, 0, 0.5]}, "choose_recompute": {"share": [0.4, 0.2, 0.1, 0]}},
     ),
     "pp2 vpp2, weight gradients trail": (
         2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {"schedule_1f1b": {**ROOMY, "lag": [1, 3], "at_once": 0.4}}
@@ -192,7 +192,7 @@ def require_asked(passes: list[list[dict[str, Any]]], options: dict[str, Any]) -
     """The plans of all ranks did what the case is about."""
     assert lines_of(passes, "split-backward")
     if "memory_budget" in options:
-        assert any("computed again in backward: frees" in line for line in lines_of(passes, "drop-recompute"))
+        assert any("computed again in backward: frees" in line for line in lines_of(passes, "choose-recompute"))
         assert any("on a GPU the plan holds" in line for line in lines_of(passes, "offload-activations"))
     elif "offload_activations" in options:
         assert any("moves" in line for line in lines_of(passes, "offload-activations"))

@@ -1,4 +1,4 @@
-"""`drop-recompute`: which values of forward stay in memory for backward, and which backward computes again."""
+"""`choose-recompute`: which values of forward stay in memory for backward, and which backward computes again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from interlace.scheduler.recompute_choices import LEVELS, Choices
 from interlace.scheduler.repeats import ADDED, with_repeats
 from interlace.units import ms, size
 
-Level = Annotated[int, msgspec.Meta(ge=0, le=LEVELS)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Groups = tuple[tuple[tuple[int, int], ...], ...]
 """Groups of values, as ranks that run the same operations share them (`Recomputation.names`)."""
 
@@ -33,9 +33,11 @@ class RecomputeFacts(msgspec.Struct, frozen=True):
 
 
 @register
-class DropRecompute(Pass, frozen=True, kw_only=True):
-    """Leave out recomputation that the user's program has and nothing reads; with `interleave: auto` or under a memory budget, choose what
-    is recomputed at all.
+class ChooseRecompute(Pass, frozen=True, kw_only=True):
+    """Choose what backward computes again.
+
+    Recomputation of the user's program that nothing reads is left out; with `interleave: auto` or under a memory budget more is left out
+    where the memory has room, and some is added where it is worth its time.
 
     Contract: keeps every value that is read, bit for bit; removes operations that repeat others exactly, collectives among them, and
     adds exact repetitions, on all ranks of a stage alike. Nothing that draws random numbers is left out or added, and nothing that
@@ -48,26 +50,42 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
         #8 %8 = pd_op.gelu(%7) backward {"bwd_recompute_id":0}          #8 %8 = pd_op.gelu(%3) backward
 
     Steps: 1 match each copy with its original; 2 remove copies whose results nothing reads (with full recomputation the last product of
-    every segment is one); 3 with `recomputed`, repeat in backward what it reads of forward and can compute again from what else it
+    every segment is one); 3 with `share`, repeat in backward what it reads of forward and can compute again from what else it
     reads, choose the repetitions that free so much of the peak of Paddle's own schedule in the least time, and let backward read the
     originals of the others.
 
     Options:
-        recomputed: How much is computed again in backward, in thousandths of the memory that this can free at the peak of Paddle's own
-            schedule: one number, or one for each stage; 0 keeps everything, 1000 computes again all that can be. Without it the whole step
+        share: How much is computed again in backward, as a share of the memory that this can free at the peak of Paddle's own schedule,
+            such as 0.25: one number, or one for each stage; 0 keeps everything, 1 computes again all that can be. Without it the whole step
             decides with `interleave: auto` or under a `memory_budget`; else what the program recomputes and reads. When: you want to try
             another number.
 
     Source: POET (joint rematerialisation and paging, 2022) weighs the same costs.
     """
 
-    name = "drop-recompute"
+    name = "choose-recompute"
     gives = frozenset({"recompute-chosen"})
     is_default = True
     follows_budget = True
-    moved: ClassVar[Mapping[str, str]] = {"memory_budget": ONE_BUDGET}
+    formerly = ("drop-recompute",)
+    moved: ClassVar[Mapping[str, str]] = {
+        "memory_budget": ONE_BUDGET,
+        "recomputed": f"write share, a number from 0 to 1: its numbers went from 0 to {LEVELS}, so 40 is 0.04 now",
+    }
 
-    recomputed: Level | tuple[Level, ...] | None = None
+    share: Share | tuple[Share, ...] | None = None
+
+    @property
+    def level(self) -> int | tuple[int, ...] | None:
+        """The share in parts of `LEVELS`."""
+        if isinstance(self.share, tuple):
+            return tuple(round(each * LEVELS) for each in self.share)
+        return None if self.share is None else round(self.share * LEVELS)
+
+    def with_level(self, level: int | Sequence[int]) -> ChooseRecompute:
+        """With a level, on every stage or by stage, in the place of the share."""
+        share = level / LEVELS if isinstance(level, int) else tuple(each / LEVELS for each in level)
+        return msgspec.structs.replace(self, share=share)
 
     def stock(self) -> None:
         return None
@@ -94,10 +112,11 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
 
     def _chosen(self, found: Recomputation, program: Program, context: Context) -> tuple[int, ...]:
         """The groups that are recomputed on this stage, by index."""
-        level = LEVELS if self.recomputed is None else self.recomputed
+        level = LEVELS if self.level is None else self.level
         if not isinstance(level, int):
             if len(level) != program.pipeline.num_stages:
-                raise ConfigError(f"drop_recompute.recomputed: {len(level)} numbers {list(level)}; expected one number, or "
+                given = [each / LEVELS for each in level]
+                raise ConfigError(f"choose_recompute.share: {len(level)} numbers {given}; expected one number, or "
                                   f"one for each of {program.pipeline.num_stages} stages")  # fmt: skip
             level = level[program.pipeline.stage]
         if level in (0, LEVELS) or not found.groups:
@@ -105,7 +124,7 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
         return tuple(sorted(choices(program, context.cost, context.memo).at(level)))
 
     def _found(self, program: Program, context: Context) -> Recomputation:
-        return recomputation(program, context.cost, context.memo, adds=self.recomputed is not None)
+        return recomputation(program, context.cost, context.memo, adds=self.share is not None)
 
     def _only_users(self, program: Program, context: Context) -> Recomputation:
         """What the user's program recomputes, nothing added."""
@@ -114,7 +133,7 @@ class DropRecompute(Pass, frozen=True, kw_only=True):
     def _applied(self, found: Recomputation, recomputed: frozenset[int], context: Context) -> Program:
         kept = [group for k, group in enumerate(found.groups) if k not in recomputed]
         made = with_early_repeats(found.without(kept), set(found.copies))
-        if self.recomputed is None:
+        if self.share is None:
             self._report_unread(found, kept, made, context)
         else:
             self._report_choice(found, recomputed, made, context)

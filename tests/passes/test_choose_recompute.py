@@ -1,4 +1,4 @@
-"""What `drop-recompute` keeps, leaves out, and leaves alone; results stay the same under every choice."""
+"""What `choose-recompute` keeps, leaves out, and leaves alone; results stay the same under every choice."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError
 from interlace.ir import Program, parse, verify
 from interlace.ir.kinds import is_comm, is_random
-from interlace.passes import DropRecompute, OffloadActivations, Pipeline, Schedule1F1B
-from interlace.passes.drop_recompute import choices
-from interlace.passes.drop_recompute import recomputation as recomputation_of
+from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
+from interlace.passes.choose_recompute import choices
+from interlace.passes.choose_recompute import recomputation as recomputation_of
 from interlace.passes.peers import Peers, plan_together
 from interlace.scheduler.early_repeats import with_early_repeats
 from interlace.scheduler.memory.live import in_order
@@ -125,17 +125,17 @@ def test_two_receives_are_two_values() -> None:
 def test_so_much_is_recomputed() -> None:
     """On each stage as it says; of exp, which the program keeps, gelu and the product, gelu frees a byte for the least time."""
     program = parsed(PLAIN.replace(FORMER, IN_FLIGHT))
-    for level, left in ((0, []), (1, ["gelu"]), (600, ["exp", "gelu"]), (1000, ["exp", "matmul", "gelu"])):
-        for asked in (level, (level, 0, 0, 0)):
-            made, _ = Pipeline((DropRecompute(recomputed=asked), Schedule1F1B(interleave="off"))).run(program, COSTS)
+    for share, left in ((0, []), (0.001, ["gelu"]), (0.6, ["exp", "gelu"]), (1, ["exp", "matmul", "gelu"])):
+        for asked in (share, (share, 0, 0, 0)):
+            made, _ = Pipeline((ChooseRecompute(share=asked), Schedule1F1B(interleave="off"))).run(program, COSTS)
             assert kinds(made) == left
-    with pytest.raises(ConfigError, match=r"recomputed: 2 numbers \[1, 2\]; expected one number, or one for each of 4 stages"):
-        Pipeline((DropRecompute(recomputed=(1, 2)),)).run(program, COSTS)
+    with pytest.raises(ConfigError, match=r"share: 2 numbers \[0.1, 0.2\]; expected one number, or one for each of 4 stages"):
+        Pipeline((ChooseRecompute(share=(0.1, 0.2)),)).run(program, COSTS)
 
 
 def test_keeping_everything_leaves_a_program_without_recomputation_as_it_is() -> None:
     for program in programs(World(pp=2, micro_batches=3, layers=2)):
-        made, _ = Pipeline((DropRecompute(recomputed=0),)).run(program, COSTS)
+        made, _ = Pipeline((ChooseRecompute(share=0),)).run(program, COSTS)
         assert (made.ops, made.values) == (program.ops, program.values)
 
 
@@ -182,13 +182,13 @@ def test_ranks_that_differ_recompute_what_is_read() -> None:
 
     def plan_one(rank: int, peers: Peers) -> list[str]:
         mine = msgspec.structs.replace(other if rank else program, rank=rank)
-        return kinds(Pipeline((DropRecompute(recomputed=0),)).run(mine, COSTS, peers)[0])
+        return kinds(Pipeline((ChooseRecompute(share=0),)).run(mine, COSTS, peers)[0])
 
     assert plan_together(plan_one, [0, 1]) == [["matmul", "gelu"]] * 2
 
 
 def test_a_program_without_recomputation_stays_as_it_is() -> None:
     program = parsed(PLAIN.replace("bwd_recompute_id", "other"))
-    made, (report,) = Pipeline((DropRecompute(),)).run(program, COSTS)
+    made, (report,) = Pipeline((ChooseRecompute(),)).run(program, COSTS)
     assert made.ops == program.ops
     assert report.declined == ("the program recomputes nothing that repeats forward exactly",)
