@@ -97,6 +97,10 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """What the decision needs of this rank, as a record that msgspec encodes; None where it needs nothing of other ranks."""
         return None
 
+    def simulated(self, program: Program, context: Context) -> Program:
+        """This rank's plan as `decide` simulates it: with what passes that run later add to it."""
+        return program
+
     def decide(self, plans: Sequence[Program], run: Simulation) -> Orders:
         """What `decides_for_all` decides, from one plan of each stage; `run` simulates such plans. Raises PlanError where it cannot."""
         raise NotImplementedError(f"pass {self.name!r} decides for all ranks and has no decide()")

@@ -10,6 +10,7 @@ import msgspec
 from interlace.ir import Program
 from interlace.ir.kinds import is_p2p
 from interlace.passes.base import Context, Pass, register
+from interlace.scheduler.memory.throttle import plan_host_syncs, with_host_syncs
 from interlace.scheduler.whole_step.orders import Orders, Simulation, find_orders, with_orders
 from interlace.units import ms
 
@@ -21,8 +22,8 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
     NCCL's kernels wait for their peer on the device and slow computation meanwhile. When the peer is ready is simulated from the plans
     of all stages; the transfer then waits for a computation of its own rank that ends shortly before.
 
-    Contract: needs a schedule; keeps every value, operation and order; adds events. Nothing is delayed where the simulated step would
-    not become shorter.
+    Contract: needs a schedule; keeps every value and operation, and the order of all but transfers, which may be issued later in their
+    job and keep their order among themselves; adds events. Nothing is delayed where the simulated step would not become shorter.
 
     Before / After:
         job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0
@@ -39,7 +40,7 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
     name = "delay-transfers"
     needs = frozenset({"scheduled"})
     gives = frozenset({"delayed"})
-    after = ("insert-events",)
+    after = ("name-streams",)
     is_default = True
     decides_for_all = True
 
@@ -50,6 +51,10 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
 
     def draft(self) -> None:
         return None
+
+    def simulated(self, program: Program, context: Context) -> Program:
+        """With the waits of the host that `throttle-host` would add now: transfers that are issued late start late."""
+        return with_host_syncs(program, plan_host_syncs(program, context.cost).waits)
 
     def decide(self, plans: Sequence[Program], run: Simulation) -> Orders:
         """Which transfers wait for what."""

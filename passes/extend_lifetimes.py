@@ -39,7 +39,7 @@ class ExtendLifetimes(Pass, frozen=True, kw_only=True):
     name = "extend-lifetimes"
     needs = frozenset({"scheduled"})
     gives = frozenset({"lifetimes"})
-    after = ("name-streams",)
+    after = ("name-streams", "delay-transfers")
     is_default = True
     formerly = ("assign-streams",)
 

@@ -23,7 +23,7 @@ A wait that keeps memory from being freed under a reader may leave another one a
 class InsertEvents(Pass, frozen=True, kw_only=True):
     """Order what crosses jobs between streams with events: the consumer waits for the producer.
 
-    Contract: needs a schedule; keeps every value, operation and job; gives the events that the proof (`interlace check`) asks for,
+    Contract: needs a schedule; keeps every value, operation, job and event; adds the events that the proof (`interlace check`) asks for,
     those of the jobs that split the batch and collect the outputs among them, and no others.
 
     Before / After:
@@ -45,9 +45,10 @@ class InsertEvents(Pass, frozen=True, kw_only=True):
         return None
 
     def run(self, program: Program, context: Context) -> Program:
-        events = events_of(program, memo=context.memo)
-        if events:
-            context.changed.append(f"{len(events)} events between jobs")
+        events = events_of(program, program.events, memo=context.memo)
+        if {event.name: set(event.waits) for event in events} != {event.name: set(event.waits) for event in program.events}:
+            known = f", {len(program.events)} of which were there before" if program.events else ""
+            context.changed.append(f"{len(events)} events between jobs{known}")
         else:
             context.declined.append("no order between jobs is missing")
         return msgspec.structs.replace(program, events=events)

@@ -154,23 +154,24 @@ def _applied(each: Pass, program: Program, context: Context, peers: Peers | None
     mine = each.facts(program, context)
     context.facts = gather(peers, each.name, mine) if mine is not None else ()
     if each.decides_for_all:
-        context.facts = _decided(each, program, context.cost, peers)
+        context.facts = _decided(each, program, context, peers)
     result = each.run(program, context)
     if not isinstance(result, Program):
         raise PassError(f"run() gave {type(result).__name__}, expected a Program")
     return msgspec.structs.replace(result, passes=(*program.passes, each.name))
 
 
-def _decided(each: Pass, program: Program, cost: Costs, peers: Peers | None) -> tuple[Any, ...]:
+def _decided(each: Pass, program: Program, context: Context, peers: Peers | None) -> tuple[Any, ...]:
     """What rank 0 decides for all, and this rank's part of it; nothing where there is one stage, or the others are not known, or the
     step cannot be simulated."""
     if program.pipeline.num_stages == 1 or peers is None:
         return ()
     stands_for = stand_ins(program, peers)
-    plans, found = plans_of_stages(program, peers, stands_for), Orders()
+    shown = each.simulated(program, context) if stands_for[program.rank] == program.rank else program
+    plans, found = plans_of_stages(shown, peers, stands_for), Orders()
     if plans:
         with suppress(PlanError):
-            found = each.decide(plans, simulation(cost, stands_for))
+            found = each.decide(plans, simulation(context.cost, stands_for))
     found = gather(peers, f"{each.name}: decided", found)[0]
     at = sorted(set(stands_for.values())).index(stands_for[program.rank])
     return (found, found.of_plans[at]) if found.of_plans else ()

@@ -21,7 +21,7 @@ PRESETS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / 
 
 
 DEFAULT = ["choose-recompute", "narrow-gathers", "split-backward", "overlap-column-backward", "schedule-1f1b",
-           "name-streams", "extend-lifetimes", "insert-events", "delay-transfers", "throttle-host"]  # fmt: skip
+           "name-streams", "delay-transfers", "extend-lifetimes", "insert-events", "throttle-host"]  # fmt: skip
 NO_JOBS = dict.fromkeys(("schedule_1f1b", "extend_lifetimes", "insert_events", "delay_transfers", "throttle_host"), "off")
 
 

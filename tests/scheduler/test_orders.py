@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from interlace.config import make_config
 from interlace.cost_model import GivenCosts
-from interlace.ir import OpInstance, Program
-from interlace.ir.kinds import is_p2p
+from interlace.ir import Graph, OpInstance, Program, dependencies
+from interlace.ir.kinds import is_comm, is_p2p
 from interlace.passes import Context, DelayTransfers
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.hazards import check
@@ -26,8 +29,8 @@ NO_MARGIN = {"margin_us": 0}
 CALM = GivenCosts({"comm": 20, "gemm": 100, "default": 10})
 
 
-def planned(given_: Sequence[Program], costs: GivenCosts, form: str, delays: object) -> list[Plan]:
-    options = {"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False}, "delay_transfers": delays}
+def planned(given_: Sequence[Program], costs: GivenCosts, form: str, delays: object, **more: object) -> list[Plan]:
+    options = {"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False, **more}, "delay_transfers": delays}
     return make_plans(given_, make_config(options), costs, "given")
 
 
@@ -48,19 +51,85 @@ def delayed(plan: Plan) -> list[tuple[OpInstance, OpInstance]]:
 
 
 @settings(max_examples=8, deadline=None)
-@given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"))
-def test_delays_never_slow_a_step_and_stay_safe(world: World) -> None:
+@given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"), st.sampled_from(["dx-first", "mixed"]), st.sampled_from([0, 1]))
+def test_delays_never_slow_a_step_and_stay_safe(world: World, form: str, lag: int) -> None:
     plain = programs(world)
-    early, late = (planned(plain, SLOWED, "dx-first", option) for option in ("off", NO_MARGIN))
+    early, late = (planned(plain, SLOWED, form, option, lag=lag) for option in ("off", NO_MARGIN))
     assert step_ns(late, SLOWED) <= step_ns(early, SLOWED)
     for place in (GPU, CPU, CUSTOM):
         before, after = (check([plan.program for plan in plans], place) for plans in (early, late))
         assert {str(each) for each in after if each.kind not in KNOWN} <= {str(each) for each in before if each.kind not in KNOWN}
         assert any(each.kind == "deadlock" for each in before) or not any(each.kind == "deadlock" for each in after)
-    for plan in late:
+    for plan, before in zip(late, early, strict=True):
+        assert_only_transfers_moved(before.program, plan.program)
         at = {item: k for k, item in enumerate(item for job in plan.program.jobs for item in job.items)}
         known = [(after, transfer) for after, transfer in delayed(plan) if after in at]  # others are of the job that splits the batch
         assert all(at[after] < at[transfer] for after, transfer in known)  # an event is recorded before it is waited for
+
+
+def assert_only_transfers_moved(before: Program, after: Program) -> None:
+    """Jobs hold what they held; transfers keep their order, and so do all others. Operations that keep memory alive count for neither."""
+    ops = {op.id: op for op in before.ops}
+    known = {item for job in before.jobs for item in job.items} & {item for job in after.jobs for item in job.items}
+    for job, late in zip(before.jobs, after.jobs, strict=True):
+        for transfers in (True, False):
+            was, now = ([item for item in each.items if item in known and is_p2p(ops[item[0]]) == transfers] for each in (job, late))
+            assert was == now
+
+
+def places(program: Program) -> dict[OpInstance, tuple[str, int]]:
+    """The job of each op instance, and its place there."""
+    return {item: (job.name, k) for job in program.jobs for k, item in enumerate(job.items)}
+
+
+def test_a_transfer_is_issued_behind_what_it_waits_for() -> None:
+    """In a mixed job a gradient is ready long before the job ends; what ends shortly before the neighbour gets there is issued later."""
+    plain = programs(World(pp=4, mp=2, micro_batches=6, layers=4))
+    early, late = (planned(plain, SLOWED, "mixed", option, lag=1) for option in ("off", NO_MARGIN))
+    moved = 0
+    for before, after in zip(early, late, strict=True):
+        was, now = places(before.program), places(after.program)
+        assert_only_transfers_moved(before.program, after.program)
+        for record, transfer in delayed(after):
+            assert now[record] < now[transfer] or now[record][0] != now[transfer][0]
+            if was[record][0] == was[transfer][0] and was[record][1] > was[transfer][1]:
+                moved += 1
+                assert now[record][0] == now[transfer][0]
+    assert moved >= 8
+    stay = [with_orders(plan.program, [pair for pair in delayed(after) if earlier(places(plan.program), pair)])
+            for plan, after in zip(early, late, strict=True)]  # fmt: skip
+    assert step_ns(late, SLOWED) < simulate(stay, SLOWED).step_ns  # moving them is worth something besides waiting
+
+
+def earlier(place: dict[OpInstance, tuple[str, int]], pair: tuple[OpInstance, OpInstance]) -> bool:
+    """Whether what a transfer waits for was issued before it anyway."""
+    (job, k), (other, n) = (place[item] for item in pair)
+    return job != other or k < n
+
+
+@pytest.mark.parametrize(("ranks", "every"), [(1, 1), (1, 2), (2, 1)])
+def test_a_transfer_stays_before_what_needs_it_and_among_its_like(ranks: int, every: int) -> None:
+    """However late its peer comes. Where plans of one stage are not alike it stays before collectives too: on the CPU place a rank that
+    sends first and one that reduces first would wait for each other."""
+    plans = [plan.program for plan in planned(programs(World(pp=3, mp=2, micro_batches=6, layers=4)), SLOWED, "mixed", "off", lag=1)]
+    plans = [plan for plan in plans if plan.rank % 2 < ranks]
+    result = simulation(SLOWED, {plan.rank: plan.rank for plan in plans} if ranks == 2 else {})(plans)
+    chosen = result.input.side & (np.arange(result.input.num_items) % every == 0)
+    start = result.times.start + 10**9 * chosen  # as if their peers came much later
+    late = replace(result, times=replace(result.times, start=start))
+    moved = 0
+    for plan, waits in zip(plans, early_transfers(late, 0), strict=True):
+        after = with_orders(plan, [(record, transfer) for transfer, record in waits.items()])
+        assert_only_transfers_moved(plan, after)
+        moved += after.jobs != plan.jobs
+        ops, now = {op.id: op for op in plan.ops}, places(after)
+        for op_id, needs in dependencies(Graph(plan), plan.ops).items():
+            pairs = (((need, m), (op_id, m)) for need in needs for m in range(6) if {(need, m), (op_id, m)} <= now.keys())
+            assert all(now[need] < now[item] for need, item in pairs if now[need][0] == now[item][0])
+        for job in plan.jobs if ranks == 2 else ():
+            assert [item for item in job.items if is_comm(ops[item[0]])] == [item for item, (name, _) in now.items()
+                                                                             if name == job.name and is_comm(ops[item[0]])]  # fmt: skip
+    assert moved
 
 
 def test_a_receive_waits_for_computation_until_its_sender_is_about_to_be_ready() -> None:
