@@ -79,7 +79,7 @@ LAGS = tuple(Plan(name, _pairs(f"dx-first, lag: {lag}")) for name, lag in (("lag
 AUTO = tuple(Plan(name, f"device: {DEVICE}\nschedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n")
              for name, extra in (("auto", "0"), ("auto-8gb", "8GB")))  # fmt: skip
 """Within the memory of Paddle's own plan, and with more."""
-BUDGETS = tuple(Plan(f"budget-{share:g}", f"device: {DEVICE}\nmemory_budget: {share}\n") for share in (1.0, 0.9, 0.8, 0.6))
+BUDGETS = tuple(Plan(f"budget-{share:g}", f"device: {DEVICE}\nmemory_budget: {share}\n") for share in (1.0, 0.9, 0.8, 0.7, 0.6))
 """Kept, recomputed and moved as the budget asks, as shares of what Paddle's own plan holds."""
 DELAYS = tuple(Plan(f"{plan.name}-{name}", f"{plan.config}delay_transfers: {option}\n")
                for plan in (AUTO[0], ZB) for name, option in (("undelayed", "off"), ("margin-0", "{margin_us: 0}"),
@@ -141,8 +141,15 @@ def cases(gpus: int) -> list[Case]:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
     found += [_layers(model, 2048, 1, plans=(STOCK, DX, *OFFLOADS)) for model in models]
+    found += _budgets()
     found += [_layers(model, 4096, mp, plans=(STOCK, DX, MIXED)) for mp in (1, *widths) for model in models]
     return [*found, *_small(gpus), *_puzzle(gpus)]
+
+
+def _budgets() -> list[Case]:
+    """One GPU with accumulation, two and four layers: what Paddle's plan holds, and less."""
+    return [replace(_layers(model, 2048, 1, batch=4, plans=(STOCK, AUTO[0], *BUDGETS[:4]), more=("--layers", str(layers))),
+                    name=f"{model}-{layers}-layers-s2048-mp1-b4") for model, layers in (("gpt", 2), ("llama", 4))]  # fmt: skip
 
 
 def _experts() -> list[Case]:
