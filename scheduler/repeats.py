@@ -1,7 +1,8 @@
 """Recomputation that could be added: the program as if backward computed again whatever it reads of forward and can compute.
 
 What is to be kept is then left out again (`scheduler/recompute.py`). Nothing is repeated that draws random numbers, works in place or
-communicates. A repetition starts at the nearest values that backward reads anyway, so it keeps nothing alive that was free.
+communicates. A repetition starts at the nearest values that backward reads anyway, and at what passes from layer to layer (the residual
+sum), which stays: were it computed again too, the first layer of backward would want all of forward again, and hold all of it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import msgspec
 
 from interlace.ir import ABSENT, Edit, Graph, Op, Program, TensorType
 from interlace.ir.graph import written_operands
-from interlace.ir.kinds import is_boundary, is_comm
+from interlace.ir.kinds import is_boundary, is_comm, is_p2p
 from interlace.scheduler.recompute import COPY, IDENTITY, aliased, is_pure
 
+MUCH = 4
+"""A value from which all later ones follow stays where what lies between it and the one before takes so many times its bytes."""
 ADDED = -2
 """`bwd_recompute_id` of operations that are added here; Paddle numbers its own from 0."""
 
@@ -30,7 +33,7 @@ def with_repeats(program: Program) -> Program:
 
 class _Adding:
     """Attributes:
-        there: Values whose contents backward can read without anything being kept alive for it.
+        there: Values from which repetitions start: what backward reads anyway, and what passes from layer to layer.
         again: Results of forward that can be computed again from those -> the operation that gives them.
         wanted: Those of them that backward reads, and whose memory nothing else holds.
         repeated: Value of forward -> the repeated one.
@@ -74,11 +77,45 @@ class _Adding:
 
     def _again(self) -> dict[int, Op]:
         found: dict[int, Op] = {}
+        narrow, between = self._narrow(), 0
         for op in self.program.ops:
-            if op.role != "forward" or not is_pure(op) or is_comm(op) or COPY in op.attrs:
+            if op.role != "forward":
                 continue
-            if all(v in self.there or v in found for v in op.reads) and all(self._is_steady(v) for v in op.results):
+            passes_on = [v for v in op.results if v in narrow]
+            if not self._can_repeat(op, found):
+                between = 0 if passes_on else between
+            elif passes_on and between >= MUCH * sum(map(self._bytes, passes_on)):
+                self.there.update(op.results)
+                between = 0
+            else:
                 found.update(dict.fromkeys(op.results, op))
+                between += sum(self._bytes(v) for v in op.results if v in self.read)
+        return found
+
+    def _can_repeat(self, op: Op, found: dict[int, Op]) -> bool:
+        """Whether an operation of forward gives the same from what is there, or is computed again."""
+        if not is_pure(op) or is_comm(op) or COPY in op.attrs:
+            return False
+        return all(v in self.there or v in found for v in op.reads) and all(self._is_steady(v) for v in op.results)
+
+    def _bytes(self, value: int) -> int:
+        return max(0, self.graph.values[value].size_bytes)
+
+    def _narrow(self) -> set[int]:
+        """Results of forward from which alone, of all that the data or a received activation has led to, later operations of forward
+        follow."""
+        forward = [op for op in self.program.ops if op.role == "forward"]
+        last = {v: k for k, op in enumerate(forward) for v in op.reads}
+        given = (v for op in forward if is_boundary(op) for v in op.results)
+        led = {v for v in given if not any(self.graph.storages.storages[n].persistable for n in self.graph.storages.numbers(v))}
+        found, live = set[int](), set[int]()
+        for k, op in enumerate(forward):
+            if is_p2p(op) or not led.isdisjoint(op.reads):
+                led.update(op.results)
+                live.update(v for v in op.results if not is_boundary(op))
+            live = {v for v in live if last.get(v, -1) > k}
+            if len(live) == 1:
+                found |= live
         return found
 
     def _wanted(self) -> set[int]:

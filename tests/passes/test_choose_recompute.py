@@ -56,6 +56,28 @@ group 12 = 0,1
 """
 
 
+def layered(layers: int) -> str:
+    """Layers `x + f(x)`, of which backward reads what f computes, nine times the bytes of x, and two of those of x's own."""
+    forward, backward, last = [], [], 0
+    for k in range(layers):
+        x, a, u, g, d, y = ("%0" if not k else f"%{6 * k}", *(f"%{6 * k + n}" for n in (1, 2, 3, 4, 6)))
+        forward += [f"{a}:float32[512,512] = pd_op.tanh({x}) forward", f"{u}:float32[512,2048] = pd_op.concat({a}, {a}, {a}, {a}) forward",
+                    f"{g}:float32[512,2048] = pd_op.gelu({u}) forward", f"{d}:float32[512,512] = pd_op.matmul({g}, {g}) forward",
+                    f"{y}:float32[512,512] = pd_op.add({x}, {d}) forward"]  # fmt: skip
+        dg, du, da, dx, dy, given = (f"%{1000 + 5 * k + n}" for n in (0, 1, 2, 3, 4, 9))
+        backward.append([f"{dg}:float32[512,2048] = pd_op.matmul_grad({g}, {given}) backward",
+                         f"{du}:float32[512,2048] = pd_op.gelu_grad({u}, {dg}) backward",
+                         f"{da}:float32[512,512] = pd_op.concat_grad({du}) backward",
+                         f"{dx}:float32[512,512] = pd_op.tanh_grad({a}, {x}, {da}) backward",
+                         f"{dy}:float32[512,512] = pd_op.add({dx}, {given}) backward"])  # fmt: skip
+        last = 1000 + 5 * k + 9
+    first = f"%{last}:float32[512,512] = pd_op.exp_grad(%{6 * layers}) backward"
+    lines = ['%0:float32[512,512]"x" = pd_op.data() forward', *forward, first, *(line for each in reversed(backward) for line in each),
+             'builtin.shadow_output(%1004) optimize {"output_name":"dx"}']  # fmt: skip
+    head = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=FThenB\n"
+    return head + "\n".join(f"#{k} {line}" for k, line in enumerate(lines)) + "\n"
+
+
 def parsed(text: str) -> Program:
     program = parse(text)
     verify(program)
@@ -131,6 +153,16 @@ def test_so_much_is_recomputed() -> None:
             assert kinds(made) == left
     with pytest.raises(ConfigError, match=r"share: 2 numbers \[0.1, 0.2\]; expected one number, or one for each of 4 stages"):
         Pipeline((ChooseRecompute(share=(0.1, 0.2)),)).run(program, COSTS)
+
+
+def test_what_passes_from_layer_to_layer_stays() -> None:
+    """With six layers and two micro-batches (MiB of each: 1 for x, 9 for what lies between): were x computed again too, the last layer
+    would want all of forward again, and nothing would be freed."""
+    program, held = parsed(layered(6)), {}
+    for share in (0.0, 1.0):
+        made, _ = Pipeline((ChooseRecompute(share=share), Schedule1F1B(interleave="off"))).run(program, COSTS)
+        held[share] = in_order(made).peak() >> 20
+    assert held == {0.0: 126, 1.0: 26}
 
 
 def test_keeping_everything_leaves_a_program_without_recomputation_as_it_is() -> None:
