@@ -24,7 +24,7 @@ from interlace.passes.pipeline import Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.planning.budget import peak_bytes, say_budget
 from interlace.planning.judge import Run
-from interlace.planning.whole_step import ROUNDS, Room, less_room, recomputing, run_passes
+from interlace.planning.whole_step import ROUNDS, Room, less_room, paddles_own, recomputing, run_passes
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes
 from interlace.scheduler.recompute_choices import LEVELS
@@ -172,7 +172,7 @@ class MemoryChoice:
     def tightest(self) -> tuple[Run, int]:
         """What holds least by itself: all moved that can be, and each stage at the level of recomputation with which it then holds least
         (what is recomputed cannot be moved, so that need not be the last). Where the form is open in Paddle's own order and in those by
-        name, with a host that waits at the ends of jobs (the alternative of `throttle-host`) or where it must."""
+        name, with a host that waits at the ends of jobs (the alternative of `throttle-host`) or where it must; and Paddle's own plan."""
         made = self.in_paddles_order(self.asked)
         held = {level: self._held_by_stage(self.made(recomputing(made, level), 1)) for level in (TIGHT if self.is_open else ())}
         if held:
@@ -181,6 +181,7 @@ class MemoryChoice:
         waiting = tuple(next(iter(each.alternatives()), each) for each in made.passes)
         forms = [Pipeline(waiting), *[made] * (waiting != made.passes)]
         forms += [self._with_schedule(made, each) for each in self._named()]
+        forms += [paddles_own(self.asked)] * bool(self._named())
         found = [self._held_less(self.made(each, 1)) for each in forms]
         return min(found, key=lambda each: max(self.bytes_over(each[0], 0)))
 

@@ -249,9 +249,7 @@ class _Choice:
         return self.program.rank if self.peers else 0
 
     def _paddles(self) -> Pipeline:
-        """Paddle's own jobs and streams; a user's other passes run all the same, but none that only follows the budget."""
-        mine = [each for each in self.pipeline.passes if self.room is None or not each.follows_budget]
-        return Pipeline(tuple(kept for each in mine if (kept := each.stock()) is not None))
+        return paddles_own(self.pipeline, self.room is not None)
 
     def _own_name(self) -> str:
         """How reports call `_paddles`: other passes that a user asked for are no part of Paddle's own plan."""
@@ -444,6 +442,12 @@ def _recomputed(found: Ranked, levels: Sequence[Numbers | None]) -> Numbers | No
 def _shares(levels: Numbers) -> str:
     """Levels as `choose_recompute.share` has them."""
     return f"[{', '.join(f'{level / LEVELS:g}' for level in levels)}]"
+
+
+def paddles_own(asked: Pipeline, within_budget: bool = True) -> Pipeline:
+    """Paddle's own jobs and streams; a user's other passes run all the same, but none that only follows the budget."""
+    mine = [each for each in asked.passes if not within_budget or not each.follows_budget]
+    return Pipeline(tuple(kept for each in mine if (kept := each.stock()) is not None))
 
 
 def less_room(made: Program, room_bytes: int, over_bytes: int) -> int:

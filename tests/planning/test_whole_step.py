@@ -15,16 +15,18 @@ from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.cost_model.base import Estimate, Groups, Values
 from interlace.errors import BudgetError
 from interlace.ir import Op, Program, parse
-from interlace.passes import Pipeline
-from interlace.planning import memory
+from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
+from interlace.planning import memory, whole_step
 from interlace.planning.budget import stock_peak_bytes
+from interlace.planning.judge import Run, run_judged
 from interlace.planning.plan import Plan, make_plans
+from interlace.planning.whole_step import Judged, _Choice
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
 from interlace.units import ms, size
-from tests.passes.test_choose_recompute import PLAIN
+from tests.passes.test_choose_recompute import PLAIN, layered
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
 
@@ -193,6 +195,30 @@ def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     config = make_config({"memory_budget": 1000})
     with pytest.raises(BudgetError, match="memory_budget 1000 B"):
         make_plans(recomputing("accumulate"), config, LOADED, "given")
+
+
+def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a form by name. 126 MiB are held where 76 may be: nine tenths of what is too much leave 81, and a level of 0.432 holds 78. It
+    is taken where its draft is the fastest of those that fit."""
+    steps = {471: (9, 70), 432: (5, 70), 353: (1, 90), 236: (7, 70), 79: (7, 70), 0: (7, 70)}
+    tried = []
+
+    def draft(self: _Choice, recomputed: tuple[int], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        tried.append(recomputed[0])
+        step, held = steps[recomputed[0]]
+        return Judged(form, later, recomputed, limit, step, held << 20)
+
+    def judged(pipeline: Pipeline, *given: Any) -> Run:
+        taken.append(next(each.share for each in pipeline.passes if isinstance(each, ChooseRecompute)))
+        return run_judged(pipeline, *given)
+
+    taken: list[Any] = []
+    monkeypatch.setattr(_Choice, "_draft", draft)
+    monkeypatch.setattr(whole_step, "run_judged", judged)
+    options = {"memory_budget": 76 << 20, "schedule_1f1b": {"interleave": "off"}, "split_backward": "off", "overlap_column_backward": "off"}
+    make_plans([parse(layered(6))], make_config(options), GivenCosts({"default": 5}), "given")
+    assert tried == list(steps)
+    assert taken == [(0.432,)]
 
 
 def test_a_plan_over_its_budget_is_made_again_with_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
