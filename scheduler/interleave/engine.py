@@ -11,8 +11,9 @@ from interlace.scheduler.interleave import clock, list_schedule
 from interlace.scheduler.interleave.columns import Columns
 from interlace.scheduler.interleave.list_schedule import TRIES, Weights
 
-WORTH_COMPILING = 300
-"""Nodes from which on `auto` uses the compiled engine, if no other pair has loaded it; orders of fewer are there before it is."""
+WORTH_COMPILING = 5000
+"""Nodes of all pairs of this process from which on `auto` uses the compiled engine: orders of fewer are there before it is loaded, which
+takes half a second."""
 COMPILED = "interlace.scheduler.interleave.compiled"
 
 
@@ -49,6 +50,8 @@ class Engine(NamedTuple):
 
 
 PLAIN = Engine(list, list, list_schedule.find_order, clock.run_order)
+_met = [0]
+"""Nodes of all pairs so far."""
 
 
 def engine_for(num_nodes: int, asked: Literal["auto", "plain", "fast"] = "auto") -> Engine:
@@ -57,7 +60,8 @@ def engine_for(num_nodes: int, asked: Literal["auto", "plain", "fast"] = "auto")
     Raises:
         PlanError: The compiled engine is asked for and numba is not installed.
     """
-    if asked == "plain" or (asked == "auto" and num_nodes < WORTH_COMPILING and COMPILED not in sys.modules):
+    _met[0] += num_nodes
+    if asked == "plain" or (asked == "auto" and _met[0] < WORTH_COMPILING and COMPILED not in sys.modules):
         return PLAIN
     try:
         from interlace.scheduler.interleave.compiled import ENGINE
