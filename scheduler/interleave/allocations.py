@@ -52,11 +52,13 @@ class PairMemory:
         self.reads: dict[PairOp, list[int]] = {}
         self.live_after: set[tuple[str, int]] = set()
         self.live_before: set[tuple[str, int]] = set()
+        accesses = _accesses(graph.program)
         for part in parts:
             counted = self._temporary(part) if part.kind == "O" else None
             for op in part.ops:
-                self.allocs[part.label, op.id] = self._storages(_made(op), counted)
-                self.reads[part.label, op.id] = self._storages([*graph.reads(op), *_made(op)], counted)
+                allocs, reads = accesses[op.id]
+                self.allocs[part.label, op.id] = allocs if counted is None else [n for n in allocs if n in counted]
+                self.reads[part.label, op.id] = reads if counted is None else [n for n in reads if n in counted]
             self.live_after |= self._live_later(part)
             self.live_before |= self._live_earlier(part) if part.kind not in "FO" else set()
         self.start = sum(self.size[storage] for _, storage in self.live_before)
@@ -90,10 +92,6 @@ class PairMemory:
             live -= frees.get(k, 0)
         return peak
 
-    def _storages(self, values: Sequence[int], counted: set[int] | None = None) -> list[int]:
-        return [n for n in dict.fromkeys(n for value in values for n in self.storages.numbers(value))
-                if self.size[n] and (counted is None or n in counted)]  # fmt: skip
-
     def _temporary(self, part: PartOps) -> set[int]:
         """Storages that the optimizer allocates and frees; it writes parameters and states into others."""
         inside = {op.id for op in part.ops}
@@ -110,9 +108,20 @@ class PairMemory:
 
     def _live_earlier(self, part: PartOps) -> set[tuple[str, int]]:
         """Storages that a backward reads or writes and that its forward, or an earlier part of its backward, allocated."""
-        accessed = self._storages([value for op in part.ops for value in (*_made(op), *self.graph.reads(op))])
+        accessed = {n for op in part.ops for n in self.reads[part.label, op.id]}
         inside = {op.id for op in part.ops}
         return {(part.label, n) for n in accessed if self.storages.storages[n].producer not in inside}
+
+
+@once_per_ops
+def _accesses(program: Program) -> dict[int, tuple[list[int], list[int]]]:
+    """By operation the storages with bytes that it allocates, and that it allocates or reads; nobody may change the lists."""
+    graph, size = Graph(program), _sizes(program)
+
+    def storages(values: Sequence[int]) -> list[int]:
+        return [n for n in dict.fromkeys(n for value in values for n in graph.storages.numbers(value)) if size[n]]
+
+    return {op.id: (storages(_made(op)), storages([*graph.reads(op), *_made(op)])) for op in program.ops}
 
 
 @once_per_ops

@@ -22,7 +22,7 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.errors import PlanError
-from interlace.ir import ABSENT, Graph, Op, Program, dependencies, describe
+from interlace.ir import ABSENT, Graph, Group, Op, Program, dependencies, describe
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_random, is_receive, is_send
 from interlace.ir.per_ops import once_per_ops
@@ -152,7 +152,7 @@ class Pair:
         self.graph = _graph(program)
         self.parts, self.early, self.work = parts, early, work
         self.cost = cost
-        self.values, self.groups = tables_of(program)
+        self._durations = _durations(program, cost)
         self.all_ops: list[tuple[str, Op]] = [(part.label, op) for part in parts for op in part.ops]
         self.after = self._after(parts)
         self.free = {(label, op.id) for label, op in self.all_ops if op.name in NO_KERNEL}
@@ -171,6 +171,8 @@ class Pair:
         self._stretches: dict[tuple[str, str], tuple[float, float]] = {}
         self._listed: dict[tuple[Form, int], list[list[int]]] = {}
         self._took: dict[tuple[int, ...], tuple[float, float]] = {}
+        self._rules: dict[Form, Rules] = {}
+        self._parts_key: list[bytes] = []
         self.bytes = PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
         self.engine, self.columns = engine_for(len(self.nodes)), columns_of(self.nodes, self.stretch)
         self._packed = self.engine.pack(self.columns)
@@ -223,10 +225,8 @@ class Pair:
         return {n: n in written for n in used if table.storages[n].persistable}
 
     def _node(self, side: str, op: Op, filler: bool, forward: bool) -> None:
-        # A receive takes no time: whether its sender is late is not known here.
-        dur = 0.0 if is_receive(op) else float(self.cost.op_time(op, self.values, self.groups).dur_ns)
+        dur, category = self._durations[op.id]
         stream = f"comm{op.group}" if is_comm(op) else ""
-        category = self.cost.category(op, self.values, self.groups)
         deps = sorted({self.index[dep] for dep in self._real(side, op.id) if dep in self.index})
         own = [dep for dep in deps if self.nodes[dep].side == side]
         if is_send(op) and own:  # it also comes after a receive of the other part, but does not depend on it
@@ -272,21 +272,28 @@ class Pair:
 
     def key(self, form: Form, cap_bytes: int) -> bytes:
         """A digest of everything that determines the order: equal for pairs that get the same order. O(operations)."""
+        if not self._parts_key:
+            self._parts_key.append(self._key_of_parts())
+        what = [form, cap_bytes, self.early, self.work, self._parts_key[0]]
+        return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
+
+    def _key_of_parts(self) -> bytes:
         streams = {stream: k for k, stream in enumerate(dict.fromkeys(node.stream for node in self.nodes))}
         nodes = [(n.op, n.side, n.dur, n.category, streams[n.stream], n.deps, n.filler, n.forward, n.leaves) for n in self.nodes]
         categories = list(dict.fromkeys(node.category for node in self.nodes))
         stretches = [self.stretch(a, b) for a in categories for b in categories]
         after = [(label, op.id, sorted(self.after[label, op.id])) for label, op in self.all_ops]
         table = self.bytes
-        what = [form, cap_bytes, self.early, self.work, nodes, stretches, after, table.size, table.allocs, table.reads, table.live_before,
-                table.live_after]  # fmt: skip
+        what = [nodes, stretches, after, table.size, table.allocs, table.reads, table.live_before, table.live_after]
         return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
 
     def within(self, cap_bytes: int, form: Form) -> list[PairOp]:
         """The fastest order found whose live memory is within a cap."""
         best = self.plain()
         best_time = self.time(_indices(best, self.index))
-        rules = Rules(self.nodes, form)
+        if form not in self._rules:
+            self._rules[form] = Rules(self.nodes, form)
+        rules = self._rules[form]
         firm = cap_bytes
         for _ in range(3):
             listed = self.spread(self._found(rules, form, firm))
@@ -339,10 +346,15 @@ class Pair:
         """Nodes in order, each after the free operations that it needs; those that no node needs come last."""
         listed: list[PairOp] = []
         seen: set[PairOp] = set()
-        for node in order:
-            self._emit((self.nodes[node].side, self.nodes[node].op), listed, seen)
-        for side, op in self.all_ops:
-            self._emit((side, op.id), listed, seen)
+        named = [(self.nodes[node].side, self.nodes[node].op) for node in order]
+        for item in (*named, *((side, op.id) for side, op in self.all_ops)):
+            if item in seen:
+                continue
+            if self.after[item] <= seen:
+                seen.add(item)
+                listed.append(item)
+            else:
+                self._emit(item, listed, seen)
         return listed
 
     def _emit(self, item: PairOp, listed: list[PairOp], seen: set[PairOp]) -> None:
@@ -395,6 +407,32 @@ def _needs(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     return known[part]
 
 
+class _Durations(dict[int, tuple[float, str]]):
+    """Duration and interference category of each operation, found when it is asked for. A receive takes no time: whether its sender is late
+    is not known here."""
+
+    def __init__(self, program: Program, cost: Costs) -> None:
+        super().__init__()
+        self.ops, self.tables, self.cost = _graph(program).ops, tables_of(program), cost
+
+    def __missing__(self, op_id: int) -> tuple[float, str]:
+        op = self.ops[op_id]
+        dur = 0.0 if is_receive(op) else float(self.cost.op_time(op, *self.tables).dur_ns)
+        self[op_id] = dur, self.cost.category(op, *self.tables)
+        return self[op_id]
+
+
+def _durations(program: Program, cost: Costs) -> _Durations:
+    """The same ones for the same operations and costs."""
+    known = _known_durations(program)
+    key = id(cost), program.groups
+    if key not in known:
+        known[key] = _Durations(program, cost)
+    return known[key]
+
+
+_known_durations: Callable[[Program], dict[tuple[int, tuple[Group, ...]], _Durations]] = once_per_ops(lambda program: {})
+"""By the cost model, which they keep alive, and the groups of ranks."""
 _graph = once_per_ops(Graph)
 """The graph of a program, whose jobs are not asked for."""
 _known_needs: Callable[[Program], dict[tuple[int, ...], dict[int, set[int]]]] = once_per_ops(lambda program: {})
