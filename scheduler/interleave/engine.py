@@ -11,7 +11,7 @@ from interlace.scheduler.interleave import clock, list_schedule
 from interlace.scheduler.interleave.columns import Columns
 from interlace.scheduler.interleave.list_schedule import TRIES, Weights
 
-WORTH_COMPILING = 5000
+WORTH_COMPILING = 2000
 """Nodes of all pairs of this process from which on `auto` uses the compiled engine: orders of fewer are there before it is loaded, which
 takes half a second."""
 COMPILED = "interlace.scheduler.interleave.compiled"
