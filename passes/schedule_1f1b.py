@@ -37,6 +37,7 @@ from interlace.scheduler.whole_step.slot_times import SlotTimes, slot_times
 from interlace.units import size
 
 MOST_SCHEDULE_BYTES = 1 << 20
+DRAWS = "mixed: forward and backward both draw random numbers, and another depth would change the order of draws; dx-first instead"
 
 
 @register
@@ -135,15 +136,26 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         """Whether the whole step decides on the form (interlace/planning/whole_step.py)."""
         return self.interleave == "auto" and not self.schedule_file
 
-    def named(self, program: Program) -> list[Schedule1F1B]:
-        """The forms by name that are possible for a program, the same on every rank."""
+    def named(self, program: Program, draws: bool) -> list[Schedule1F1B]:
+        """The forms by name that are possible for a program, the same on every rank; `draws`: whether `draws_twice` of any of them."""
         pipe = program.pipeline
         names: tuple[Literal["dx-first", "mixed", "zb-h1"], ...] = ("dx-first", "mixed")
         if pipe.schedule in ("FThenB", "none"):
             return []
         if pipe.num_chunks == 1 and pipe.num_stages > 1:
             names = (*names, "zb-h1")
-        return [msgspec.structs.replace(self, interleave=name) for name in names]
+        forms = [msgspec.structs.replace(self, interleave=name) for name in names]
+        return [form for form in forms if not (draws and form.changes_depth(program))]
+
+    def changes_depth(self, program: Program) -> bool:
+        """Whether a pipeline has another number of micro-batches in flight than its strategy's without being asked for by number."""
+        pipe = program.pipeline
+        mixed = self.interleave == "mixed" and not (self.depth or self.schedule_file)
+        return mixed and pipe.num_stages > 1 and pipe.schedule not in ("FThenB", "none")
+
+    def at_plain_depth(self) -> Schedule1F1B:
+        """What takes the place of a form that changes the depth where forward and backward of any rank both draw random numbers."""
+        return msgspec.structs.replace(self, interleave="dx-first")
 
     def draft(self) -> Schedule1F1B:
         """Without the local search."""
@@ -241,9 +253,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         """Slots with backward and forward joined, and the form: mixed if asked for, unless stages would wait for each other for ever."""
         pipe = program.pipeline
         stages = range(pipe.num_stages)
-        if self.interleave == "mixed" and not self.depth and pipe.num_stages > 1 and draws_twice(program):
-            context.declined.append("mixed: forward and backward both draw random numbers, and another depth would change the order of "
-                                    "draws; dx-first instead")  # fmt: skip
+        if self.changes_depth(program) and draws_twice(program):
+            context.declined.append(DRAWS)
         elif self.interleave == "mixed" and not self.depth:
             rows = {stage: self._row(program, stage, mixed=True) for stage in stages}
             stuck = stall(list(rows.values()), program.pipeline.num_chunks)

@@ -21,7 +21,7 @@ from interlace.passes.choose_recompute import ChooseRecompute, choices, recomput
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import Pipeline
-from interlace.passes.schedule_1f1b import Schedule1F1B
+from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
 from interlace.planning.budget import peak_bytes, say_budget
 from interlace.planning.judge import Run
 from interlace.planning.whole_step import ROUNDS, Room, less_room, paddles_own, recomputing, run_passes
@@ -199,7 +199,7 @@ class MemoryChoice:
     def _named(self) -> list[Schedule1F1B]:
         """The forms by name of an open schedule."""
         open_ = next((each for each in self.asked.passes if isinstance(each, Schedule1F1B) and each.is_open()), None)
-        return open_.named(self.program) if open_ else []
+        return open_.named(self.program, any(gather(self.peers, "draws", draws_twice(self.program)))) if open_ else []
 
     @staticmethod
     def _with_schedule(made: Pipeline, form: Schedule1F1B) -> Pipeline:

@@ -16,7 +16,7 @@ from interlace.passes.choose_recompute import ChooseRecompute
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import PassReport, Pipeline
-from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice, mixed_depth
+from interlace.passes.schedule_1f1b import DRAWS, Schedule1F1B, draws_twice, mixed_depth
 from interlace.planning.budget import peak_bytes
 from interlace.planning.judge import Run, noted, run_judged, step_ns
 from interlace.planning.stock import STOCK
@@ -143,6 +143,10 @@ def run_passes(
     """
     asked = next((each for each in pipeline.passes if isinstance(each, Schedule1F1B)), None)
     alone = peers is None and program.pipeline.num_stages > 1
+    if asked is not None and asked.changes_depth(program) and any(gather(peers, "draws", draws_twice(program))):
+        plain = Pipeline(tuple(asked.at_plain_depth() if each is asked else each for each in pipeline.passes))
+        run, used = run_passes(plain, program, cost, peers, room, levels)
+        return noted(run, Schedule1F1B.name, [], [DRAWS]), used
     if asked is not None and asked.is_open() and not alone:
         pipeline.check(program)
         return _Choice(pipeline, asked, program, cost, peers, room, levels).run()
@@ -182,6 +186,7 @@ class _Choice:
         self.known: dict[Numbers | None, Before] = {}
         self.needed = room.shares[0] if room and room.shares else None
         self.recomputes = any(gather(peers, "recomputation", recomputes(program)))
+        self.draws = any(gather(peers, "draws", draws_twice(program)))
         self.stands_for = stand_ins(program, peers)
         asking = (Pipeline(self.later), self._paddles())
         self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks() for each in asking)
@@ -199,7 +204,7 @@ class _Choice:
         peaks = self._peaks(made)
         own = Judged(self.asked.stock(), (), None, self.room_bytes, self._step_ns(made), max(self._peaks(made, by_paddle=True)))
         limit = self.room.limit_bytes if self.room else int(own.peak_bytes * SLACK) + self.asked.extra_live_bytes
-        named = self.asked.named(self.program)
+        named = self.asked.named(self.program, self.draws)
         forms = [(self.needed, form) for form in (self.asked.stock(), *named)]
         if named:
             forms += self._lagging(peaks[self._seat()], limit)
@@ -290,14 +295,14 @@ class _Choice:
         mine = Stages(self._stages(made, levels, stock_peak_bytes) if self.drafts else ())
         stages = {each.stages[0].stage: self._without_moved(each.stages, limit)
                   for each in reversed(gather(self.peers, "times of jobs", mine)) if each.stages}  # fmt: skip
-        fixed = any(gather(self.peers, "draws", draws_twice(self.program)))
         found = Found()
         if self.peers is None or self.program.rank == 0:
             pipe, given = self.program.pipeline, [each for s in sorted(stages) for each in stages[s]]
             limits = [(limit, LAG_SCHEDULES), *((int(limit * more), 1) for more in BEYOND if self._offloads())]
-            best = [each for most, count in limits for each in find_schedules(given, pipe.num_micro_batches, most, count, fixed,
+            best = [each for most, count in limits for each in find_schedules(given, pipe.num_micro_batches, most, count, self.draws,
                                                                               pipe.num_chunks)]  # fmt: skip
-            free = [] if self.room or len(levels) > 1 else find_schedules(given, pipe.num_micro_batches, ANY, 1, fixed, pipe.num_chunks)
+            free = [] if self.room or len(levels) > 1 else find_schedules(given, pipe.num_micro_batches, ANY, 1, self.draws,
+                                                                          pipe.num_chunks)  # fmt: skip
             pays = bool(free) and (not best or free[0].step_ns < (1 - PAYS) * best[0].step_ns)
             found = Found(tuple(best), pays)
         return gather(self.peers, "schedules", found)[0]

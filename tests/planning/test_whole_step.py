@@ -143,6 +143,22 @@ def test_other_schedules(world: World) -> None:
     assert any(line.startswith("auto: ") for line in told(auto))
 
 
+@pytest.mark.parametrize("form", ["mixed", "auto"])
+def test_stages_keep_one_depth_where_one_of_them_draws_in_forward_and_backward(form: str) -> None:
+    """Dropout that the last stage alone computes again: the first one's draws would allow the depth of mixed pairs, which its neighbour
+    does not have; the ranks would wait for each other for ever."""
+    plain = programs(World(pp=2, micro_batches=5, layers=4, schedule="1F1B"))
+    drawing = {next(op.id for op in plain[1].ops if op.role == role and op.kind in ("gelu", "relu", "gelu_grad", "relu_grad"))
+               for role in ("forward", "backward")}  # fmt: skip
+    plain[1] = plain[1].with_ops([msgspec.structs.replace(op, name="pd_op.dropout") if op.id in drawing else op for op in plain[1].ops])
+    made, dx_first = (planned(plain, LOADED, each, search=False) for each in (form, "dx-first"))
+    if form == "mixed":
+        assert [plan.program.jobs for plan in made] == [plan.program.jobs for plan in dx_first]
+        assert all(any("another depth would change the order of draws" in line for line in told(made, rank)) for rank in (0, 1))
+    assert not any("interleave: mixed" in line for line in told(made))
+    assert step_ns(made, LOADED) > 0
+
+
 @pytest.mark.parametrize("lag", [1, 3, (0, 2)])
 def test_weight_gradients_trail_with_chunks(lag: int | tuple[int, ...]) -> None:
     """VPP with any lag is proved, and computes every part once; weight gradients of a chunk stay in the order of their micro-batches."""
