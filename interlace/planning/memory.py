@@ -182,8 +182,7 @@ class MemoryChoice:
         forms = [Pipeline(waiting), *[made] * (waiting != made.passes)]
         forms += [self._with_schedule(made, each) for each in self._named()]
         forms += [paddles_own(self.asked)] * bool(self._named())
-        found = [self._held_less(self.made(each, 1)) for each in forms]
-        return min(found, key=lambda each: max(self.bytes_over(each[0], 0)))
+        return self._held_less(min((self.made(each, 1) for each in forms), key=lambda run: max(self.bytes_over(run, 0))))
 
     def _held_less(self, run: Run) -> tuple[Run, int]:
         """The run, or one that moves less and holds less all the same: copies back take room too."""
