@@ -26,7 +26,8 @@ class Stage:
 
     Attributes:
         compute: Computation of each part.
-        path: Forward and input gradients of the first chunk until they are sent: the longest chain, collectives included.
+        path: Forward and input gradients of the first chunk until they are sent: the longest chain, collectives included, or all
+            computation that the message needs, where that is longer.
         hiding: Time that computation takes longer where it hides all collectives of the stage, each beneath what suffers least from it.
         deferred: The most time of weight gradients whose operands fit beside what the stage always holds.
     """
@@ -107,14 +108,21 @@ def _stage(program: Program, cost: Costs, peak_bytes: int, limit_bytes: int) -> 
 
 
 def _longest(graph: Graph, ops: Sequence[Op], took: Callable[[Op], int]) -> int:
-    """Time of the longest chain that a message to another stage waits for; without the message."""
-    ends: dict[int, int] = {}
-    longest = 0
-    for op, needs in zip(ops, dependencies(graph, ops).values(), strict=True):
-        ready = max((ends[each] for each in needs), default=0)
+    """Time that a message to another stage must wait, without the message itself: for the longest chain of operations that it needs, and
+    for all computation among these, which is on one stream."""
+    after, ends = dependencies(graph, ops), dict[int, int]()
+    longest, sent = 0, list[int]()
+    for op in ops:
+        ready = max((ends[each] for each in after[op.id]), default=0)
         ends[op.id] = ready + (0 if is_send(op) else took(op))
-        longest = max(longest, ready) if is_send(op) else longest
-    return longest
+        if is_send(op):
+            longest, sent = max(longest, ready), [*sent, op.id]
+    needed = set[int]()
+    while sent:
+        more = after[sent.pop()] - needed
+        needed |= more
+        sent += more
+    return max(longest, sum(took(op) for op in ops if op.id in needed and not is_comm(op)))
 
 
 def _hiding(program: Program, collectives: Sequence[Op], computation: Sequence[Op], cost: Costs) -> float:
