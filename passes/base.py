@@ -29,6 +29,7 @@ class Context:
         facts: What `Pass.facts` gave on every rank, by rank; this rank's alone where the others are not known; empty without facts.
         is_whole: Whether `facts` are of every rank of the world.
         memo: Results for the same programs, where several forms of a plan are compared.
+        later: The passes that run after this one.
         room_bytes: Live device bytes that the rank may hold if operations run one after the other: its memory budget, less what side
             streams hold on a GPU; None without a budget.
         changed: What was moved or made, one line each.
@@ -42,6 +43,7 @@ class Context:
     is_whole: bool = False
     room_bytes: int | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
+    later: Sequence[Pass] = ()
 
     def change(self, op: Op, what: str) -> None:
         """Report something done at an operation."""
@@ -98,7 +100,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return None
 
     def simulated(self, program: Program, context: Context) -> Program:
-        """This rank's plan as `decide` simulates it: with what passes that run later add to it."""
+        """The plan of this rank, which stands for its stage, as `decide` simulates it: with what later passes add that matters for it."""
         return program
 
     def decide(self, plans: Sequence[Program], run: Simulation) -> Orders:

@@ -10,7 +10,6 @@ import msgspec
 from interlace.ir import Program
 from interlace.ir.kinds import is_p2p
 from interlace.passes.base import Context, Pass, register
-from interlace.scheduler.memory.throttle import plan_host_syncs, with_host_syncs
 from interlace.scheduler.whole_step.orders import Orders, Simulation, find_orders, with_orders
 from interlace.units import ms
 
@@ -29,6 +28,8 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
         job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0
         job forward_1: 2@1 3@1                          job forward_1: 2@1 3@1
                                                         event interlace_4_0: recorded after 4@0, waited for by 2@1 (a receive)
+        job pair_0I_2F: 9@0 12@0 3@2 4@2                job pair_0I_2F: 9@0 3@2 12@0 4@2
+                                                        event interlace_3_2: recorded after 3@2, waited for by 12@0 (a send)
 
     Options:
         margin_us: Microseconds by which a transfer is posted earlier than its peer is expected. When: raise it where stages run less evenly
@@ -53,8 +54,10 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
         return None
 
     def simulated(self, program: Program, context: Context) -> Program:
-        """With the waits of the host that `throttle-host` would add now: transfers that are issued late start late."""
-        return with_host_syncs(program, plan_host_syncs(program, context.cost).waits)
+        """With the waits of the host that `throttle-host` would add now, if it runs: what is issued late starts late."""
+        for each in context.later:
+            program = each.run(program, Context(context.cost)) if "throttled" in each.gives else program
+        return program
 
     def decide(self, plans: Sequence[Program], run: Simulation) -> Orders:
         """Which transfers wait for what."""

@@ -90,8 +90,8 @@ class Pipeline:
         """
         self.check(program)
         reports, memo = [], {} if memo is None else memo
-        for each in self.passes:
-            context = Context(cost, is_whole=peers is not None, room_bytes=room_bytes, memo=memo)
+        for k, each in enumerate(self.passes):
+            context = Context(cost, is_whole=peers is not None, room_bytes=room_bytes, memo=memo, later=self.passes[k + 1 :])
             known = memo.setdefault(_key(each, program, rooms), []) if rooms and not each.decides_for_all else []
             program, report = self._run_one(each, program, context, peers, known)
             reports.append(report)

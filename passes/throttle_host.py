@@ -8,14 +8,7 @@ import msgspec
 
 from interlace.ir import Program
 from interlace.passes.base import Context, Pass, register
-from interlace.scheduler.memory.throttle import (
-    RUN_AHEAD_BYTES,
-    jobs_with_side_work,
-    plan_host_syncs,
-    sync_at_job_ends,
-    sync_at_outputs,
-    with_host_syncs,
-)
+from interlace.scheduler.memory.throttle import jobs_with_side_work, plan_host_syncs, sync_at_job_ends, sync_at_outputs, with_host_syncs
 
 
 @register
@@ -47,7 +40,7 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
     formerly = ("assign-streams",)
 
     syncs: Literal["auto", "job-ends", "outputs"] = "auto"
-    run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = RUN_AHEAD_BYTES
+    run_ahead_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
 
     def stock(self) -> Pass:
         return ThrottleHost(syncs="outputs")

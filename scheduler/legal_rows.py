@@ -13,8 +13,9 @@ from interlace.scheduler.schedule import OPTIMIZER, Part, Slot
 def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
     """Where stages would wait for each other for ever, if a slot needs its inputs at its start and has its outputs at its end.
 
-    A slot of receives (`R`) waits for its messages: the CPU place does, and no place gains by posting it earlier. A pair counts as
-    mixed: it needs the activation and the gradient at its start and has both outputs at its end.
+    A slot of receives (`R`) waits for its messages, as it does on the CPU place; where streams go on past it, what is behind it could
+    not use them earlier anyway. A pair counts as mixed: it needs the activation and the gradient at its start and has both outputs at
+    its end.
 
     Returns:
         Empty if every stage can finish, otherwise the grid of stages with `<-- here` at the slots that are blocked.

@@ -41,11 +41,13 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
     def with_alternatives(first: Run, passes: tuple[Pass, ...]) -> Run:
         """The passes from here on; of a pass that has alternatives, the form with which the simulated step is fastest."""
         cut = next((k for k, each in enumerate(passes) if each.alternatives()), len(passes)) if not alone else len(passes)
-        found = _then(first, passes[:cut], cost, peers, room_bytes)
         if cut == len(passes):
-            return found
+            return _then(first, passes, cost, peers, room_bytes)
+        common = next((k for k, each in enumerate(passes[:cut]) if each.decides_for_all), cut)  # which looks at what comes after it
         asked, rest = passes[cut], passes[cut + 1 :]
-        forms = {form.label(): _then(found, (form, *rest), cost, peers, room_bytes) for form in (asked, *asked.alternatives())}
+        found = _then(first, passes[:common], cost, peers, room_bytes)
+        forms = {form.label(): _then(found, (*passes[common:cut], form, *rest), cost, peers, room_bytes)
+                 for form in (asked, *asked.alternatives())}  # fmt: skip
         took = {label: step_ns(form[1], cost, peers, stands_for) for label, form in forms.items()}
         best = min((label for label, each in took.items() if each is not None), key=lambda label: took[label] or 0, default=asked.label())
         lines = [f"{best}: whole step simulated {ms(took[best] or 0)}, with {label} {ms(each)}"

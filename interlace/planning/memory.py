@@ -171,8 +171,9 @@ class MemoryChoice:
 
     def tightest(self) -> tuple[Run, int]:
         """What holds least by itself: all moved that can be, and each stage at the level of recomputation with which it then holds least
-        (what is recomputed cannot be moved, so that need not be the last). Where the form is open in Paddle's own order and in those by
-        name, with a host that waits at the ends of jobs (the alternative of `throttle-host`) or where it must; and Paddle's own plan."""
+        (what is recomputed cannot be moved, so that need not be the last). Tried are Paddle's own order and, where the form is open, those
+        by name, each with a host that waits at the ends of jobs (the alternative of `throttle-host`) or where it must, and Paddle's own
+        plan."""
         made = self.in_paddles_order(self.asked)
         held = {level: self._held_by_stage(self.made(recomputing(made, level), 1)) for level in (TIGHT if self.is_open else ())}
         if held:

@@ -29,8 +29,6 @@ from interlace.scheduler.simulate.simulator import device_peak
 from interlace.scheduler.target import GPU, Target
 from interlace.units import size
 
-RUN_AHEAD_BYTES = 256 << 20
-"""By how much a host that runs ahead may raise the peak, unless said otherwise."""
 LOOK_BACK = 50
 """The awaited op lies back this many times the host's time for one wait (about 1 ms on an H200): enough to issue what follows."""
 SPACING = (16, 8, 4, 2, 1)
@@ -108,7 +106,7 @@ def with_host_syncs(program: Program, waits: Mapping[str, tuple[HostSync, ...]])
     return msgspec.structs.replace(program, jobs=jobs)
 
 
-def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int = RUN_AHEAD_BYTES) -> HostSyncs:
+def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int) -> HostSyncs:
     """The widest spacing of waits under which run-ahead raises the peak by no more than `run_ahead_bytes`.
 
     If none does, the widest whose peak is near the lowest. Cost: one pass over the storages if these are small, otherwise a

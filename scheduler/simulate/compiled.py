@@ -6,18 +6,19 @@ minima over streams gives the earliest. Cost O(events x log streams).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
-import numba
 import numba.extending
 import numpy as np
 import numpy.typing as npt
 
-from interlace.scheduler.simulate import simulator
+from interlace.scheduler.compiling import compiled
+from interlace.scheduler.simulate import arrays, simulator
 from interlace.scheduler.simulate.arrays import ONE, Ints, SimInput
 from interlace.scheduler.simulate.simulator import NEVER
 
-_jit = numba.njit(cache=True)
+_jit = partial(compiled, sources=(arrays, simulator))
 WAITS, UNBLOCKS, BLOCKS, MEETS, FOLLOWS, LEADS = 1, 2, 4, 8, 16, 32
 """Marks of op instances: waits for others; others wait for it; the host waits for it; is part of a rendezvous; is a buffered receive; is
 the send of one."""

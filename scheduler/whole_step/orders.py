@@ -19,6 +19,7 @@ from interlace.ir import Event, Graph, Job, OpInstance, Program
 from interlace.ir.graph import dependencies
 from interlace.ir.kinds import is_collective, is_comm, is_copy, is_p2p
 from interlace.ir.per_ops import once_per_ops
+from interlace.ir.stand_ins import groups_within_stage
 from interlace.scheduler.simulate.arrays import COMPUTE, Options
 from interlace.scheduler.simulate.simulator import Result, simulate
 
@@ -89,11 +90,13 @@ def early_transfers(result: Result, margin_ns: int) -> list[dict[OpInstance, OpI
         ends = [end[k] for k in computes]
         place = {item: k for k, item in enumerate(zip(op, batch, strict=True))}
         waits: dict[OpInstance, OpInstance] = {}
-        for job in program.jobs:
+        recorded = {event.record for event in program.events}
+        for job in (job for job in program.jobs if job.items):
             limit = end_of_job = place[job.items[-1]] + 1
             for transfer, before in reversed(_latest_places(program, job, across_collectives=len(stages) == len(sim.programs))):
                 k = place[transfer]
                 limit = max(k, min(limit, place[before] if before else end_of_job))  # transfers of a job keep their order
+                limit = k if transfer in recorded else limit
                 last = min(bisect_right(ends, start[k] - margin_ns), bisect_left(computes, limit)) - 1
                 if start[k] - ready[k] > margin_ns and last >= 0 and ends[last] > ready[k]:
                     waits[transfer] = (op[computes[last]], batch[computes[last]])
@@ -105,14 +108,15 @@ def early_transfers(result: Result, margin_ns: int) -> list[dict[OpInstance, OpI
 
 
 def _latest_places(program: Program, job: Job, across_collectives: bool) -> list[tuple[OpInstance, OpInstance | None]]:
-    """The transfers of a job, each with the first op instance that must be issued after it: one that depends on it, or, where plans of
-    one stage differ, a collective, as its ranks would call it and send in different orders. None if it can be issued last."""
-    followers = _followers(program)
+    """The transfers of a job, each with the first op instance that must be issued after it: one that depends on it, a collective with other
+    stages, or, where plans of one stage differ, any collective, as its ranks would call it and send in different orders. None if it can be
+    issued last."""
+    followers, collectives = _followers(program), _collectives(program)[across_collectives]
     found = []
     for k, item in enumerate(job.items):
         if item[0] in followers:
-            after = followers[item[0]] if across_collectives else followers[item[0]] | _collectives(program)
-            found.append((item, next((other for other in job.items[k + 1 :] if other[0] in after), None)))
+            after = followers[item[0]]
+            found.append((item, next((other for other in job.items[k + 1 :] if other[0] in after or other[0] in collectives), None)))
     return found
 
 
@@ -128,8 +132,10 @@ def _followers(program: Program) -> dict[int, set[int]]:
 
 
 @once_per_ops
-def _collectives(program: Program) -> set[int]:
-    return {op.id for op in program.ops if is_collective(op)}
+def _collectives(program: Program) -> tuple[set[int], set[int]]:
+    """All collectives, and those with ranks of other stages."""
+    every, inside = [op for op in program.ops if is_collective(op)], groups_within_stage(program)
+    return {op.id for op in every}, {op.id for op in every if op.group not in inside}
 
 
 def _recorders(program: Program) -> set[int]:
