@@ -20,6 +20,7 @@ from interlace.scheduler.hazards import check
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
 from interlace.scheduler.whole_step.orders import early_transfers, find_orders, simulation, with_orders
+from interlace.units import ms
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
 
@@ -109,6 +110,14 @@ def earlier(place: dict[OpInstance, tuple[str, int]], pair: tuple[OpInstance, Op
     """Whether what a transfer waits for was issued before it anyway."""
     (job, k), (other, n) = (place[item] for item in pair)
     return job != other or k < n
+
+
+@pytest.mark.parametrize("waits", ["on", "off", {"syncs": "job-ends"}, {"run_ahead_bytes": 0}])
+def test_delays_are_decided_with_the_waits_of_the_host_that_follow(waits: object) -> None:
+    """The step that the report says is the plan's."""
+    plans = planned(programs(World(pp=4, mp=2, micro_batches=6, layers=2)), SLOWED, "mixed", NO_MARGIN, waits, lag=1)
+    assert any(delayed(plan) for plan in plans)
+    assert f"whole step simulated {ms(step_ns(plans, SLOWED))}, " in said(plans[0])
 
 
 @pytest.mark.parametrize(("ranks", "every"), [(1, 1), (1, 2), (2, 1)])
