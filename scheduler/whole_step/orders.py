@@ -91,9 +91,10 @@ def early_transfers(result: Result, margin_ns: int) -> list[dict[OpInstance, OpI
         place = {item: k for k, item in enumerate(zip(op, batch, strict=True))}
         waits: dict[OpInstance, OpInstance] = {}
         recorded = {event.record for event in program.events}
+        collectives = _not_passed(program, alike=len(stages) == len(sim.programs))
         for job in (job for job in program.jobs if job.items):
             limit = end_of_job = place[job.items[-1]] + 1
-            for transfer, before in reversed(_latest_places(program, job, across_collectives=len(stages) == len(sim.programs))):
+            for transfer, before in reversed(_latest_places(program, job, collectives)):
                 k = place[transfer]
                 limit = max(k, min(limit, place[before] if before else end_of_job))  # transfers of a job keep their order
                 limit = k if transfer in recorded else limit
@@ -107,11 +108,10 @@ def early_transfers(result: Result, margin_ns: int) -> list[dict[OpInstance, OpI
     return found
 
 
-def _latest_places(program: Program, job: Job, across_collectives: bool) -> list[tuple[OpInstance, OpInstance | None]]:
-    """The transfers of a job, each with the first op instance that must be issued after it: one that depends on it, a collective with other
-    stages, or, where plans of one stage differ, any collective, as its ranks would call it and send in different orders. None if it can be
-    issued last."""
-    followers, collectives = _followers(program), _collectives(program)[across_collectives]
+def _latest_places(program: Program, job: Job, collectives: set[int]) -> list[tuple[OpInstance, OpInstance | None]]:
+    """The transfers of a job, each with the first op instance that must be issued after it: one that depends on it, or one of these
+    collectives. None if it can be issued last."""
+    followers = _followers(program)
     found = []
     for k, item in enumerate(job.items):
         if item[0] in followers:
@@ -131,11 +131,11 @@ def _followers(program: Program) -> dict[int, set[int]]:
     return found
 
 
-@once_per_ops
-def _collectives(program: Program) -> tuple[set[int], set[int]]:
-    """All collectives, and those with ranks of other stages."""
-    every, inside = [op for op in program.ops if is_collective(op)], groups_within_stage(program)
-    return {op.id for op in every}, {op.id for op in every if op.group not in inside}
+def _not_passed(program: Program, alike: bool) -> set[int]:
+    """Collectives that transfers stay before: those with other stages, and, where plans of one stage are not alike, all, as its ranks
+    would call them and send in different orders."""
+    inside = groups_within_stage(program) if alike else set()
+    return {op.id for op in program.ops if is_collective(op) and op.group not in inside}
 
 
 def _recorders(program: Program) -> set[int]:

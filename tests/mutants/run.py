@@ -38,7 +38,8 @@ LIBRARIES = ("hypothesis", "msgspec", "networkx", "numba", "numpy", "yaml")
 LEAST_SECONDS, TIMES_BASELINE = 120.0, 10
 """A mutant that never ends is found, too: so long may its tests take, or so many times what they take without a fault."""
 PASSED, FAILED, NOT_LOADED = 0, 1, 100
-COMPILED = ("scheduler/simulate/arrays.py", "scheduler/simulate/compiled.py")
+COMPILED = ("scheduler/simulate/arrays.py", "scheduler/simulate/simulator.py", "scheduler/simulate/compiled.py",
+            *(f"scheduler/interleave/{name}.py" for name in ("clock", "columns", "list_schedule", "compiled")))  # fmt: skip
 """Files whose constants and functions go into compiled code, which is stored: a fault there must not read or leave any."""
 
 
