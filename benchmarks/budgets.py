@@ -3,7 +3,7 @@
 Programs are Paddle's: GPT-3 6.7B and Llama 7B, mp 2, sequence 4096, bfloat16 (O2, master gradients), one rank of each stage; the times are
 those of the H200 profile. Without `--model` those of 8 layers, pp 4, 8 micro-batches; with it others too, among them all 32 layers with 16
 micro-batches. They are built where DIR lacks them (minutes each): without recomputation, with that of every layer (`full`), and with that
-of attention alone (`attention`). Budgets are shares of what Paddle's own plan of the first holds, and what it holds with `full`. What is
+of attention alone (`attention`). Budgets are fractions of what Paddle's own plan of the first holds, and what it holds with `full`. What is
 stored of other models stays.
 
     python benchmarks/budgets.py DIR [--model NAME ...] [-o FILE]
@@ -46,7 +46,7 @@ MODELS = {
 USUAL = ("GPT-3 6.7B", "Llama 7B")
 BY_HAND = ("none", "attention", "full")
 """Recomputation that the script asks for."""
-SHARES = (1.0, 0.8, 0.6, 0.4)
+FRACTIONS = (1.0, 0.8, 0.6, 0.4)
 FREED = (0.2, 0.4, 0.6, 0.8)
 """Parts of what recomputation can free at the peak."""
 OURS: dict[str, dict[str, Any]] = {"offload alone": {"choose_recompute": "off"}, "both": {}}
@@ -106,23 +106,23 @@ def by_hand(programs: dict[str, list[Program]]) -> dict[str, Any]:
     return {name: planned(each, cost, {}) for name, each in programs.items()}
 
 
-def within(programs: Sequence[Program], options: dict[str, Any], shares: Sequence[float]) -> list[dict[str, Any]]:
-    """A plan for each share, largest first; none is made below a budget that is known to be the least."""
+def within(programs: Sequence[Program], options: dict[str, Any], fractions: Sequence[float]) -> list[dict[str, Any]]:
+    """A plan for each fraction, largest first; none is made below a budget that is known to be the least."""
     cost, found = CostModel(load_profile("h200")), []
-    full = planned(programs, cost, {"memory_budget": shares[0], **options})
-    for share in shares:
+    full = planned(programs, cost, {"memory_budget": fractions[0], **options})
+    for fraction in fractions:
         least = max((each["least_bytes"] for each in found if "least_bytes" in each), default=0)
-        tight = least and share * full["stock_peak_bytes"] < least
-        wanted = {"memory_budget": share, **options}
-        found.append(full if share == shares[0] else {"least_bytes": least} if tight else planned(programs, cost, wanted))
-        print(share, options, found[-1], flush=True)
+        tight = least and fraction * full["stock_peak_bytes"] < least
+        wanted = {"memory_budget": fraction, **options}
+        found.append(full if fraction == fractions[0] else {"least_bytes": least} if tight else planned(programs, cost, wanted))
+        print(fraction, options, found[-1], flush=True)
     return found
 
 
-def shares_of(hand: dict[str, Any]) -> list[float]:
+def fractions_of(hand: dict[str, Any]) -> list[float]:
     """Budgets, the largest first: the peak that full recomputation by hand has is one of them."""
     most = hand["none"]["stock_peak_bytes"]
-    return sorted({*SHARES, *(hand[name]["stock_peak_bytes"] / most for name in hand if name == "full")}, reverse=True)
+    return sorted({*FRACTIONS, *(hand[name]["stock_peak_bytes"] / most for name in hand if name == "full")}, reverse=True)
 
 
 def measured(models: dict[str, dict[str, list[Program]]]) -> list[dict[str, Any]]:
@@ -130,11 +130,11 @@ def measured(models: dict[str, dict[str, list[Program]]]) -> list[dict[str, Any]
     with ProcessPoolExecutor() as pool:
         asked = {model: pool.submit(by_hand, programs) for model, programs in models.items()}
         hand = {model: each.result() for model, each in asked.items()}
-        ours = {(model, name): pool.submit(within, programs["none"], options, shares_of(hand[model]))
+        ours = {(model, name): pool.submit(within, programs["none"], options, fractions_of(hand[model]))
                 for model, programs in models.items() for name, options in OURS.items()}  # fmt: skip
         return [{"model": model, "by_hand": hand[model], "exact": gaps(models[model]["none"][0]),
-                 "budgets": [{"share": share, **{name: ours[model, name].result()[k] for name in OURS}}
-                             for k, share in enumerate(shares_of(hand[model]))]} for model in models]  # fmt: skip
+                 "budgets": [{"fraction": fraction, **{name: ours[model, name].result()[k] for name in OURS}}
+                             for k, fraction in enumerate(fractions_of(hand[model]))]} for model in models]  # fmt: skip
 
 
 def others(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:

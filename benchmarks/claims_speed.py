@@ -157,8 +157,8 @@ def budgets() -> str:
     for model in raw("budgets.json")["models"]:
         peak = model["by_hand"]["none"]["stock_peak_bytes"]
         for row in model["budgets"]:
-            hand = [_by_hand(model["by_hand"][name], row["share"] * peak) for name in BY_HAND]
-            budget = f"{row['share']:.0%}, {row['share'] * peak / 2**30:.1f} GiB"
+            hand = [_by_hand(model["by_hand"][name], row["fraction"] * peak) for name in BY_HAND]
+            budget = f"{row['fraction']:.0%}, {row['fraction'] * peak / 2**30:.1f} GiB"
             rows.append([model["model"], budget, *hand, *(_planned(row[name]) for name in OURS)])
     return table(["", "budget", *(f"recompute {name} by hand" for name in BY_HAND), *OURS], rows)
 

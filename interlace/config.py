@@ -7,7 +7,7 @@
     offload_activations: {modules: [mlp], fraction: 0.5}
 
 A pass is named in snake case and is `off`, `on` or a table of its options. Sizes may be text such as `60GB` or `64MiB`. The memory
-budget is bytes of device memory a rank, or, as a number with a point, a share of what Paddle's own plan holds on its fullest rank.
+budget is bytes of device memory a rank, or, as a number with a point, a fraction of what Paddle's own plan holds on its fullest rank.
 
 A pass that needs what another gives (`offload_activations` needs a schedule) cannot stay on where that one is off: this is refused
 rather than guessed. `schedule_1f1b: {interleave: off}` keeps Paddle's own order of jobs.
@@ -42,11 +42,11 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "K
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
 FORMER_PRESETS = {"offload-half": "say how much memory there is, and what is kept, recomputed and moved follows: memory_budget: 70GB, or "
-                                  "0.8 for a share of what Paddle's own plan holds (--memory-budget on the command line)"}  # fmt: skip
+                                  "0.8 for a fraction of what Paddle's own plan holds (--memory-budget on the command line)"}  # fmt: skip
 """Presets that there were -> what to write now."""
 _SHARE = re.compile(r"\d*\.\d*")
 MOST_SHARE = 100.0
-"""Of what Paddle's own plan holds: more is no share, but bytes without their unit."""
+"""Of what Paddle's own plan holds: more is no fraction, but bytes without their unit."""
 KEY = "#"
 """Suffix of a dotted path in the marks of a file: the position of the option's name, without it that of its value."""
 
@@ -63,7 +63,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             use is close to the one of the profile, and you accept that predicted times are off.
         force_paddle: Plan with another version of Paddle than the supported one; without it models stay stock there. When: trying a newer
             Paddle; begin with `interlace run --verify`.
-        memory_budget: Device bytes that a rank may hold at any time of the step (`70GB`), or the share of what Paddle's own plan holds on
+        memory_budget: Device bytes that a rank may hold at any time of the step (`70GB`), or a fraction of what Paddle's own plan holds on
             its fullest rank, as a number with a point (`0.8`): what is kept, recomputed and moved to the host, and the schedule, are chosen
             for the fastest step within it. When: the step must fit into a given memory, or the script recomputes more than it makes
             necessary.
@@ -276,7 +276,7 @@ def _budget(value: Any, where: _Where) -> int | float | None:
 
 
 def parse_budget(value: Any) -> int | float | None:
-    """Bytes, as a whole number, or a share of what Paddle's own plan holds, as a number with a point; None for none.
+    """Bytes, as a whole number, or a fraction of what Paddle's own plan holds, as a number with a point; None for none.
 
     Raises:
         ConfigError: It is neither.
@@ -291,7 +291,7 @@ def parse_budget(value: Any) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= (
         MOST_SHARE if isinstance(value, float) else MOST_SIZE
     ):
-        raise ConfigError(f"memory_budget {value!r}: expected bytes with their unit, such as 70GB, or a share of what Paddle's own plan "
+        raise ConfigError(f"memory_budget {value!r}: expected bytes with their unit, such as 70GB, or a fraction of what Paddle's own plan "
                           "holds, such as 0.8")  # fmt: skip
     return value
 

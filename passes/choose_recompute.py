@@ -19,7 +19,7 @@ from interlace.scheduler.recompute_choices import LEVELS, Choices
 from interlace.scheduler.repeats import ADDED, with_repeats
 from interlace.units import ms, size
 
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Level = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Groups = tuple[tuple[tuple[int, int], ...], ...]
 """Groups of values, as ranks that run the same operations share them (`Recomputation.names`)."""
 
@@ -50,12 +50,12 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
         #8 %8 = pd_op.gelu(%7) backward {"bwd_recompute_id":0}          #8 %8 = pd_op.gelu(%3) backward
 
     Steps: 1 match each copy with its original; 2 remove copies whose results nothing reads (with full recomputation the last product of
-    every segment is one); 3 with `share`, repeat in backward what it reads of forward and can compute again from what else it
+    every segment is one); 3 with `level`, repeat in backward what it reads of forward and can compute again from what else it
     reads, choose the repetitions that free so much of the peak of Paddle's own schedule in the least time, and let backward read the
     originals of the others.
 
     Options:
-        share: How much is computed again in backward, as a share of the memory that this can free at the peak of Paddle's own schedule,
+        level: How much is computed again in backward, as a part of the memory that this can free at the peak of Paddle's own schedule,
             such as 0.25: one number, or one for each stage; 0 keeps everything, 1 computes again all that can be. Without it the whole step
             decides with `interleave: auto` or under a `memory_budget`; else what the program recomputes and reads. When: you want to try
             another number.
@@ -68,24 +68,25 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
     is_default = True
     follows_budget = True
     formerly = ("drop-recompute",)
+    renamed: ClassVar[Mapping[str, str]] = {"share": "level"}
     moved: ClassVar[Mapping[str, str]] = {
         "memory_budget": ONE_BUDGET,
-        "recomputed": f"write share, a number from 0 to 1: its numbers went from 0 to {LEVELS}, so 40 is 0.04 now",
+        "recomputed": f"write level, a number from 0 to 1: its numbers went from 0 to {LEVELS}, so 40 is 0.04 now",
     }
 
-    share: Share | tuple[Share, ...] | None = None
+    level: Level | tuple[Level, ...] | None = None
 
     @property
-    def level(self) -> int | tuple[int, ...] | None:
-        """The share in parts of `LEVELS`."""
-        if isinstance(self.share, tuple):
-            return tuple(round(each * LEVELS) for each in self.share)
-        return None if self.share is None else round(self.share * LEVELS)
+    def level_index(self) -> int | tuple[int, ...] | None:
+        """The level as `Choices` numbers them, 0 to `LEVELS`."""
+        if isinstance(self.level, tuple):
+            return tuple(round(each * LEVELS) for each in self.level)
+        return None if self.level is None else round(self.level * LEVELS)
 
-    def with_level(self, level: int | Sequence[int]) -> ChooseRecompute:
-        """With a level, on every stage or by stage, in the place of the share."""
-        share = level / LEVELS if isinstance(level, int) else tuple(each / LEVELS for each in level)
-        return msgspec.structs.replace(self, share=share)
+    def with_level(self, index: int | Sequence[int]) -> ChooseRecompute:
+        """With the level of this index, on every stage or by stage."""
+        level = index / LEVELS if isinstance(index, int) else tuple(each / LEVELS for each in index)
+        return msgspec.structs.replace(self, level=level)
 
     def stock(self) -> None:
         return None
@@ -112,19 +113,19 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
 
     def _chosen(self, found: Recomputation, program: Program, context: Context) -> tuple[int, ...]:
         """The groups that are recomputed on this stage, by index."""
-        level = LEVELS if self.level is None else self.level
-        if not isinstance(level, int):
-            if len(level) != program.pipeline.num_stages:
-                given = [each / LEVELS for each in level]
-                raise ConfigError(f"choose_recompute.share: {len(level)} numbers {given}; expected one number, or "
+        index = LEVELS if self.level_index is None else self.level_index
+        if not isinstance(index, int):
+            if len(index) != program.pipeline.num_stages:
+                given = [each / LEVELS for each in index]
+                raise ConfigError(f"choose_recompute.level: {len(index)} numbers {given}; expected one number, or "
                                   f"one for each of {program.pipeline.num_stages} stages")  # fmt: skip
-            level = level[program.pipeline.stage]
-        if level in (0, LEVELS) or not found.groups:
-            return tuple(range(len(found.groups) if level else 0))
-        return tuple(sorted(choices(program, context.cost, context.memo).at(level)))
+            index = index[program.pipeline.stage]
+        if index in (0, LEVELS) or not found.groups:
+            return tuple(range(len(found.groups) if index else 0))
+        return tuple(sorted(choices(program, context.cost, context.memo).at(index)))
 
     def _found(self, program: Program, context: Context) -> Recomputation:
-        return recomputation(program, context.cost, context.memo, adds=self.share is not None)
+        return recomputation(program, context.cost, context.memo, adds=self.level is not None)
 
     def _only_users(self, program: Program, context: Context) -> Recomputation:
         """What the user's program recomputes, nothing added."""
@@ -133,7 +134,7 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
     def _applied(self, found: Recomputation, recomputed: frozenset[int], context: Context) -> Program:
         kept = [group for k, group in enumerate(found.groups) if k not in recomputed]
         made = with_early_repeats(found.without(kept), set(found.copies))
-        if self.share is None:
+        if self.level is None:
             self._report_unread(found, kept, made, context)
         else:
             self._report_choice(found, recomputed, made, context)

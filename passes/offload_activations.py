@@ -71,7 +71,7 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
     def contradiction(self) -> tuple[str, str] | None:
         if self.fraction is None:
             return None
-        return "fraction", (f"fraction={self.fraction} and memory_budget contradict each other; give the share to move, or the bytes to "
+        return "fraction", (f"fraction={self.fraction} and memory_budget contradict each other; give the part to move, or the bytes to "
                             "stay under")  # fmt: skip
 
     def facts(self, program: Program, context: Context) -> OffloadFacts:

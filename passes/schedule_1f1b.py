@@ -66,7 +66,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             collectives, and the last ones fill the pipeline's end. Each micro-batch of lag keeps the operands of its weight gradients
             live. With VPP it counts backwards of one chunk. When: trying by hand what `auto` decides: pipelines whose last stages wait at
             the end of the step, with memory to spare.
-        at_once: Share of weight gradients, by their time, that are computed with their own input gradients where the others trail: those
+        at_once: Part of weight gradients, by their time, that are computed with their own input gradients where the others trail: those
             whose operands take most memory for the time. They run during the collectives of their own job, and leave room for the
             others to trail further. One number for all stages, or one for each. When: trying by hand what `auto` decides: a lag that
             does not quite fit into the memory.
@@ -215,9 +215,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _check_shape(self, program: Program) -> None:
         """Check lag, depth and early_sends against the program and the other options. Raises ConfigError."""
         pipe = program.pipeline
-        for name, shares in (("early_sends", self.early_sends), ("at_once", self.at_once)):
-            if isinstance(shares, tuple) and len(shares) != pipe.num_stages:
-                raise ConfigError(f"schedule_1f1b.{name}: found {_numbers(shares)}, {len(shares)} numbers; "
+        for name, numbers in (("early_sends", self.early_sends), ("at_once", self.at_once)):
+            if isinstance(numbers, tuple) and len(numbers) != pipe.num_stages:
+                raise ConfigError(f"schedule_1f1b.{name}: found {_numbers(numbers)}, {len(numbers)} numbers; "
                                   f"expected one number, or one for each of {pipe.num_stages} stages")  # fmt: skip
         if self.at_once and not (self.lag or self.schedule_file or self.interleave == "zb-h1"):
             raise ConfigError(f"schedule_1f1b.at_once: found {_numbers(self.at_once)} beside interleave: {self.interleave} without lag, "
@@ -306,21 +306,21 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         that do not trail go with the input gradients."""
         if self.interleave == "off":
             return Parts(program, kinds)
-        early, share = _of_stage(self.early_sends, program), _of_stage(self.at_once, program) if "I" in kinds else 0.0
-        key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), self.extra_live_bytes, early, share)
+        early, now = _of_stage(self.early_sends, program), _of_stage(self.at_once, program) if "I" in kinds else 0.0
+        key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), self.extra_live_bytes, early, now)
         if key not in context.memo:
-            parts = Parts(program, kinds, self._at_once(program, context.cost, share))
+            parts = Parts(program, kinds, self._at_once(program, context.cost, now))
             for kind, chunk in parts.ops:
                 parts.ops[kind, chunk] = self._early_collectives(program, parts.part(kind, kind, chunk), early, context)
             context.memo[key] = (parts, program)
         found: Parts = context.memo[key][0]
         return found
 
-    def _at_once(self, program: Program, cost: Costs, share: float) -> frozenset[int]:
-        if not share:
+    def _at_once(self, program: Program, cost: Costs, part: float) -> frozenset[int]:
+        if not part:
             return frozenset()
         graph, halves = Graph(program), Parts(program, {"I", "W"})
-        return frozenset().union(*(at_once(graph, ops, cost, share) for (kind, _), ops in halves.ops.items() if kind == "W"))
+        return frozenset().union(*(at_once(graph, ops, cost, part) for (kind, _), ops in halves.ops.items() if kind == "W"))
 
     def _early_collectives(self, program: Program, part: PartOps, early: float, context: Context) -> list[Op]:
         """Once for a part of the same program, whatever the other parts are."""

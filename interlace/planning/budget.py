@@ -22,13 +22,13 @@ def budget_bytes(asked: float | None, program: Program, cost: Costs, peers: Peer
     """A budget in bytes, the same on every rank; 0 without one.
 
     Args:
-        asked: Bytes as a whole number, or a share of what Paddle's own plan holds on its fullest rank as a float.
+        asked: Bytes as a whole number, or a fraction of what Paddle's own plan holds on its fullest rank as a float.
         program: As captured.
         cost: Times of operations.
         peers: The ranks that plan at the same time.
 
     Raises:
-        BudgetError: A share is asked for, and what Paddle's own plan holds is not known.
+        BudgetError: A fraction is asked for, and what Paddle's own plan holds is not known.
     """
     if not asked:
         return 0

@@ -33,14 +33,14 @@ from interlace.units import size
 
 MOST_HOLDERS = 4
 """Kinds of memory that a refusal names."""
-SHARES = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
-"""Shares of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
+EXCESS_PARTS = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
+"""Parts of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
 DESCENTS = 4
 """Times that what holds least is made again to hold less."""
 TIGHT = (0, LEVELS // 4, LEVELS // 2, 3 * LEVELS // 4, LEVELS)
 """Levels of recomputation of which each stage takes the one with which it holds least."""
 BEYOND = (0.0, 0.08, 0.2)
-"""Shares of the budget by which recomputation may give back more than Paddle's order needs; a schedule may ask for any on each stage."""
+"""Parts of the budget by which recomputation may give back more than Paddle's order needs; a schedule may ask for any on each stage."""
 
 
 def run_in_paddles_memory(asked: Pipeline, program: Program, cost: Costs, peers: Peers | None = None) -> Run:
@@ -136,7 +136,7 @@ class MemoryChoice:
     @property
     def is_open(self) -> bool:
         """Whether there is something to decide: a pass that recomputes, and whose user did not say how much."""
-        return any(isinstance(each, ChooseRecompute) and each.share is None for each in self.asked.passes)
+        return any(isinstance(each, ChooseRecompute) and each.level is None for each in self.asked.passes)
 
     @property
     def offloads(self) -> bool:
@@ -147,21 +147,22 @@ class MemoryChoice:
         """What passes may use, and the recomputation that they may choose from."""
         if not self.is_open:
             return Room(budget, budget)
-        shares = self._by_stage([self._level(self._over(budget, share)) for share in (SHARES if self.offloads else SHARES[:1])])
-        return Room(budget, budget, shares)
+        parts = EXCESS_PARTS if self.offloads else EXCESS_PARTS[:1]
+        return Room(budget, budget, self._by_stage([self._level(self._excess(budget, part)) for part in parts]))
 
     def levels(self, limit: int) -> tuple[Numbers, ...]:
         """Recomputation that a schedule may choose from on each stage: nothing, what Paddle's own order needs to hold no more than so many
         bytes, and more."""
-        freed = (0, *(self._over(limit, 1.0) + int(more * limit) for more in BEYOND))
+        freed = (0, *(self._excess(limit) + int(more * limit) for more in BEYOND))
         return tuple(dict.fromkeys(self._by_stage([self._level(each) for each in freed])))
 
-    def _over(self, budget: int, share: float) -> int:
-        return int(share * max(0, self._peak(0) - budget))
+    def _excess(self, budget: int, part: float = 1.0) -> int:
+        """A part of the bytes that this stage holds over the budget in Paddle's order with nothing recomputed."""
+        return int(part * max(0, self._peak(0) - budget))
 
     def again(self, made: Pipeline, freed_bytes: int) -> Pipeline:
         """Passes that were decided, with so much more recomputed that this rank's stage holds so many bytes less in Paddle's order."""
-        levels = next((each.level for each in made.passes if isinstance(each, ChooseRecompute)), None)
+        levels = next((each.level_index for each in made.passes if isinstance(each, ChooseRecompute)), None)
         if not self.is_open or not isinstance(levels, tuple):
             return made
         mine = levels[self.program.pipeline.stage]

@@ -27,7 +27,7 @@ from interlace.scheduler.recompute import recomputes
 from interlace.scheduler.recompute_choices import LEVELS
 from interlace.scheduler.schedule import in_flight
 from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
-from interlace.scheduler.whole_step.search import SHARES, Numbers, Ranked, find_schedules, kinds_of
+from interlace.scheduler.whole_step.search import AT_ONCE, Numbers, Ranked, find_schedules, kinds_of
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, StageTimes, changed_by
 from interlace.units import ms, size
 
@@ -55,7 +55,7 @@ PAYS = 0.005
 ANY = 1 << 60
 """More bytes than any device has."""
 TIGHTER = (0.95, 0.85)
-"""Shares of the budget: forms that exceed it are drafted again as these would have them."""
+"""Parts of the budget: forms that exceed it are drafted again as these would have them."""
 MOST_TIGHTER = 3
 """Forms, the fastest first, of which that is done."""
 FAR = 0.25
@@ -82,13 +82,13 @@ class Room:
     Attributes:
         bytes: What passes may use on this rank for the order of operations.
         limit_bytes: The budget, which a form must keep on a GPU.
-        shares: How much each stage recomputes (`ChooseRecompute.level`) with which Paddle's own order keeps the budget, for forms by
-            name; then what leaves more and more of it to offload. Empty where the passes say it.
+        levels: How much each stage recomputes (`ChooseRecompute.level_index`) with which Paddle's own order keeps the budget, for forms
+            by name; then what leaves more and more of the excess to offload. Empty where the passes say it.
     """
 
     bytes: int
     limit_bytes: int
-    shares: tuple[Numbers, ...] = ()
+    levels: tuple[Numbers, ...] = ()
 
 
 Levels = Callable[[int], tuple[Numbers, ...]]
@@ -125,7 +125,7 @@ class Judged:
 
     def label(self, asked: tuple[Pass, ...]) -> str:
         """The form in a few words, how much it recomputes, and what differs from the later passes as they were asked for."""
-        again = [f"recomputed {_shares(self.recomputed)}"] if self.recomputed else []
+        again = [f"recomputed {_level_text(self.recomputed)}"] if self.recomputed else []
         return ", ".join([self.form.label(), *again, *(each.label() for each in self.later if each not in asked)])
 
 
@@ -150,14 +150,14 @@ def run_passes(
     if asked is not None and asked.is_open() and not alone:
         pipeline.check(program)
         return _Choice(pipeline, asked, program, cost, peers, room, levels).run()
-    if room is None or not room.shares:
+    if room is None or not room.levels:
         return run_judged(pipeline, program, cost, peers, room.bytes if room else None), room.bytes if room else None
     pipeline.check(program)
-    shares, used = room.shares, room.bytes
-    if asked is not None and not alone and len(set(shares)) > 1:
-        best = _Choice(pipeline, asked, program, cost, peers, room).share()
-        shares, used = (best.recomputed or shares[0],), best.room_bytes or used
-    return run_judged(recomputing(pipeline, shares[0]), program, cost, peers, used), used
+    recomputed, used = room.levels[0], room.bytes
+    if asked is not None and not alone and len(set(room.levels)) > 1:
+        best = _Choice(pipeline, asked, program, cost, peers, room).best_level()
+        recomputed, used = best.recomputed or recomputed, best.room_bytes or used
+    return run_judged(recomputing(pipeline, recomputed), program, cost, peers, used), used
 
 
 def recomputing(made: Pipeline, level: int | Numbers) -> Pipeline:
@@ -184,7 +184,7 @@ class _Choice:
         self.earlier, self.later = Pipeline(pipeline.passes[:at]), pipeline.passes[at + 1 :]
         self.early = asked.early_sends if isinstance(asked.early_sends, float) else EARLY
         self.known: dict[Numbers | None, Before] = {}
-        self.needed = room.shares[0] if room and room.shares else None
+        self.needed = room.levels[0] if room and room.levels else None
         self.recomputes = any(gather(peers, "recomputation", recomputes(program)))
         self.draws = any(gather(peers, "draws", draws_twice(program)))
         self.stands_for = stand_ins(program, peers)
@@ -233,12 +233,12 @@ class _Choice:
                  f"no stage may hold more than {size(limit)}"]  # fmt: skip
         return noted(run, Schedule1F1B.name, lines, self._lost([each for each in judged if each is not best], limit)), best.room_bytes
 
-    def share(self) -> Judged:
+    def best_level(self) -> Judged:
         """How much of what is over the budget recomputation gives back with a form that is given: the fastest draft that fits, or else
         what exceeds the budget least."""
         assert self.room is not None
         limit, form = self.room.limit_bytes, self.asked.draft()
-        judged = [self._draft(each, form, self.later, limit) for each in dict.fromkeys(self.room.shares)]
+        judged = [self._draft(each, form, self.later, limit) for each in dict.fromkeys(self.room.levels)]
         return min(judged, key=lambda each: (max(0, each.peak_bytes - limit), each.step_ns is None, each.step_ns or 0))
 
     def before(self, recomputed: Numbers | None) -> Before:
@@ -350,8 +350,8 @@ class _Choice:
                           for key, slots_of in known.items() if key[1] == early}  # fmt: skip
                 continue
             found[name, early, 0.0] = slots
-            for share in SHARES[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():
-                found[name, early, share] = self._times(before, msgspec.structs.replace(form, at_once=share), {"I", "W"}, halved)
+            for at_once in AT_ONCE[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():
+                found[name, early, at_once] = self._times(before, msgspec.structs.replace(form, at_once=at_once), {"I", "W"}, halved)
         return tuple(StageOrder(*key, slots) for key, slots in sorted(found.items()))
 
     def _times(self, before: Program, form: Schedule1F1B, parts: set[str], kinds: Sequence[str]) -> dict[str, SlotTimes]:
@@ -369,12 +369,12 @@ class _Choice:
         over = [each for each in done if each.peak_bytes > limit and (best is None or (each.step_ns or 0) < best)]
         over.sort(key=lambda each: each.step_ns or 0)
         found: dict[tuple[Numbers | None, Schedule1F1B, float], None] = {}
-        for share in TIGHTER:
-            needed = self.levels(int(share * limit))[:2][-1] if self.levels else None
+        for part in TIGHTER:
+            needed = self.levels(int(part * limit))[:2][-1] if self.levels else None
             for each in over[:MOST_TIGHTER]:
                 more = tuple(map(max, each.recomputed, needed)) if each.recomputed and needed else needed or each.recomputed
-                found |= {(level, each.form, share): None for level in (each.recomputed, more)}
-        return [self._draft(more, form, self.later, limit, share) for more, form, share in found]
+                found |= {(level, each.form, part): None for level in (each.recomputed, more)}
+        return [self._draft(more, form, self.later, limit, part) for more, form, part in found]
 
     def _near_the_best(self, fitting: list[Judged]) -> list[Judged]:
         """Of forms, the fastest first, those that are worth alternatives."""
@@ -387,12 +387,12 @@ class _Choice:
                 for k, each in enumerate(self.later) for other in each.alternatives()]  # fmt: skip
 
     def _draft(
-        self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, share: float = 1.0
+        self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float = 1.0
     ) -> Judged:
         """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back. It starts from
-        a share of the room."""
+        a part of the room."""
         before, last = self.before(recomputed).program, 0
-        room = int(share * self.room_bytes) if self.room_bytes else None
+        room = int(part * self.room_bytes) if self.room_bytes else None
         for _ in range(ROUNDS):
             rooms = self._rooms(room)
             made = self._run(before, Pipeline((form, *later)).draft(), room, rooms)[0] if self.drafts else before
@@ -444,8 +444,8 @@ def _recomputed(found: Ranked, levels: Sequence[Numbers | None]) -> Numbers | No
     return tuple((levels[level] or (0,) * len(at))[stage] for stage, level in enumerate(at))
 
 
-def _shares(levels: Numbers) -> str:
-    """Levels as `choose_recompute.share` has them."""
+def _level_text(levels: Numbers) -> str:
+    """Levels as `choose_recompute.level` has them."""
     return f"[{', '.join(f'{level / LEVELS:g}' for level in levels)}]"
 
 

@@ -16,8 +16,8 @@ from interlace.ir import Graph, Op
 from interlace.ir.graph import written_operands
 
 
-def at_once(graph: Graph, weights: Sequence[Op], cost: Costs, share: float) -> frozenset[int]:
-    """Ids of those weight gradients of a micro-batch that do not trail: about `share` of their time, those first that keep most memory
+def at_once(graph: Graph, weights: Sequence[Op], cost: Costs, part: float) -> frozenset[int]:
+    """Ids of those weight gradients of a micro-batch that do not trail: about `part` of their time, those first that keep most memory
     for it, in program order where that is equal.
 
     Operations stay together where one reads what another makes, where both read an activation that nothing else needs any more, and
@@ -27,10 +27,10 @@ def at_once(graph: Graph, weights: Sequence[Op], cost: Costs, share: float) -> f
         graph: Of the program.
         weights: The operations of all weight gradients of a chunk, in program order.
         cost: Times of operations.
-        share: From 0 to less than 1; what costs least to keep always trails.
+        part: From 0 to less than 1; what costs least to keep always trails.
     """
     units = units_of(graph, weights, cost)
-    left, found = share * sum(unit.dur_ns for unit in units), set[int]()
+    left, found = part * sum(unit.dur_ns for unit in units), set[int]()
     for unit in units[:-1]:
         if unit.dur_ns / 2 < left:
             found |= {op.id for op in unit.ops}

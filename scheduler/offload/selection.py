@@ -22,8 +22,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         exclude_ops: Values to keep on the device: patterns of operation names (`pd_op.softmax`) or of layers (`layers.0`). When: a value
             comes back too late (the page lists it), or its copy slows a neighbour.
         min_bytes: Smaller values are kept. When: 1 MiB suits GPUs; small models on a CPU need a smaller one to have anything to move.
-        fraction: Share of the eligible bytes of a micro-batch to move; None: all of them, or what the budget needs. When: you want a fixed
-            share moved, whatever the memory; for a limit in bytes take a budget.
+        fraction: Part of the eligible bytes of a micro-batch to move; None: all of them, or what the budget needs. When: you want a fixed
+            part moved, whatever the memory; for a limit in bytes take a budget.
         keep_bytes: Eligible bytes of a micro-batch that are kept at least; one number, or one for each stage. When: late layers come back
             at once: keep as much of them as the memory allows.
         max_in_flight: Copies in flight at once in each direction; 0: no copies at all, None: no limit. When: host memory or the PCIe link

@@ -15,19 +15,19 @@ from interlace.scheduler.whole_step.coarse import Job, jobs_of, kind_of, peak_by
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 
 Numbers = tuple[int, ...]
-SHARES = (0.0, 0.25, 0.5)
-"""Shares of weight gradients, by their time, that are tried in the place of trailing ones (`interleave/at_once.py`). With 0.125 and 0.375
+AT_ONCE = (0.0, 0.25, 0.5)
+"""Parts of weight gradients, by their time, that are tried in the place of trailing ones (`interleave/at_once.py`). With 0.125 and 0.375
 besides, the best schedules of four cases were at most 0.1 % faster."""
 JOBS = 120_000
 """Jobs of all schedules that the search may look at; two to three seconds of host time."""
 SAME = 0.001
-"""Share of a step within which times count as the same: the schedule that holds less comes first."""
+"""Part of a step within which times count as the same: the schedule that holds less comes first."""
 MICRO_BATCHES = 16
 """A step with more is ranked by one with so many: the steady state repeats."""
 
 
 class LagSchedule(msgspec.Struct, frozen=True, order=True):
-    """Lag of weight gradients, micro-batches in flight, whether jobs are ordered for early sends, the share of weight gradients that do
+    """Lag of weight gradients, micro-batches in flight, whether jobs are ordered for early sends, the part of weight gradients that do
     not trail, and which of its `StageTimes` (without it the first), each by stage; and the form of all jobs."""
 
     lag: Numbers
@@ -99,7 +99,7 @@ class _Search:
         self.plain = tuple(in_flight(s, len(numbers), num_micro_batches) for s in numbers)
         self.tables = [[{(order.form, order.early, order.at_once): order.slots for order in each.orders} for each in levels]
                        for levels in self.stages]  # fmt: skip
-        self.shares = sorted({order.at_once for order in stages[0].orders})
+        self.at_once = sorted({order.at_once for order in stages[0].orders})
         draws = fixed_depth and num_chunks > 1  # without a depth of its own a mixed pair would change their order
         self.forms = sorted({order.form for order in stages[0].orders if not draws or order.form == "dx-first"})
         rows = [_plain_row(s, len(numbers), num_micro_batches, num_chunks) for s in numbers]
@@ -202,15 +202,15 @@ class _Search:
             took, here = near[0]
 
     def _near(self, schedule: LagSchedule) -> list[LagSchedule]:
-        """One micro-batch of lag or depth, another order, another level, or another share of weight gradients that do not trail; with
+        """One micro-batch of lag or depth, another order, another level, or another part of weight gradients that do not trail; with
         the last three what trails does so as before, or by as much as the memory allows."""
         choices = _choices(schedule)
         found = []
         for s, here in enumerate(choices):
             others = [here._replace(lag=here.lag + step) for step in (-1, 1) if 0 <= here.lag + step <= self.most]
             others.append(here._replace(early=not here.early))
-            at = self.shares.index(here.at_once)
-            near = [here._replace(at_once=share) for share in self.shares[max(0, at - 1) : at + 2]]
+            at = self.at_once.index(here.at_once)
+            near = [here._replace(at_once=part) for part in self.at_once[max(0, at - 1) : at + 2]]
             near += [here._replace(level=level) for level in (here.level - 1, here.level + 1) if 0 <= level < len(self.stages[s])]
             near += [here._replace(depth=here.depth + step) for step in (-1, 1)
                      if not self.fixed and self.plain[s] <= here.depth + step <= self.num]  # fmt: skip

@@ -41,7 +41,7 @@ class StageOrder(msgspec.Struct, frozen=True):
     Attributes:
         form: `dx-first` or `mixed`.
         early: Whether sends leave early, or jobs are as short as they can be.
-        at_once: Share of weight gradients that are computed with their own input gradients where the others trail.
+        at_once: Part of weight gradients that are computed with their own input gradients where the others trail.
         slots: Kind of job (`I+F+W`) -> its times.
     """
 

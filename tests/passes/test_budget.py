@@ -81,7 +81,7 @@ def test_a_budget_that_holds_already_moves_and_recomputes_nothing() -> None:
         assert "backward can compute again 0 are" in lines["choose-recompute"].changed[0]
 
 
-def test_a_share_is_of_what_paddles_own_plan_holds() -> None:
+def test_a_fraction_is_of_what_paddles_own_plan_holds() -> None:
     plain = programs(SMALL)
     shares = plan_together(lambda program, peers: budget_bytes(0.5, program, COPIES, peers), plain)
     assert shares == [stock_peak(plain) // 2] * len(plain)

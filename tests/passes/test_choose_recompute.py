@@ -147,27 +147,27 @@ def test_two_receives_are_two_values() -> None:
 def test_so_much_is_recomputed() -> None:
     """On each stage as it says; of exp, which the program keeps, gelu and the product, gelu frees a byte for the least time."""
     program = parsed(PLAIN.replace(FORMER, IN_FLIGHT))
-    for share, left in ((0, []), (0.001, ["gelu"]), (0.6, ["exp", "gelu"]), (1, ["exp", "matmul", "gelu"])):
-        for asked in (share, (share, 0, 0, 0)):
-            made, _ = Pipeline((ChooseRecompute(share=asked), Schedule1F1B(interleave="off"))).run(program, COSTS)
+    for level, left in ((0, []), (0.001, ["gelu"]), (0.6, ["exp", "gelu"]), (1, ["exp", "matmul", "gelu"])):
+        for asked in (level, (level, 0, 0, 0)):
+            made, _ = Pipeline((ChooseRecompute(level=asked), Schedule1F1B(interleave="off"))).run(program, COSTS)
             assert kinds(made) == left
-    with pytest.raises(ConfigError, match=r"share: 2 numbers \[0.1, 0.2\]; expected one number, or one for each of 4 stages"):
-        Pipeline((ChooseRecompute(share=(0.1, 0.2)),)).run(program, COSTS)
+    with pytest.raises(ConfigError, match=r"level: 2 numbers \[0.1, 0.2\]; expected one number, or one for each of 4 stages"):
+        Pipeline((ChooseRecompute(level=(0.1, 0.2)),)).run(program, COSTS)
 
 
 def test_what_passes_from_layer_to_layer_stays() -> None:
     """With six layers and two micro-batches (MiB of each: 1 for x, 9 for what lies between): were x computed again too, the last layer
     would want all of forward again, and nothing would be freed."""
     program, held = parsed(layered(6)), {}
-    for share in (0.0, 1.0):
-        made, _ = Pipeline((ChooseRecompute(share=share), Schedule1F1B(interleave="off"))).run(program, COSTS)
-        held[share] = in_order(made).peak() >> 20
+    for level in (0.0, 1.0):
+        made, _ = Pipeline((ChooseRecompute(level=level), Schedule1F1B(interleave="off"))).run(program, COSTS)
+        held[level] = in_order(made).peak() >> 20
     assert held == {0.0: 126, 1.0: 26}
 
 
 def test_keeping_everything_leaves_a_program_without_recomputation_as_it_is() -> None:
     for program in programs(World(pp=2, micro_batches=3, layers=2)):
-        made, _ = Pipeline((ChooseRecompute(share=0),)).run(program, COSTS)
+        made, _ = Pipeline((ChooseRecompute(level=0),)).run(program, COSTS)
         assert (made.ops, made.values) == (program.ops, program.values)
 
 
@@ -214,7 +214,7 @@ def test_ranks_that_differ_recompute_what_is_read() -> None:
 
     def plan_one(rank: int, peers: Peers) -> list[str]:
         mine = msgspec.structs.replace(other if rank else program, rank=rank)
-        return kinds(Pipeline((ChooseRecompute(share=0),)).run(mine, COSTS, peers)[0])
+        return kinds(Pipeline((ChooseRecompute(level=0),)).run(mine, COSTS, peers)[0])
 
     assert plan_together(plan_one, [0, 1]) == [["matmul", "gelu"]] * 2
 

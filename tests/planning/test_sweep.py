@@ -91,6 +91,6 @@ def test_a_file_that_is_no_curve_is_an_error(tmp_path: Path) -> None:
 )
 def test_saved_bytes_by_hand(recomputed: int, fraction: float, parts: tuple[int, int, int]) -> None:
     program: Program = parse(PLAIN.replace("schedule=accumulate", "schedule=FThenB"))
-    passes = (ChooseRecompute(share=recomputed / 1000), Schedule1F1B(interleave="off"), OffloadActivations(fraction=fraction, min_bytes=1))
+    passes = (ChooseRecompute(level=recomputed / 1000), Schedule1F1B(interleave="off"), OffloadActivations(fraction=fraction, min_bytes=1))
     planned, _ = Pipeline(passes).run(program, COSTS)
     assert saved_bytes(Plan(program, planned), COSTS) == tuple(part << 20 for part in parts)

@@ -114,7 +114,7 @@ def test_one_baseline() -> None:
 
 
 def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:
-    """Without what the budget moves; its peak is the one of which shares are taken."""
+    """Without what the budget moves; its peak is the one of which budgets are fractions."""
     plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=2)), CostModel(load_profile("h200"))
     made = make_plans(plain, make_config({"memory_budget": 4096}), costs, "h200")
     assert made[0].outcome is not None
@@ -225,7 +225,7 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
         return Judged(form, later, recomputed, limit, step, held << 20)
 
     def judged(pipeline: Pipeline, *given: Any) -> Run:
-        taken.append(next(each.share for each in pipeline.passes if isinstance(each, ChooseRecompute)))
+        taken.append(next(each.level for each in pipeline.passes if isinstance(each, ChooseRecompute)))
         return run_judged(pipeline, *given)
 
     taken: list[Any] = []

@@ -64,14 +64,14 @@ CASES = {
 UNCAPTURED = {
     "mp2 sequence parallel, recompute that is left out": (
         2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2",
-        {"schedule_1f1b": ROOMY, "choose_recompute": {"share": 0}},
+        {"schedule_1f1b": ROOMY, "choose_recompute": {"level": 0}},
     ),
     "mp2 sequence parallel, full recompute": (
         2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2", {"schedule_1f1b": ROOMY}
     ),
     "pp2, recompute of which some is left out, some is added, and offload": (
         2, "gpt", "--pp 2 --recompute mlp --seq-len 128",
-        {"schedule_1f1b": ROOMY, "choose_recompute": {"share": [0.009, 0.021]}, "offload_activations": OFFLOAD},
+        {"schedule_1f1b": ROOMY, "choose_recompute": {"level": [0.009, 0.021]}, "offload_activations": OFFLOAD},
     ),
     "pp2, a budget": (2, "gpt", "--pp 2 --seq-len 128", {"memory_budget": 0.9, "offload_activations": {"min_bytes": 64}}),
     "auto, mp2, accumulation": (2, "gpt", "--mp 2 --gradient-accumulation 3 --batch-size 6", AUTO),
@@ -83,7 +83,7 @@ UNCAPTURED = {
     "pp4 mixed, lag, depth, some recomputed": (
         4, "gpt", "--pp 4 --micro-batches 8",
         {"schedule_1f1b": {**ROOMY, "interleave": "mixed", "lag": [0, 1, 2, 3], "depth": [6, 4, 3, 1], "at_once": [0, 0.3, 0, 0.5],
-                           "early_sends": [0, 0.5, 0, 0.5]}, "choose_recompute": {"share": [0.4, 0.2, 0.1, 0]}},
+                           "early_sends": [0, 0.5, 0, 0.5]}, "choose_recompute": {"level": [0.4, 0.2, 0.1, 0]}},
     ),
     "pp2 vpp2, weight gradients trail": (
         2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {"schedule_1f1b": {**ROOMY, "lag": [1, 3], "at_once": 0.4}}
