@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.ir import Graph, OpInstance, Program, dependencies
-from interlace.ir.kinds import is_comm, is_p2p
+from interlace.ir.kinds import is_comm, is_p2p, is_receive
 from interlace.passes import Context, DelayTransfers
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
-from interlace.scheduler.whole_step.orders import early_transfers, find_orders, simulation, with_orders
+from interlace.scheduler.whole_step.orders import find_orders, simulation, transfers_in_time, with_orders
 from interlace.units import ms
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
@@ -106,6 +106,46 @@ def test_a_transfer_is_issued_behind_what_it_waits_for() -> None:
     assert step_ns(late, SLOWED) < simulate(stay, SLOWED).step_ns  # moving them is worth something besides waiting
 
 
+def test_a_receive_that_would_be_issued_late_is_issued_earlier() -> None:
+    """The host does not run ahead here, so what stands late in a job is posted late, and a sender that is busier waits for it."""
+    plain = programs(World(pp=4, mp=2, micro_batches=6, layers=6))
+    early, late = (planned(plain, SLOWED, "mixed", option, {"run_ahead_bytes": 0}, lag=1) for option in ("off", NO_MARGIN))
+    moved_up = []
+    for before, after in zip(early, late, strict=True):
+        was, now = places(before.program), places(after.program)
+        assert_only_transfers_moved(before.program, after.program)
+        ops = {op.id: op for op in before.program.ops}
+        of_job = [(record, transfer) for record, transfer in delayed(after) if was[record][0] == was[transfer][0]]
+        moved_up.append([(record, transfer) for record, transfer in of_job
+                         if was[record][1] + 1 < was[transfer][1] and now[record][1] + 1 == now[transfer][1]])  # fmt: skip
+        assert all(is_receive(ops[transfer[0]]) for _, transfer in moved_up[-1])
+    assert any(moved_up)
+    stay = [with_orders(plan.program, set(delayed(after)) - set(moved)) for plan, after, moved in zip(early, late, moved_up, strict=True)]
+    assert step_ns(late, SLOWED) < simulate(stay, SLOWED).step_ns
+
+
+def test_a_transfer_that_keeps_its_peer_waiting_waits_for_less() -> None:
+    """The next round of orders posts it earlier, as if the other side had become ready sooner since."""
+    plans = [plan.program for plan in planned(programs(World(pp=3, mp=1, micro_batches=6, layers=6)), SLOWED, "zb-h1", "off")]
+    run = simulation(SLOWED, {plan.rank: plan.rank for plan in plans})
+    known = transfers_in_time(plans, [{} for _ in plans], run(plans), 0)
+    ordered = [[(record, transfer) for transfer, record in mine.items()] for mine in known]
+    result = run([with_orders(plan, mine) for plan, mine in zip(plans, ordered, strict=True)])
+    sim, times = result.input, result.times
+    for at, mine in enumerate(known):
+        items = range(int(sim.first[at]), int(sim.first[at + 1]))
+        place = {(int(sim.op[k]), int(sim.micro_batch[k])): k for k in items}
+        for transfer, record in mine.items():
+            k = place[transfer]
+            mates = sim.mates[sim.meet_first[sim.meet[k]] : sim.meet_first[sim.meet[k] + 1]]
+            start, ready, until = times.start.copy(), times.ready.copy(), int(times.end[place[record]]) - 1
+            start[k] = ready[k]  # the last one to be ready
+            ready[mates[mates != k]] = until
+            waits = transfers_in_time(plans, known, replace(result, times=replace(times, start=start, ready=ready)), 0)[at]
+            assert transfer not in waits or times.end[place[waits[transfer]]] <= until
+    assert any(known)
+
+
 def earlier(place: dict[OpInstance, tuple[str, int]], pair: tuple[OpInstance, OpInstance]) -> bool:
     """Whether what a transfer waits for was issued before it anyway."""
     (job, k), (other, n) = (place[item] for item in pair)
@@ -131,7 +171,7 @@ def test_a_transfer_stays_before_what_needs_it_and_among_its_like(ranks: int, sh
     start = result.times.start + 10**9 * chosen  # as if their peers came much later
     late = replace(result, times=replace(result.times, start=start))
     moved = 0
-    for plan, waits in zip(plans, early_transfers(late, 0), strict=True):
+    for plan, waits in zip(plans, transfers_in_time(plans, [{} for _ in plans], late, 0), strict=True):
         after = with_orders(plan, [(record, transfer) for transfer, record in waits.items()])
         assert_only_transfers_moved(plan, after)
         moved += after.jobs != plan.jobs
@@ -190,7 +230,7 @@ def test_orders_shorten_the_step_at_any_margin(margin_ns: int) -> None:
 def test_what_a_transfer_waits_for_ends_the_margin_before_it_starts(margin_ns: int) -> None:
     plans = [plan.program for plan in planned(programs(World(pp=3, mp=1, micro_batches=6, layers=6)), SLOWED, "zb-h1", "off")]
     result = simulation(SLOWED, {plan.rank: plan.rank for plan in plans})(plans)
-    found, times = early_transfers(result, margin_ns), result.times
+    found, times = transfers_in_time(plans, [{} for _ in plans], result, margin_ns), result.times
     assert any(found)
     for at, waits in enumerate(found):
         first, last = int(result.input.first[at]), int(result.input.first[at + 1])
