@@ -39,7 +39,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
-    import msgspec
 
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
     from interlace.cli.progress import Alive
@@ -74,10 +73,12 @@ def main(args: argparse.Namespace) -> int:
         raise ProgramError(f"rank {twice} is given twice; give one dump a rank, and one world at a time")
     with Alive("plan", f"planning {ranks_text(sorted(rank for program in programs for rank in program.ranks))}"):
         plans = make_plans(programs, config, cost, profile)
-    curve = _swept(args, programs, cost, profile, plans) if args.sweep else None
-    if curve is not None and (better := _better(curve, plans)) is not None:
-        print(f"interlace plan: the plan of {size(better)} fits and is faster; it is taken", file=sys.stderr)
-        plans = make_plans(programs, msgspec.structs.replace(config, memory_budget=better), cost, profile)
+    curve = None
+    if args.sweep:
+        curve, found = _swept(args, programs, cost, profile, plans)
+        if found[0] is not plans[0]:
+            print(f"interlace plan: the plan of {size(found[0].memory_budget)} fits and is faster; it is taken", file=sys.stderr)
+        plans = found
     with staged(args.output) as folder:
         for plan in plans:
             plan.dump(folder)
@@ -100,16 +101,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _better(curve: Sweep, plans: Sequence[Plan]) -> int | None:
-    """A smaller budget of the curve whose plan is faster than those that were asked for."""
-    from interlace.planning.sweep import within
-
-    outcome, budget = plans[0].outcome, plans[0].memory_budget
-    return within(curve, budget, outcome.plan.step_ns) if outcome is not None and budget else None
-
-
-def _swept(args: argparse.Namespace, programs: Sequence[Program], cost: CostModel, profile: str, asked: Sequence[Plan]) -> Sweep:
-    """The curve of `--sweep`, with a line for each point as it is known."""
+def _swept(
+    args: argparse.Namespace, programs: Sequence[Program], cost: CostModel, profile: str, asked: Sequence[Plan]
+) -> tuple[Sweep, list[Plan]]:
+    """The curve of `--sweep`, with a line for each point as it is known, and the plans to take: those asked for, or faster ones of it."""
     from interlace.config import BUDGET, load_config, make_config
     from interlace.planning.sweep import sweep
     from interlace.units import size

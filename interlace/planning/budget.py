@@ -49,6 +49,12 @@ def peak_bytes(planned: Program, cost: Costs, target: Target = GPU) -> int | Non
         return None
 
 
+def bytes_over(planned: Program, budget: int, cost: Costs, peers: Peers | None = None) -> list[int]:
+    """By how much each rank exceeds the budget on a GPU; 0 where it is not known to."""
+    peak = peak_bytes(planned, cost) if planned.jobs else None
+    return gather(peers, "bytes over the budget", max(0, peak - budget) if peak is not None else 0)
+
+
 def stock_peak_bytes(program: Program, cost: Costs) -> int | None:
     """The same of Paddle's own plan of a captured program, run by Paddle's own jobs."""
     return peak_bytes(stock_plan(program, cost), cost, with_paddles_jobs(GPU))

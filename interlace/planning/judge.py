@@ -1,5 +1,5 @@
 """Forms of passes are judged by the simulated step: a form is kept only if it is no slower than the simplest of its pass, and where a
-pass has alternatives the fastest is taken.
+pass has alternatives the fastest is taken, of those that keep the memory budget.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from interlace.ir import Program
 from interlace.passes.base import Pass
 from interlace.passes.peers import Peers, gather, plans_of_stages, stand_ins
 from interlace.passes.pipeline import PassReport, Pipeline
+from interlace.planning.budget import bytes_over
 from interlace.scheduler.whole_step.orders import simulation, with_orders
 from interlace.units import ms
 
 Run = tuple[Pipeline, Program, list[PassReport]]
 
 
-def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, room_bytes: int | None = None) -> Run:
+def run_judged(
+    pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, room_bytes: int | None = None, budget: int = 0
+) -> Run:
     """Run the passes; if one has fallbacks, keep its first form whose step is no slower than with the last fallback, the simplest.
-    Of a pass with alternatives (where the host waits) the form with the fastest step is kept.
+    Of a pass with alternatives (where the host waits) the form with the fastest step is kept, under a budget of those that keep it;
+    where none does, the one that exceeds it least.
 
     One rank of each stage sends its plan to rank 0, which simulates the whole step and sends the result to all, so that all ranks
     decide alike. A rank that plans without the other stages cannot simulate the step and keeps the form that was asked for.
@@ -49,9 +53,11 @@ def run_judged(pipeline: Pipeline, program: Program, cost: Costs, peers: Peers |
         forms = {form.label(): _then(found, (*passes[common:cut], form, *rest), cost, peers, room_bytes)
                  for form in (asked, *asked.alternatives())}  # fmt: skip
         took = {label: step_ns(form[1], cost, peers, stands_for) for label, form in forms.items()}
-        best = min((label for label, each in took.items() if each is not None), key=lambda label: took[label] or 0, default=asked.label())
-        lines = [f"{best}: whole step simulated {ms(took[best] or 0)}, with {label} {ms(each)}"
-                 for label, each in took.items() if label != best and each is not None]  # fmt: skip
+        over = {label: max(bytes_over(form[1], budget, cost, peers)) if budget else 0 for label, form in forms.items()}
+        ends = [label for label, each in took.items() if each is not None]
+        best = min(ends, key=lambda label: (over[label], took[label] or 0), default=asked.label())
+        lines = [f"{best}: whole step simulated {ms(took[best] or 0)}, with {label} {ms(took[label] or 0)}"
+                 f"{', more memory than it may hold' if over[label] else ''}" for label in ends if label != best]  # fmt: skip
         return noted(forms[best], asked.name, lines, [])
 
     if at is None:

@@ -9,6 +9,7 @@ recomputation than Paddle's order would need. Here is what it chooses from, and 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
-from interlace.planning.budget import peak_bytes, say_budget
+from interlace.planning.budget import bytes_over, peak_bytes, say_budget
 from interlace.planning.judge import Run
 from interlace.planning.whole_step import ROUNDS, Room, less_room, paddles_own, recomputing, run_passes
 from interlace.scheduler.jobs import stock_jobs
@@ -71,6 +72,11 @@ def run_within(budget: int, asked: Pipeline, program: Program, cost: Costs, peer
     return choice.told_in(found[0], budget), found[1]
 
 
+def waiting(made: Pipeline) -> Pipeline:
+    """The passes in their alternatives: with a host that waits more often."""
+    return Pipeline(tuple(next(iter(each.alternatives()), each) for each in made.passes))
+
+
 class Holds(msgspec.Struct, frozen=True):
     """What a rank holds on a GPU by what holds least, None where that is not known, and of what most of it is."""
 
@@ -117,9 +123,17 @@ class MemoryChoice:
         hopeless = any(gather(self.peers, "what lasts", lifetimes(self.program).base["device"] > budget))
         for form in () if hopeless else (self.asked, self.in_paddles_order(self.asked)):
             run, used = run_passes(form, self.program, self.cost, self.peers, self.room(budget), self.levels if self.is_open else None)
-            if (found := self._with_less_room(run, budget if used is None else used, budget)) is not None:
-                return found
+            for waiting in self._with_other_waits(run, budget if used is None else used):
+                if (found := self._with_less_room(waiting, budget if used is None else used, budget)) is not None:
+                    return found
         return None
+
+    def _with_other_waits(self, run: Run, room: int) -> Iterator[Run]:
+        """The run, and then, where that holds less, the same passes with a host that waits elsewhere."""
+        yield run
+        passes = waiting(run[0])
+        if passes != run[0] and max(self.bytes_over(other := self.made(passes, room), 0)) < max(self.bytes_over(run, 0)):
+            yield other
 
     def _with_less_room(self, run: Run, room: int, budget: int) -> tuple[Run, int] | None:
         """The run, made again with so much less room as it exceeds the budget by; None where that does not help."""
@@ -180,8 +194,7 @@ class MemoryChoice:
         if held:
             stages = range(self.program.pipeline.num_stages)
             made = recomputing(made, tuple(min(held, key=lambda level: (held[level][stage], level)) for stage in stages))
-        waiting = tuple(next(iter(each.alternatives()), each) for each in made.passes)
-        forms = [Pipeline(waiting), *[made] * (waiting != made.passes)]
+        forms = list(dict.fromkeys((waiting(made), made)))
         forms += [self._with_schedule(made, each) for each in self._named()]
         forms += [paddles_own(self.asked)] * bool(self._named())
         return self._held_less(min((self.made(each, 1) for each in forms), key=lambda run: max(self.bytes_over(run, 0))))
@@ -224,8 +237,7 @@ class MemoryChoice:
 
     def bytes_over(self, run: Run, budget: int) -> list[int]:
         """By how much each rank exceeds the budget on a GPU; 0 where it is not known to."""
-        peak = peak_bytes(run[1], self.cost) if run[1].jobs else None
-        return gather(self.peers, "bytes over the budget", max(0, peak - budget) if peak is not None else 0)
+        return bytes_over(run[1], budget, self.cost, self.peers)
 
     def refuse(self, run: Run, budget: int) -> None:
         """Raises BudgetError, on all ranks alike, with what the fullest rank holds by what holds least."""

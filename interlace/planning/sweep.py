@@ -31,7 +31,7 @@ def sweep(
     points: int,
     each: Callable[[Point], None] = lambda _: None,
     asked: Sequence[Plan] = (),
-) -> Sweep:
+) -> tuple[Sweep, list[Plan]]:
     """The curve over `points` budgets, evenly apart, largest first.
 
     The largest is what everything kept holds, or Paddle's own plan if that is more; the smallest the least feasible one. A larger budget
@@ -45,6 +45,9 @@ def sweep(
         points: How many, two at least.
         each: Is given every point as soon as it is known.
         asked: Plans of all ranks under a budget of their own; from that budget on no point is slower.
+
+    Returns:
+        The curve, and the fastest plans of it that fit into the budget of `asked`; those of `asked` where none is faster.
 
     Raises:
         ConfigError: Fewer than two points.
@@ -63,22 +66,23 @@ def sweep(
     base = Base(max(stock_peak_bytes(program, cost) or 0 for program in programs), before.step_ns / 1e3, before.exposed_ns / 1e3)
     most = max(base.peak_bytes, _peak([plan.program for plan in everything], cost))
     found: list[Point] = []
-    given = _point(asked[0].memory_budget, lambda _: list(asked), cost) if asked and asked[0].memory_budget else None
+    given = _point(asked[0].memory_budget, list(asked), cost) if asked and asked[0].memory_budget else None
+    taken, best = list(asked), given
     for budget in reversed(list(_budgets(most, _least(plans), points))):
-        made = _point(budget, plans if budget < most else lambda _: everything, cost)
-        smaller = found[-1:] + [point for point in (given,) if point and point.budget_bytes <= budget]
-        for point in smaller:
-            made = faster(made, point)
-        found.append(made)
+        point, made = (_point(budget, everything, cost), everything) if budget >= most else _planned(budget, plans, cost)
+        if best is not None and _fits_and_is_faster(point, best, given):
+            taken, best = made, point
+        for smaller in found[-1:] + [each for each in (given,) if each and each.budget_bytes <= budget]:
+            point = faster(point, smaller)
+        found.append(point)
         each(found[-1])
-    return Sweep(tuple(reversed(found)), base, profile)
+    return Sweep(tuple(reversed(found)), base, profile), taken
 
 
-def within(curve: Sweep, budget: int, step_ns: int) -> int | None:
-    """The least budget of a curve whose plan fits into another budget and is faster than a step; None where there is none."""
-    fits = [each for each in curve.points if each.step_us is not None and (each.peak_bytes or 0) <= budget]
-    best = min(fits, key=lambda each: (each.step_us or 0.0, each.budget_bytes), default=None)
-    return best.budget_bytes if best is not None and (best.step_us or 0.0) * 1e3 < step_ns else None
+def _fits_and_is_faster(point: Point, best: Point, given: Point | None) -> bool:
+    """Whether a plan fits into the given budget and its step is shorter than the best so far."""
+    budget, held = given.budget_bytes if given else 0, point.peak_bytes
+    return point.step_us is not None and held is not None and held <= budget and point.step_us < (best.step_us or 0.0)
 
 
 def faster(point: Point, smaller: Point) -> Point:
@@ -106,11 +110,16 @@ def _least(plans: Callable[[int], list[Plan]]) -> int:
     raise PlanError("what the plan holds on a GPU is not known, its step cannot be simulated; `interlace check` says where it stands")
 
 
-def _point(budget: int, plans: Callable[[int], list[Plan]], cost: CostModel) -> Point:
+def _planned(budget: int, plans: Callable[[int], list[Plan]], cost: CostModel) -> tuple[Point, list[Plan]]:
+    """The point of a budget, and its plans; none where it cannot be kept."""
     try:
         made = plans(budget)
     except BudgetError as error:
-        return Point(budget_bytes=budget, feasible=False, why=str(error))
+        return Point(budget_bytes=budget, feasible=False, why=str(error)), []
+    return _point(budget, made, cost), made
+
+
+def _point(budget: int, made: Sequence[Plan], cost: CostModel) -> Point:
     step = _outcome(made).plan
     firsts = {plan.program.pipeline.stage: plan for plan in reversed(made)}.values()
     kept, recomputed, offloaded = (sum(part) for part in zip(*(saved_bytes(plan, cost) for plan in firsts), strict=True))

@@ -151,13 +151,14 @@ def run_passes(
         pipeline.check(program)
         return _Choice(pipeline, asked, program, cost, peers, room, levels).run()
     if room is None or not room.levels:
-        return run_judged(pipeline, program, cost, peers, room.bytes if room else None), room.bytes if room else None
+        used, limit = (room.bytes, room.limit_bytes) if room else (None, 0)
+        return run_judged(pipeline, program, cost, peers, used, limit), used
     pipeline.check(program)
     recomputed, used = room.levels[0], room.bytes
     if asked is not None and not alone and len(set(room.levels)) > 1:
         best = _Choice(pipeline, asked, program, cost, peers, room).best_level()
         recomputed, used = best.recomputed or recomputed, best.room_bytes or used
-    return run_judged(recomputing(pipeline, recomputed), program, cost, peers, used), used
+    return run_judged(recomputing(pipeline, recomputed), program, cost, peers, used, room.limit_bytes), used
 
 
 def recomputing(made: Pipeline, level: int | Numbers) -> Pipeline:
@@ -216,12 +217,12 @@ class _Choice:
             judged += self._tighter(judged, limit)
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
         fitting.sort(key=lambda each: each.step_ns or 0)
-        others = fitting[:FINALISTS] if self.room else self._near_the_best(fitting)
+        others = (fitting or self._nearest(judged))[:FINALISTS] if self.room else self._near_the_best(fitting)
         judged += [other for each in others for other in self._alternatives(each, limit)]
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
         best = min(fitting, key=lambda each: each.step_ns or 0, default=None)
         if best is None and self.room:  # what is nearest to the budget is made again with less room
-            best = min((each for each in judged if each.step_ns is not None), key=lambda each: each.peak_bytes, default=None)
+            best = next(iter(self._nearest(judged)), None)
         if best is None and own.step_ns is None and forms:
             unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
             return noted(self._whole(judged[0]), Schedule1F1B.name, [], [unknown, *self._lost(judged, limit)]), self.room_bytes
@@ -375,6 +376,11 @@ class _Choice:
                 more = tuple(map(max, each.recomputed, needed)) if each.recomputed and needed else needed or each.recomputed
                 found |= {(level, each.form, part): None for level in (each.recomputed, more)}
         return [self._draft(more, form, self.later, limit, part) for more, form, part in found]
+
+    @staticmethod
+    def _nearest(judged: Sequence[Judged]) -> list[Judged]:
+        """Of forms that exceed the budget, those first that do so least."""
+        return sorted((each for each in judged if each.step_ns is not None), key=lambda each: each.peak_bytes)
 
     def _near_the_best(self, fitting: list[Judged]) -> list[Judged]:
         """Of forms, the fastest first, those that are worth alternatives."""

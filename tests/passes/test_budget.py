@@ -73,6 +73,27 @@ def test_a_larger_budget_is_no_slower() -> None:
     assert steps == sorted(steps, reverse=True)
 
 
+@pytest.mark.parametrize("form", ["dx-first", "mixed", "zb-h1"])
+def test_host_waits_are_chosen_among_those_that_keep_the_budget(form: str) -> None:
+    """A host that waits at the ends of jobs holds less and is slower. Where that alone keeps the budget it is taken, and nothing moves
+    (with zb-h1 736 bytes and 1975 ns; once all was moved for the faster waits first, in 2010)."""
+    given_ = {"schedule_1f1b": {"interleave": form, "only_gains": False}, "choose_recompute": "off"}
+    plain = programs(SMALL)
+
+    def found(budget: float | str, syncs: str) -> tuple[int, int, str]:
+        plans = within(plain, budget, throttle_host={"syncs": syncs}, **given_)
+        outcome, (said,) = plans[0].outcome, [each.declined for each in plans[0].reports if each.name == "offload-activations"]
+        assert outcome is not None
+        return outcome.plan.step_ns, max(peak_bytes(plan.program, COPIES) or 0 for plan in plans), said[0]
+
+    (fast, most, _), (slow, least, _) = (found("1TB", syncs) for syncs in ("auto", "job-ends"))
+    assert (fast, most) < (slow, most)
+    assert least < most
+    step, held, said = found(least, "auto")
+    assert (step, held) == (slow, least)
+    assert "moves nothing" in said
+
+
 def test_a_budget_that_holds_already_moves_and_recomputes_nothing() -> None:
     for plan in within(programs(SMALL), "1TB", schedule_1f1b={"interleave": "dx-first", "only_gains": False}):
         lines = {report.name: report for report in plan.reports}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from interlace.cli import main
-from interlace.cost_model import GivenCosts
+from interlace.config import make_config
+from interlace.cost_model import CostModel, GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import parse, save
 from interlace.ir.program import Program
 from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
-from interlace.planning.plan import Plan, read_record
-from interlace.planning.sweep import faster, saved_bytes, within
-from interlace.report.sweep import SWEEP, Base, Point, Sweep, read_sweep
+from interlace.planning import sweep
+from interlace.planning.plan import Plan, make_plans, read_record
+from interlace.planning.sweep import faster, saved_bytes
+from interlace.report.sweep import SWEEP, Point, read_sweep
 from tests.passes.test_choose_recompute import PLAIN
 from tests.strategies import World, programs
 
@@ -59,14 +62,26 @@ def test_a_larger_budget_is_never_slower() -> None:
     assert faster(msgspec.structs.replace(slow, step_us=5.0), quick).peak_bytes == 19
 
 
-def test_a_sweep_may_find_a_faster_plan_for_the_budget_that_was_asked_for() -> None:
-    """Of points whose plan fits the least budget that gives it; none where no step is shorter."""
-    steps = {40: 4.0, 30: 5.0, 20: 5.0}
-    points = tuple(Point(budget_bytes=budget, feasible=True, peak_bytes=9, step_us=step) for budget, step in steps.items())
-    curve = Sweep((*points, Point(budget_bytes=10, feasible=False, why="no")), Base(1, 1.0, 0.0), "h200")
-    assert within(curve, 50, 4001) == 40
-    assert within(msgspec.structs.replace(curve, points=points[1:]), 30, 6000) == 20
-    assert within(curve, 8, 6000) is within(curve, 50, 4000) is None
+@pytest.mark.parametrize("form", ["off", "auto"])
+def test_a_sweep_keeps_the_fastest_plan_that_fits_the_budget_asked_for(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan itself, which is not made again; what was asked for where nothing is faster."""
+    plain = programs(World(pp=2, micro_batches=4, layers=2, schedule="1F1B"))
+    config = make_config({"memory_budget": 1.0, "offload_activations": {"min_bytes": 0}})
+    asked = make_plans(plain, make_config({"memory_budget": 1.0, "schedule_1f1b": {"interleave": form}}), COSTS, "given")
+    made: list[list[Plan]] = []
+
+    def noted(*given: Any) -> list[Plan]:
+        made.append(make_plans(*given))
+        return made[-1]
+
+    monkeypatch.setattr(sweep, "make_plans", noted)
+    curve, taken = sweep.sweep(plain, config, cast(CostModel, COSTS), "given", 3, asked=asked)
+    assert len(made) == 3  # one for each point
+    steps = [point.step_us or 0.0 for point in curve.points if (point.peak_bytes or 0) <= asked[0].memory_budget]
+    assert taken[0].outcome is not None
+    assert taken[0].outcome.plan.step_ns <= 1e3 * min(steps)
+    assert any(taken is each for each in made) == (form == "off")
+    assert form == "off" or taken == asked
 
 
 def test_fewer_than_two_points_are_no_curve(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

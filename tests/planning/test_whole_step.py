@@ -16,7 +16,7 @@ from interlace.cost_model.base import Estimate, Groups, Values
 from interlace.errors import BudgetError
 from interlace.ir import Op, Program, parse
 from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
-from interlace.planning import memory, whole_step
+from interlace.planning import budget, memory, whole_step
 from interlace.planning.budget import stock_peak_bytes
 from interlace.planning.judge import Run, run_judged
 from interlace.planning.plan import Plan, make_plans
@@ -239,7 +239,8 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
 
 def test_a_plan_over_its_budget_is_made_again_with_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that are too many are kept free by all passes, in every form of the schedule; in the end what holds least is refused."""
-    monkeypatch.setattr(memory, "peak_bytes", lambda *_: (1 << 30) + 777)
+    for module in (memory, budget):
+        monkeypatch.setattr(module, "peak_bytes", lambda *_: (1 << 30) + 777)
     seen = []
     run = Pipeline.run
 
