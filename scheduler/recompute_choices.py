@@ -6,6 +6,9 @@ nothing on the last stage, and on others one micro-batch less than recomputing a
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -99,9 +102,34 @@ class Choices:
     def at(self, level: int) -> frozenset[int]:
         """The groups that are recomputed at a level, 0 to `LEVELS`."""
         if level not in self.known:
-            most, least = self.peaks[0], min(self.peaks)
-            self.known[level] = self.within(most - (most - least) * level // LEVELS)
+            self.known[level] = self.within(self._limit(level))
         return self.known[level]
+
+    def _limit(self, level: int) -> int:
+        """The peak that a level may have."""
+        most, least = self.peaks[0], min(self.peaks)
+        return most - (most - least) * level // LEVELS
+
+    def least(self, limit: int, peak: Callable[[int], int]) -> int:
+        """The least level whose peak is within a limit; the last where none is.
+
+        Args:
+            limit: In bytes.
+            peak: Of a level, in bytes. It is slow, so it is asked for few of them: it differs from the peak that is counted here by
+                bytes that are nearly the same for neighbouring levels.
+        """
+        below, within, stride = -1, LEVELS, 1
+        more = 0
+        while within - below > 1:
+            at = bisect_left(range(LEVELS), True, key=lambda level: self._limit(level) <= limit + more)
+            if not below < at < within:
+                middle = (below + within) // 2
+                at = max(within - stride, middle) if at >= within else min(below + stride, middle)
+                stride *= 2
+            found = peak(at)
+            more = self._limit(at) - found
+            below, within = (below, at) if found <= limit else (at, within)
+        return within
 
     def took_ns(self, chosen: frozenset[int]) -> int:
         """Time of all repetitions that a choice needs, of one micro-batch."""

@@ -8,8 +8,7 @@ recomputation than Paddle's order would need. Here is what it chooses from, and 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,7 +121,8 @@ class MemoryChoice:
         """
         hopeless = any(gather(self.peers, "what lasts", lifetimes(self.program).base["device"] > budget))
         for form in () if hopeless else (self.asked, self.in_paddles_order(self.asked)):
-            run, used = run_passes(form, self.program, self.cost, self.peers, self.room(budget), self.levels if self.is_open else None)
+            room = self.room(budget, form)
+            run, used = run_passes(form, self.program, self.cost, self.peers, room, self.levels if self.is_open else None)
             for waiting in self._with_other_waits(run, budget if used is None else used):
                 if (found := self._with_less_room(waiting, budget if used is None else used, budget)) is not None:
                     return found
@@ -157,17 +157,18 @@ class MemoryChoice:
         """Whether a pass moves what is over the budget."""
         return any(isinstance(each, OffloadActivations) for each in self.asked.passes)
 
-    def room(self, budget: int) -> Room:
-        """What passes may use, and the recomputation that they may choose from."""
+    def room(self, budget: int, made: Pipeline) -> Room:
+        """What these passes may use, and the recomputation that they may choose from; a schedule that is open chooses from `levels`."""
         if not self.is_open:
             return Room(budget, budget)
-        parts = EXCESS_PARTS if self.offloads else EXCESS_PARTS[:1]
+        open_ = any(isinstance(each, Schedule1F1B) and each.is_open() for each in made.passes)
+        parts = EXCESS_PARTS if self.offloads and not open_ else EXCESS_PARTS[:1]
         return Room(budget, budget, self._by_stage([self._level(self._excess(budget, part)) for part in parts]))
 
-    def levels(self, limit: int) -> tuple[Numbers, ...]:
+    def levels(self, limit: int, beyond: Sequence[float] = BEYOND) -> tuple[Numbers, ...]:
         """Recomputation that a schedule may choose from on each stage: nothing, what Paddle's own order needs to hold no more than so many
         bytes, and more."""
-        freed = (0, *(self._excess(limit) + int(more * limit) for more in BEYOND))
+        freed = (0, *(self._excess(limit) + int(more * limit) for more in beyond))
         return tuple(dict.fromkeys(self._by_stage([self._level(each) for each in freed])))
 
     def _excess(self, budget: int, part: float = 1.0) -> int:
@@ -265,9 +266,9 @@ class MemoryChoice:
 
     def _level(self, freed_bytes: int) -> int:
         """The least level that gives so many bytes back by the peak of Paddle's own schedule; the last where none does."""
-        limit = self._peak(0) - freed_bytes
-        levels = range(LEVELS if recomputation(self.program, self.cost, self.memo, adds=True).groups else 0)
-        return bisect_left(levels, True, key=lambda level: self._peak(level) <= limit)
+        if freed_bytes <= 0 or not recomputation(self.program, self.cost, self.memo, adds=True).groups:
+            return 0
+        return choices(self.program, self.cost, self.memo).least(self._peak(0) - freed_bytes, self._peak)
 
     def _peak(self, level: int) -> int:
         """Live device bytes at the peak of Paddle's own schedule with so much recomputed."""

@@ -4,8 +4,9 @@ as whole steps; the fastest that holds no more memory than it may is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -91,9 +92,17 @@ class Room:
     levels: tuple[Numbers, ...] = ()
 
 
-Levels = Callable[[int], tuple[Numbers, ...]]
-"""Device bytes that no stage may pass -> how much each stage recomputes, from least to most: a schedule may have any of them on each
-stage."""
+class Levels(Protocol):
+    """How much each stage may recompute."""
+
+    def __call__(self, limit: int, beyond: Sequence[float] = ...) -> tuple[Numbers, ...]:
+        """By stage, from nothing to most: a schedule may have any of them on each stage.
+
+        Args:
+            limit: Device bytes that no stage may pass in Paddle's order.
+            beyond: Parts of the limit by which recomputation may give back more than it takes for that, one for each level after the first.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,8 +379,8 @@ class _Choice:
         over = [each for each in done if each.peak_bytes > limit and (best is None or (each.step_ns or 0) < best)]
         over.sort(key=lambda each: each.step_ns or 0)
         found: dict[tuple[Numbers | None, Schedule1F1B, float], None] = {}
-        for part in TIGHTER:
-            needed = self.levels(int(part * limit))[:2][-1] if self.levels else None
+        for part in TIGHTER if over else ():
+            needed = self.levels(int(part * limit), (0.0,))[-1] if self.levels else None
             for each in over[:MOST_TIGHTER]:
                 more = tuple(map(max, each.recomputed, needed)) if each.recomputed and needed else needed or each.recomputed
                 found |= {(level, each.form, part): None for level in (each.recomputed, more)}
