@@ -78,14 +78,18 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         """Names, and measured times and bytes, of what this rank could move."""
         if not program.jobs:
             raise PassError("the program has no jobs to put copies into; put a schedule pass before it")
-        return OffloadFacts(program.pipeline.stage, Names.of(program), measure(program, context.cost, context.room_bytes))
+        key = ("could move", id(program))
+        if key not in context.memo:
+            context.memo[key] = (Names.of(program), measure(program, context.cost), program)
+        names, measured, _ = context.memo[key]
+        return OffloadFacts(program.pipeline.stage, names, msgspec.structs.replace(measured, memory_budget=context.room_bytes))
 
     def run(self, program: Program, context: Context) -> Program:
         everyone: Sequence[OffloadFacts] = context.facts
         mine = everyone[program.rank if context.is_whole else 0]
         alike = [each.measured for each in everyone if each.stage == mine.stage and _times_the_same(each, mine)]
         names = [each.names for each in everyone] if context.is_whole else None
-        plan = plan_offload(program, agree(alike), self, names, refuses=False)
+        plan = self._plan(program, agree(alike), names, context)
         ops = {op.id: op for op in program.ops}
         for move in plan.moves:
             context.change(ops[move.saved.producer], show_move(move))
@@ -94,7 +98,24 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         else:
             context.declined.append(plan.summary())
         context.declined += [*plan.notes, *plan.declined()]
-        return apply(program, plan)
+        return self._applied(program, plan, context)
+
+    def _plan(self, program: Program, measured: Measured, names: Sequence[Names] | None, context: Context) -> OffloadPlan:
+        """Once for the same program, times and bytes: most stages keep their plan where another has less room."""
+        key = ("offload", id(program), msgspec.msgpack.encode((self, measured)))
+        if key not in context.memo:
+            context.memo[key] = (plan_offload(program, measured, self, names, refuses=False), program)
+        found: OffloadPlan = context.memo[key][0]
+        return found
+
+    @staticmethod
+    def _applied(program: Program, plan: OffloadPlan, context: Context) -> Program:
+        """The very same program for the same moves."""
+        key = ("moved", id(program), msgspec.msgpack.encode(plan.moves))
+        if key not in context.memo:
+            context.memo[key] = (apply(program, plan), program)
+        made: Program = context.memo[key][0]
+        return made
 
 
 class OffloadFacts(msgspec.Struct, frozen=True):

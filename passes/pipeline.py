@@ -115,7 +115,8 @@ class Pipeline:
         start = time.perf_counter_ns()
         try:
             if not known:
-                known.append(_Made(program, _applied(each, program, context, peers), context.changed, context.declined))
+                known.append(_Made(program, _marked(each, program, _applied(each, program, context, peers), context.memo), context.changed,
+                                   context.declined))  # fmt: skip
             result, context.changed, context.declined = known[0].result, known[0].changed, known[0].declined
             if not self.is_draft:
                 verify(result)
@@ -158,7 +159,16 @@ def _applied(each: Pass, program: Program, context: Context, peers: Peers | None
     result = each.run(program, context)
     if not isinstance(result, Program):
         raise PassError(f"run() gave {type(result).__name__}, expected a Program")
-    return msgspec.structs.replace(result, passes=(*program.passes, each.name))
+    return result
+
+
+def _marked(each: Pass, program: Program, result: Program, memo: dict[Any, Any]) -> Program:
+    """What a pass made of a program with its name in it; once for the very same result, so that later passes know it again."""
+    key = "marked", id(result), program.passes, each.name
+    if key not in memo:
+        memo[key] = (msgspec.structs.replace(result, passes=(*program.passes, each.name)), result)
+    marked: Program = memo[key][0]
+    return marked
 
 
 def _decided(each: Pass, program: Program, context: Context, peers: Peers | None) -> tuple[Any, ...]:

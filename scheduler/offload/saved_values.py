@@ -11,6 +11,7 @@ import msgspec
 from interlace.ir import ABSENT, Graph, Op, Program, Value
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import COMBINE, PARAMETER, is_boundary, is_comm, is_copy, is_random
+from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import Storage
 
 Reason = Literal[
@@ -97,6 +98,7 @@ class Candidates:
     skipped: list[Skipped] = field(default_factory=list)
 
 
+@once_per_ops
 def find_candidates(program: Program) -> Candidates:
     """Find the values that are live from forward to backward; O(values + operands).
 
