@@ -8,7 +8,7 @@ recomputation than Paddle's order would need. Here is what it chooses from, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.errors import BudgetError
 from interlace.ir import Program
+from interlace.passes.base import is_built_in
 from interlace.passes.choose_recompute import ChooseRecompute, choices, recomputation
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
@@ -26,7 +27,7 @@ from interlace.planning.budget import bytes_over, peak_bytes, say_budget
 from interlace.planning.judge import Run
 from interlace.planning.whole_step import ROUNDS, Room, less_room, paddles_own, recomputing, run_passes
 from interlace.scheduler.jobs import stock_jobs
-from interlace.scheduler.memory.live import in_order, lifetimes
+from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once
 from interlace.scheduler.recompute_choices import LEVELS
 from interlace.scheduler.whole_step.search import Numbers
 from interlace.units import size
@@ -37,6 +38,8 @@ EXCESS_PARTS = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
 """Parts of the bytes over the budget that recomputation gives back beside a form by name; offload gives the rest."""
 DESCENTS = 4
 """Times that what holds least is made again to hold less."""
+GAINS = 0.001
+"""What holds less by no more than this part is not worth another plan."""
 TIGHT = (0, LEVELS // 4, LEVELS // 2, 3 * LEVELS // 4, LEVELS)
 """Levels of recomputation of which each stage takes the one with which it holds least."""
 BEYOND = (0.0, 0.08, 0.2)
@@ -119,14 +122,23 @@ class MemoryChoice:
         What holds more on a GPU than its operations in their order is made again with so much less room, in the same schedule; then in
         Paddle's own order with recomputation alone before anything is moved.
         """
-        hopeless = any(gather(self.peers, "what lasts", lifetimes(self.program).base["device"] > budget))
+        hopeless = any(gather(self.peers, "what is needed at once", self._needed_at_once(budget) > budget))
         for form in () if hopeless else (self.asked, self.in_paddles_order(self.asked)):
             room = self.room(budget, form)
             run, used = run_passes(form, self.program, self.cost, self.peers, room, self.levels if self.is_open else None)
             for waiting in self._with_other_waits(run, budget if used is None else used):
-                if (found := self._with_less_room(waiting, budget if used is None else used, budget)) is not None:
+                if (found := self._with_less_room(self.made, waiting, budget if used is None else used, budget)) is not None:
                     return found
         return None
+
+    def _needed_at_once(self, budget: int) -> int:
+        """Device bytes without which the operations of this rank cannot run, however they are ordered and whatever is moved."""
+        at = next((k for k, each in enumerate(self.asked.passes) if isinstance(each, Schedule1F1B)), len(self.asked.passes))
+        if not all(is_built_in(type(each)) for each in self.asked.passes[at:]):
+            return lifetimes(self.program).base["device"]
+        before = Pipeline(self.asked.passes[:at])
+        nothing = recomputing(before, 0) if self.is_open else before
+        return needed_at_once(nothing.run(self.program, self.cost, self.peers, budget, self.memo)[0])
 
     def _with_other_waits(self, run: Run, room: int) -> Iterator[Run]:
         """The run, and then, where that holds less, the same passes with a host that waits elsewhere."""
@@ -135,7 +147,7 @@ class MemoryChoice:
         if passes != run[0] and max(self.bytes_over(other := self.made(passes, room), 0)) < max(self.bytes_over(run, 0)):
             yield other
 
-    def _with_less_room(self, run: Run, room: int, budget: int) -> tuple[Run, int] | None:
+    def _with_less_room(self, make: Callable[[Pipeline, int], Run], run: Run, room: int, budget: int) -> tuple[Run, int] | None:
         """The run, made again with so much less room as it exceeds the budget by; None where that does not help."""
         for number in range(ROUNDS):
             over = self.bytes_over(run, budget)
@@ -144,7 +156,7 @@ class MemoryChoice:
             mine = over[self.program.rank if self.peers else 0]
             room = less_room(run[1], room, mine)
             if number < ROUNDS - 1:
-                run = self.made(self.again(run[0], mine if number or not self.offloads else 0), room)
+                run = make(self.again(run[0], mine if number or not self.offloads else 0), room)
         return None
 
     @property
@@ -189,24 +201,30 @@ class MemoryChoice:
         """What holds least by itself: all moved that can be, and each stage at the level of recomputation with which it then holds least
         (what is recomputed cannot be moved, so that need not be the last). Tried are Paddle's own order and, where the form is open, those
         by name, each with a host that waits at the ends of jobs (the alternative of `throttle-host`) or where it must, and Paddle's own
-        plan."""
+        plan. Drafts are compared."""
         made = self.in_paddles_order(self.asked)
-        held = {level: self._held_by_stage(self.made(recomputing(made, level), 1)) for level in (TIGHT if self.is_open else ())}
+        held = {level: self._held_by_stage(self._drafted(recomputing(made, level), 1)) for level in (TIGHT if self.is_open else ())}
         if held:
             stages = range(self.program.pipeline.num_stages)
             made = recomputing(made, tuple(min(held, key=lambda level: (held[level][stage], level)) for stage in stages))
         forms = list(dict.fromkeys((waiting(made), made)))
         forms += [self._with_schedule(made, each) for each in self._named()]
         forms += [paddles_own(self.asked)] * bool(self._named())
-        return self._held_less(min((self.made(each, 1) for each in forms), key=lambda run: max(self.bytes_over(run, 0))))
+        drafts = [(self._drafted(each, 1), 1) for each in forms]
+        least = min(drafts, key=lambda draft: max(self.bytes_over(draft[0], 0)))
+        less = self._held_less(least)
+        tried = [(self.made(run[0], room), room) for run, room in ((less, least) if less is not least else (least,))]
+        return min(tried, key=lambda each: max(self.bytes_over(each[0], 0)))
 
-    def _held_less(self, run: Run) -> tuple[Run, int]:
-        """The run, or one that moves less and holds less all the same: copies back take room too."""
-        found = run, 1
+    def _held_less(self, draft: tuple[Run, int]) -> tuple[Run, int]:
+        """The draft, or one that moves less and holds less all the same: copies back take room too."""
+        found = draft
         for _ in range(DESCENTS):
             below = max(self.bytes_over(found[0], 0)) - 1
-            closer = self._with_less_room(self.made(run[0], below), below, below) if below > 0 and self.offloads else None
-            if closer is None:
+            if below <= 0 or not self.offloads:
+                break
+            closer = self._with_less_room(self._drafted, self._drafted(draft[0][0], below), below, below)
+            if closer is None or max(self.bytes_over(closer[0], 0)) > (1 - GAINS) * below:
                 break
             found = closer
         return found
@@ -235,6 +253,11 @@ class MemoryChoice:
     def made(self, made: Pipeline, room_bytes: int) -> Run:
         """A run of passes whose forms are decided."""
         return (made, *made.run(self.program, self.cost, self.peers, room_bytes, self.memo))
+
+    def _drafted(self, made: Pipeline, room_bytes: int) -> Run:
+        """The same passes, with a draft of what they make."""
+        rooms = tuple(gather(self.peers, "rooms", room_bytes))
+        return (made, *made.draft().run(self.program, self.cost, self.peers, room_bytes, self.memo, rooms))
 
     def bytes_over(self, run: Run, budget: int) -> list[int]:
         """By how much each rank exceeds the budget on a GPU; 0 where it is not known to."""

@@ -234,6 +234,21 @@ def order_peak(program: Program) -> int:
     return in_order(program).peak()
 
 
+def needed_at_once(program: Program) -> int:
+    """Device bytes without which a program cannot run, in whatever order and wherever its values wait: those of persistable storages, and
+    of what the operation that needs most reads and computes; O(ops + operands)."""
+    table, most = storages_of(program), 0
+    for op in program.ops:
+        sizes: dict[int, int] = {}
+        for part in (part for value in (*table.reads(op), *table.writes(op)) for part in table.parts[value]):
+            storage = table.storages[part.storage]
+            if storage.memory == "device" and not storage.persistable and part.value in table.values:
+                size = min(storage.size_bytes, table.values[part.value].size_bytes)
+                sizes[part.storage] = max(sizes.get(part.storage, 0), size)
+        most = max(most, sum(sizes.values()))
+    return lifetimes(program).base["device"] + most
+
+
 def peak(program: Program) -> list[LiveBytes]:
     """What is live at the peak of device memory if op instances run one after the other."""
     return in_order(program).at_peak()

@@ -14,7 +14,7 @@ from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, InterlaceError, PlanError
 from interlace.ir import Program
-from interlace.passes import Context, Pass, Schedule1F1B
+from interlace.passes import Context, OffloadActivations, Pass, Schedule1F1B
 from interlace.passes import Pipeline as Passes
 from interlace.passes.peers import Peers, plan_together
 from interlace.planning.judge import run_judged
@@ -25,6 +25,7 @@ from tests.strategies import World, programs, worlds
 
 LOADED = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
 CALM = GivenCosts({"comm": 2, "gemm": 50, "default": 10}, host_ns=1, job_ns=20)
+MOVED = GivenCosts({"gemm": 50, "copy": 1, "default": 10})
 SHAPE = World(pp=3, mp=2, micro_batches=2, layers=2)
 """Next to no communication to hide, and too few micro-batches for pairs to make up for what they delay."""
 
@@ -60,6 +61,17 @@ def test_a_pass_runs_once_on_the_same_program_with_the_same_rooms() -> None:
     passes[0].run(program, CALM, None, 5, memo, (5, 8))
     passes[0].run(program, CALM, None, 5, memo)
     assert RUNS == [1, 2, 3, 1, 2, 1, 2]
+
+
+def test_a_stage_keeps_its_offload_and_what_follows_where_another_has_less_room() -> None:
+    program, memo = programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B"))[0], dict[Any, Any]()
+    passes = Passes((Schedule1F1B(interleave="off"), OffloadActivations(min_bytes=1), Counted()))
+    RUNS.clear()
+    same, other, less = (passes.run(program, MOVED, None, room, memo, (room, more))[0] for room, more in ((900, 7), (900, 8), (700, 8)))
+    assert "offload-activations" in same.passes
+    assert same.jobs == other.jobs != less.jobs
+    assert same.ops is other.ops is not less.ops
+    assert same.ops != program.ops
 
 
 def test_what_a_draft_made_is_verified_where_the_whole_plan_takes_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -13,7 +14,7 @@ from interlace.ir import Graph, Program, parse
 from interlace.ir.copies import variants
 from interlace.ir.kinds import DATA, PARAMETER
 from interlace.scheduler.memory import live as memory
-from interlace.scheduler.memory.live import OrderMemory, in_order, lifetimes, over_time
+from interlace.scheduler.memory.live import OrderMemory, in_order, lifetimes, needed_at_once, over_time
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import GPU, IDEAL
 from tests.scheduler.plans import Shape, shapes, world
@@ -85,6 +86,28 @@ def test_order_based_equals_an_interpreter(shape: Shape, seed: int) -> None:
             for pool in ("device", "pinned"):
                 wanted = max(row[pool] for row in rows)
                 assert in_order(program, order).peak(pool) == wanted == planner.peak(order, pool)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes(), st.integers(0, 1000))
+def test_no_order_holds_less_than_an_operation_needs_at_once(shape: Shape, seed: int) -> None:
+    """Of the program as it was captured, before copies to the host were added."""
+    plain = world(dataclasses.replace(shape, offloaded=NONE))[0]
+    moved = world(shape)[0]
+    assert needed_at_once(plain) <= OrderMemory(moved).peak(mixed(moved, seed))
+
+
+def test_what_an_operation_needs_at_once() -> None:
+    """Its operands and results, shared memory once and by what is used of it; and what persists. Where only a shape is read, nothing."""
+    text = """program rank=0 world=1 mode=train
+#0 %0:float32[100]!"w" = builtin.parameter() forward
+#1 %1:float32[40] = pd_op.full() forward
+#2 %2:float32[40] = pd_op.exp(%1) forward
+#3 %3:float32[10]~2 = pd_op.slice(%2) forward views=0:0
+#4 %4:float32[10] = pd_op.add(%3, %0) forward
+#5 %5:float32[30] = pd_op.full_like(%2) forward no_buffer=0"""
+    assert needed_at_once(parse(text)) == 4 * (100 + 40 + 40)
+    assert needed_at_once(parse(text.replace("[40]", "[15]"))) == 4 * (100 + 30)
 
 
 @settings(max_examples=60, deadline=None)

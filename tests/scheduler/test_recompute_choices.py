@@ -49,6 +49,24 @@ def test_memory_counted_by_groups_is_that_of_the_program(program: Program) -> No
         assert live(made(found, found.at(level))) <= found.memory.curve(sorted(found.at(level))).max()
 
 
+@pytest.mark.parametrize("program", PIPELINE, ids=["first stage", "last stage"])
+@pytest.mark.parametrize("more", [0, -700, 300])
+def test_the_least_level_within_a_limit_is_found_with_few_peaks(program: Program, more: int) -> None:
+    """Peaks differ from those that are counted, by another amount from the middle on."""
+    found, asked = choices(program, COSTS, {}), list[int]()
+
+    def peak(level: int) -> int:
+        asked.append(level)
+        return int(found.memory.curve(sorted(found.at(level))).max()) + (more if level < LEVELS // 2 else more // 2)
+
+    for limit in range(min(found.peaks) - 1000, found.peaks[0] + 1000, 97):
+        asked.clear()
+        least = found.least(limit, peak)
+        assert least == LEVELS or peak(least) <= limit
+        assert least == 0 or peak(least - 1) > limit
+        assert len({found.at(level) for level in asked}) <= 8
+
+
 def test_what_the_last_stage_needs_at_once_is_kept_until_the_end() -> None:
     """One micro-batch is in flight there, so at the peak, in backward's first layer, its own values are live in any case."""
     found = choices(PIPELINE[1], COSTS, {})
