@@ -12,19 +12,58 @@ import numpy.typing as npt
 from interlace.ir import Op, OpInstance, Program, Value
 from interlace.ir.kinds import is_copy
 from interlace.ir.per_ops import once_per_items, once_per_ops
+from interlace.ir.storage import storages_of
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One form of the program and the micro-batches that run it.
 
     Attributes:
-        program: Without the copies that those micro-batches skip, every reader of a skipped copy reading its operand.
+        whole: The program with all its copies.
+        absent: Ids of the copies that those micro-batches skip.
         micro_batches: In ascending order.
     """
 
-    program: Program
+    whole: Program
+    absent: frozenset[int]
     micro_batches: list[int]
+
+    @property
+    def program(self) -> Program:
+        """Without those copies, every reader of a skipped copy reading its operand."""
+        return without(self.whole, self.absent)
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """What takes the place of what goes with some copies: tables of a program turn into those of `without` it.
+
+    Attributes:
+        is_gone: Whether an operation is one of the copies. `[1 + highest operation id]`
+        value: The value that is read in the place of one. `[1 + highest value id]`
+        variable: The executor's variable (the value that names it) in the place of one. `[1 + highest value id]`
+        storage: The storage, by number (`Storages`), in the place of one. `[storages]`
+    """
+
+    is_gone: npt.NDArray[np.bool_]
+    value: npt.NDArray[np.int64]
+    variable: npt.NDArray[np.int64]
+    storage: npt.NDArray[np.int64]
+
+
+def renaming(program: Program, absent: frozenset[int]) -> Renaming:
+    """What takes the place of what goes with these copies, each of one tensor; O(ops + values)."""
+    table, num_values = storages_of(program), 1 + max((value.id for value in program.values), default=-1)
+    gone = np.zeros(1 + max((op.id for op in program.ops), default=-1), np.bool_)
+    value, variable, storage = np.arange(num_values), np.arange(num_values), np.arange(len(table.storages))
+    for op in program.ops:
+        if op.id in absent:
+            source, result = int(value[op.operands[0]]), op.results[0]
+            (home,), (left,) = table.parts[source], table.parts[result]
+            gone[op.id], value[result], variable[result] = True, source, variable[home.variable]
+            storage[left.storage] = storage[home.storage]
+    return Renaming(gone, value, variable, storage)
 
 
 @once_per_items
@@ -48,7 +87,7 @@ def variants(program: Program) -> list[Variant]:
     groups: dict[frozenset[int], list[int]] = {}
     for micro_batch, op_ids in absent.items():
         groups.setdefault(frozenset(op_ids), []).append(micro_batch)
-    return [Variant(without(program, absent), members) for absent, members in groups.items()]
+    return [Variant(program, absent, members) for absent, members in groups.items()]
 
 
 def without(program: Program, absent: frozenset[int]) -> Program:

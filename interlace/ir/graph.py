@@ -101,8 +101,7 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     readers: dict[int, list[int]] = {}
     last_comm: dict[int, int] = {}
     last_random: int | None = None
-    lies_in, shared = graph.storages.numbers, _shared(graph.program)
-    on_stack = {value.id for value in graph.program.values if value.dtype == "stack"}
+    lies_in, over = graph.storages.numbers, overwritten(graph.program)
     for op in ops:
         mine = after[op.id]
         for value_id in op.operands:
@@ -114,8 +113,7 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
             for storage in lies_in(value_id):
                 if storage in writer:
                     mine.add(writer[storage])
-        over = written_operands(op) | on_stack.intersection(op.operands)
-        for storage in {storage for v in over for storage in lies_in(v)}.union(shared.get(op.id, ())):
+        for storage in over.get(op.id, ()):
             mine.update(readers.pop(storage, ()))
             mine.update({writer[storage]} if storage in writer else ())
             writer[storage] = op.id
@@ -134,16 +132,18 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
 
 
 @once_per_ops
-def _shared(program: Program) -> dict[int, set[int]]:
-    """By operation, storages of other operations that it computes results into, or that `share_var` makes its operands share."""
+def overwritten(program: Program) -> dict[int, set[int]]:
+    """By operation, storages whose contents change, those that it makes itself left out: what it writes in place, stacks, storages of other
+    operations that it computes results into, or that `share_var` makes its operands share."""
     table = storages_of(program)
+    on_stack = {value.id for value in program.values if value.dtype == "stack"}
     found: dict[int, set[int]] = {}
     for op in program.ops:
-        if op.name == SHARE_VAR:
-            mine = {storage for value in op.operands for storage in table.numbers(value)}
-        else:
+        over = op.operands if op.name == SHARE_VAR else written_operands(op) | on_stack.intersection(op.operands)
+        mine = {storage for value in over for storage in table.numbers(value)}
+        if op.name != SHARE_VAR:
             made = {storage for value in table.writes(op) for storage in table.numbers(value)}
-            mine = {storage for storage in made if table.storages[storage].producer != op.id}
+            mine |= {storage for storage in made if table.storages[storage].producer != op.id}
         if mine:
             found[op.id] = mine
     return found

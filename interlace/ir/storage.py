@@ -208,12 +208,18 @@ class Storages:
     def users(self) -> list[dict[int, list[int]]]:
         """For each storage the ids of the operations that write or read it, by variable: the first one allocates, the last one frees."""
         found: list[dict[int, list[int]]] = [{} for _ in self.storages]
+        for op_id, storage, variable in self.uses():
+            ops = found[storage].setdefault(variable, [])
+            if not ops or ops[-1] != op_id:
+                ops.append(op_id)
+        return found
+
+    def uses(self) -> list[tuple[int, int, int]]:
+        """Ids of operations in program order, each with the number of a storage that it writes or reads, and by which variable."""
+        found: list[tuple[int, int, int]] = []
         for op in self.program.ops:
             given = () if op.name in (COMBINE, SPLIT) else op.results
-            for part in (part for value in (*self.reads(op), *given) for part in self.parts[value]):
-                ops = found[part.storage].setdefault(part.variable, [])
-                if not ops or ops[-1] != op.id:
-                    ops.append(op.id)
+            found += [(op.id, part.storage, part.variable) for value in (*self.reads(op), *given) for part in self.parts[value]]
         return found
 
     def is_once(self, value: int) -> bool:

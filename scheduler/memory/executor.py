@@ -44,6 +44,7 @@ class Form:
 
     Attributes:
         program: In-place results share their operand's storage; tensors that are never collected are persistable.
+        absent: Copies of it that are skipped.
         micro_batches: The micro-batches that run it in this form.
         late: Ids of ops whose result is allocated by its first reader.
         workspace: Op id -> bytes that it allocates while it runs.
@@ -52,6 +53,7 @@ class Form:
 
     program: Program
     micro_batches: list[int]
+    absent: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
     workspace: Mapping[int, int] = field(default_factory=dict)
     lasting_bytes: int = 0
@@ -60,7 +62,7 @@ class Form:
 def forms(program: Program, target: Target) -> list[Form]:
     """The forms in which the target's executor runs a scheduled program's micro-batches; cost O(micro-batches x ops)."""
     if target.runs_as_written:
-        return [Form(variant.program, variant.micro_batches) for variant in variants(program)]
+        return [Form(program, variant.micro_batches, variant.absent) for variant in variants(program)]
     known = _known_forms(program)
     rules = (target.in_place_pass, target.late_results, target.keeps_shapes, *target.workspace.items())
     if rules not in known:
@@ -102,7 +104,7 @@ def _forms_of(variant: Variant, issued: Mapping[int, dict[int, tuple[int, int]]]
         late = run.late() if target.late_results else frozenset()
         alike.setdefault((chosen, lasting, late), []).extend(members)
     workspace = {op.id: size for op in variant.program.ops if (size := _workspace(graph, op, target))}
-    return [Form(_rewritten(graph, chosen, lasting), sorted(members), late, workspace,
+    return [Form(_rewritten(graph, chosen, lasting), sorted(members), frozenset(), late, workspace,
                  sum(max(0, graph.values[home].size_bytes) for home in lasting))
             for (chosen, lasting, late), members in alike.items()]  # fmt: skip
 

@@ -8,7 +8,7 @@ storages are always live and counted once (`base`). Inputs are live from the sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from interlace.ir import OpInstance, Program
-from interlace.ir.copies import items_of
+from interlace.ir.copies import Renaming, items_of, renaming
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
 from interlace.ir.per_ops import once_per_items, once_per_ops
 from interlace.ir.storage import storages_of
@@ -33,6 +33,8 @@ END = 1 << 61
 """The end of the step as a time: later than any other."""
 AT_ONCE = 16
 """Micro-batches whose instances are found together."""
+NONE: frozenset[int] = frozenset()
+"""No copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,34 +73,80 @@ class Lifetimes:
     unknown: list[int]
 
 
-def lifetimes(program: Program, workspace: Mapping[int, int] | None = None) -> Lifetimes:
-    """The lifetimes of a program, and a row for each op that takes a `workspace` (bytes) while it runs; O(ops + operands)."""
-    return _lifetimes(program, workspace) if workspace else _plain_lifetimes(program)
+def lifetimes(program: Program, workspace: Mapping[int, int] | None = None, absent: frozenset[int] = NONE) -> Lifetimes:
+    """The lifetimes of a program without some of its copies, and a row for each op that takes a `workspace` (bytes) while it runs;
+    O(ops + operands)."""
+    if workspace:
+        return _lifetimes(_uses(program), renaming(program, absent), workspace)
+    known = _known_lifetimes(program)
+    if absent not in known:
+        known[absent] = _lifetimes(_uses(program), renaming(program, absent), {})
+    return known[absent]
 
 
-def _lifetimes(program: Program, workspace: Mapping[int, int]) -> Lifetimes:
+_known_lifetimes: Callable[[Program], dict[frozenset[int], Lifetimes]] = once_per_ops(lambda program: {})
+"""By the copies that are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """Which operation uses which storage by which variable, in program order, and what storages are.
+
+    Attributes:
+        op, storage, variable: Ids, and the number of the storage. `[uses]`
+        producer, size, value: Of each storage the id of the op that allocates it, bytes (-1: unknown), and the value it is named after.
+            `[storages]`
+        pinned, persistable, output: Whether it is in host memory, is always there, and is live to the end of the step. `[storages]`
+    """
+
+    op: Ints
+    storage: Ints
+    variable: Ints
+    producer: Ints
+    size: Ints
+    value: Ints
+    pinned: Flags
+    persistable: Flags
+    output: Flags
+
+
+@once_per_ops
+def _uses(program: Program) -> _Uses:
     table = storages_of(program)
-    users = table.users()
+    op_id, storage, variable = np.array(table.uses(), np.int64).reshape(-1, 3).T
     outputs = {n for op in program.ops if op.name in (SHADOW_OUTPUT, SET_PARAMETER) for v in op.operands for n in table.numbers(v)}
-    rows = [n for n, storage in enumerate(table.storages) if not storage.persistable]
-    mine = [table.storages[n] for n in rows]
-    listed = [ops for n in rows for ops in users[n].values()] + [[op_id] for op_id in workspace]
-    num_readers = [*(sum(map(len, users[n].values())) for n in rows), *(1 for _ in workspace)]
-    lasting = [storage for storage in table.storages if storage.persistable]
-    base = {"device": 0, "pinned": 0}
-    for storage in lasting:
-        base[_pool(storage.memory)] += max(0, storage.size_bytes)
-    return Lifetimes(
-        _ints([*(storage.producer for storage in mine), *workspace]),
-        np.maximum(_ints([*(storage.size_bytes for storage in mine), *workspace.values()]), 0),
-        np.array([*(_pool(storage.memory) == "pinned" for storage in mine), *(False for _ in workspace)], np.bool_),
-        np.array([*(n in outputs for n in rows), *(False for _ in workspace)], np.bool_),
-        _offsets(num_readers), _ints([op_id for ops in listed for op_id in ops]), _offsets([len(ops) for ops in listed]), base,
-        list(dict.fromkeys(storage.value for storage in (*mine, *lasting) if storage.size_bytes < 0)),
+    every = table.storages
+    return _Uses(
+        op_id, storage, variable, _ints([each.producer for each in every]), _ints([each.size_bytes for each in every]),
+        _ints([each.value for each in every]),
+        np.array([_pool(each.memory) == "pinned" for each in every], np.bool_),
+        np.array([each.persistable for each in every], np.bool_), np.array([n in outputs for n in range(len(every))], np.bool_),
     )  # fmt: skip
 
 
-_plain_lifetimes = once_per_ops(lambda program: _lifetimes(program, {}))
+def _lifetimes(uses: _Uses, renamed: Renaming, workspace: Mapping[int, int]) -> Lifetimes:
+    storage = renamed.storage[uses.storage]
+    there = np.flatnonzero(~renamed.is_gone[uses.op] & ~uses.persistable[storage])
+    op, storage, variable = uses.op[there], storage[there], renamed.variable[uses.variable[there]]
+    _, first, pair = np.unique(storage * len(renamed.variable) + variable, return_index=True, return_inverse=True)
+    first = first[pair]  # variables of a storage in the order in which they are used first
+    order = np.lexsort((first, storage))
+    op, storage, first = op[order], storage[order], first[order]
+    again = np.r_[False, (first[1:] == first[:-1]) & (op[1:] == op[:-1])] if len(op) else np.empty(0, np.bool_)
+    op, storage, first = op[~again], storage[~again], first[~again]
+    rows, num_readers = np.unique(storage, return_counts=True)
+    _, starts, per_variable = np.unique(first, return_index=True, return_counts=True)
+    output, extra = np.zeros(len(uses.output), np.bool_), len(workspace)
+    output[renamed.storage[uses.output]] = True
+    lasting, sizes = np.flatnonzero(uses.persistable), np.maximum(uses.size, 0)
+    base = {pool: int(sizes[lasting][uses.pinned[lasting] == (pool == "pinned")].sum()) for pool in ("device", "pinned")}
+    unknown = [n for n in (*rows.tolist(), *lasting.tolist()) if uses.size[n] < 0]
+    return Lifetimes(
+        np.r_[uses.producer[rows], _ints([*workspace])], np.r_[sizes[rows], _ints([*workspace.values()])],
+        np.r_[uses.pinned[rows], np.zeros(extra, np.bool_)], np.r_[output[rows], np.zeros(extra, np.bool_)],
+        _offsets([*num_readers, *[1] * extra]), np.r_[op, _ints([*workspace])],
+        _offsets([*per_variable[np.argsort(starts)], *[1] * extra]), base, list(dict.fromkeys(uses.value[unknown].tolist())),
+    )  # fmt: skip
 
 
 def _pool(memory: str) -> Literal["device", "pinned"]:
@@ -322,7 +370,8 @@ class OrderMemory:
 
     def __init__(self, program: Program, target: Target = IDEAL) -> None:
         found = forms(program, target)
-        self.tables = [(lifetimes(form.program, form.workspace), _ints(sorted(form.late)), form.micro_batches) for form in found]
+        self.tables = [(lifetimes(form.program, form.workspace, form.absent), _ints(sorted(form.late)), form.micro_batches)
+                       for form in found]  # fmt: skip
         first = next(table for table, _, micro_batches in self.tables if 0 in micro_batches)
         self.base = dict(first.base) if target.runs_as_written else dict(lifetimes(program).base)
         lasting_bytes = sum(len(form.micro_batches) * form.lasting_bytes for form in found)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
 import numpy as np
 
 from interlace.errors import PlanError
-from interlace.ir import Graph, OpInstance, Program, dependencies, describe
-from interlace.ir.copies import indices_by_op, items_of, variants
-from interlace.ir.graph import written_operands
-from interlace.ir.kinds import is_boundary, is_comm
+from interlace.ir import ABSENT, Graph, OpInstance, Program, describe
+from interlace.ir.copies import Renaming, indices_by_op, items_of, renaming, variants
+from interlace.ir.graph import overwritten, written_operands
+from interlace.ir.kinds import is_boundary, is_comm, is_random
 from interlace.ir.per_ops import once_per_items, once_per_ops
 from interlace.scheduler.simulate.arrays import Flags, Ints, direction, pairs_of, rows
 
@@ -24,7 +27,7 @@ def item_order(program: Program) -> Ints:
 def _without_events(program: Program) -> Ints:
     items = items_of(program)
     pairs = [_persistable(program, items), _group_order(program, items)]
-    edges = {m: table for variant in variants(program) for table in [_op_edges(variant.program)] for m in variant.micro_batches}
+    edges = {m: table for variant in variants(program) for table in [op_edges(program, variant.absent)] for m in variant.micro_batches}
     num_ids = 1 + max((op.id for op in program.ops), default=-1)
     for micro_batch, index in indices_by_op(items, num_ids):
         both = index[edges[micro_batch]]
@@ -32,12 +35,83 @@ def _without_events(program: Program) -> Ints:
     return np.concatenate(pairs)
 
 
+def op_edges(program: Program, absent: frozenset[int]) -> Ints:
+    """Pairs of op ids that data orders where some copies are skipped: those that `dependencies` gives of the program without them. Order
+    within groups is left to the issue order."""
+    known = _known_edges(program)
+    if absent not in known:
+        known[absent] = _edges(_touched(program), renaming(program, absent))
+    return known[absent]
+
+
+_known_edges: Callable[[Program], dict[frozenset[int], Ints]] = once_per_ops(lambda program: {})
+"""By the copies that are skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Touched:
+    """What operations touch, in program order.
+
+    Attributes:
+        operands: Rows of operation id and operand. `[n, 2]`
+        producer: Id of the operation that computes a value, -1 for none. `[1 + highest value id]`
+        moments: Rows of operation id, number of a storage, and how it is touched: 0 where it holds an operand, 1 where it is written, 2
+            where it is read. `[n, 3]`
+        draws: Pairs of ids of random draws that follow each other. `[n, 2]`
+    """
+
+    operands: Ints
+    producer: Ints
+    moments: Ints
+    draws: Ints
+
+
 @once_per_ops
-def _op_edges(program: Program) -> Ints:
-    """Pairs of op ids that data orders. Order within groups and among random draws is left to the issue order."""
-    plain = [msgspec.structs.replace(op, group=-1) if op.group >= 0 else op for op in program.ops]
-    after = dependencies(Graph(program), plain)
-    return pairs_of([(before, op_id) for op_id, befores in after.items() for before in befores])
+def _touched(program: Program) -> _Touched:
+    graph = Graph(program)
+    lies_in, over = graph.storages.numbers, overwritten(program)
+    producer = np.full(1 + max(graph.values, default=-1), -1, np.int64)
+    producer[list(graph.producer)] = list(graph.producer.values())
+    operands, moments = list[tuple[int, int]](), list[tuple[int, int, int]]()
+    for op in program.ops:
+        mine = [value for value in op.operands if value != ABSENT]
+        operands += [(op.id, value) for value in mine]
+        moments += [(op.id, storage, 0) for value in mine for storage in lies_in(value)]
+        moments += [(op.id, storage, 1) for storage in over.get(op.id, ())]
+        moments += [(op.id, storage, 2) for value in graph.reads(op) for storage in lies_in(value)]
+    draws = [op.id for op in program.ops if is_random(op)]
+    return _Touched(pairs_of(operands), producer, np.array(moments, np.int64).reshape(-1, 3), pairs_of(list(pairwise(draws))))
+
+
+def _edges(touched: _Touched, renamed: Renaming) -> Ints:
+    """Each operation after those that compute its operands; after the write before it to memory that it touches; and a write after all that
+    read what was there before."""
+    operands = touched.operands[~renamed.is_gone[touched.operands[:, 0]]]
+    made = np.stack([touched.producer[renamed.value[operands[:, 1]]], operands[:, 0]], axis=1)
+    moments = touched.moments[~renamed.is_gone[touched.moments[:, 0]]]
+    storage, written = renamed.storage[moments[:, 1]], np.zeros(len(renamed.storage), np.bool_)
+    written[storage[moments[:, 2] == 1]] = True
+    chosen = written[storage]
+    found = pairs_of(_in_turn(moments[chosen, 0].tolist(), storage[chosen].tolist(), moments[chosen, 2].tolist()))
+    pairs = np.concatenate([made[made[:, 0] >= 0], found, touched.draws])
+    return np.stack(np.divmod(np.unique(pairs[pairs[:, 0] != pairs[:, 1]] @ [len(renamed.is_gone), 1]), len(renamed.is_gone)), axis=1)
+
+
+def _in_turn(ops: Sequence[int], storages: Sequence[int], hows: Sequence[int]) -> list[tuple[int, int]]:
+    """Pairs of operations that touch one storage in turn."""
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    pairs = []
+    for op, storage, how in zip(ops, storages, hows, strict=True):
+        if how == 2:
+            readers.setdefault(storage, []).append(op)
+            continue
+        if storage in writer:
+            pairs.append((writer[storage], op))
+        if how == 1:
+            pairs += [(reader, op) for reader in readers.pop(storage, ())]
+            writer[storage] = op
+    return pairs
 
 
 def _persistable(program: Program, items: Ints) -> Ints:

@@ -97,6 +97,15 @@ def test_no_order_holds_less_than_an_operation_needs_at_once(shape: Shape, seed:
     assert needed_at_once(plain) <= OrderMemory(moved).peak(mixed(moved, seed))
 
 
+@settings(max_examples=60, deadline=None)
+@given(shapes())
+def test_lifetimes_without_copies_are_those_of_the_program_without_them(shape: Shape) -> None:
+    for form in (form for program in world(shape) for form in variants(program)):
+        mine, plain = lifetimes(form.whole, absent=form.absent), lifetimes(form.program)
+        for name in (field.name for field in dataclasses.fields(plain)):
+            assert np.array_equal(getattr(mine, name), getattr(plain, name)), name
+
+
 def test_what_an_operation_needs_at_once() -> None:
     """Its operands and results, shared memory once and by what is used of it; and what persists. Where only a shape is read, nothing."""
     text = """program rank=0 world=1 mode=train

@@ -15,7 +15,9 @@ from interlace.cost_model import CostModel
 from interlace.cost_model.base import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Graph, Job, Program, dependencies, parse, verify
+from interlace.ir.copies import variants
 from interlace.scheduler.simulate.arrays import ONE, Options, SimInput
+from interlace.scheduler.simulate.dependences import op_edges
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.simulator import NEVER, Result, Simulation, covered, issue_times, run, simulate
 from tests.scheduler.plans import Shape, shapes, world
@@ -31,6 +33,15 @@ def costs(host_ns: int = 2, job_ns: int = 5, stretch: bool = True, **times: int)
     """A table model with odd numbers, so that rounding matters."""
     table = {"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7, **times}
     return CostModel.from_table(table, STRETCHED if stretch else {}, host_ns, job_ns)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes())
+def test_operations_are_ordered_as_by_the_dependencies_of_the_program_without_skipped_copies(shape: Shape) -> None:
+    for form in (form for program in world(shape) for form in variants(program)):
+        alone = [msgspec.structs.replace(op, group=-1) for op in form.program.ops]
+        wanted = {(before, op) for op, befores in dependencies(Graph(form.program), alone).items() for before in befores}
+        assert {(before, op) for before, op in op_edges(form.whole, form.absent).tolist()} == wanted
 
 
 @st.composite
