@@ -153,16 +153,16 @@ def _of_rank(program: Program, known: Mapping[OpInstance, OpInstance], rank: _Ra
             limit = at if transfer in recorded else max(at, min(limit, most))  # transfers of a job keep their order
             issue, ready, start, _ = rank.times(transfer)
             peer = rank.peer_ready(transfer)
-            is_late = peer is not None and start - peer > margin_ns
+            keeps_peer = peer is not None and start - peer > margin_ns
             can_go_up = transfer[0] in receives and transfer not in recorded
             last = number.get(known[transfer], -1) if transfer in known else -1
             if start - ready > margin_ns:
                 until = min(bisect_right(ends, start - margin_ns), limit) - 1
                 last = until if until >= 0 and ends[until] > ready else last
-            elif peer is not None and is_late and can_go_up and issue > peer and rank.peer_is_busier(transfer):
+            elif peer is not None and keeps_peer and can_go_up and issue > peer and rank.peer_is_busier(transfer):
                 until = max(bisect_right(ends, peer - margin_ns) - 1, least)
                 last = until if until + 1 < at else -1
-            elif peer is not None and is_late and transfer in known:
+            elif peer is not None and keeps_peer and transfer in known:
                 last = bisect_right(ends, peer - margin_ns) - 1
             last = min(last, limit - 1)
             if last >= (least if can_go_up and last >= begin else 0):
@@ -233,7 +233,8 @@ def _reissued(job: Job, after: Mapping[OpInstance, OpInstance], transfers: set[i
         behind = at.get(after[item], -1) if item in after else -1
         moves = behind > at[item] or (behind >= 0 and item[0] in receives)
         last = place[item] = max(last, behind + 0.5 if moves else at[item])
-    return msgspec.structs.replace(job, items=tuple(sorted(job.items, key=lambda item: place.get(item, at[item]))))
+    items = tuple(sorted(job.items, key=lambda item: place.get(item, at[item])))
+    return job if items == job.items else msgspec.structs.replace(job, items=items)
 
 
 def merged(events: Iterable[Event], pairs: Iterable[Order]) -> tuple[Event, ...]:
