@@ -18,7 +18,7 @@ from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.allocations import PairMemory
 from interlace.scheduler.interleave.at_once import at_once
 from interlace.scheduler.interleave.optimizer import reductions_first
-from interlace.scheduler.interleave.part_order import early_collectives
+from interlace.scheduler.interleave.part_order import EarlyCollectives
 from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, plan_pair
 from interlace.scheduler.jobs import Parts, job_of
 from interlace.scheduler.legal_rows import check_rows, stall
@@ -323,12 +323,12 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return frozenset().union(*(at_once(graph, ops, cost, part) for (kind, _), ops in halves.ops.items() if kind == "W"))
 
     def _early_collectives(self, program: Program, part: PartOps, early: float, context: Context) -> list[Op]:
-        """Once for a part of the same program, whatever the other parts are."""
-        key = ("part", id(program.ops), part.kind, tuple(op.id for op in part.ops), self.extra_live_bytes, early)
+        """Orders are found once for a part of the same program, whatever the other parts are."""
+        key = ("part", id(program.ops), part.kind, tuple(op.id for op in part.ops), self.extra_live_bytes)
         if key not in context.memo:
-            context.memo[key] = (early_collectives(program, part, context.cost, self.extra_live_bytes, early), program)
-        found: list[Op] = context.memo[key][0]
-        return found
+            context.memo[key] = (EarlyCollectives(program, part, context.cost, self.extra_live_bytes), program)
+        found: EarlyCollectives = context.memo[key][0]
+        return found.fastest(early)
 
     def order(self, program: Program, parts: Parts, kinds: Kinds, form: Form, context: Context) -> tuple[PairPlan, SlotTimes]:
         """The order of one kind of job, and its times and memory; computed once for the same program."""

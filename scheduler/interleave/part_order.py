@@ -25,31 +25,49 @@ LEADS = (2.0, 4.0)
 
 
 def early_collectives(program: Program, part: PartOps, cost: Costs, extra_bytes: int = 0, early: float = EARLY) -> list[Op]:
-    """The operations of one part in the fastest order found, by the planner's clock; program order where nothing is gained.
+    """The operations of one part in the fastest order found (`EarlyCollectives`)."""
+    return EarlyCollectives(program, part, cost, extra_bytes).fastest(early)
 
-    Every dependency of the part holds, and the order of each group's communication; live memory exceeds that of program order by
-    `extra_bytes` at most. Weight gradients of a whole backward keep their places. O(operations x tries).
-    """
-    if part.kind not in "FBI" or not any(is_collective(op) for op in part.ops):
-        return list(part.ops)
-    pair = Pair(program, [part], cost, early)
-    plain = list(range(len(pair.nodes)))
-    best, best_ns = list(part.ops), pair.time(plain)
-    plain_bytes = pair.memory.peak(pair.plain())
-    most_bytes = plain_bytes + plain_bytes // SMALL_SHARE + extra_bytes
-    ops = {op.id: op for op in part.ops}
-    alone = _gathers_alone(pair)
-    for lead in LEADS if any(alone) else LEADS[:1]:
-        turns = _turns(pair, alone, lead)
-        for window in WINDOWS:
-            found = _with_fillers(pair, _issued(pair, alone, turns, window))
-            listed = pair.spread(found)
-            if pair.memory.peak(listed) > most_bytes:
-                continue
-            if (took := pair.time(found)) < best_ns:
-                best, best_ns = [ops[op_id] for _, op_id in listed], took
-            break
-    return best
+
+class EarlyCollectives:
+    """Orders of the operations of one part in which collectives start early; found once, whatever sends weigh. O(operations x tries)."""
+
+    def __init__(self, program: Program, part: PartOps, cost: Costs, extra_bytes: int = 0) -> None:
+        self.part = part
+        self.pair: Pair | None = None
+        self.orders: list[tuple[list[int], list[Op]]] = []
+        if part.kind not in "FBI" or not any(is_collective(op) for op in part.ops):
+            return
+        pair = self.pair = Pair(program, [part], cost)
+        plain_bytes = pair.memory.peak(pair.plain())
+        most_bytes = plain_bytes + plain_bytes // SMALL_SHARE + extra_bytes
+        ops = {op.id: op for op in part.ops}
+        alone = _gathers_alone(pair)
+        for lead in LEADS if any(alone) else LEADS[:1]:
+            turns = _turns(pair, alone, lead)
+            for window in WINDOWS:
+                found = _with_fillers(pair, _issued(pair, alone, turns, window))
+                listed = pair.spread(found)
+                if pair.memory.peak(listed) > most_bytes:
+                    continue
+                self.orders.append((found, [ops[op_id] for _, op_id in listed]))
+                break
+
+    def fastest(self, early: float) -> list[Op]:
+        """The fastest by the planner's clock, where sends weigh as they do with `early_sends`; program order where nothing is gained.
+
+        Every dependency of the part holds, and the order of each group's communication; live memory exceeds that of program order by
+        `extra_bytes` at most. Weight gradients of a whole backward keep their places.
+        """
+        best = list(self.part.ops)
+        if self.pair is None:
+            return best
+        pair = self.pair.with_early(early)
+        best_ns = pair.time(list(range(len(pair.nodes))))
+        for nodes, ops in self.orders:
+            if (took := pair.time(nodes)) < best_ns:
+                best, best_ns = ops, took
+        return list(best)
 
 
 def _gathers_alone(pair: Pair) -> list[bool]:
