@@ -40,8 +40,8 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
     where the memory has room, and some is added where it is worth its time.
 
     Contract: keeps every value that is read, bit for bit; removes operations that repeat others exactly, collectives among them, and
-    adds exact repetitions, on all ranks of a stage alike. Nothing that draws random numbers is left out or added, and nothing that
-    communicates or works in place is added.
+    adds exact repetitions, on all ranks of a stage alike. Nothing that draws random numbers is left out or added, nothing that works in
+    place is added, and nothing that communicates unless `repeat_collectives` asks for it.
 
     Before / After, where the matmul is kept and of the sum only the shape is read:
         #3 %3 = pd_op.matmul(%2, %0) forward {"fwd_recompute_id":0}     #3 %3 = pd_op.matmul(%2, %0) forward
@@ -59,6 +59,9 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
             such as 0.25: one number, or one for each stage; 0 keeps everything, 1 computes again all that can be. Without it the whole step
             decides with `interleave: auto` or under a `memory_budget`; else what the program recomputes and reads. When: you want to try
             another number.
+        repeat_collectives: Whether repetitions that are added may repeat collectives within the stage too, such as the sums of tensor
+            parallelism; those of the program's own recomputation are repeated anyway. When: a memory budget is refused: less is held then,
+            and the step takes longer.
 
     Source: POET (joint rematerialisation and paging, 2022) weighs the same costs.
     """
@@ -75,6 +78,7 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
     }
 
     level: Level | tuple[Level, ...] | None = None
+    repeat_collectives: bool = False
 
     @property
     def level_index(self) -> int | tuple[int, ...] | None:
@@ -122,10 +126,10 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
             index = index[program.pipeline.stage]
         if index in (0, LEVELS) or not found.groups:
             return tuple(range(len(found.groups) if index else 0))
-        return tuple(sorted(choices(program, context.cost, context.memo).at(index)))
+        return tuple(sorted(choices(program, context.cost, context.memo, self.repeat_collectives).at(index)))
 
     def _found(self, program: Program, context: Context) -> Recomputation:
-        return recomputation(program, context.cost, context.memo, adds=self.level is not None)
+        return recomputation(program, context.cost, context.memo, adds=self.level is not None, collectives=self.repeat_collectives)
 
     def _only_users(self, program: Program, context: Context) -> Recomputation:
         """What the user's program recomputes, nothing added."""
@@ -177,7 +181,9 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
                                   f"{len(found.groups) - len(recomputed)} are kept, {size(sums['kept'])}")  # fmt: skip
 
 
-def recomputation(program: Program, costs: Costs, memo: dict[object, object], *, adds: bool) -> Recomputation:
+def recomputation(
+    program: Program, costs: Costs, memo: dict[object, object], *, adds: bool, collectives: bool = False
+) -> Recomputation:
     """What a program's backward computes again, worked out once for the same program.
 
     Args:
@@ -185,24 +191,25 @@ def recomputation(program: Program, costs: Costs, memo: dict[object, object], *,
         costs: Times of operations.
         memo: Keeps what was found.
         adds: Whether with repetitions of all that it could compute again.
+        collectives: Whether these repeat collectives within the stage too.
     """
-    known = memo.get(("recomputation", adds))
+    known = memo.get(("recomputation", adds, collectives))
     if isinstance(known, tuple) and known[0] is program:
         found: Recomputation = known[1]
         return found
-    whole = with_repeats(program) if adds else program
+    whole = with_repeats(program, collectives) if adds else program
     tables, timed = tables_of(whole), whole.ops if recomputes(whole) else ()
     found = Recomputation(whole, {op.id: costs.op_time(op, *tables).dur_ns for op in timed if op.role == "backward"})
-    memo["recomputation", adds] = (program, found)
+    memo["recomputation", adds, collectives] = (program, found)
     return found
 
 
-def choices(program: Program, costs: Costs, memo: dict[object, object]) -> Choices:
+def choices(program: Program, costs: Costs, memo: dict[object, object], collectives: bool = False) -> Choices:
     """What is recomputed at each level, additions among it; worked out once for the same program. Arguments as `recomputation`."""
-    known = memo.get("choices")
+    known = memo.get(("choices", collectives))
     if isinstance(known, tuple) and known[0] is program:
         chosen: Choices = known[1]
         return chosen
-    found = Choices(recomputation(program, costs, memo, adds=True))
-    memo["choices"] = (program, found)
+    found = Choices(recomputation(program, costs, memo, adds=True, collectives=collectives))
+    memo["choices", collectives] = (program, found)
     return found

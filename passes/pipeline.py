@@ -115,7 +115,7 @@ class Pipeline:
         start = time.perf_counter_ns()
         try:
             if not known:
-                known.append(_Made(program, _marked(each, program, _applied(each, program, context, peers), context.memo), context.changed,
+                known.append(_Made(program, _marked(each, program, _applied(each, program, context, peers), context), context.changed,
                                    context.declined))  # fmt: skip
             result, context.changed, context.declined = known[0].result, known[0].changed, known[0].declined
             if not self.is_draft:
@@ -162,10 +162,11 @@ def _applied(each: Pass, program: Program, context: Context, peers: Peers | None
     return result
 
 
-def _marked(each: Pass, program: Program, result: Program, memo: dict[Any, Any]) -> Program:
-    """What a pass made of a program with its name in it; once for the very same result, so that later passes know it again."""
-    key = "marked", id(result), program.passes, each.name
-    if key not in memo:
+def _marked(each: Pass, program: Program, result: Program, context: Context) -> Program:
+    """What a pass made of a program with its name in it; once for the very same result, so that later passes know it again. Not where
+    one of them asks other ranks: this one's program may be the same where another's is not, and all gather facts or none."""
+    key, memo = ("marked", id(result), program.passes, each.name), context.memo
+    if key not in memo or Pipeline(tuple(context.later)).asks_ranks():
         memo[key] = (msgspec.structs.replace(result, passes=(*program.passes, each.name)), result)
     marked: Program = memo[key][0]
     return marked

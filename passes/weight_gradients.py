@@ -10,6 +10,7 @@ from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import PARAMETER, is_boundary, is_collective, is_comm, is_random
 from interlace.scheduler.offload import names_layer
+from interlace.scheduler.recompute import COPY
 
 WEIGHT_FORMS = frozenset({"cast", "all_gather", "c_allgather", "share_data", "assign", "c_identity", "reshape", "view_shape",
                           "transpose", "slice", "contiguous"})  # fmt: skip
@@ -114,6 +115,14 @@ class Backward:
         written = [value for value in written_operands(op) if not self.graph.storages.is_persistable(value)]
         return any(self.graph.producer[value] not in self.sinks for value in written)
 
+    def _frees(self, op: Op) -> bool:
+        """Whether an operation repeats forward and its results are smaller than what it reads, which would have to wait with it."""
+        read = {value for value in op.reads if not self.graph.storages.is_persistable(value)}
+        return COPY in op.attrs and self._bytes(op.results) < self._bytes(read)
+
+    def _bytes(self, values: Iterable[int]) -> int:
+        return sum(max(0, self.graph.values[value].size_bytes) for value in values)
+
     def _is_update(self, op: Op, users: list[Op]) -> bool:
         """Whether an operation does nothing but carry a parameter's gradient to its sum or to the optimizer."""
         summed = any(self.graph.storages.is_persistable(value) for value in written_operands(op))
@@ -121,7 +130,7 @@ class Backward:
         return (op.kind in UPDATES or is_collective(op)) and (summed or carried)
 
     def _is_sink(self, op: Op, users: list[Op]) -> bool:
-        if op.num_blocks or is_random(op) or (is_comm(op) and op.id not in self._updates):
+        if op.num_blocks or is_random(op) or (is_comm(op) and op.id not in self._updates) or self._frees(op):
             return False
         return all(user.id in self.sinks or user.role == "optimize" or is_boundary(user) for user in users)
 

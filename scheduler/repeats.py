@@ -1,8 +1,9 @@
 """Recomputation that could be added: the program as if backward computed again whatever it reads of forward and can compute.
 
-What is to be kept is then left out again (`scheduler/recompute.py`). Nothing is repeated that draws random numbers, works in place or
-communicates. A repetition starts at the nearest values that backward reads anyway, and at what passes from layer to layer (the residual
-sum), which stays: were it computed again too, the first layer of backward would want all of forward again, and hold all of it.
+What is to be kept is then left out again (`scheduler/recompute.py`). Nothing is repeated that draws random numbers or works in place, and
+collectives only where that is asked for, those of groups whose ranks are all of one stage: they decide alike. A repetition starts at
+the nearest values that backward reads anyway, and at what passes from layer to layer (the residual sum), which stays: were it computed
+again too, the first layer of backward would want all of forward again, and hold all of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 from interlace.ir import ABSENT, Edit, Graph, Op, Program, TensorType
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import is_boundary, is_comm, is_p2p
+from interlace.ir.stand_ins import groups_within_stage
 from interlace.scheduler.recompute import COPY, IDENTITY, aliased, is_pure
 
 MUCH = 4
@@ -22,24 +24,30 @@ ADDED = -2
 """`bwd_recompute_id` of operations that are added here; Paddle numbers its own from 0."""
 
 
-def with_repeats(program: Program) -> Program:
+def with_repeats(program: Program, collectives: bool = False) -> Program:
     """The program with a repetition, marked as Paddle's recompute pass marks its own, of every value of forward that backward reads and
     can compute again; each stands before its first reader. The same program where there is none, or where nested blocks may read what
     is not known.
+
+    Args:
+        program: As captured.
+        collectives: Whether collectives within the stage are repeated too.
     """
     nested = any(op.num_blocks for op in program.ops if op.role != "optimize")
-    return program if nested else _Adding(program).run()
+    return program if nested else _Adding(program, collectives).run()
 
 
 class _Adding:
     """Attributes:
+        groups: Ids of groups whose collectives may be repeated.
         there: Values from which repetitions start: what backward reads anyway, and what passes from layer to layer.
         again: Results of forward that can be computed again from those -> the operation that gives them.
         wanted: Those of them that backward reads, and whose memory nothing else holds.
         repeated: Value of forward -> the repeated one.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, collectives: bool) -> None:
+        self.groups = groups_within_stage(program) if collectives else set[int]()
         self.program, self.graph, self.edit = program, Graph(program), Edit(program)
         writers = [op for op in program.ops if op.name not in IDENTITY and op.role != "optimize"]
         self.changing = self._numbers(v for op in writers for v in written_operands(op))
@@ -94,7 +102,7 @@ class _Adding:
 
     def _can_repeat(self, op: Op, found: dict[int, Op]) -> bool:
         """Whether an operation of forward gives the same from what is there, or is computed again."""
-        if not is_pure(op) or is_comm(op) or COPY in op.attrs:
+        if not is_pure(op) or COPY in op.attrs or (is_comm(op) and op.group not in self.groups):
             return False
         return all(v in self.there or v in found for v in op.reads) and all(self._is_steady(v) for v in op.results)
 
@@ -137,7 +145,8 @@ class _Adding:
         operands = [self.repeated.get(v, v) if v != ABSENT and k not in op.no_buffer else v for k, v in enumerate(op.operands)]
         self.repeated.update(zip(op.results, (each.id for each in results), strict=True))
         made.append(self.edit.op(op.name, operands, results, like=op, attrs={**op.attrs, COPY: ADDED}, role="backward", views=op.views,
-                                 no_buffer=op.no_buffer, origin=op.origin, stream=op.stream, priority=op.priority))  # fmt: skip
+                                 no_buffer=op.no_buffer, origin=op.origin, group=op.group, stream=op.stream,
+                                 priority=op.priority))  # fmt: skip
         return made
 
     def _is_repeated(self, value: int) -> bool:

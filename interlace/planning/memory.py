@@ -25,9 +25,10 @@ from interlace.passes.pipeline import Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
 from interlace.planning.budget import bytes_over, peak_bytes, say_budget
 from interlace.planning.judge import Run
-from interlace.planning.whole_step import ROUNDS, Room, less_room, paddles_own, recomputing, run_passes
+from interlace.planning.whole_step import ROUNDS, Room, less_room, paddles_own, paddles_streams, recomputing, run_passes
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once
+from interlace.scheduler.recompute import Recomputation
 from interlace.scheduler.recompute_choices import LEVELS
 from interlace.scheduler.whole_step.search import Numbers
 from interlace.units import size
@@ -126,8 +127,8 @@ class MemoryChoice:
         for form in () if hopeless else (self.asked, self.in_paddles_order(self.asked)):
             room = self.room(budget, form)
             run, used = run_passes(form, self.program, self.cost, self.peers, room, self.levels if self.is_open else None)
-            for waiting in self._with_other_waits(run, budget if used is None else used):
-                if (found := self._with_less_room(self.made, waiting, budget if used is None else used, budget)) is not None:
+            for each in self._with_other_waits(run, budget if used is None else used):
+                if (found := self._with_less_room(self.made, each, budget if used is None else used, budget)) is not None:
                     return found
         return None
 
@@ -201,13 +202,9 @@ class MemoryChoice:
         """What holds least by itself: all moved that can be, and each stage at the level of recomputation with which it then holds least
         (what is recomputed cannot be moved, so that need not be the last). Tried are Paddle's own order and, where the form is open, those
         by name, each with a host that waits at the ends of jobs (the alternative of `throttle-host`) or where it must, and Paddle's own
-        plan. Drafts are compared."""
-        made = self.in_paddles_order(self.asked)
-        held = {level: self._held_by_stage(self._drafted(recomputing(made, level), 1)) for level in (TIGHT if self.is_open else ())}
-        if held:
-            stages = range(self.program.pipeline.num_stages)
-            made = recomputing(made, tuple(min(held, key=lambda level: (held[level][stage], level)) for stage in stages))
-        forms = list(dict.fromkeys((waiting(made), made)))
+        jobs and streams with and without recomputation. Drafts are compared."""
+        made, plain = (self._at_least_held(each) for each in (self.in_paddles_order(self.asked), paddles_streams(self.asked)))
+        forms = list(dict.fromkeys((waiting(made), made, plain)))
         forms += [self._with_schedule(made, each) for each in self._named()]
         forms += [paddles_own(self.asked)] * bool(self._named())
         drafts = [(self._drafted(each, 1), 1) for each in forms]
@@ -215,6 +212,14 @@ class MemoryChoice:
         less = self._held_less(least)
         tried = [(self.made(run[0], room), room) for run, room in ((less, least) if less is not least else (least,))]
         return min(tried, key=lambda each: max(self.bytes_over(each[0], 0)))
+
+    def _at_least_held(self, made: Pipeline) -> Pipeline:
+        """The passes with each stage at the level of recomputation with which it holds least, all moved that can be."""
+        if not self.is_open:
+            return made
+        held = {level: self._held_by_stage(self._drafted(recomputing(made, level), 1)) for level in TIGHT}
+        stages = range(self.program.pipeline.num_stages)
+        return recomputing(made, tuple(min(held, key=lambda level: (held[level][stage], level)) for stage in stages))
 
     def _held_less(self, draft: tuple[Run, int]) -> tuple[Run, int]:
         """The draft, or one that moves less and holds less all the same: copies back take room too."""
@@ -270,9 +275,17 @@ class MemoryChoice:
         said = gather(self.peers, "what holds least", Holds(self.program.pipeline.stage, peak_bytes(run[1], self.cost), what))
         rank, most = max(enumerate(said), key=lambda item: item[1].peak_bytes or 0)
         where, least = f"rank {rank if self.peers else self.program.rank}, stage {most.stage}", most.peak_bytes or 0
+        more = "; choose_recompute: {repeat_collectives: on} may hold less" if any(gather(self.peers, "more", self._could_repeat())) else ""
         raise BudgetError(f"memory_budget {size(budget)} ({budget} bytes) cannot be kept; the least feasible one is {least} bytes "
-                          f"({size(least)}), which {where} holds with all recomputed and moved to the host that lowers it: {most.what}",
-                          least)  # fmt: skip
+                          f"({size(least)}), which {where} holds with all recomputed and moved to the host that lowers it: {most.what}"
+                          f"{more}", least)  # fmt: skip
+
+    def _could_repeat(self) -> bool:
+        """Whether repetitions could be added that are left out because they communicate."""
+        if not self.is_open or self._collectives:
+            return False
+        found = recomputation(self.program, self.cost, self.memo, adds=True, collectives=True)
+        return len(found.copies) > len(self._recomputation().copies)
 
     def told_in(self, run: Run, budget: int) -> Run:
         """The run with the budget in its reports."""
@@ -289,14 +302,22 @@ class MemoryChoice:
 
     def _level(self, freed_bytes: int) -> int:
         """The least level that gives so many bytes back by the peak of Paddle's own schedule; the last where none does."""
-        if freed_bytes <= 0 or not recomputation(self.program, self.cost, self.memo, adds=True).groups:
+        if freed_bytes <= 0 or not self._recomputation().groups:
             return 0
-        return choices(self.program, self.cost, self.memo).least(self._peak(0) - freed_bytes, self._peak)
+        return choices(self.program, self.cost, self.memo, self._collectives).least(self._peak(0) - freed_bytes, self._peak)
+
+    @property
+    def _collectives(self) -> bool:
+        """Whether repetitions that are added may repeat collectives."""
+        return any(isinstance(each, ChooseRecompute) and each.repeat_collectives for each in self.asked.passes)
+
+    def _recomputation(self) -> Recomputation:
+        return recomputation(self.program, self.cost, self.memo, adds=True, collectives=self._collectives)
 
     def _peak(self, level: int) -> int:
         """Live device bytes at the peak of Paddle's own schedule with so much recomputed."""
-        found = recomputation(self.program, self.cost, self.memo, adds=True)
-        chosen = choices(self.program, self.cost, self.memo).at(level) if found.groups else frozenset()
+        found = self._recomputation()
+        chosen = choices(self.program, self.cost, self.memo, self._collectives).at(level) if found.groups else frozenset()
         if ("peak", chosen) not in self.memo:
             made = found.without(group for k, group in enumerate(found.groups) if k not in chosen)
             self.memo["peak", chosen] = in_order(msgspec.structs.replace(made, jobs=stock_jobs(made))).peak()

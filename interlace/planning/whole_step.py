@@ -470,6 +470,12 @@ def paddles_own(asked: Pipeline, within_budget: bool = True) -> Pipeline:
     return Pipeline(tuple(kept for each in mine if (kept := each.stock()) is not None))
 
 
+def paddles_streams(asked: Pipeline) -> Pipeline:
+    """Paddle's own jobs and streams, with the passes that follow the budget."""
+    forms = (each if each.follows_budget else each.stock() for each in asked.passes)
+    return Pipeline(tuple(each for each in forms if each is not None))
+
+
 def less_room(made: Program, room_bytes: int, over_bytes: int) -> int:
     """What passes may use on a rank after a plan that exceeds the budget there; as much as before where it does not."""
     order = order_peak(made) if made.jobs else 0

@@ -12,8 +12,9 @@ from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.errors import BudgetError
 from interlace.ir import Program
-from interlace.passes.peers import Peers, plan_together
+from interlace.passes.peers import Peers, gather, plan_together
 from interlace.passes.pipeline import PassReport
+from interlace.planning import memory
 from interlace.planning.budget import budget_bytes, peak_bytes, say_budget
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.stock import stock_plan
@@ -92,6 +93,24 @@ def test_host_waits_are_chosen_among_those_that_keep_the_budget(form: str) -> No
     step, held, said = found(least, "auto")
     assert (step, held) == (slow, least)
     assert "moves nothing" in said
+
+
+def test_a_plan_that_exceeds_its_budget_is_tried_with_other_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was chosen as a draft and holds more as a whole, where nothing moves and nothing is recomputed."""
+    off = dict.fromkeys(("choose_recompute", "offload_activations"), "off")
+    passes = make_config({"schedule_1f1b": {"interleave": "zb-h1", "only_gains": False}, **off}).pipeline()
+    monkeypatch.setattr(memory, "run_passes", lambda form, program, cost, peers, *_: ((form, *form.run(program, cost, peers)), None))
+
+    def held(budget: int) -> list[int]:
+        def made(program: Program, peers: Peers) -> int:
+            found = memory.MemoryChoice(passes, program, COPIES, peers).fitting(budget)
+            return max(gather(peers, "held", (peak_bytes(found[0][1], COPIES) or 0) if found else 0))
+
+        return plan_together(made, programs(SMALL))
+
+    assert held(832) == [832] * 2
+    assert held(831) == held(736) == [736] * 2
+    assert held(735) == [0] * 2
 
 
 def test_a_budget_that_holds_already_moves_and_recomputes_nothing() -> None:

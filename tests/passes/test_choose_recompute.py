@@ -13,16 +13,19 @@ from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError
-from interlace.ir import Program, parse, verify
+from interlace.ir import Graph, Program, parse, verify
 from interlace.ir.kinds import is_comm, is_random
 from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
 from interlace.passes.choose_recompute import choices
 from interlace.passes.choose_recompute import recomputation as recomputation_of
 from interlace.passes.peers import Peers, plan_together
+from interlace.passes.weight_gradients import Backward
 from interlace.scheduler.early_repeats import with_early_repeats
+from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.recompute import Recomputation
-from interlace.scheduler.repeats import ADDED
+from interlace.scheduler.repeats import ADDED, with_repeats
+from interlace.scheduler.target import GPU
 from tests.interpreter import assert_same
 from tests.strategies import World, programs, worlds
 
@@ -169,6 +172,50 @@ def test_keeping_everything_leaves_a_program_without_recomputation_as_it_is() ->
     for program in programs(World(pp=2, micro_batches=3, layers=2)):
         made, _ = Pipeline((ChooseRecompute(level=0),)).run(program, COSTS)
         assert (made.ops, made.values) == (program.ops, program.values)
+
+
+SUMMED = """program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate
+group 12 = 0,1
+#0 %0:float32[4,4]!"w_0" = builtin.parameter() forward
+#1 %1:float32[4,4]"x" = pd_op.data() forward
+#2 %2:float32[4,4] = pd_op.matmul(%1, %0) forward {"transpose_x":false,"transpose_y":false}
+#3 %3:float32[4,4] = pd_op.all_reduce(%2) forward group=12 {"ring_id":12}
+#4 %4:float32[4,4] = pd_op.gelu(%3) forward
+#5 %5:float32[4,4] = pd_op.gelu_grad(%3, %4) backward
+#6 %6:float32[4,4], %7:float32[4,4] = pd_op.matmul_grad(%1, %0, %5) backward {"transpose_x":false,"transpose_y":false}
+#7 builtin.shadow_output(%7) optimize {"output_name":"dw"}
+"""
+"""Backward reads what a collective gives, and what follows from it."""
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_collectives_are_repeated_where_that_is_asked_for(repeats: bool) -> None:
+    """On all ranks of the group alike, with the same results; not in a group with ranks of other stages, which decide for themselves."""
+    plain = [msgspec.structs.replace(parse(SUMMED), rank=rank) for rank in range(2)]
+    passes = Pipeline((ChooseRecompute(level=1, repeat_collectives=repeats), Schedule1F1B(interleave="off")))
+    before = [Pipeline((Schedule1F1B(interleave="off"),)).run(each, COSTS)[0] for each in plain]
+    made = plan_together(lambda program, peers: passes.run(program, COSTS, peers)[0], plain)
+    assert_same(before, made)
+    assert check(made, GPU) == []
+    for each in made:
+        assert [op.name for op in each.ops if op.role == "backward" and is_comm(op)] == ["pd_op.all_reduce"] * repeats
+    other = parse(SUMMED.replace("stage=0 of 1", "stage=0 of 2"))
+    assert not [op for op in with_repeats(other, repeats).ops if op.role == "backward" and is_comm(op)]
+
+
+def test_what_frees_more_than_it_gives_does_not_wait_for_a_weight_gradient() -> None:
+    """A repetition that only a weight's gradient reads runs before what reads the same large value: postponed with that gradient, it
+    would hold the value."""
+    text = SUMMED.replace('#4 %4:float32[4,4] = pd_op.gelu(%3) forward', '#4 %4:float32[4,4] = pd_op.gelu(%3) forward\n'
+                          '#8 %8:float32[2,4] = pd_op.mean(%4) forward').replace(
+        "#7 builtin", '#9 %9:float32[2,4] = pd_op.mean(%4) backward {"bwd_recompute_id":0}\n'
+        '#10 %10:float32[4,4] = pd_op.matmul(%9, %9) backward {"transpose_x":true,"transpose_y":false}\n'
+        '#11 builtin.shadow_output(%10) optimize {"output_name":"dv"}\n#7 builtin')  # fmt: skip
+    small, large = (Backward(Graph(parse(each))).sinks for each in (text, text.replace("[2,4]", "[8,4]")))
+    assert 9 not in small
+    assert 9 in large
+    assert 10 in small & large
 
 
 def test_what_is_added_frees_memory() -> None:

@@ -14,9 +14,10 @@ from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, InterlaceError, PlanError
 from interlace.ir import Program
-from interlace.passes import Context, OffloadActivations, Pass, Schedule1F1B
+from interlace.passes import Context, OffloadActivations, Pass, Schedule1F1B, ThrottleHost
 from interlace.passes import Pipeline as Passes
 from interlace.passes.peers import Peers, plan_together
+from interlace.planning.budget import peak_bytes
 from interlace.planning.judge import run_judged
 from interlace.planning.plan import make_plans
 from interlace.scheduler.simulate.simulator import simulate
@@ -173,3 +174,19 @@ def test_a_named_form_takes_the_alternative_that_is_faster() -> None:
         assert took[0] <= took[1]
         report = next(each for each in open_[0].reports if each.name == "throttle-host")
         assert any("whole step simulated" in line for line in report.changed)
+
+
+def test_of_alternatives_the_fastest_that_keeps_the_budget_is_taken() -> None:
+    """A host that waits at the ends of jobs holds less and is slower; where nothing keeps the budget, what exceeds it least is taken."""
+    costs, plain = GivenCosts({"comm": 100, "gemm": 50, "default": 10}), programs(World(pp=2, micro_batches=4, layers=2, schedule="1F1B"))
+    passes = make_config({"schedule_1f1b": {"interleave": "zb-h1", "only_gains": False}, "delay_transfers": "off"}).pipeline()
+
+    def taken(budget: int) -> tuple[str, int]:
+        runs = plan_together(lambda program, peers: run_judged(passes, program, costs, peers, None, budget), plain)
+        syncs = next(each.syncs for each in runs[0][0].passes if isinstance(each, ThrottleHost))
+        return syncs, max(peak_bytes(program, costs) or 0 for _, program, _ in runs)
+
+    (fast, most), (slow, least) = taken(0), taken(1)
+    assert (fast, slow) == ("auto", "job-ends")
+    assert least < most
+    assert [taken(budget)[0] for budget in (least, most - 1, most)] == ["job-ends", "job-ends", "auto"]

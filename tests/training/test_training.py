@@ -123,8 +123,12 @@ ON_CPU_RANKS = {
         2, "llama", "--dp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --clip-grad 1 --schedule 1F1B --micro-batches 2",
         {"schedule_1f1b": ROOMY},
     ),
+    "mp2, sequence parallel, all recomputed, collectives too": (
+        2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --gradient-accumulation 2",
+        {"schedule_1f1b": ROOMY, "choose_recompute": {"level": 1, "repeat_collectives": True}},
+    ),
 }  # fmt: skip
-"""The executor's in-place pass, which runs on CPU ranks, puts clipped gradients into the fused buffer."""
+"""The executor's in-place pass, which runs on CPU ranks, puts clipped gradients into the fused buffer; collectives that are added."""
 ALSO_ON_CPU_RANKS = ("one rank, accumulation, offload", "mp2, clip, accumulation: column overlap", "pp2 vpp2 mp2 mixed")
 LONG_ON_CPU_RANKS = (
     *LONG, "dp2, experts, shared expert, clip, recompute and offload by module", "dp2 pp2, experts, pp + 1 micro-batches",
@@ -194,6 +198,9 @@ def require_asked(passes: list[list[dict[str, Any]]], options: dict[str, Any]) -
     if "memory_budget" in options:
         assert any("computed again in backward: frees" in line for line in lines_of(passes, "choose-recompute"))
         assert any("on a GPU the plan holds" in line for line in lines_of(passes, "offload-activations"))
+    elif options.get("choose_recompute", {}).get("repeat_collectives"):
+        again = [line for line in lines_of(passes, "choose-recompute") if "computed again in backward: frees" in line]
+        assert any("all_gather" in line or "reduce_scatter" in line for line in again)
     elif "offload_activations" in options:
         assert any("moves" in line for line in lines_of(passes, "offload-activations"))
 
