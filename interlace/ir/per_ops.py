@@ -13,25 +13,28 @@ from interlace.ir.program import Program
 Made = TypeVar("Made")
 KEPT = 32
 """Results that one table keeps: forms of a plan are compared one after another, on at most so many ranks of one process."""
+FEW = 12
+"""Results of a table that is large: up to one for each micro-batch in one."""
 
 
-def once_per_ops(make: Callable[[Program], Made]) -> Callable[[Program], Made]:
-    """`make`, called once for programs that hold the same tuples of operations and values; nobody may change what it gives.
+def once_per_ops(make: Callable[[Program], Made], kept: int = KEPT) -> Callable[[Program], Made]:
+    """`make`, called once for programs that hold the same tuples of operations and values; nobody may change what it gives. The last `kept`
+    results are kept.
 
     >>> count = once_per_ops(lambda program: [len(program.ops)])
     >>> program = Program((), ())
     >>> count(program) is count(program.with_ops(program.ops))
     True
     """
-    return _once(make, lambda program: (program.ops, program.values))
+    return _once(make, lambda program: (program.ops, program.values), kept)
 
 
 def once_per_items(make: Callable[[Program], Made]) -> Callable[[Program], Made]:
     """As `once_per_ops`, for programs whose jobs hold the same tuples of op instances besides."""
-    return _once(make, lambda program: (program.ops, program.values, program.pipeline, *(job.items for job in program.jobs)))
+    return _once(make, lambda program: (program.ops, program.values, program.pipeline, *(job.items for job in program.jobs)), KEPT)
 
 
-def _once(make: Callable[[Program], Made], parts_of: Callable[[Program], tuple[Any, ...]]) -> Callable[[Program], Made]:
+def _once(make: Callable[[Program], Made], parts_of: Callable[[Program], tuple[Any, ...]], kept: int) -> Callable[[Program], Made]:
     known: OrderedDict[tuple[int, ...], tuple[Any, Made]] = OrderedDict()
     lock = threading.Lock()
 
@@ -45,7 +48,7 @@ def _once(make: Callable[[Program], Made], parts_of: Callable[[Program], tuple[A
         found = make(program)
         with lock:
             known[key] = parts, found  # keeps the parts alive, so that no others get their ids
-            if len(known) > KEPT:
+            if len(known) > kept:
                 known.popitem(last=False)
         return found
 

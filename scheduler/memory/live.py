@@ -18,7 +18,7 @@ import numpy.typing as npt
 from interlace.ir import OpInstance, Program
 from interlace.ir.copies import Renaming, items_of, renaming
 from interlace.ir.kinds import DATA, SET_PARAMETER, SHADOW_OUTPUT
-from interlace.ir.per_ops import once_per_items, once_per_ops
+from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
 from interlace.ir.storage import storages_of
 from interlace.scheduler.memory.executor import feed_bytes, forms
 from interlace.scheduler.target import IDEAL, Target, with_paddles_jobs
@@ -84,7 +84,7 @@ def lifetimes(program: Program, workspace: Mapping[int, int] | None = None, abse
     return known[absent]
 
 
-_known_lifetimes: Callable[[Program], dict[frozenset[int], Lifetimes]] = once_per_ops(lambda program: {})
+_known_lifetimes: Callable[[Program], dict[frozenset[int], Lifetimes]] = once_per_ops(lambda program: {}, FEW)
 """By the copies that are left out."""
 
 

@@ -13,7 +13,7 @@ from interlace.ir import ABSENT, Graph, OpInstance, Program, describe
 from interlace.ir.copies import Renaming, indices_by_op, items_of, renaming, variants
 from interlace.ir.graph import overwritten, written_operands
 from interlace.ir.kinds import is_boundary, is_comm, is_random
-from interlace.ir.per_ops import once_per_items, once_per_ops
+from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
 from interlace.scheduler.simulate.arrays import Flags, Ints, direction, pairs_of, rows
 
 
@@ -44,7 +44,7 @@ def op_edges(program: Program, absent: frozenset[int]) -> Ints:
     return known[absent]
 
 
-_known_edges: Callable[[Program], dict[frozenset[int], Ints]] = once_per_ops(lambda program: {})
+_known_edges: Callable[[Program], dict[frozenset[int], Ints]] = once_per_ops(lambda program: {}, FEW)
 """By the copies that are skipped."""
 
 
