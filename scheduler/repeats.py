@@ -19,7 +19,9 @@ from interlace.ir.stand_ins import groups_within_stage
 from interlace.scheduler.recompute import COPY, IDENTITY, aliased, is_pure
 
 MUCH = 4
-"""A value from which all later ones follow stays where what lies between it and the one before takes so many times its bytes."""
+"""A value from which all later ones follow stays where what lies between it and the one before takes so many times its bytes. Between two
+residual sums lie nine times their bytes and more; what one operation gives has once or twice those of what it reads. Where collectives
+cut the layers (mp 2) values from 1 to any give the same: 31, 47 and 36 groups of GPT-3 6.7B, Llama 7B, and GPT-3 on one stage."""
 ADDED = -2
 """`bwd_recompute_id` of operations that are added here; Paddle numbers its own from 0."""
 

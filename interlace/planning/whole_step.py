@@ -49,8 +49,8 @@ FINALISTS = 2
 """Forms whose other passes are tried in their alternatives too, under a budget; without one all that fit."""
 SHRINKS = 0.75
 """A form is given up where a plan with less room exceeds the budget by more than this part of what the one before did."""
-BEYOND = (1.1, 1.3)
-"""Schedules are also looked for in so many times the budget: offload then moves the rest."""
+OVER_BUDGET = (1.1, 1.3)
+"""Schedules are also looked for in so many times the budget, one of each: offload then moves the rest."""
 PAYS = 0.005
 """Without a budget, recomputation is looked at only where steps that hold as much as they like are shorter by this part."""
 ANY = 1 << 60
@@ -308,7 +308,7 @@ class _Choice:
         found = Found()
         if self.peers is None or self.program.rank == 0:
             pipe, given = self.program.pipeline, [each for s in sorted(stages) for each in stages[s]]
-            limits = [(limit, LAG_SCHEDULES), *((int(limit * more), 1) for more in BEYOND if self._offloads())]
+            limits = [(limit, LAG_SCHEDULES), *((int(limit * more), 1) for more in OVER_BUDGET if self._offloads())]
             best = [each for most, count in limits for each in find_schedules(given, pipe.num_micro_batches, most, count, self.draws,
                                                                               pipe.num_chunks)]  # fmt: skip
             free = [] if self.room or len(levels) > 1 else find_schedules(given, pipe.num_micro_batches, ANY, 1, self.draws,
