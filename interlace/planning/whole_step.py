@@ -59,6 +59,8 @@ TIGHTER = (0.95, 0.85)
 """Parts of the budget: forms that exceed it are drafted again as these would have them."""
 MOST_TIGHTER = 3
 """Forms, the fastest first, of which that is done."""
+CLOSER, NEARLY = 2, 1.05
+"""Without a budget: times that schedules are looked for in less memory, and so many times what they may hold is nearly that."""
 FAR = 0.25
 """What exceeds the budget by more than this part of it is not drafted again with less room."""
 
@@ -199,6 +201,8 @@ class _Choice:
         self.draws = any(gather(peers, "draws", draws_twice(program)))
         self.stands_for = stand_ins(program, peers)
         asking = (Pipeline(self.later), self._paddles())
+        self.looked_at: tuple[Sequence[Numbers | None], list[StageTimes]] = ((), [])
+        """What may be recomputed, and what the stages say of their jobs with it: what schedules were looked for in."""
         self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks() for each in asking)
         """Whether this rank makes drafts: one of each stage does, and all where a pass asks them."""
 
@@ -224,6 +228,8 @@ class _Choice:
         judged = [self._draft(recomputed, form, self.later, limit) for recomputed, form in drafts]
         if self.room:
             judged += self._tighter(judged, limit)
+        elif named:
+            judged += self._with_less(judged, limit)
         fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
         fitting.sort(key=lambda each: each.step_ns or 0)
         others = (fitting or self._nearest(judged))[:FINALISTS] if self.room else self._near_the_best(fitting)
@@ -305,17 +311,38 @@ class _Choice:
         mine = Stages(self._stages(made, levels, stock_peak_bytes) if self.drafts else ())
         stages = {each.stages[0].stage: self._without_moved(each.stages, limit)
                   for each in reversed(gather(self.peers, "times of jobs", mine)) if each.stages}  # fmt: skip
+        self.looked_at = levels, [each for s in sorted(stages) for each in stages[s]]
         found = Found()
         if self.peers is None or self.program.rank == 0:
-            pipe, given = self.program.pipeline, [each for s in sorted(stages) for each in stages[s]]
             limits = [(limit, LAG_SCHEDULES), *((int(limit * more), 1) for more in OVER_BUDGET if self._offloads())]
-            best = [each for most, count in limits for each in find_schedules(given, pipe.num_micro_batches, most, count, self.draws,
-                                                                              pipe.num_chunks)]  # fmt: skip
-            free = [] if self.room or len(levels) > 1 else find_schedules(given, pipe.num_micro_batches, ANY, 1, self.draws,
-                                                                          pipe.num_chunks)  # fmt: skip
+            best = [each for most, count in limits for each in self._find(most, count)]
+            free = [] if self.room or len(levels) > 1 else self._find(ANY, 1)
             pays = bool(free) and (not best or free[0].step_ns < (1 - PAYS) * best[0].step_ns)
             found = Found(tuple(best), pays)
         return gather(self.peers, "schedules", found)[0]
+
+    def _find(self, limit: int, count: int) -> list[Ranked]:
+        pipe = self.program.pipeline
+        return find_schedules(self.looked_at[1], pipe.num_micro_batches, limit, count, self.draws, pipe.num_chunks)
+
+    def _with_less(self, judged: Sequence[Judged], limit: int) -> list[Judged]:
+        """Schedules that are looked for in less memory: where all that the coarse model found hold more than it says, and more than they
+        may, though they would be faster than all that fits."""
+        newest, more, within, levels = judged, list[Judged](), limit, self.looked_at[0]
+        for _ in range(CLOSER):
+            best = min((each.step_ns for each in (*judged, *more) if each.step_ns is not None and each.peak_bytes <= limit), default=None)
+            over = [each.peak_bytes - limit for each in newest
+                    if each.form.lag and each.step_ns is not None and limit < each.peak_bytes <= NEARLY * limit
+                    and (best is None or each.step_ns < (1 - PAYS) * best)]  # fmt: skip
+            if not over:
+                break
+            within -= max(over)
+            found = Found(tuple(self._find(within, LAG_SCHEDULES)) if self.peers is None or self.program.rank == 0 else ())
+            found = gather(self.peers, "schedules in less memory", found)[0]
+            new = dict.fromkeys((_recomputed(each, levels), self._lagged(each).draft()) for each in found.schedules)
+            newest = [self._draft(recomputed, form, self.later, limit) for recomputed, form in new]
+            more += newest
+        return more
 
     def _stages(self, made: Sequence[Program], levels: Sequence[Numbers | None], stock_peak_bytes: int) -> tuple[StageTimes, ...]:
         """What this rank says of its stage at each level of recomputation."""

@@ -16,9 +16,12 @@ from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 
 Numbers = tuple[int, ...]
 AT_ONCE = (0.0, 0.125, 0.25, 0.375, 0.5)
-"""Parts of weight gradients, by their time, that are tried in the place of trailing ones (`interleave/at_once.py`)."""
+"""Parts of weight gradients, by their time, that are tried in the place of trailing ones (`interleave/at_once.py`): every second one at
+first, and all from the best schedules on. With all from the start a climb stops at a part that is too small to be worth its memory."""
 JOBS = 120_000
 """Jobs of all schedules that the search may look at; two to three seconds of host time."""
+FINER = 8
+"""So many times fewer are looked at from each of the best schedules on."""
 SAME = 0.001
 """Part of a step within which times count as the same: the schedule that holds less comes first."""
 MICRO_BATCHES = 16
@@ -117,6 +120,12 @@ class _Search:
             starts.setdefault((found[1].form, found[1].depth), found)
         for left, found in zip(range(len(starts), 0, -1), starts.values(), strict=True):
             self._climb(found, len(self.seen) + (self.evaluations - len(self.seen)) // left)
+        for best in self._best(count):
+            self._climb((best.step_ns, best.schedule), len(self.seen) + self.evaluations // FINER, 1)
+        return self._best(count)
+
+    def _best(self, count: int) -> list[Ranked]:
+        """Of the schedules that were looked at."""
         known = [(took, each) for each, took in self.seen.items() if took is not None]
         unit = SAME * min((took for took, _ in known), default=1.0)
         known.sort(key=lambda pair: (round(pair[0] / unit), sum(pair[1].lag) + sum(pair[1].depth), pair))
@@ -191,28 +200,28 @@ class _Search:
             self.stuck[key] = bool(stall(schedule.rows(self.all, self.chunks), self.chunks))
         return self.stuck[key]
 
-    def _climb(self, start: tuple[float, LagSchedule], evaluations: int) -> None:
-        """To the best neighbour that differs on one stage, until so many schedules are known."""
+    def _climb(self, start: tuple[float, LagSchedule], evaluations: int, step: int = 2) -> None:
+        """To the best neighbour that differs on one stage, until so many schedules are known. `step`: between parts of weight gradients."""
         took, here = start
         while len(self.seen) < evaluations:
-            near = sorted((found, each) for each in self._near(here) if (found := self._step(each)) is not None)
+            near = sorted((found, each) for each in self._near(here, step) if (found := self._step(each)) is not None)
             if not near or near[0][0] >= took:
                 return
             took, here = near[0]
 
-    def _near(self, schedule: LagSchedule) -> list[LagSchedule]:
+    def _near(self, schedule: LagSchedule, step: int) -> list[LagSchedule]:
         """One micro-batch of lag or depth, another order, another level, or another part of weight gradients that do not trail; with
         the last three what trails does so as before, or by as much as the memory allows."""
         choices = _choices(schedule)
         found = []
         for s, here in enumerate(choices):
-            others = [here._replace(lag=here.lag + step) for step in (-1, 1) if 0 <= here.lag + step <= self.most]
+            others = [here._replace(lag=here.lag + more) for more in (-1, 1) if 0 <= here.lag + more <= self.most]
             others.append(here._replace(early=not here.early))
             at = self.at_once.index(here.at_once)
-            near = [here._replace(at_once=part) for part in self.at_once[max(0, at - 1) : at + 2]]
+            near = [here._replace(at_once=self.at_once[k]) for k in (at - step, at, at + step) if 0 <= k < len(self.at_once)]
             near += [here._replace(level=level) for level in (here.level - 1, here.level + 1) if 0 <= level < len(self.stages[s])]
-            near += [here._replace(depth=here.depth + step) for step in (-1, 1)
-                     if not self.fixed and self.plain[s] <= here.depth + step <= self.num]  # fmt: skip
+            near += [here._replace(depth=here.depth + more) for more in (-1, 1)
+                     if not self.fixed and self.plain[s] <= here.depth + more <= self.num]  # fmt: skip
             for other in near:
                 others += [other, self._fitted(s, other), self._fitted(s, other._replace(lag=self.most))]
             found += [_schedule([*choices[:s], other, *choices[s + 1 :]]) for other in dict.fromkeys(others) if other != here]

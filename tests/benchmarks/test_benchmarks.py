@@ -91,7 +91,7 @@ def test_budgets(tmp_path: Path) -> None:
     (model,) = quick("budgets", tmp_path / "budgets.json")["models"]
     for row in model["budgets"]:
         for name in ("offload alone", "both"):
-            assert row[name].get("least_bytes") or row[name]["peak_bytes"] <= row["share"] * row[name]["stock_peak_bytes"]
+            assert row[name].get("least_bytes") or row[name]["peak_bytes"] <= row["fraction"] * row[name]["stock_peak_bytes"]
 
 
 @pytest.mark.paddle
