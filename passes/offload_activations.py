@@ -101,8 +101,8 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
         return self._applied(program, plan, context)
 
     def _plan(self, program: Program, measured: Measured, names: Sequence[Names] | None, context: Context) -> OffloadPlan:
-        """Once for the same program, times and bytes: most stages keep their plan where another has less room."""
-        key = ("offload", id(program), msgspec.msgpack.encode((self, measured)))
+        """Once for the same program, times, bytes and names: most stages keep their plan where another has less room."""
+        key = ("offload", id(program), msgspec.msgpack.encode((self, measured, names)))
         if key not in context.memo:
             context.memo[key] = (plan_offload(program, measured, self, names, refuses=False), program)
         found: OffloadPlan = context.memo[key][0]

@@ -14,7 +14,7 @@ Made = TypeVar("Made")
 KEPT = 32
 """Results that one table keeps: forms of a plan are compared one after another, on at most so many ranks of one process."""
 FEW = 12
-"""Results of a table that is large: up to one for each micro-batch in one."""
+"""Results that a large table keeps, one whose every result holds an entry for each micro-batch."""
 
 
 def once_per_ops(make: Callable[[Program], Made], kept: int = KEPT) -> Callable[[Program], Made]:

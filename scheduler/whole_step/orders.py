@@ -144,17 +144,19 @@ def _of_rank(program: Program, known: Mapping[OpInstance, OpInstance], rank: _Ra
     number = {item: k for k, item in enumerate(computes)}
     ends, places = [rank.times(item)[3] for item in computes], [issued.get(item, -1) for item in computes]
     receives, recorded = _receives(program), {event.record for event in program.events}
+    waits_for = {item: issued.get(event.record, -1) for event in program.events for item in event.waits}
     collectives = _not_passed(program, alone)
     waits: dict[OpInstance, OpInstance] = {}
     for job in (job for job in program.jobs if job.items):
         begin, limit = (bisect_left(places, place) for place in (issued[job.items[0]], issued[job.items[-1]] + 1))
         for transfer, after, before in reversed(_places(program, job, collectives)):
-            at, least, most = (bisect_left(places, issued[item]) if item else limit for item in (transfer, after, before))
+            at, most = (bisect_left(places, issued[item]) if item else limit for item in (transfer, before))
+            least = bisect_left(places, max(issued[after], waits_for.get(transfer, -1)))
             limit = at if transfer in recorded else max(at, min(limit, most))  # transfers of a job keep their order
             issue, ready, start, _ = rank.times(transfer)
             peer = rank.peer_ready(transfer)
             keeps_peer = peer is not None and start - peer > margin_ns
-            can_go_up = transfer[0] in receives and transfer not in recorded
+            can_go_up = transfer[0] in receives
             last = number.get(known[transfer], -1) if transfer in known else -1
             if start - ready > margin_ns:
                 until = min(bisect_right(ends, start - margin_ns), limit) - 1
