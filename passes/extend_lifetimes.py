@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from interlace.ir import ABSENT, Edit, Graph, Op, OpInstance, Program, TensorType, describe
+from interlace.ir.copies import index_of_items
 from interlace.ir.kinds import NO_KERNEL, stream_of
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.hazards.happens_before import Fault
@@ -61,8 +62,7 @@ def _with_lifetimes_extended(program: Program, context: Context) -> Program:
         missing = _missing_readers(program, context)
         if not missing:
             return program
-        index_of = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
-        program = _with_readers(program, missing, index_of, context)
+        program = _with_readers(program, missing, index_of_items(program), context)
     ops = {op.id: op for op in program.ops}
     for reader in _missing_readers(program, context):
         context.decline(ops[reader.side], f"%{reader.value} would be freed while it is read, even after {READER_ROUNDS} rounds of added "

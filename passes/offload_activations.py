@@ -9,6 +9,7 @@ import msgspec
 
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Edit, Graph, Job, Op, OpInstance, Program, TensorType, Value
+from interlace.ir.copies import index_of_items
 from interlace.passes.base import ONE_BUDGET, Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType
 from interlace.scheduler.offload import (
@@ -156,7 +157,7 @@ class _Rewrite:
         self.issue_after: dict[OpInstance, list[tuple[int, OpInstance]]] = {}
         self.issue_before: dict[OpInstance, list[tuple[int, OpInstance]]] = {}
         self.views: dict[OpInstance, list[OpInstance]] = {}
-        self.index = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
+        self.index = index_of_items(program)
 
     def run(self) -> Program:
         """The rewritten program."""

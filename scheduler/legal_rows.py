@@ -26,29 +26,36 @@ def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
     >>> stall([lagged(s, 2, 4, lag=0, warmup=2 * (1 - s) + 1) for s in range(2)])
     ''
     """
-    done: set[tuple[int, str, int, int]] = set()
-    at = [0] * len(rows)
     senders = ["S" if _parts(row, "S") else "B" for row in rows]
-    moved = True
-    while moved:
-        moved = False
-        for stage, row in enumerate(rows):
-            while at[stage] < len(row) and all(need in done for need in _needs(row[at[stage]], stage, senders, num_chunks)):
-                done.update(_outputs(row[at[stage]], stage))
-                at[stage] += 1
-                moved = True
+    at = reached([[links(slot, stage, senders, num_chunks) for slot in row] for stage, row in enumerate(rows)])
     if all(place == len(row) for place, row in zip(at, rows, strict=True)):
         return ""
     return "\n".join(_stalled_row(stage, row, at[stage]) for stage, row in enumerate(rows))
 
 
-def _outputs(slot: Slot, stage: int) -> set[tuple[int, str, int, int]]:
-    """What other slots wait for: `(stage, kind, micro-batch, chunk)`; the output of a backward (`B`) is its input gradients."""
-    return {(stage, "B" if part.kind == "I" else part.kind, part.micro_batch, part.chunk) for part in slot.parts}
+Output = tuple[int, str, int, int]
+"""What other slots wait for: stage, kind, micro-batch, chunk; the output of a backward (`B`) is its input gradients."""
+Links = tuple[list[Output], list[Output]]
+"""What a slot needs, and its outputs."""
 
 
-def _needs(slot: Slot, stage: int, senders: Sequence[str], chunks: int) -> list[tuple[int, str, int, int]]:
-    """Outputs of other slots that a slot needs: of neighbouring stages, and of its own stage's forward and input gradients.
+def reached(rows: Sequence[Sequence[Links]]) -> list[int]:
+    """How many slots of each stage can run before the stage waits for ever: all of them, if none does. Rules as of `stall`."""
+    done: set[Output] = set()
+    at = [0] * len(rows)
+    moved = True
+    while moved:
+        moved = False
+        for stage, row in enumerate(rows):
+            while at[stage] < len(row) and done.issuperset(row[at[stage]][0]):
+                done.update(row[at[stage]][1])
+                at[stage] += 1
+                moved = True
+    return at
+
+
+def links(slot: Slot, stage: int, senders: Sequence[str], chunks: int) -> Links:
+    """What a slot needs and gives.
 
     Args:
         slot: Of a stage.
@@ -56,6 +63,12 @@ def _needs(slot: Slot, stage: int, senders: Sequence[str], chunks: int) -> list[
         senders: What sends a gradient on each stage: its backward (`B`), or a slot of its own (`S`).
         chunks: Model chunks of a stage.
     """
+    outputs = [(stage, "B" if part.kind == "I" else part.kind, part.micro_batch, part.chunk) for part in slot.parts]
+    return _needs(slot, stage, senders, chunks), outputs
+
+
+def _needs(slot: Slot, stage: int, senders: Sequence[str], chunks: int) -> list[Output]:
+    """Outputs of other slots that a slot needs: of neighbouring stages, and of its own stage's forward and input gradients."""
     found = []
     for part in slot.parts:
         if part.kind in "WS":

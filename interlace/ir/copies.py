@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -129,7 +130,14 @@ def _moved(value: Value, moved: dict[int, int]) -> Value:
 @once_per_items
 def items_of(program: Program) -> npt.NDArray[np.int64]:
     """The op instances of a program's jobs. `[n, 2]`; nobody may change it."""
-    return np.array([item for job in program.jobs for item in job.items], np.int64).reshape(-1, 2)
+    items = chain.from_iterable(job.items for job in program.jobs)
+    return np.fromiter(chain.from_iterable(items), np.int64).reshape(-1, 2)
+
+
+@once_per_items
+def index_of_items(program: Program) -> dict[OpInstance, int]:
+    """The place of each op instance in `items_of`; nobody may change it."""
+    return {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
 
 
 def indices_by_op(items: npt.NDArray[np.int64], num_ids: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:

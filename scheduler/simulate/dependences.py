@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from interlace.errors import PlanError
-from interlace.ir import ABSENT, Graph, OpInstance, Program, describe
-from interlace.ir.copies import Renaming, indices_by_op, items_of, renaming, variants
+from interlace.ir import ABSENT, Graph, Program, describe
+from interlace.ir.copies import Renaming, index_of_items, indices_by_op, items_of, renaming, variants
 from interlace.ir.graph import overwritten, written_operands
 from interlace.ir.kinds import is_boundary, is_comm, is_random
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
@@ -183,7 +183,7 @@ def _events(program: Program) -> Ints:
     """Pairs that the plan's events order; events of the jobs that cut the batch and collect the outputs are left out."""
     if not program.events:
         return np.empty((0, 2), np.int64)
-    index = _index_of_items(program)
+    index = index_of_items(program)
     ends = {op.id for op in program.ops if is_boundary(op)}
     pairs = []
     for event in program.events:
@@ -193,11 +193,6 @@ def _events(program: Program) -> Ints:
                 raise PlanError(f"rank {program.rank}: event {event.name!r} names op instance {item}, which no job runs")
         pairs += [(index[event.record], index[item]) for item in named[1:]] if event.record in named else []
     return pairs_of(pairs)
-
-
-@once_per_items
-def _index_of_items(program: Program) -> dict[OpInstance, int]:
-    return {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
 
 
 def reduced(pairs: Ints, stream: Ints, program: Program, items: Ints) -> Ints:

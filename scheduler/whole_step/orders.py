@@ -8,8 +8,9 @@ a busier sender waiting, because it is issued late, is issued behind an earlier 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,11 +18,12 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Event, Graph, Job, OpInstance, Program
+from interlace.ir.copies import index_of_items, items_of
 from interlace.ir.graph import dependencies
 from interlace.ir.kinds import is_collective, is_comm, is_copy, is_p2p, is_receive
-from interlace.ir.per_ops import once_per_ops
+from interlace.ir.per_ops import once_per_items, once_per_ops
 from interlace.ir.stand_ins import groups_within_stage
-from interlace.scheduler.simulate.arrays import COMPUTE, Options
+from interlace.scheduler.simulate.arrays import COMPUTE, Flags, Ints, Options
 from interlace.scheduler.simulate.simulator import Result, simulate
 
 Order = tuple[OpInstance, OpInstance]
@@ -58,12 +60,12 @@ def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Or
     Raises:
         PlanError: The step without them cannot be simulated.
     """
-    result = run(plans)
+    result, transfers = run(plans), transfers_of(plans)
     best = Orders(tuple(() for _ in plans), result.step_ns, result.step_ns)
     found: list[dict[OpInstance, OpInstance]] = [{} for _ in plans]
     steps = [result.step_ns]
     for _ in range(ROUNDS):
-        found = transfers_in_time(plans, found, result, margin_ns)
+        found = transfers_in_time(transfers, found, result, margin_ns)
         orders = tuple(tuple((after, transfer) for transfer, after in each.items()) for each in found)
         try:
             result = run([with_orders(plan, mine) for plan, mine in zip(plans, orders, strict=True)])
@@ -77,114 +79,166 @@ def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Or
     return best
 
 
-def transfers_in_time(plans: Sequence[Program], known: Sequence[Mapping[OpInstance, OpInstance]], result: Result,
+def transfers_in_time(plans: Sequence[Transfers], known: Sequence[Mapping[OpInstance, OpInstance]], result: Result,
                       margin_ns: int) -> list[dict[OpInstance, OpInstance]]:  # fmt: skip
     """For each plan, transfers -> the compute op to wait for, so that each is posted `margin_ns` before its peer is ready.
 
     One that was ready earlier waits for the last compute op that ends by then, of those that are issued before it or that it may be
-    issued behind (`_places`). One that now keeps its peer waiting, as all has moved since, waits for an earlier one, and so does a
+    issued behind (`Span`). One that now keeps its peer waiting, as all has moved since, waits for an earlier one, and so does a
     receive that was issued late, if its sender's stage has more to compute. Others wait for what they did.
 
     Args:
-        plans: Without orders of this kind.
+        plans: The transfers of plans without orders of this kind.
         known: What transfers wait for already.
         result: The simulation of the plans with these.
     """
+    return [_of_rank(plan, mine, _Rank(plan, result, at), margin_ns) for at, (plan, mine) in enumerate(zip(plans, known, strict=True))]
+
+
+def transfers_of(plans: Sequence[Program]) -> list[Transfers]:
+    """The transfers of each plan."""
     alone = len({plan.pipeline.stage for plan in plans}) == len(plans)
-    return [_of_rank(plan, mine, _Rank(result, at), margin_ns, alone) for at, (plan, mine) in enumerate(zip(plans, known, strict=True))]
+    return [Transfers(plan, alone) for plan in plans]
+
+
+class Span(NamedTuple):
+    """Where a transfer is issued and where it may be, as places in the order in which a plan issues its op instances.
+
+    Attributes:
+        begin, end: Of the first of its job, and behind its job's last.
+        at: Of itself.
+        after: Of the last before it in its job that it needs, or that is a collective it may not pass; `begin` if there is none.
+        waits_for: Of what an event lets it wait for; -1 if there is none.
+        before: Of the first behind it in its job that needs it, or that is such a collective; `end` if there is none. `at` if an event
+            is recorded behind it.
+    """
+
+    begin: int
+    end: int
+    at: int
+    after: int
+    waits_for: int
+    before: int
+
+
+class Transfers:
+    """The transfers of a plan, and what of the plan bounds when they may be issued: the same in every round.
+
+    Attributes:
+        spans: Of each transfer; of those of a job, the last comes first.
+        places: Where they are issued. `[transfers]`
+        receives: Operations that receive.
+    """
+
+    def __init__(self, program: Program, alone: bool) -> None:
+        """`alone`: the plan is the only one of its stage."""
+        collectives, recorded = _not_passed(program, alone), {event.record for event in program.events}
+        issued = index_of_items(program)
+        waits_for = {item: issued.get(event.record, -1) for event in program.events for item in event.waits}
+        self.spans: dict[OpInstance, Span] = {}
+        for job in (job for job in program.jobs if job.items):
+            begin, end = issued[job.items[0]], issued[job.items[-1]] + 1
+            for k, after, before in reversed([*_between(program, job, collectives)]):
+                item, at = job.items[k], begin + k
+                self.spans[item] = Span(begin, end, at, begin + after, waits_for.get(item, -1), at if item in recorded else begin + before)
+        self.receives, self._spans = _receives(program), np.array([*self.spans.values()], np.int64).reshape(-1, len(Span._fields))
+        self.places = self._spans[:, Span._fields.index("at")]
+        num_ops = 1 + max((op.id for op in program.ops), default=0)
+        self._issued = np.full((num_ops, program.pipeline.num_micro_batches), -1)
+        self._issued[tuple(items_of(program).T)] = np.arange(len(issued))
+        self._recorders = np.zeros(num_ops, np.bool_)
+        self._recorders[list(_recorders(program))] = True
+
+    def issued(self, op: Ints, micro_batch: Ints) -> Ints:
+        """Places of op instances; -1 for those of no job."""
+        return self._issued[op, micro_batch]
+
+    def can_be_recorded(self, op: Ints) -> Flags:
+        """Operations after which an event can be recorded."""
+        return self._recorders[op]
+
+    def spans_among(self, places: Ints) -> list[Span]:
+        """Of each transfer, as if only the op instances of these places, ascending, were counted."""
+        return [Span(*each) for each in np.searchsorted(places, self._spans).tolist()]
 
 
 class _Rank:
-    """When op instances of one rank ran. `index`: their items in the simulator's arrays."""
+    """When op instances of one rank ran.
 
-    def __init__(self, result: Result, at: int) -> None:
+    Attributes:
+        computes: Those that took time on the compute stream and after which an event can be recorded, in the order they ran in.
+        places, ends: Where the plan issues these, and when they ended.
+        transfers: Items of the plan's transfers in the simulator's arrays.
+    """
+
+    def __init__(self, plan: Transfers, result: Result, at: int) -> None:
         self.result, self.at = result, at
-        self.items = range(int(result.input.first[at]), int(result.input.first[at + 1]))
         sim, times = result.input, result.times
-        op, batch, self._issue, self._ready, self._start, self._end = (
-            column[self.items.start : self.items.stop].tolist()
-            for column in (sim.op, sim.micro_batch, times.issue, times.ready, times.start, times.end)
-        )
-        self.index = {item: k for k, item in enumerate(zip(op, batch, strict=True))}
+        items = slice(int(sim.first[at]), int(sim.first[at + 1]))
+        op, micro_batch, end = sim.op[items], sim.micro_batch[items], times.end[items]
+        on_compute = np.array([name == COMPUTE for name in sim.stream_names])[sim.stream[items]]
+        chosen = np.flatnonzero(plan.can_be_recorded(op) & on_compute & (end > times.start[items]))
+        issued = plan.issued(op, micro_batch)
+        self.computes: list[OpInstance] = list(zip(op[chosen].tolist(), micro_batch[chosen].tolist(), strict=True))
+        self.places, self.ends = issued[chosen], end[chosen].tolist()
+        item_at = np.zeros(2 + issued.max(initial=-1), np.int64)  # the last one for those of no job
+        item_at[issued] = np.arange(items.start, items.stop)
+        self.transfers = item_at[plan.places]
 
-    def times(self, item: OpInstance) -> tuple[int, int, int, int]:
-        """Issue, ready, start, end."""
-        k = self.index[item]
-        return self._issue[k], self._ready[k], self._start[k], self._end[k]
+    def times(self) -> Iterator[tuple[int, int, int]]:
+        """Issue, ready, start of each transfer."""
+        times = self.result.times
+        return zip(*(column[self.transfers].tolist() for column in (times.issue, times.ready, times.start)), strict=True)
 
-    def computes(self, kernels: Collection[int]) -> list[OpInstance]:
-        """Instances of these operations that took time on the compute stream, in the order they ran in."""
+    def peers(self) -> list[list[int]]:
+        """Of each transfer, items of other ranks that it meets; none if they are not simulated."""
         sim = self.result.input
-        took_time = (item for item, k in self.index.items() if item[0] in kernels and self._end[k] > self._start[k])
-        return [item for item in took_time if sim.stream_names[sim.stream[self.items[self.index[item]]]] == COMPUTE]
+        return [[mate for mate in sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist() if meet >= 0 and mate != item]
+                for item, meet in zip(self.transfers.tolist(), sim.meet[self.transfers].tolist(), strict=True)]  # fmt: skip
 
-    def peers(self, item: OpInstance) -> list[int]:
-        """Items of other ranks that a transfer meets."""
-        sim, mine = self.result.input, self.items[self.index[item]]
-        meet = int(sim.meet[mine])
-        mates = sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist() if meet >= 0 else ()
-        return [mate for mate in mates if mate != mine]
-
-    def peer_ready(self, item: OpInstance) -> int | None:
-        """When the other side of a transfer was ready; None if it is not simulated."""
-        return min((int(self.result.times.ready[mate]) for mate in self.peers(item)), default=None)
-
-    def peer_is_busier(self, item: OpInstance) -> bool:
-        """Whether the other side has more to compute in a step."""
-        ranks, first = self.result.ranks, self.result.input.first
-        others = (int(np.searchsorted(first, mate, "right")) - 1 for mate in self.peers(item))
-        return all(ranks[other].compute_ns > ranks[self.at].compute_ns for other in others)
+    def is_less_busy(self, peers: Sequence[int]) -> bool:
+        """Whether the ranks of these items have more to compute in a step."""
+        ranks, rank_index = self.result.ranks, self.result.input.rank_index
+        return all(ranks[rank_index(peer)].compute_ns > ranks[self.at].compute_ns for peer in peers)
 
 
-def _of_rank(program: Program, known: Mapping[OpInstance, OpInstance], rank: _Rank, margin_ns: int,
-             alone: bool) -> dict[OpInstance, OpInstance]:  # fmt: skip
-    """What the transfers of one rank wait for. `alone`: it is the only one of its stage."""
-    issued = {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
-    computes = rank.computes(_recorders(program))
-    number = {item: k for k, item in enumerate(computes)}
-    ends, places = [rank.times(item)[3] for item in computes], [issued.get(item, -1) for item in computes]
-    receives, recorded = _receives(program), {event.record for event in program.events}
-    waits_for = {item: issued.get(event.record, -1) for event in program.events for item in event.waits}
-    collectives = _not_passed(program, alone)
-    waits: dict[OpInstance, OpInstance] = {}
-    for job in (job for job in program.jobs if job.items):
-        begin, limit = (bisect_left(places, place) for place in (issued[job.items[0]], issued[job.items[-1]] + 1))
-        for transfer, after, before in reversed(_places(program, job, collectives)):
-            at, most = (bisect_left(places, issued[item]) if item else limit for item in (transfer, before))
-            least = bisect_left(places, max(issued[after], waits_for.get(transfer, -1)))
-            limit = at if transfer in recorded else max(at, min(limit, most))  # transfers of a job keep their order
-            issue, ready, start, _ = rank.times(transfer)
-            peer = rank.peer_ready(transfer)
-            keeps_peer = peer is not None and start - peer > margin_ns
-            can_go_up = transfer[0] in receives
-            last = number.get(known[transfer], -1) if transfer in known else -1
-            if start - ready > margin_ns:
-                until = min(bisect_right(ends, start - margin_ns), limit) - 1
-                last = until if until >= 0 and ends[until] > ready else last
-            elif peer is not None and keeps_peer and can_go_up and issue > peer and rank.peer_is_busier(transfer):
-                until = max(bisect_right(ends, peer - margin_ns) - 1, least)
-                last = until if until + 1 < at else -1
-            elif peer is not None and keeps_peer and transfer in known:
-                last = bisect_right(ends, peer - margin_ns) - 1
-            last = min(last, limit - 1)
-            if last >= (least if can_go_up and last >= begin else 0):
-                waits[transfer] = computes[last]
-                limit = max(at, last + 1)
+def _of_rank(plan: Transfers, known: Mapping[OpInstance, OpInstance], rank: _Rank, margin_ns: int) -> dict[OpInstance, OpInstance]:
+    """What the transfers of one rank wait for."""
+    ends, number, waits = rank.ends, {item: k for k, item in enumerate(rank.computes)}, dict[OpInstance, OpInstance]()
+    job, limit = -1, 0
+    columns = (plan.spans.items(), plan.spans_among(rank.places), rank.times(), rank.peers())
+    for (transfer, of_plan), span, (issue, ready, start), peers in zip(*columns, strict=True):
+        if of_plan.begin != job:
+            job, limit = of_plan.begin, span.end
+        limit = max(span.at, min(limit, span.before))  # transfers of a job keep their order
+        least = max(span.after, span.waits_for)
+        peer_ready = min((int(rank.result.times.ready[peer]) for peer in peers), default=start)
+        keeps_peer, can_go_up = start - peer_ready > margin_ns, transfer[0] in plan.receives
+        last = number.get(known[transfer], -1) if transfer in known else -1
+        if start - ready > margin_ns:
+            until = min(bisect_right(ends, start - margin_ns), limit) - 1
+            last = until if until >= 0 and ends[until] > ready else last
+        elif keeps_peer and can_go_up and issue > peer_ready and rank.is_less_busy(peers):
+            until = max(bisect_right(ends, peer_ready - margin_ns) - 1, least)
+            last = until if until + 1 < span.at else -1
+        elif keeps_peer and transfer in known:
+            last = bisect_right(ends, peer_ready - margin_ns) - 1
+        last = min(last, limit - 1)
+        if last >= (least if can_go_up and last >= span.begin else 0):
+            waits[transfer] = rank.computes[last]
+            limit = max(span.at, last + 1)
     return waits
 
 
-def _places(program: Program, job: Job, collectives: set[int]) -> list[tuple[OpInstance, OpInstance, OpInstance | None]]:
-    """The transfers of a job, each with the op instances that it may be issued between: the last before it that it needs and the first
-    after it that needs it, or one of these collectives. The first of the job, and None, if there is none."""
-    around = _around(program)
-    found = []
-    for k, item in enumerate(job.items):
-        if item[0] in around:
-            needs, followers = around[item[0]]
-            after = next((other for other in reversed(job.items[:k]) if other[0] in needs or other[0] in collectives), job.items[0])
-            before = next((other for other in job.items[k + 1 :] if other[0] in followers or other[0] in collectives), None)
-            found.append((item, after, before))
-    return found
+def _between(program: Program, job: Job, collectives: set[int]) -> Iterator[tuple[int, int, int]]:
+    """Numbers in a job of its transfers, and of the op instances that each may be issued between: the last before it that it needs and
+    the first behind it that needs it, or one of these collectives. The first of the job, and the number of all, if there is none."""
+    around, ops = _around(program), [op for op, _ in job.items]
+    for k, op in enumerate(ops):
+        if op in around:
+            needs, followers = (found | collectives for found in around[op])
+            yield (k, next((n for n in range(k - 1, 0, -1) if ops[n] in needs), 0),
+                   next((n for n in range(k + 1, len(ops)) if ops[n] in followers), len(ops)))  # fmt: skip
 
 
 @once_per_ops
@@ -221,21 +275,38 @@ def _receives(program: Program) -> set[int]:
 def with_orders(program: Program, orders: Iterable[Order]) -> Program:
     """The plan with an event for each order besides its own. A transfer that was issued before what it waits for is issued right behind
     it, and so is a receive in any case, if both are of one job. Transfers of a job keep their order."""
-    after = {transfer: record for record, transfer in orders}
-    transfers, receives = {op.id for op in program.ops if is_p2p(op)}, _receives(program)
-    jobs = tuple(_reissued(job, after, transfers, receives) for job in program.jobs)
-    return msgspec.structs.replace(program, jobs=jobs, events=merged(program.events, ((record, item) for item, record in after.items())))
+    after, index, begin = {transfer: record for record, transfer in orders}, index_of_items(program), 0
+    receives, jobs = _receives(program), list[Job]()
+    for job, transfers in zip(program.jobs, _transfers_of_jobs(program), strict=True):
+        behind = [index.get(after[job.items[k]], -1) - begin if job.items[k] in after else -1 for k in transfers]
+        jobs.append(_reissued(job, transfers, behind, receives))
+        begin += len(job.items)
+    events = merged(program.events, ((record, item) for item, record in after.items()))
+    return msgspec.structs.replace(program, jobs=tuple(jobs), events=events)
 
 
-def _reissued(job: Job, after: Mapping[OpInstance, OpInstance], transfers: set[int], receives: set[int]) -> Job:
-    at = {item: k for k, item in enumerate(job.items)}
-    place: dict[OpInstance, float] = {}  # between others: transfers that were moved stand behind the item of that number
-    last = -1.0
-    for item in (item for item in job.items if item[0] in transfers):
-        behind = at.get(after[item], -1) if item in after else -1
-        moves = behind > at[item] or (behind >= 0 and item[0] in receives)
-        last = place[item] = max(last, behind + 0.5 if moves else at[item])
-    items = tuple(sorted(job.items, key=lambda item: place.get(item, at[item])))
+@once_per_items
+def _transfers_of_jobs(program: Program) -> list[list[int]]:
+    """Numbers of each job's transfers among its op instances."""
+    transfers = {op.id for op in program.ops if is_p2p(op)}
+    return [[k for k, (op, _) in enumerate(job.items) if op in transfers] for job in program.jobs]
+
+
+def _reissued(job: Job, transfers: Sequence[int], behind: Sequence[int], receives: set[int]) -> Job:
+    """`behind`: the number of what each transfer waits for, below 0 or above all for one of another job or none."""
+    followers: dict[int, list[int]] = {}  # op instance -> transfers that are issued right behind it, by their numbers
+    last = -1
+    for k, after in zip(transfers, behind, strict=True):
+        moves = k < after < len(job.items) or (0 <= after < k and job.items[k][0] in receives)
+        last = max(last, after if moves else k)
+        if last != k:
+            followers.setdefault(last, []).append(k)
+    if not followers:
+        return job
+    moved, numbers = {k for each in followers.values() for k in each}, list[int]()
+    for k in range(len(job.items)):
+        numbers += [*([] if k in moved else [k]), *followers.get(k, ())]
+    items = tuple(job.items[k] for k in numbers)
     return job if items == job.items else msgspec.structs.replace(job, items=items)
 
 

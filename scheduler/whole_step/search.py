@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from interlace.scheduler.interleave.planner import Form
-from interlace.scheduler.legal_rows import stall
+from interlace.scheduler.legal_rows import Links, links, reached
 from interlace.scheduler.schedule import Slot, in_flight, interleaved, joined, lagged, one_f_one_b
 from interlace.scheduler.whole_step.coarse import Job, jobs_of, kind_of, peak_bytes, run_jobs
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
@@ -113,6 +113,7 @@ class _Search:
         self.seen: dict[LagSchedule, float | None] = {}
         self.jobs: dict[tuple[int, Choice], list[Job] | None] = {}
         self.stuck: dict[tuple[Numbers, Numbers], bool] = {}
+        self.links: dict[tuple[int, int, int], list[Links]] = {}
 
     def run(self, count: int) -> list[Ranked]:
         starts: dict[tuple[Form, Numbers], tuple[float, LagSchedule]] = {}
@@ -197,8 +198,15 @@ class _Search:
     def _stuck(self, schedule: LagSchedule) -> bool:
         key = schedule.lag, schedule.depth
         if key not in self.stuck:
-            self.stuck[key] = bool(stall(schedule.rows(self.all, self.chunks), self.chunks))
+            rows = [self._links(*each) for each in zip(range(len(self.stages)), *key, strict=True)]
+            self.stuck[key] = reached(rows) != [len(row) for row in rows]
         return self.stuck[key]
+
+    def _links(self, stage: int, lag: int, depth: int) -> list[Links]:
+        if (stage, lag, depth) not in self.links:
+            row = joined(stage, len(self.stages), self.all, self.chunks, lag=lag, warmup=depth)
+            self.links[stage, lag, depth] = [links(slot, stage, "B" * len(self.stages), self.chunks) for slot in row]
+        return self.links[stage, lag, depth]
 
     def _climb(self, start: tuple[float, LagSchedule], evaluations: int, step: int = 2) -> None:
         """To the best neighbour that differs on one stage, until so many schedules are known. `step`: between parts of weight gradients."""

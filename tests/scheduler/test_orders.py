@@ -19,7 +19,7 @@ from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
-from interlace.scheduler.whole_step.orders import find_orders, simulation, transfers_in_time, with_orders
+from interlace.scheduler.whole_step.orders import find_orders, simulation, transfers_in_time, transfers_of, with_orders
 from interlace.units import ms
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
@@ -128,7 +128,7 @@ def test_a_transfer_that_keeps_its_peer_waiting_waits_for_less() -> None:
     """The next round of orders posts it earlier, as if the other side had become ready sooner since."""
     plans = [plan.program for plan in planned(programs(World(pp=3, mp=1, micro_batches=6, layers=6)), SLOWED, "zb-h1", "off")]
     run = simulation(SLOWED, {plan.rank: plan.rank for plan in plans})
-    known = transfers_in_time(plans, [{} for _ in plans], run(plans), 0)
+    known = transfers_in_time(transfers_of(plans), [{} for _ in plans], run(plans), 0)
     ordered = [[(record, transfer) for transfer, record in mine.items()] for mine in known]
     result = run([with_orders(plan, mine) for plan, mine in zip(plans, ordered, strict=True)])
     sim, times = result.input, result.times
@@ -141,7 +141,7 @@ def test_a_transfer_that_keeps_its_peer_waiting_waits_for_less() -> None:
             start, ready, until = times.start.copy(), times.ready.copy(), int(times.end[place[record]]) - 1
             start[k] = ready[k]  # the last one to be ready
             ready[mates[mates != k]] = until
-            waits = transfers_in_time(plans, known, replace(result, times=replace(times, start=start, ready=ready)), 0)[at]
+            waits = transfers_in_time(transfers_of(plans), known, replace(result, times=replace(times, start=start, ready=ready)), 0)[at]
             assert transfer not in waits or times.end[place[waits[transfer]]] <= until
     assert any(known)
 
@@ -171,7 +171,7 @@ def test_a_transfer_stays_before_what_needs_it_and_among_its_like(ranks: int, sh
     start = result.times.start + 10**9 * chosen  # as if their peers came much later
     late = replace(result, times=replace(result.times, start=start))
     moved = 0
-    for plan, waits in zip(plans, transfers_in_time(plans, [{} for _ in plans], late, 0), strict=True):
+    for plan, waits in zip(plans, transfers_in_time(transfers_of(plans), [{} for _ in plans], late, 0), strict=True):
         after = with_orders(plan, [(record, transfer) for transfer, record in waits.items()])
         assert_only_transfers_moved(plan, after)
         moved += after.jobs != plan.jobs
@@ -230,7 +230,7 @@ def test_orders_shorten_the_step_at_any_margin(margin_ns: int) -> None:
 def test_what_a_transfer_waits_for_ends_the_margin_before_it_starts(margin_ns: int) -> None:
     plans = [plan.program for plan in planned(programs(World(pp=3, mp=1, micro_batches=6, layers=6)), SLOWED, "zb-h1", "off")]
     result = simulation(SLOWED, {plan.rank: plan.rank for plan in plans})(plans)
-    found, times = transfers_in_time(plans, [{} for _ in plans], result, margin_ns), result.times
+    found, times = transfers_in_time(transfers_of(plans), [{} for _ in plans], result, margin_ns), result.times
     assert any(found)
     for at, waits in enumerate(found):
         first, last = int(result.input.first[at]), int(result.input.first[at + 1])
