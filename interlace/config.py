@@ -44,8 +44,8 @@ _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
 FORMER_PRESETS = {"offload-half": "say how much memory there is, and what is kept, recomputed and moved follows: memory_budget: 70GB, or "
                                   "0.8 for a fraction of what Paddle's own plan holds (--memory-budget on the command line)"}  # fmt: skip
 """Presets that there were -> what to write now."""
-_SHARE = re.compile(r"\d*\.\d*")
-MOST_SHARE = 100.0
+_FRACTION = re.compile(r"\d*\.\d*")
+MOST_FRACTION = 100.0
 """Of what Paddle's own plan holds: more is no fraction, but bytes without their unit."""
 KEY = "#"
 """Suffix of a dotted path in the marks of a file: the position of the option's name, without it that of its value."""
@@ -287,9 +287,9 @@ def parse_budget(value: Any) -> int | float | None:
     if value in (None, "off", "none"):
         return None
     if isinstance(value, str):
-        value = float(value) if _SHARE.fullmatch(value.strip()) and value.strip() != "." else parse_bytes(value)
+        value = float(value) if _FRACTION.fullmatch(value.strip()) and value.strip() != "." else parse_bytes(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= (
-        MOST_SHARE if isinstance(value, float) else MOST_SIZE
+        MOST_FRACTION if isinstance(value, float) else MOST_SIZE
     ):
         raise ConfigError(f"memory_budget {value!r}: expected bytes with their unit, such as 70GB, or a fraction of what Paddle's own plan "
                           "holds, such as 0.8")  # fmt: skip

@@ -104,6 +104,9 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
         leads_to = first_communication(graph)
         others = 0
         for op in grads:
+            if len(op.results) < 2:
+                context.decline(op, "gives one gradient only: nothing to split")
+                continue
             index = weight_index(op, weights)
             ahead = [leads_to[value] for value in op.results[:2]]
             if index is None and (ahead[0] == ahead[1] or weights.intersection(op.operands[:2])):

@@ -39,7 +39,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
-
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
     from interlace.cli.progress import Alive
     from interlace.config import BUDGET, Config, load_config, make_config, require_jobs

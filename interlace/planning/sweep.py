@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from interlace.config import Config
+from interlace.config import MOST_SIZE, Config
 from interlace.cost_model import CostModel, Costs
 from interlace.errors import BudgetError, ConfigError, PlanError
 from interlace.ir import Program
@@ -59,12 +60,13 @@ def sweep(
     def plans(budget: int) -> list[Plan]:
         return make_plans(programs, msgspec.structs.replace(config, memory_budget=budget), cost, profile)
 
-    everything = plans(1 << 60)
+    everything = plans(MOST_SIZE)
     before = _outcome(everything).before
     if before is None:
         raise PlanError("Paddle's own plan is not known here, so there is no curve; give the dumps of all ranks")
     base = Base(max(stock_peak_bytes(program, cost) or 0 for program in programs), before.step_ns / 1e3, before.exposed_ns / 1e3)
     most = max(base.peak_bytes, _peak([plan.program for plan in everything], cost))
+    everything = [_under(most, plan) for plan in everything]
     found: list[Point] = []
     given = _point(asked[0].memory_budget, list(asked), cost) if asked and asked[0].memory_budget else None
     taken, best = list(asked), given
@@ -77,6 +79,12 @@ def sweep(
         found.append(point)
         each(found[-1])
     return Sweep(tuple(reversed(found)), base, profile), taken
+
+
+def _under(budget: int, plan: Plan) -> Plan:
+    """A plan that stays under a budget, as one that was made for it."""
+    compared = dataclasses.replace(plan.compared, memory_budget=budget) if plan.compared else None
+    return dataclasses.replace(plan, memory_budget=budget, compared=compared)
 
 
 def _fits_and_is_faster(point: Point, best: Point, given: Point | None) -> bool:

@@ -16,17 +16,12 @@ from interlace.ir import Op, Program
 from interlace.ir.kinds import is_collective
 from interlace.scheduler.interleave.allocations import PartOps
 from interlace.scheduler.interleave.clock import Clock
-from interlace.scheduler.interleave.planner import EARLY, SMALL_SHARE, Pair
+from interlace.scheduler.interleave.planner import SMALL_SHARE, Pair
 
 WINDOWS = (1 << 30, 96, 32)
 """By how many operations one may be issued ahead of its turn in program order, in tries: with less of it less is kept in memory."""
 LEADS = (2.0, 4.0)
 """How long before its first reader a gathered parameter is due, against its time alone, in tries: beside computation it takes longer."""
-
-
-def early_collectives(program: Program, part: PartOps, cost: Costs, extra_bytes: int = 0, early: float = EARLY) -> list[Op]:
-    """The operations of one part in the fastest order found (`EarlyCollectives`)."""
-    return EarlyCollectives(program, part, cost, extra_bytes).fastest(early)
 
 
 class EarlyCollectives:

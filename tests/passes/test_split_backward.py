@@ -226,3 +226,14 @@ def test_dx_stands_in_front_of_dw_whichever_operand_the_weight_is(weight: int) -
     whole = next(op for op in program.ops if op.kind == "matmul_grad")
     first, second = (op for op in split(program)[0].ops if op.role == "backward" and op.results)
     assert (first.results[0], second.results[0]) == (whole.results[1 - weight], whole.results[weight])
+
+
+def test_a_gradient_operation_that_gives_one_gradient_stays_as_it_is() -> None:
+    whole = case((24, 40), (40, 56), False, False)
+    grad = next(op for op in whole.ops if op.name == "pd_op.matmul_grad")
+    one = whole.with_ops(tuple(msgspec.structs.replace(op, results=op.results[:1]) if op is grad else op for op in whole.ops
+                               if not set(op.operands) & set(grad.results[1:])),
+                         tuple(value for value in whole.values if value.id not in grad.results[1:]))  # fmt: skip
+    made, context = split(one)
+    assert made == one
+    assert any("gives one gradient only: nothing to split" in line for line in context.declined)

@@ -80,8 +80,11 @@ def test_a_sweep_keeps_the_fastest_plan_that_fits_the_budget_asked_for(form: str
     steps = [point.step_us or 0.0 for point in curve.points if (point.peak_bytes or 0) <= asked[0].memory_budget]
     assert taken[0].outcome is not None
     assert taken[0].outcome.plan.step_ns <= 1e3 * min(steps)
-    assert any(taken is each for each in made) == (form == "off")
-    assert form == "off" or taken == asked
+    assert (taken == asked) == (form == "auto")
+    assert any([plan.program for plan in taken] == [plan.program for plan in each] for each in (*made, asked))
+    budget = taken[0].memory_budget
+    assert budget in {asked[0].memory_budget, *(point.budget_bytes for point in curve.points)}
+    assert {plan.memory_budget for plan in taken} | {plan.compared.memory_budget for plan in taken if plan.compared} == {budget}
 
 
 def test_fewer_than_two_points_are_no_curve(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ import re
 from interlace.cost_model import CostModel
 from interlace.ir import Graph, Op, Program, parse
 from interlace.ir.graph import dependencies, is_topological
-from interlace.scheduler.interleave.part_order import early_collectives
-from interlace.scheduler.interleave.planner import PartOps
+from interlace.scheduler.interleave.part_order import EarlyCollectives
+from interlace.scheduler.interleave.planner import EARLY, PartOps
 
 COST = CostModel.from_table({"comm": 1000, "gemm": 1000, "reshape": 0, "default": 10})
 HEAD = "program rank=0 world=2 mode=train\ngroup 7 = 0,1\n"
@@ -46,7 +46,7 @@ def ordered(text: str, kind: str = "F", spare: int = 1000) -> list[int]:
     """Ids in the order that is found, which keeps every dependency."""
     made: Program = parse(text)
     ops: list[Op] = [op for op in made.ops if op.name.startswith("pd_op")]
-    found = [op.id for op in early_collectives(made, PartOps(kind, kind, ops), COST, spare)]
+    found = [op.id for op in EarlyCollectives(made, PartOps(kind, kind, ops), COST, spare).fastest(EARLY)]
     assert sorted(found) == sorted(op.id for op in ops)
     assert is_topological(found, dependencies(Graph(made), ops))
     return found
