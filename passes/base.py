@@ -70,6 +70,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         is_default: Whether it runs unless it is turned off.
         instead_of_off: What to write in place of `off` where other passes need what it gives.
         follows_budget: Whether it runs wherever a `memory_budget` is given, unless it is turned off; the budget says what it does.
+        looks_at_room: Whether what it makes depends on `Context.room_bytes` though it runs without a budget too.
         renamed: Former names of options -> the names they have now; the error for a former name says the new one.
         moved: Options that the pass had -> what to write now, in words.
         formerly: Former names of the pass; the error for one says the new name.
@@ -83,6 +84,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     is_default: ClassVar[bool] = False
     instead_of_off: ClassVar[str] = ""
     follows_budget: ClassVar[bool] = False
+    looks_at_room: ClassVar[bool] = False
     renamed: ClassVar[Mapping[str, str]] = {}
     moved: ClassVar[Mapping[str, str]] = {}
     formerly: ClassVar[tuple[str, ...]] = ()

@@ -146,7 +146,7 @@ class _Made:
 
 def _key(each: Pass, program: Program, rooms: tuple[int | None, ...]) -> tuple[Any, ...]:
     """Equal for a pass with the same options on the very same program; with the same rooms, where it may look at them."""
-    looks = each.follows_budget or not is_built_in(type(each))
+    looks = each.follows_budget or each.looks_at_room or not is_built_in(type(each))
     return "made", id(program), type(each), msgspec.msgpack.encode(each), rooms if looks else ()
 
 

@@ -22,10 +22,11 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
         job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0 (after 4@0 the host waits for 3@0)
 
     Options:
-        syncs: `auto` waits as rarely as keeps the peak of memory, or at the ends of jobs where the simulated step is faster so; `job-ends`
-            at the end of every job with work on side streams; `outputs` at the end of every job that computes an output, as Paddle does,
-            which fetches each loss there. When: `job-ends` where measured memory is above the predicted one; it costs some time in each
-            job. `outputs` to compare with Paddle's own plan; other plans collect outputs at the end of the step.
+        syncs: `auto` waits as rarely as keeps the peak of memory, under a `memory_budget` also right before what would pass it, or at the
+            ends of jobs where the simulated step is faster so; `job-ends` at the end of every job with work on side streams; `outputs` at
+            the end of every job that computes an output, as Paddle does, which fetches each loss there. When: `job-ends` where measured
+            memory is above the predicted one; it costs some time in each job. `outputs` to compare with Paddle's own plan; other plans
+            collect outputs at the end of the step.
         run_ahead_bytes: By how much a host that runs ahead may raise the peak of device memory before `auto` makes it wait. When: lower it
             where memory is short, raise it where the device idles between jobs.
 
@@ -37,6 +38,7 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
     gives = frozenset({"throttled"})
     after = ("insert-events",)
     is_default = True
+    looks_at_room = True
     formerly = ("assign-streams",)
 
     syncs: Literal["auto", "job-ends", "outputs"] = "auto"
@@ -66,7 +68,7 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
             else:
                 context.declined.append("no job has work beside computation that uses memory")
             return with_host_syncs(program, waits)
-        plan = plan_host_syncs(program, context.cost, self.run_ahead_bytes)
+        plan = plan_host_syncs(program, context.cost, self.run_ahead_bytes, context.room_bytes)
         why = ": ".join(part for part in (plan.reason, plan.text() if plan.free_bytes else "") if part)
         if plan.count:
             context.changed.append(f"the host waits {plan.count} times a step: {why}")

@@ -23,7 +23,7 @@ from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
-from interlace.planning.budget import bytes_over, peak_bytes, say_budget
+from interlace.planning.budget import bytes_over, bytes_over_in_step, peak_bytes, say_budget
 from interlace.planning.judge import Run
 from interlace.planning.whole_step import ROUNDS, Room, less_room, paddles_own, paddles_streams, recomputing, run_passes
 from interlace.scheduler.jobs import stock_jobs
@@ -33,6 +33,9 @@ from interlace.scheduler.recompute_choices import LEVELS
 from interlace.scheduler.whole_step.search import Numbers
 from interlace.units import size
 
+SOONER = 4
+"""What a plan exceeds the budget by is taken off the room so many times more with each plan that is made again: offload moves whole
+values, so a little less room may change nothing."""
 MOST_HOLDERS = 4
 """Kinds of memory that a refusal names."""
 EXCESS_PARTS = (1.0, 0.9, 0.75, 0.5, 0.25, 0.0)
@@ -153,11 +156,11 @@ class MemoryChoice:
     def _with_less_room(self, make: Callable[[Pipeline, int], Run], run: Run, room: int, budget: int) -> tuple[Run, int] | None:
         """The run, made again with so much less room as it exceeds the budget by; None where that does not help."""
         for number in range(ROUNDS):
-            over = self.bytes_over(run, budget)
+            over = bytes_over_in_step(run[1], budget, self.cost, self.peers, self.stands_for)
             if not any(over):
                 return run, room
             mine = over[self.program.rank if self.peers else 0]
-            room = less_room(run[1], room, mine)
+            room = less_room(run[1], room, mine * SOONER**number)
             if number < ROUNDS - 1:
                 run = make(self.again(run[0], mine if number or not self.offloads else 0), room)
         return None

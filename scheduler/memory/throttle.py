@@ -22,10 +22,11 @@ from interlace.errors import PlanError
 from interlace.ir import Graph, Op, OpInstance, Program
 from interlace.ir.kinds import SHADOW_OUTPUT, stream_of
 from interlace.ir.waits import computes, last_computation
-from interlace.scheduler.memory.live import lifetimes, order_peak, placed_on
-from interlace.scheduler.simulate.arrays import Ints, Options, SimInput
+from interlace.scheduler.memory.live import Placed, Profile, lifetimes, order_peak, placed_on
+from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
+from interlace.scheduler.simulate.arrays import Flags, Ints, Options, SimInput
 from interlace.scheduler.simulate.lower import awaits, lower, wait_ns
-from interlace.scheduler.simulate.simulator import device_peak
+from interlace.scheduler.simulate.simulator import Times, device_memory, device_peak
 from interlace.scheduler.target import GPU, Target
 from interlace.units import size
 
@@ -35,6 +36,8 @@ SPACING = (16, 8, 4, 2, 1)
 """Distances between waits that are tried, as multiples of that time; the widest under which the peak is low enough is used."""
 NEAR = 4
 """If there is no such distance: the widest whose peak is at most `run_ahead_bytes / NEAR` above the lowest peak."""
+PEAKS = 4
+"""Times at most that waits are added at the peak: each changes when all that follows is issued."""
 
 
 HostSync = tuple[OpInstance, OpInstance]
@@ -106,19 +109,21 @@ def with_host_syncs(program: Program, waits: Mapping[str, tuple[HostSync, ...]])
     return msgspec.structs.replace(program, jobs=jobs)
 
 
-def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int) -> HostSyncs:
+def plan_host_syncs(program: Program, cost: Costs, run_ahead_bytes: int, room_bytes: int | None = None) -> HostSyncs:
     """The widest spacing of waits under which run-ahead raises the peak by no more than `run_ahead_bytes`.
 
-    If none does, the widest whose peak is near the lowest. Cost: one pass over the storages if these are small, otherwise a
+    If none does, the widest whose peak is near the lowest. Where the peak is then above `room_bytes`, waits are added at the peak
+    (`scheduler/memory/waits_at_peaks.py`). Cost: one pass over the storages if these are small, otherwise a
     simulation of the rank for each spacing that is tried.
     """
     names = jobs_with_side_work(program)
     if not names:
         return HostSyncs(reason="no job has work beside computation that uses memory")
-    if (most := _most_side_bytes(program)) <= run_ahead_bytes:
+    most = _most_side_bytes(program)
+    if most <= run_ahead_bytes and (room_bytes is None or order_peak(program) + most <= room_bytes):
         return HostSyncs(reason=f"side streams use {size(most)} at most, run_ahead_bytes allows {size(run_ahead_bytes)}")
     try:
-        return _Search(program, cost, frozenset(names)).run(run_ahead_bytes)
+        return _Search(program, cost, frozenset(names)).run(run_ahead_bytes, room_bytes)
     except PlanError as error:
         why = f"at the end of every job with work on side streams: the rank cannot be simulated ({error})"
         return HostSyncs(sync_at_job_ends(program, names), reason=why)
@@ -138,6 +143,60 @@ def _most_side_bytes(program: Program) -> int:
     return int(count * table.size[rows & ~table.pinned].sum())
 
 
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """One rank whose host issues in no time and whose peers are always ready.
+
+    Attributes:
+        program, sim, placed: Without waits; where its blocks are.
+        blocking: Which op instances the host waits for anyway. `[num_items]`
+    """
+
+    program: Program
+    sim: SimInput
+    blocking: Flags
+    placed: Placed
+
+    def peak(self, waits: Mapping[str, tuple[HostSync, ...]]) -> int:
+        """Peak of live device bytes with these waits."""
+        return self._run(waits)[1].peak("device")
+
+    def with_waits_at_peaks(
+        self, waits: dict[str, tuple[HostSync, ...]], peak: int, limit_bytes: int
+    ) -> tuple[int, dict[str, tuple[HostSync, ...]]]:
+        """The peak, and waits with others at what is above the limit, as long as they lower it."""
+        graph = Graph(self.program)
+        can_wait = {op.id for op in self.program.ops if computes(op, graph.values)}
+        can = np.array([op_id in can_wait for job in self.program.jobs for op_id, _ in job.items], np.bool_)
+        for _ in range(PEAKS):
+            times, memory = self._run(waits)
+            more = self._joined(waits, waits_at_peaks(self.program, times, memory.lives, self.placed, can, limit_bytes))
+            lower = self.peak(more)
+            if lower >= peak:
+                break
+            peak, waits = lower, more
+            if peak <= limit_bytes:
+                break
+        return peak, waits
+
+    def _run(self, waits: Mapping[str, tuple[HostSync, ...]]) -> tuple[Times, Profile]:
+        there = awaits(with_host_syncs(self.program, waits), self.blocking)
+        return device_memory(dataclasses.replace(self.sim, awaits=there), GPU, self.placed)
+
+    def _joined(self, waits: Mapping[str, tuple[HostSync, ...]], more: Mapping[int, int]) -> dict[str, tuple[HostSync, ...]]:
+        """Waits, and others as indices in the issue order; of two behind one op instance that for the later one."""
+        found, first = {}, 0
+        for job in self.program.jobs:
+            at = {item: k for k, item in enumerate(job.items)}
+            mine = {at[after]: at[awaited] for after, awaited in waits.get(job.name, ())}
+            for k in range(len(job.items)):
+                if first + k in more:
+                    mine[k] = max(mine.get(k, -1), more[first + k] - first)
+            found[job.name] = tuple((job.items[after], job.items[awaited]) for after, awaited in sorted(mine.items()))
+            first += len(job.items)
+        return found
+
+
 @dataclass(slots=True)
 class _Search:
     """Tries the spacings of waits, widest first."""
@@ -146,21 +205,29 @@ class _Search:
     cost: Costs
     names: frozenset[str]
 
-    def run(self, run_ahead_bytes: int) -> HostSyncs:
+    def run(self, run_ahead_bytes: int, room_bytes: int | None) -> HostSyncs:
         free_sim = self._lowered({})
-        fast, placed = _fast_host(free_sim), placed_on(self.program, free_sim.stream, GPU)
-        serial, free = order_peak(self.program), device_peak(fast, GPU, placed)
+        alone = _Alone(self.program, _fast_host(free_sim), free_sim.awaits >= 0, placed_on(self.program, free_sim.stream, GPU))
+        serial, free = order_peak(self.program), alone.peak({})
+        best, found, reason = self._spaced(alone, free_sim, serial, free, run_ahead_bytes)
+        if room_bytes is not None and best > max(serial, room_bytes):
+            best, found = alone.with_waits_at_peaks(found, best, max(serial, room_bytes))
+        return HostSyncs(found, serial, free, best, "" if found else reason)
+
+    def _spaced(
+        self, alone: _Alone, free_sim: SimInput, serial: int, free: int, run_ahead_bytes: int
+    ) -> tuple[int, dict[str, tuple[HostSync, ...]], str]:
+        """The peak with the widest spacing that will do, its waits, and why there are none."""
         if free <= serial + run_ahead_bytes:
-            return HostSyncs({}, serial, free, free, f"run_ahead_bytes allows {size(run_ahead_bytes)}")
+            return free, {}, f"run_ahead_bytes allows {size(run_ahead_bytes)}"
         tried: list[tuple[int, dict[str, tuple[HostSync, ...]]]] = [(free, {})]
         for form in self._forms(free_sim):
-            waits = awaits(with_host_syncs(self.program, form), free_sim.awaits >= 0)
-            tried.append((device_peak(dataclasses.replace(fast, awaits=waits), GPU, placed), form))
+            tried.append((alone.peak(form), form))
             if tried[-1][0] <= serial + run_ahead_bytes:
                 break
         least = min(peak for peak, _ in tried)
         best, found = next((peak, form) for peak, form in tried if peak <= max(least + run_ahead_bytes // NEAR, serial))
-        return HostSyncs(found, serial, free, best, "" if found else "no wait lowers the peak")
+        return best, found, "no wait lowers the peak"
 
     def _forms(self, sim: SimInput) -> Iterator[dict[str, tuple[HostSync, ...]]]:
         back_ns = LOOK_BACK * max(1, wait_ns(self.program, self.cost))

@@ -189,6 +189,31 @@ def test_the_host_waits_as_seldom_as_keeps_memory(blocks: int, waits: dict[str, 
     assert found.free_bytes // BLOCK == 25
 
 
+@pytest.mark.parametrize(("room_blocks", "peak_blocks"), [(4, 4), (6, 6), (10, 10), (2, 3)])
+def test_under_a_budget_the_host_waits_at_the_peak(room_blocks: int, peak_blocks: int) -> None:
+    """Memory budget. Run-ahead alone would hold 25 blocks, and no spacing is asked to hold less; a serial step holds two and a half."""
+    program = run_ahead_program()
+    found = plan_host_syncs(program, QUICK, 23 * BLOCK, (room_blocks + 1) * BLOCK - 1)
+    assert found.throttled_bytes // BLOCK == peak_blocks
+    assert gpu_peak(with_host_syncs(program, found.waits), QUICK) == found.throttled_bytes
+    assert found.count <= plan_host_syncs(program, QUICK, 23 * BLOCK, room_blocks * BLOCK - 1).count
+
+
+def test_with_room_for_all_the_host_waits_nowhere() -> None:
+    assert plan_host_syncs(run_ahead_program(), QUICK, 23 * BLOCK, 26 * BLOCK).count == 0
+    small = plan_host_syncs(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK, 6 * BLOCK)
+    assert small.throttled_bytes <= 6 * BLOCK
+
+
+def test_waits_follow_the_room_where_passes_are_remembered() -> None:
+    """Less room for the very same program gives other waits, though the pass runs without a budget too."""
+    program, memo = run_ahead_program(), dict[object, object]()
+    passes = Pipeline((ThrottleHost(run_ahead_bytes=23 * BLOCK),))
+    made = [passes.run(program, QUICK, None, blocks * BLOCK, memo, (blocks * BLOCK,))[0] for blocks in (26, 5)]
+    assert [any(job.host_waits for job in each.jobs) for each in made] == [False, True]
+    assert gpu_peak(made[1], QUICK) <= 5 * BLOCK < gpu_peak(made[0], QUICK)
+
+
 def test_what_is_allowed_to_run_ahead_is_all_that_side_streams_hold() -> None:
     """Two blocks of each micro-batch are read or given beside computation."""
     assert "side streams use" in plan_host_syncs(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK).reason

@@ -1,0 +1,57 @@
+"""Waits of the host in front of what takes memory while side streams still hold blocks that nothing issued later needs.
+
+Where waits stand at a distance, the peak of memory may lie between two of them: on the last stage of GPT-3 6.7B the head's gathered
+result (0.6 GiB) was still held when all of the loss had been issued. A wait there, for the first computation that ends after such blocks
+are given back, lowers the peak to what operations hold one after the other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from interlace.ir import Program
+from interlace.scheduler.memory.live import Lives, Placed
+from interlace.scheduler.simulate.arrays import Flags, Ints
+from interlace.scheduler.simulate.simulator import Times
+
+
+def waits_at_peaks(program: Program, times: Times, lives: Lives, placed: Placed, can: Flags, limit_bytes: int) -> dict[int, int]:
+    """Waits in front of allocations that pass a limit, as far as blocks are held that computation of the same job outlasts.
+
+    Args:
+        program: Of one rank.
+        times: When its op instances were issued and ended, with the waits that there are.
+        lives: When its blocks were taken and given back then.
+        placed: The same blocks in the issue order.
+        can: Which op instances can be waited for. `[num_items]`
+        limit_bytes: Live device bytes.
+
+    Returns:
+        Indices in the issue order: behind the first the host waits for the second, of the same job.
+    """
+    lengths = [len(job.items) for job in program.jobs]
+    job_first = np.repeat(np.cumsum([0, *lengths])[:-1], lengths)
+    held = np.flatnonzero(~lives.pinned & (placed.last_read >= 0))
+    held = held[lives.free_at[held] > times.issue[placed.last_read[held]]]
+    taken, read, free = placed.first[held], placed.last_read[held], lives.free_at[held]
+    ends = np.maximum.accumulate(np.where(can, times.end, -1))
+    found: dict[int, int] = {}
+    waited = 0
+    for at in _above(lives, placed, limit_bytes).tolist():
+        first = int(job_first[at])
+        if at == first:
+            continue
+        until = int(free[(taken < at) & (read < at) & (free <= ends[at - 1])].max(initial=0))
+        mine = first + np.flatnonzero(can[first:at] & (times.end[first:at] >= until))
+        if until > max(waited, int(times.issue[at])) and len(mine):
+            found[at - 1], waited = int(mine[0]), until
+    return found
+
+
+def _above(lives: Lives, placed: Placed, limit_bytes: int) -> Ints:
+    """Op instances that take device memory above a limit, ascending."""
+    rows = np.flatnonzero(~lives.pinned)
+    taken, size = placed.first[rows], lives.size[rows]
+    order = np.lexsort((np.r_[lives.alloc_tie[rows], lives.free_tie[rows]], np.r_[lives.alloc_at[rows], lives.free_at[rows]]))
+    live = placed.base["device"] + np.cumsum(np.r_[size, -size][order])
+    return np.unique(taken[order[(live > limit_bytes) & (order < len(rows))]])
