@@ -1,9 +1,9 @@
-"""Builds configs/devices/h200.json from the raw measurements in benchmarks/results/h200.
+"""Builds configs/devices/h200.json and h100.json from the raw measurements in benchmarks/results/h200 and h100.
 
     python benchmarks/device_profile.py [--check]
 
 Every entry is the median over the runs that measured it; its spread is largest minus smallest. `--check` compares with
-the stored file and writes nothing.
+the stored files and writes nothing. Of the H100 one GPU was measured: what takes several is the H200's, marked `derived`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from interlace.cost_model.interference import RESULT
 from interlace.cost_model.profile import (
@@ -32,11 +34,12 @@ from interlace.cost_model.profile import (
 from interlace.cost_model.work import Part, attention_part, gemm_part
 
 ROOT = Path(__file__).resolve().parent.parent
-RAW = ROOT / "benchmarks" / "results" / "h200"
-TARGET = ROOT / "configs" / "devices" / "h200.json"
+RESULTS = ROOT / "benchmarks" / "results"
+DEVICES = ROOT / "configs" / "devices"
 HIDDEN, HEADS, FFN, VOCAB, BF16 = 4096, 32, 16384, 32000, "bfloat16"
 """GPT-3 6.7B, as the probes ran it (32000 words in the softmax)."""
 
+Row = TypeVar("Row", CommSample, CopySample, Interference)
 Timed = tuple[str, str, dict[str, int], int, float, float]
 """kind, dtype, dims, bytes, microseconds, spread in microseconds."""
 CATEGORIES = {
@@ -67,6 +70,10 @@ TRACED = {
 """Kernels of beside_transfers.json -> categories; the others are parts of operations."""
 FEWEST = 5
 """Operations that a row of beside_transfers.json needs to count."""
+RATES = ("gemm_no_tf32", "shortest")
+"""Kinds of single*.json that are no operations."""
+OTHER_KERNELS = ("embedding_grad",)
+"""Kinds whose kernel is another one in Paddle: PyTorch sorts the words, Paddle adds atomically."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -146,10 +153,10 @@ def oracle_all_reduces(raw: dict[str, Any]) -> list[float]:
     return [dur for name, dur in (raw.get("alone_us") or raw["alone_us_layer0"]).items() if name.partition(".")[2].startswith("ar")]
 
 
-def single_ops(raw: dict[str, Any]) -> Iterator[Timed]:
-    """Operations of single.json, as they are; `gemm_no_tf32` and `shortest` are read elsewhere."""
-    for row in raw["samples"]:
-        if row["kind"] not in ("gemm_no_tf32", "shortest"):
+def single_ops(singles: Sequence[dict[str, Any]]) -> Iterator[Timed]:
+    """Operations of single*.json, as they are."""
+    for row in (row for raw in singles for row in raw["samples"]):
+        if row["kind"] not in (*RATES, *OTHER_KERNELS):
             kind = "gemm_batched" if row["dims"].get("batch", 1) > 1 and row["kind"] == "gemm" else row["kind"]
             yield kind, row["dtype"], row["dims"], row["size_bytes"], row["dur_us"], row["spread_us"]
 
@@ -197,10 +204,10 @@ def split_ctas(name: str) -> tuple[str, int]:
     return (head, int(tail[:-3])) if tail.endswith("cta") else (name, 0)
 
 
-def copy_samples(pairs: list[dict[str, Any]], single: dict[str, Any]) -> tuple[CopySample, ...]:
+def copy_samples(pairs: list[dict[str, Any]], singles: Sequence[dict[str, Any]]) -> tuple[CopySample, ...]:
     """Copies: one device alone over sizes, and all devices of the host at once."""
     groups: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
-    for row in single["copies"]:
+    for row in (row for single in singles for row in single["copies"]):
         groups.setdefault((row["direction"], row["ranks"], row["size_bytes"]), []).append((row["dur_us"], row["spread_us"]))
     for raw in pairs:
         for way in ("d2h", "h2d"):
@@ -265,21 +272,53 @@ def _same(op: str, other: str) -> bool:
     return op == other or (op.startswith("gemm:") and other.startswith("gemm:"))
 
 
-def read(prefix: str, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+def read(prefix: str, device: str = "h200") -> list[dict[str, Any]]:
     """Raw files of one kind, by name."""
-    files = sorted(RAW.glob(f"{prefix}*.json")) if names is None else [RAW / name for name in names]
-    return [json.loads(path.read_text()) for path in files]
+    return [json.loads(path.read_text()) for path in sorted((RESULTS / device).glob(f"{prefix}*.json"))]
 
 
-def rate_of(single: dict[str, Any], kind: str, dtype: str) -> float:
-    """FLOP/s of single.json's largest cubic product, or bytes/s of the row of a kind that moves most."""
-    rows = [row for row in single["samples"] if (row["kind"], row["dtype"]) == (kind, dtype)]
-    if not kind.startswith("gemm"):
-        fastest: float = max(row["size_bytes"] / row["dur_us"] for row in rows)
-        return 1e6 * round(fastest)
-    cubes: dict[int, float] = {row["dims"]["m"]: row["dur_us"] for row in rows if len({row["dims"][key] for key in "mnk"}) == 1}
+def product_rate(singles: Sequence[dict[str, Any]], kind: str, dtype: str, how: str) -> Peak:
+    """FLOP/s of the largest cubic product in single*.json, the median of their runs."""
+    cubes: dict[int, list[float]] = {}
+    for row in _rows(singles, kind, dtype):
+        if len({row["dims"][key] for key in "mnk"}) == 1:
+            cubes.setdefault(row["dims"]["m"], []).append(row["dur_us"])
     side = max(cubes)
-    return 1e9 * round(2e-3 * float(side) ** 3 / cubes[side])
+    return Peak(1e9 * round(2e-3 * float(side) ** 3 / median(cubes[side])), "measured", f"{side} x {side} x {side} {how}")
+
+
+def memory_rate(singles: Sequence[dict[str, Any]]) -> Peak:
+    """Bytes/s of the additions that move most in single*.json, the median of their runs."""
+    rows = _rows(singles, "add", BF16)
+    most = max(row["size_bytes"] for row in rows)
+    took = median(row["dur_us"] for row in rows if row["size_bytes"] == most)
+    return Peak(1e6 * round(most / took), "measured", "read plus written, add of 67 M bfloat16")
+
+
+def _rows(singles: Sequence[dict[str, Any]], kind: str, dtype: str) -> list[dict[str, Any]]:
+    return [row for raw in singles for row in raw["samples"] if (row["kind"], row["dtype"]) == (kind, dtype)]
+
+
+def rates(singles: Sequence[dict[str, Any]]) -> tuple[dict[str, Peak], dict[str, Peak]]:
+    """FLOP/s of products with and without tensor cores."""
+    half = product_rate(singles, "gemm", BF16, "on random data; zeros run faster")
+    matrix = {
+        BF16: half,
+        "float16": Peak(half.per_s, "derived", "as bfloat16: the same tensor-core rate"),
+        "float32": product_rate(singles, "gemm", "float32", "with TF32, taken for Paddle's way; without it see vector_flops"),
+        "float8_e4m3fn": Peak(1979e12, "datasheet", "dense"),
+        "float64": Peak(67e12, "datasheet", "tensor cores"),
+    }
+    vector = {
+        "float32": product_rate(singles, "gemm_no_tf32", "float32", "without TF32"),
+        "float64": Peak(34e12, "datasheet"),
+    }
+    return matrix, vector
+
+
+def shortest_ns(singles: Sequence[dict[str, Any]]) -> int:
+    """The shortest kernel's time."""
+    return round(1000 * median(row["dur_us"] for raw in singles for row in raw["samples"] if row["kind"] == "shortest"))
 
 
 def host_costs(raw: dict[str, Any]) -> HostCosts:
@@ -301,31 +340,15 @@ def host_costs(raw: dict[str, Any]) -> HostCosts:
 def build(
     pairs: list[dict[str, Any]],
     oracles: list[dict[str, Any]],
-    single: dict[str, Any],
+    singles: Sequence[dict[str, Any]],
     host: dict[str, Any],
     traced: dict[str, Any] | None = None,
 ) -> DeviceProfile:
-    """The profile from raw results."""
+    """The H200's profile from raw results."""
     collectives, p2p = comm_samples(pairs, oracles)
     ops = [row for raw in pairs for row in pair_ops(raw)]
     ops += [row for raw in oracles for _, row in oracle_ops(raw)]
-    meta = single["meta"]
-    shortest = next(row for row in single["samples"] if row["kind"] == "shortest")
-    matrix = {
-        BF16: Peak(rate_of(single, "gemm", BF16), "measured", "8192 x 8192 x 8192 on random data; zeros run faster"),
-        "float16": Peak(rate_of(single, "gemm", BF16), "derived", "as bfloat16: the same tensor-core rate"),
-        "float32": Peak(
-            rate_of(single, "gemm", "float32"),
-            "measured",
-            "4096 x 4096 x 4096 with TF32, taken for Paddle's way; without it see vector_flops",
-        ),
-        "float8_e4m3fn": Peak(1979e12, "datasheet", "dense"),
-        "float64": Peak(67e12, "datasheet", "tensor cores"),
-    }
-    vector = {
-        "float32": Peak(rate_of(single, "gemm_no_tf32", "float32"), "measured", "4096 x 4096 x 4096 without TF32"),
-        "float64": Peak(34e12, "datasheet"),
-    }
+    meta, (matrix, vector) = singles[0]["meta"], rates(singles)
     return DeviceProfile(
         interlace_profile=SCHEMA,
         device=meta["gpu"],
@@ -342,32 +365,76 @@ def build(
         ranks_per_host=8,
         memory_bytes=meta["memory_bytes"],
         pinned_bytes=0,
-        shortest_kernel_ns=round(1000 * shortest["dur_us"]),
+        shortest_kernel_ns=shortest_ns(singles),
         matrix_flops=matrix,
         vector_flops=vector,
-        memory_rate=Peak(rate_of(single, "add", BF16), "measured", "read plus written, add of 67 M bfloat16"),
+        memory_rate=memory_rate(singles),
         host=host_costs(host),
-        ops=merge_ops([*ops, *single_ops(single)]),
+        ops=merge_ops([*ops, *single_ops(singles)]),
         collectives=collectives,
         p2p=p2p,
-        copies=copy_samples(pairs, single),
+        copies=copy_samples(pairs, singles),
         interference=with_traced(interference(pairs), traced) if traced else interference(pairs),
     )
 
 
+def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]]) -> DeviceProfile:
+    """The H100's profile: operations, rates and copies of one GPU measured, all else the H200's."""
+
+    def derived(rows: Iterable[Row]) -> tuple[Row, ...]:
+        return tuple(msgspec.structs.replace(row, source="derived") for row in rows)
+
+    meta, (matrix, vector) = singles[0]["meta"], rates(singles)
+    together = (row for row in h200.copies if row.ranks > 1)
+    return msgspec.structs.replace(
+        h200,
+        device=meta["gpu"],
+        provenance=Provenance(
+            machine="1 NVIDIA H100 80GB HBM3 (HGX), Intel Xeon",
+            date=meta["date"],
+            command="python benchmarks/device_profile.py",
+            driver=meta["driver"].partition(",")[0],
+            versions={"torch": meta["torch"], "cuda": meta["cuda"]},
+            note="operations and copies of one GPU measured through PyTorch, whose kernels are not all Paddle's (attention: "
+            "FlashAttention 2 in both); collectives, exchanges, copies of several GPUs at once, interference and the host's costs are the "
+            "H200's, with which it shares the chip, NVLink and PCIe: sources `derived`; raw files in benchmarks/results/h100",
+        ),
+        memory_bytes=meta["memory_bytes"],
+        shortest_kernel_ns=shortest_ns(singles),
+        matrix_flops=matrix,
+        vector_flops=vector,
+        memory_rate=memory_rate(singles),
+        host=msgspec.structs.replace(h200.host, source="derived"),
+        ops=merge_ops(single_ops(singles)),
+        collectives=derived(h200.collectives),
+        p2p=derived(h200.p2p),
+        copies=(*copy_samples([], singles), *derived(together)),
+        interference=derived(h200.interference),
+    )
+
+
+def profiles() -> dict[str, DeviceProfile]:
+    """All profiles of GPUs, by name."""
+    h200 = build(read("pairs_"), read("oracle_"), read("single"), *read("testbed_host"), *read("beside_transfers"))
+    return {"h200": h200, "h100": h100(h200, read("single", "h100"))}
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Write or check the stored profile."""
+    """Write or check the stored profiles."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare with the stored file, write nothing")
+    parser.add_argument("--check", action="store_true", help="compare with the stored files, write nothing")
     args = parser.parse_args(argv)
-    data = encode_profile(build(read("pairs_"), read("oracle_"), *read("", ["single.json", "testbed_host.json", "beside_transfers.json"])))
-    if args.check:
-        same = TARGET.exists() and TARGET.read_bytes() == data
-        print(f"{TARGET.relative_to(ROOT)} {'is' if same else 'is not'} what the raw files give")
-        return 0 if same else 1
-    TARGET.write_bytes(data)
-    print(f"{TARGET.relative_to(ROOT)}: {len(data)} bytes")
-    return 0
+    wrong = 0
+    for name, profile in profiles().items():
+        path, data = DEVICES / f"{name}.json", encode_profile(profile)
+        if args.check:
+            same = path.exists() and path.read_bytes() == data
+            wrong += not same
+            print(f"{path.relative_to(ROOT)} {'is' if same else 'is not'} what the raw files give")
+        else:
+            path.write_bytes(data)
+            print(f"{path.relative_to(ROOT)}: {len(data)} bytes")
+    return min(wrong, 1)
 
 
 if __name__ == "__main__":

@@ -284,9 +284,9 @@ def costs(setting: Setting, source: Source, ctas: int) -> Costs:
     return OwnTimes(CostModel(device_profile.build(left[0], left[1], *alone_on_one()), ctas), {})
 
 
-def alone_on_one() -> list[dict[str, Any]]:
-    """The sizes measured on one GPU, and the host's costs."""
-    return device_profile.read("", ["single.json", "testbed_host.json"])
+def alone_on_one() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What was measured on one GPU, and the host's costs."""
+    return device_profile.read("single"), device_profile.read("testbed_host")[0]
 
 
 def plans(setting: Setting) -> list[tuple[str, str, Mode, list[str], float, int]]:

@@ -6,7 +6,7 @@ A `DeviceProfile` is measured and stored; a `CostModel` answers from it, and eve
 from interlace.cost_model.base import Costs, Estimate, GivenCosts
 from interlace.cost_model.interference import Stretch, pair_time
 from interlace.cost_model.model import CostModel
-from interlace.cost_model.profile import DeviceProfile, load_profile, profile_names, require_device, save_profile
+from interlace.cost_model.profile import DeviceProfile, load_profile, profile_names, profile_of, require_device, save_profile
 
 __all__ = [
     "CostModel",
@@ -18,6 +18,7 @@ __all__ = [
     "load_profile",
     "pair_time",
     "profile_names",
+    "profile_of",
     "require_device",
     "save_profile",
 ]

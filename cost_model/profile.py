@@ -243,11 +243,26 @@ def require_device(profile: DeviceProfile, actual_name: str, force: bool = False
 
     >>> require_device(load_profile("h200"), "nvidia h200")
     """
-    if profile.device.casefold() != actual_name.strip().casefold() and not force:
+    if not _same_name(profile.device, actual_name) and not force:
+        known = profile_of(actual_name)
+        advice = f"take the profile {known!r} that comes with Interlace" if known else "measure this one with `interlace calibrate -o FILE`"
         raise ConfigError(
-            f"the profile was measured on {profile.device!r}, this device is {actual_name!r}; measure this one with "
-            "`interlace calibrate -o FILE`, or force the profile to plan for the other device"
+            f"the profile was measured on {profile.device!r}, this device is {actual_name!r}; {advice}, or force the profile to plan for "
+            "the other device"
         )
+
+
+def profile_of(device_name: str) -> str:
+    """Name of the profile that comes with Interlace for a device, as the runtime reports that; empty if there is none.
+
+    >>> profile_of("NVIDIA H100 80GB HBM3"), profile_of("NVIDIA L4")
+    ('h100', '')
+    """
+    return next((name for name in profile_names() if _same_name(load_profile(name).device, device_name)), "")
+
+
+def _same_name(profiles: str, actual: str) -> bool:
+    return profiles.casefold() == actual.strip().casefold()
 
 
 def _read(path: Path) -> bytes:

@@ -6,7 +6,7 @@ import contextlib
 
 from interlace.bridge.targets import Device
 from interlace.config import Config
-from interlace.cost_model import CostModel, DeviceProfile, load_profile, require_device
+from interlace.cost_model import CostModel, DeviceProfile, load_profile, profile_of, require_device
 from interlace.errors import ConfigError
 from interlace.scheduler.target import CPU, GPU
 
@@ -19,17 +19,23 @@ def costs_for(config: Config, device: Device, profile: str = "") -> tuple[CostMo
     """The cost model to ask, and the name of its profile.
 
     Args:
-        config: Names the profile; without one the CPU has the profile `cpu`, all others `h200`.
+        config: Names the profile; without one the CPU has the profile `cpu`, a GPU the one of its name, and all others `h200`.
         device: On a GPU the profile must be of the GPU in use. The CPU and custom devices may stand for others: no check there.
         profile: Name or path of a profile, in the place of the configuration's.
 
     Raises:
         ConfigError: There is no such profile, or it is of another GPU and `force_device` is off.
     """
-    name = profile or config.device or ("cpu" if device.target is CPU else DEFAULT)
+    name = profile or config.device or _default(device)
     loaded = load_profile(name)
     require_own_gpu(loaded, config, device, f"{'device' if profile or config.device else 'no device is chosen, so'} {name!r}")
     return CostModel(loaded), name
+
+
+def _default(device: Device) -> str:
+    if device.target is CPU:
+        return "cpu"
+    return (profile_of(known_name(device)) if device.target is GPU else "") or DEFAULT
 
 
 def require_own_gpu(profile: DeviceProfile, config: Config, device: Device, what: str) -> None:

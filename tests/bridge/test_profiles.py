@@ -40,8 +40,9 @@ def test_a_profile_of_another_gpu_is_refused_unless_forced(name: Any, options: A
 
 def test_the_profile_of_the_gpu_in_use_is_taken(name: Any) -> None:
     """Without asking for anything."""
-    name("NVIDIA H200")
-    assert costs_for(make_config({}), GPU)[1] == "h200"
+    for gpu, profile in (("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100")):
+        name(gpu)
+        assert costs_for(make_config({}), GPU)[1] == profile
 
 
 def test_a_gpu_without_a_name_needs_force() -> None:

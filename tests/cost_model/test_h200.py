@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import pytest
 
-from interlace.cost_model import CostModel, pair_time
+from interlace.cost_model import CostModel, load_profile, pair_time
 from interlace.cost_model.accuracy import Case, headline, inversions, order_share, show, summarize
 from interlace.cost_model.families import memory_family
 from interlace.cost_model.interference import InterferenceTable
@@ -31,7 +32,7 @@ def load_builder():
 
 BUILD = load_builder()
 PAIRS, ORACLES = BUILD.read("pairs_"), BUILD.read("oracle_")
-SINGLE, HOST, COLLECTIVES = BUILD.read("", ["single.json", "testbed_host.json", "testbed_collectives.json"])
+SINGLES, (HOST,), (COLLECTIVES,) = (BUILD.read(name) for name in ("single", "testbed_host", "testbed_collectives"))
 RATES_ONLY = {"shortest", "gemm_no_tf32"}
 
 
@@ -39,10 +40,10 @@ def config_of(raw) -> str:
     return f"mp{raw.get('mp', raw.get('world'))}_s{raw['seq']}"
 
 
-def model_without(config: str, single=SINGLE) -> CostModel:
+def model_without(config: str, singles=SINGLES) -> CostModel:
     """The model of all files but those of one configuration."""
     pairs, oracles = ([raw for raw in files if config_of(raw) != config] for files in (PAIRS, ORACLES))
-    profile = BUILD.build(pairs, oracles, single, HOST)
+    profile = BUILD.build(pairs, oracles, singles, HOST)
     return CostModel(profile)
 
 
@@ -66,7 +67,25 @@ def op_cases(config: str, model: CostModel) -> tuple[list[Case], dict[str, int]]
 
 def test_the_stored_profile_is_what_the_raw_files_give(capsys):
     assert BUILD.main(["--check"]) == 0
-    assert "h200.json is what the raw files give" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert all(f"{name}.json is what the raw files give" in said for name in ("h100", "h200"))
+
+
+def test_the_h100s_operations_are_its_own_and_what_takes_several_gpus_is_the_h200s():
+    """The same chip with slower memory: products take as long, large elementwise operations by a third longer."""
+    h100, h200 = load_profile("h100"), load_profile("h200")
+    for rows, others in ((h100.collectives, h200.collectives), (h100.p2p, h200.p2p), (h100.interference, h200.interference)):
+        assert rows == tuple(msgspec.structs.replace(row, source="derived") for row in others)
+    assert {row.source for row in h100.ops} == {"measured"}
+    assert {(row.ranks == 1, row.source) for row in h100.copies} == {(True, "measured"), (False, "derived")}
+    product = ("gemm", "gemm", tuple(sorted({"batch": 1, "m": 2048, "n": 8192, "k": 4096}.items())), 2 * 2048 * 8192 * 4096, 117_440_512)
+    large = ("add", "elementwise", (("elements", 1 << 26),), 0, 6 << 26)
+    took = []
+    for kind, family, dims, flops, size in (product, large):
+        here, there = (CostModel(profile).part_time(Part(kind, family, "bfloat16", dims, flops, size)) for profile in (h100, h200))
+        assert (here.how, there.how) == ("exact", "exact")
+        took.append(here.dur_ns / there.dur_ns)
+    assert took == [pytest.approx(1.0, abs=0.1), pytest.approx(1.4, abs=0.1)]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +132,7 @@ def test_exact_samples_claim_what_another_program_measured():
 
 def collective_cases() -> list[tuple[str, float, Case]]:
     """How it was found, the error it claims, and the time: of collectives that the testbed measured."""
-    model = CostModel(BUILD.build(PAIRS, ORACLES, SINGLE, HOST))
+    model = CostModel(BUILD.build(PAIRS, ORACLES, SINGLES, HOST))
     cases = []
     for ranks, measured in COLLECTIVES["worlds"].items():
         for name, raw in measured.items():
@@ -127,7 +146,7 @@ def test_the_roofline_alone_keeps_its_word(capsys):
     """Without any sample but the rates of one product and one add: too fast, mostly within the stated error."""
     import msgspec
 
-    bare = CostModel(msgspec.structs.replace(BUILD.build(PAIRS, ORACLES, SINGLE, HOST), ops=()))
+    bare = CostModel(msgspec.structs.replace(BUILD.build(PAIRS, ORACLES, SINGLES, HOST), ops=()))
     cases = []
     for raw in ORACLES:
         for name, timed in BUILD.oracle_ops(raw):

@@ -13,7 +13,7 @@ from interlace.cost_model.profile import decode_profile, encode_profile
 from interlace.errors import ConfigError
 
 
-@pytest.fixture(params=["h200", "cpu"])
+@pytest.fixture(params=["h100", "h200", "cpu"])
 def name(request) -> str:
     return request.param
 
@@ -56,8 +56,13 @@ def test_another_device_is_an_error_unless_forced():
     )
 
 
+def test_a_device_with_a_profile_of_its_own_is_told_its_name():
+    with pytest.raises(ConfigError, match=r"this device is 'NVIDIA H100 80GB HBM3'; take the profile 'h100' that comes with Interlace, or"):
+        require_device(load_profile("h200"), "NVIDIA H100 80GB HBM3")
+
+
 def test_an_unknown_name_lists_the_names_there_are():
-    with pytest.raises(ConfigError, match=r"no device profile 'h2000': expected one of cpu, h200, or a path"):
+    with pytest.raises(ConfigError, match=r"no device profile 'h2000': expected one of cpu, h100, h200, or a path"):
         load_profile("h2000")
 
 
