@@ -83,7 +83,7 @@ class Pipeline:
 
         Args:
             rooms: `room_bytes` of every rank. Where given, what a pass makes is kept in `memo`, and the pass does not run again on the
-                very same program with the same rooms. Every rank then remembers the same passes, so that all gather facts or none.
+                very same program with the same rooms; a pass that gathers facts runs again on all ranks where one does not know it.
 
         Raises:
             PassError: A contract is broken, or a pass fails or gives a program that does not verify; it names the pass.
@@ -93,6 +93,8 @@ class Pipeline:
         for k, each in enumerate(self.passes):
             context = Context(cost, is_whole=peers is not None, room_bytes=room_bytes, memo=memo, later=self.passes[k + 1 :])
             known = memo.setdefault(_key(each, program, rooms), []) if rooms and not each.decides_for_all else []
+            if rooms and _asks_ranks(each) and not all(gather(peers, f"{each.name}: known", bool(known))):
+                known.clear()
             program, report = self._run_one(each, program, context, peers, known)
             reports.append(report)
         return program, reports
@@ -106,7 +108,7 @@ class Pipeline:
 
     def asks_ranks(self) -> bool:
         """Whether a pass has facts to gather, so that all ranks must run these passes together."""
-        return any(type(each).facts is not Pass.facts for each in self.passes)
+        return any(map(_asks_ranks, self.passes))
 
     def _run_one(
         self, each: Pass, program: Program, context: Context, peers: Peers | None, known: list[_Made]
@@ -132,6 +134,10 @@ class Pipeline:
         report = PassReport(each.name, tuple(context.changed), tuple(context.declined), len(program.ops), len(result.ops),
                             time.perf_counter_ns() - start)  # fmt: skip
         return result, report
+
+
+def _asks_ranks(each: Pass) -> bool:
+    return type(each).facts is not Pass.facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ def test_what_little_less_room_does_not_change_gets_much_less(monkeypatch: pytes
 
     first = order_peak(program)
     assert choice._with_less_room(made, run, first, 1) is None
-    assert rooms == [first - 5, first - 25, first - 105]
+    assert rooms == [first - 10, first - 50, first - 210]
 
 
 def test_a_budget_that_holds_already_moves_and_recomputes_nothing() -> None:

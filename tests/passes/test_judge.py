@@ -75,6 +75,22 @@ def test_a_stage_keeps_its_offload_and_what_follows_where_another_has_less_room(
     assert same.ops != program.ops
 
 
+def test_facts_are_gathered_on_all_ranks_where_one_does_not_know_what_a_pass_makes() -> None:
+    """The first rank plans the very same program again, the second another one."""
+    passes = Passes((Schedule1F1B(interleave="off"), OffloadActivations(min_bytes=1), Counted()))
+    RUNS.clear()
+
+    def made(program: Program, peers: Peers) -> list[Program]:
+        memo = dict[Any, Any]()
+        second = program.with_ops(program.ops) if program.rank else program
+        return [passes.run(each, MOVED, peers, 900, memo, (900, 900))[0] for each in (program, program, second)]
+
+    (first, again, other), (_, _, changed) = plan_together(made, programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B")))
+    assert again is first
+    assert first.ops is other.ops
+    assert changed.jobs
+
+
 def test_what_a_draft_made_is_verified_where_the_whole_plan_takes_it() -> None:
     program, memo, broken = programs(SHAPE)[0], dict[Any, Any](), Counted(is_broken=True)
     Passes((broken,)).draft().run(program, CALM, None, None, memo, (None,))

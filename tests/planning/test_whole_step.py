@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,11 +18,12 @@ from interlace.cost_model.base import Estimate, Groups, Values
 from interlace.errors import BudgetError
 from interlace.ir import Op, Program, parse
 from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
+from interlace.passes.peers import Peers, plan_together
 from interlace.planning import budget, memory, whole_step
 from interlace.planning.budget import stock_peak_bytes
 from interlace.planning.judge import Run, run_judged
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.whole_step import Judged, _Choice
+from interlace.planning.whole_step import Judged, Room, _Choice
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
@@ -258,6 +260,40 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
     make_plans([parse(layered(6))], make_config(options), GivenCosts({"default": 5}), "given")
     assert tried == list(steps)
     assert taken == [(0.393,)]
+
+
+@pytest.mark.parametrize(("over", "taken"), [((), (400, 0, 200)), (((400, 0, 200),), (500, 0, 200)), (((500, 0, 200),), (400, 0, 300))])
+def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[int, ...]], taken: tuple[int, ...]) -> None:
+    """The last first; what is no faster, or holds too much, is not gone on from. Not where nothing moves in its place."""
+    steps = {(500, 0, 300): 100, (500, 0, 200): 90, (400, 0, 300): 95, (400, 0, 200): 85}
+
+    def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        return Judged(form, later, recomputed, limit, steps[recomputed], limit + 1 if recomputed in over else limit)
+
+    def levels(limit: int, beyond: Sequence[float]) -> list[tuple[int, ...]]:
+        assert limit == 7
+        assert max(beyond) < 0
+        return [(0, 0, 0), (400, 0, 200)]
+
+    start = draft((500, 0, 300), Schedule1F1B(), (), 7)
+    slower = dataclasses.replace(start, recomputed=(0, 0, 1), step_ns=101)
+    choice = SimpleNamespace(levels=levels, _draft=draft, _offloads=lambda: True)
+    found = [start, *_Choice._less_recomputed(choice, [slower, start], 7)]  # type: ignore[arg-type]
+    assert min((each for each in found if each.peak_bytes <= 7), key=lambda each: each.step_ns or 0).recomputed == taken
+    choice._offloads = lambda: False
+    assert _Choice._less_recomputed(choice, [start], 7) == []  # type: ignore[arg-type]
+
+
+def test_a_stage_starts_from_the_very_same_program_where_only_others_recompute_more() -> None:
+    """So that what passes make of it is known."""
+    asked = make_config({"memory_budget": "1GB"}).pipeline()
+    schedule = next(each for each in asked.passes if isinstance(each, Schedule1F1B))
+
+    def made(program: Program, peers: Peers) -> bool:
+        choice = _Choice(asked, schedule, program, LOADED, peers, Room(1 << 30, 1 << 30))
+        return choice.before((0, 0)).program is choice.before((0, 1000)).program
+
+    assert plan_together(made, programs(World(pp=2, micro_batches=4, layers=2))) == [True, False]
 
 
 def test_a_plan_over_its_budget_is_made_again_with_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
