@@ -52,7 +52,7 @@ demo: setup
 	$(BIN)/interlace check $(OUT)/plan
 	@$(BIN)/interlace plan $(OUT)/plan/captured --config stock --device h200 -o $(OUT)/stock > $(OUT)/stock.txt
 	@$(BIN)/interlace timeline $(OUT)/plan --beside $(OUT)/stock --device h200 -o $(OUT)/trace.json > $(OUT)/timeline.txt
-	@echo "Layers 32 wide are too small for overlap to gain anything, and every extra operation costs host time: this part shows equal bits."
+	@echo "Layers 32 wide are too small for overlap to gain anything, and every extra operation costs host time: this part shows equal bits; times of processes on a CPU, and what is simulated of so small a model, say nothing about gains."
 	@echo
 	@echo "== 2. Time: 8 layers of GPT-3 6.7B, pp 2 x mp 2, planned without a GPU; times are simulated for an H200"
 	$(BIN)/interlace dump examples/gpt.py --world 4 -o $(OUT)/big/captured -- $(BIG)

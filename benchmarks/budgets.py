@@ -30,7 +30,7 @@ from interlace.errors import BudgetError
 from interlace.ir import Program
 from interlace.passes.choose_recompute import choices
 from interlace.planning.plan import make_plans
-from interlace.planning.sweep import saved_bytes
+from interlace.planning.sweep import became_of_saved
 
 WORDS = "--seq-len 4096 --mp 2 --amp O2 --master-grad"
 PIPELINE, LONG = ("--layers 8 --pp 4 --micro-batches 8 --batch-size 8 --schedule 1F1B",
@@ -77,7 +77,7 @@ def planned(programs: Sequence[Program], cost: CostModel, options: dict[str, Any
     outcome = plans[0].outcome
     assert outcome is not None
     assert outcome.before is not None
-    kept, recomputed, moved = (sum(part) for part in zip(*(saved_bytes(plan, cost) for plan in plans), strict=True))
+    kept, recomputed, moved = (sum(part) for part in zip(*(became_of_saved(plan, cost) for plan in plans), strict=True))
     return {"step_ms": outcome.plan.step_ns / 1e6, "peak_bytes": outcome.plan.peak_bytes, "kept_bytes": kept,
             "recomputed_bytes": recomputed, "offloaded_bytes": moved, "stock_ms": outcome.before.step_ns / 1e6,
             "stock_peak_bytes": outcome.before.peak_bytes, "cpu_s": round(time.process_time() - start, 1)}  # fmt: skip

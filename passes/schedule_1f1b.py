@@ -12,16 +12,16 @@ from interlace.cost_model import Costs
 from interlace.errors import ConfigError, PlanError
 from interlace.files import read_text
 from interlace.ir import Graph, Job, Op, Program
-from interlace.ir.kinds import is_boundary, is_collective, is_random, is_receive, is_send
+from interlace.ir.kinds import is_collective, is_random, is_receive, is_send
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.interleave import planner
-from interlace.scheduler.interleave.allocations import PairMemory
 from interlace.scheduler.interleave.at_once import at_once
 from interlace.scheduler.interleave.optimizer import reductions_first
 from interlace.scheduler.interleave.part_order import EarlyCollectives
 from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, plan_pair
 from interlace.scheduler.jobs import Parts, job_of
 from interlace.scheduler.legal_rows import check_rows, stall
+from interlace.scheduler.memory.saved import saved_bytes
 from interlace.scheduler.schedule import (
     Schedule,
     Slot,
@@ -55,7 +55,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     Options:
         interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a lag, a depth and recomputation for
             each stage: the whole step is simulated, and no stage may need more memory than Paddle's own plan does on its worst stage
-            (plus `extra_live_bytes`; or a `memory_budget`). `off` gives Paddle's own job list; `dx-first` runs backward's chain of input
+            (plus `extra_live_bytes`; or a `memory_budget`). `off` gives Paddle's own job list, in which the other passes still do their
+            part; `dx-first` runs backward's chain of input
             gradients first and runs weight gradients during backward's and forward's collectives, at Paddle's warm-up depth; `mixed` mixes
             both op by op with `2 (stages - 1 - stage) + 1` micro-batches in flight, which it needs; `zb-h1` postpones weight gradients to
             fill bubbles. All but `off` put an optimizer that communicates into the job of the last gradients. When: `auto` unless
@@ -112,6 +113,11 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     only_gains: bool = True
 
     def mistake(self) -> tuple[str, str] | None:
+        for name, given in (("lag", self.lag), ("depth", self.depth)):
+            if given and self.interleave not in ("dx-first", "mixed"):
+                chosen = "auto, which chooses its own" if self.interleave == "auto" else self.interleave
+                return name, (f"found {_numbers(given)} beside interleave: {chosen}; it goes with interleave dx-first or mixed; "
+                              f"write one of them, or leave {name} out")  # fmt: skip
         if not self.schedule_file:
             return None
         if self.interleave in ("off", "zb-h1"):
@@ -285,10 +291,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         depth, plain = (count(pipe.stage, pipe.num_stages, pipe.num_micro_batches) for count in (mixed_depth, in_flight))
         if pipe.schedule == "VPP" or depth <= plain:
             return []
-        backward = PartOps("B", "B", [op for op in program.ops if op.role == "backward" and not is_boundary(op)])
-        saved_bytes = PairMemory(Graph(program), [backward]).start
         return [f"mixed has {depth} micro-batches in flight on stage {pipe.stage}, {depth - plain} more than 1F1B: "
-                f"{size(saved_bytes)} of activations each"]  # fmt: skip
+                f"{size(saved_bytes(program))} of activations each"]  # fmt: skip
 
     def _plans(self, program: Program, slots: list[Slot], parts: Parts, context: Context, form: Form) -> dict[Kinds, PairPlan]:
         """The order of each kind of slot that has a choice: slots of several parts, and then whole backwards too."""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from interlace.cli import main
@@ -100,6 +101,22 @@ def test_plan_writes_what_check_accepts(dumps: Path, tmp_path: Path, capsys: Any
     before = {path: path.read_bytes() for path in out.glob("*.ilp")}
     assert main(["plan", str(dumps), "--config", "overlap", "-o", str(out)]) == 0
     assert before == {path: path.read_bytes() for path in out.glob("*.ilp")}
+
+
+def test_check_names_a_plan_that_was_changed_and_says_when_ranks_are_missing(dumps: Path, tmp_path: Path, capsys: Any) -> None:
+    """Offline. A changed plan fails the check though it may be safe; a plan of some ranks is safe as far as they go."""
+    out = tmp_path / "plan"
+    assert main(["plan", str(dumps), "--config", "overlap", "-o", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["check", str(out / "rank0.ilp")]) == 0
+    assert "safe, as far as the ranks given go: no race" in capsys.readouterr().out
+    made = load(out / "rank1.ilp")
+    save(made.with_ops(tuple(msgspec.structs.replace(op, attrs={**op.attrs, "changed": 1}) for op in made.ops)), out / "rank1.ilp")
+    assert main(["check", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert f"{out}/rank1.ilp: not the plan that its record in {out}/captured tells of" in said
+    assert f"{out}/rank0.ilp: not the plan" not in said
+    assert "safe: no race" in said
 
 
 def test_plan_refuses_before_it_plans(dumps: Path, tmp_path: Path, capsys: Any) -> None:

@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "check",
         help="prove plans free of races, deadlocks and premature frees; predict the step",
         description="Check plans or dumps of all ranks of a world together. No Paddle and no GPU are needed.",
-        epilog="Exit code 0: safe; 1: the plan fails; 2: the files or options are wrong.",
+        epilog="Exit code 0: safe; 1: the plan fails, or was changed after it was made; 2: the files or options are wrong.",
     )
     parser.add_argument("files", nargs="+", metavar="PLAN_OR_DUMP", help="dump or plan files, or folders of them")
     add_options(parser)
@@ -35,19 +35,24 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.outputs import check_file, write_json
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
+    from interlace.ir.stand_ins import missing_ranks
+    from interlace.planning.loaded import why_not_its_record
+    from interlace.planning.plan import has_record
     from interlace.scheduler.hazards import check
 
     check_file("--json", args.json)
     setting = Setting.of(args.files, args)
-    programs = sorted((load(path) for path in find_dumps(args.files)), key=lambda program: program.rank)
+    files = [(path, load(path)) for path in find_dumps(args.files)]
+    programs = sorted((program for _, program in files), key=lambda program: program.rank)
     _require_alike(programs)
     findings = check(programs, setting.target)
     scheduled = all(program.jobs for program in programs)
     times, stall = _times(programs, setting) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "")
     write_json(args.json, {"device": setting.profile, "target": setting.target.name, "ranks": times, "findings": findings, "stall": stall})
-    said = [*_head(programs, setting.target.name), *_finding_lines(findings, args.all), *([stall] if stall else [])]
-    print("\n".join([*said, *_time_lines(times, setting)]))
-    return 1 if findings or stall else 0
+    changed = [fault for path, program in files if has_record(path) and (fault := why_not_its_record(path, program))]
+    said = [*_head(programs, setting.target.name), *changed, *_finding_lines(findings, args.all, bool(missing_ranks(programs)))]
+    print("\n".join([*said, *([stall] if stall else []), *_time_lines(times, setting)]))
+    return 1 if findings or stall or changed else 0
 
 
 STALLS = frozenset({"deadlock", "collective-order", "p2p-mismatch", "event-order", "read-before-write", "wrong-group"})
@@ -90,11 +95,12 @@ def _head(programs: Sequence[Program], target: str) -> list[str]:
     return lines + ([f"not given: {ranks_text(missing)}; what they must agree to is not checked"] if missing else [])
 
 
-def _finding_lines(findings: Sequence[Finding], in_full: bool) -> list[str]:
+def _finding_lines(findings: Sequence[Finding], in_full: bool, in_part: bool) -> list[str]:
+    """`in_part`: ranks are missing."""
     from interlace.scheduler.hazards import findings_text
 
     if not findings:
-        return ["safe: no race, no early free, no disagreement, no deadlock"]
+        return [f"safe{', as far as the ranks given go' if in_part else ''}: no race, no early free, no disagreement, no deadlock"]
     lines = [f"- {line}" for line in findings_text(findings, in_full)]
     rest = ["each of them: --all, or --json FILE"] if len(lines) < len(findings) else []
     return [f"{len(findings)} finding(s):", *lines, *rest]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 300.0
 _SAME, _DIFFERENT, _USER_ERROR = 0, 1, 2
 _SHOWN_STEPS = 20
+NOT_ASKED = ("no model asked for it: call interlace.enable(strategy) before dist.to_static gets the strategy, and see that nothing turns "
+             "Interlace off (enable: false, every pass off, INTERLACE_DISABLE=1)")  # fmt: skip
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -170,7 +172,7 @@ def _why_idle(args: argparse.Namespace, planned: LaunchResult, compared: int) ->
         return "" if compared else "no rank fetched a loss: there is nothing to compare; train at least one step"
     given = args.plan or args.config
     asked = (f"{given} turns everything off, or the script trains nothing through dist.to_static" if given is not None else
-             "the script never called interlace.enable(strategy), or turned everything off; call it, or give a --config")  # fmt: skip
+             f"{NOT_ASKED}; or give a --config")
     return f"Interlace made no plan on any rank, so stock Paddle ran twice; {asked}"
 
 
@@ -341,7 +343,7 @@ def _plan_text(result: LaunchResult) -> str:
     """What the passes did on the first rank, in one line."""
     plan = result.reports[0].plan
     if plan is None:
-        return "plan: none; the script never called interlace.enable(strategy), or Interlace is off"
+        return f"plan: none; {NOT_ASKED}"
     done = ", ".join(f"{each['name']} {len(each['changed'])} changed" for each in plan["passes"])
     return (f"plan of rank 0: {done or 'no pass ran'}; why: print(interlace.plan_of(model).explain()) in the script, or "
             f"dump: FOLDER in the configuration and `interlace show FOLDER/rank0.ilp --why`\n{plan['sentence']}")  # fmt: skip

@@ -103,9 +103,8 @@ def read_plan(folder: Path, rank: int) -> Plan:
     if not path.is_file():
         raise LoadError(f"{folder}: no plan of rank {rank}{_those_there(folder)}")
     record, program = read_record(path), load(path)
-    if record.digest != digest_of(program):
-        raise LoadError(f"{path}: not the plan that its record in {folder / 'captured'} tells of: one of the two was changed or replaced, "
-                        "or comes from an older version; plan again")  # fmt: skip
+    if fault := why_not_its_record(path, program):
+        raise LoadError(fault)
     captured = load(folder / "captured" / path.name)
     try:
         passes = record.passes(record.order)
@@ -114,6 +113,15 @@ def read_plan(folder: Path, rank: int) -> Plan:
     return Plan(captured, program, record.reports, record.profile, passes, set_digest=record.set_digest, loaded_from=os.fspath(folder),
                 outcome=record.outcome, compared_late=lambda: compared_in(folder), memory_budget=record.memory_budget,
                 room_bytes=record.room_bytes)  # fmt: skip
+
+
+def why_not_its_record(path: Path, program: Program) -> str:
+    """Why the program in a plan's file is not the one that the record beside it tells of; empty where it is. Raises PlanError where
+    the record cannot be read."""
+    if read_record(path).digest == digest_of(program):
+        return ""
+    return (f"{path}: not the plan that its record in {path.parent / 'captured'} tells of: one of the two was changed or replaced, "
+            "or comes from an older version; plan again")  # fmt: skip
 
 
 def compared_in(folder: Path) -> Comparison:

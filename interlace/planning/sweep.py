@@ -13,12 +13,12 @@ from interlace.errors import BudgetError, ConfigError, PlanError
 from interlace.ir import Program
 from interlace.ir.copies import omitted_copies
 from interlace.ir.kinds import is_copy
-from interlace.ir.storage import storages_of
 from interlace.passes.choose_recompute import recomputation
 from interlace.planning.budget import peak_bytes, stock_peak_bytes
 from interlace.planning.plan import Plan, make_plans
 from interlace.report.outcome import Outcome
 from interlace.report.sweep import Base, Point, Sweep
+from interlace.scheduler.memory.saved import saved_bytes
 
 FEWEST = 2
 """Points of a curve."""
@@ -35,8 +35,9 @@ def sweep(
 ) -> tuple[Sweep, list[Plan]]:
     """The curve over `points` budgets, evenly apart, largest first.
 
-    The largest is what everything kept holds, or Paddle's own plan if that is more; the smallest the least feasible one. A larger budget
-    is never slower: where its own plan would be, that of a smaller budget takes its place. They are planned from the smallest on.
+    The largest is what everything kept, Paddle's own plan, or a plan made without a budget holds, whichever is most; the smallest the
+    least feasible one. A larger budget is never slower: where its own plan would be, that of a smaller budget takes its place. They are
+    planned from the smallest on.
 
     Args:
         programs: Of all ranks, captured.
@@ -45,10 +46,11 @@ def sweep(
         profile: Their name.
         points: How many, two at least.
         each: Is given every point as soon as it is known.
-        asked: Plans of all ranks under a budget of their own; from that budget on no point is slower.
+        asked: Plans of all ranks, under a budget of their own or without; from that budget, or from what they hold, on no point is slower.
 
     Returns:
-        The curve, and the fastest plans of it that fit into the budget of `asked`; those of `asked` where none is faster.
+        The curve, and the fastest plans of it that fit into the budget of `asked`; those of `asked` where none is faster, or without
+        a budget.
 
     Raises:
         ConfigError: Fewer than two points.
@@ -65,11 +67,12 @@ def sweep(
     if before is None:
         raise PlanError("Paddle's own plan is not known here, so there is no curve; give the dumps of all ranks")
     base = Base(max(stock_peak_bytes(program, cost) or 0 for program in programs), before.step_ns / 1e3, before.exposed_ns / 1e3)
-    most = max(base.peak_bytes, _peak([plan.program for plan in everything], cost))
+    held = 0 if not asked or asked[0].memory_budget else _peak([plan.program for plan in asked], cost)
+    most = max(base.peak_bytes, _peak([plan.program for plan in everything], cost), held)
     everything = [_under(most, plan) for plan in everything]
     found: list[Point] = []
-    given = _point(asked[0].memory_budget, list(asked), cost) if asked and asked[0].memory_budget else None
-    taken, best = list(asked), given
+    given = _point(held or asked[0].memory_budget, list(asked), cost) if asked else None
+    taken, best = list(asked), None if held else given
     for budget in reversed(list(_budgets(most, _least(plans), points))):
         point, made = (_point(budget, everything, cost), everything) if budget >= most else _planned(budget, plans, cost)
         if best is not None and _fits_and_is_faster(point, best, given):
@@ -130,7 +133,7 @@ def _planned(budget: int, plans: Callable[[int], list[Plan]], cost: CostModel) -
 def _point(budget: int, made: Sequence[Plan], cost: CostModel) -> Point:
     step = _outcome(made).plan
     firsts = {plan.program.pipeline.stage: plan for plan in reversed(made)}.values()
-    kept, recomputed, offloaded = (sum(part) for part in zip(*(saved_bytes(plan, cost) for plan in firsts), strict=True))
+    kept, recomputed, offloaded = (sum(part) for part in zip(*(became_of_saved(plan, cost) for plan in firsts), strict=True))
     return Point(budget_bytes=budget, feasible=True, peak_bytes=_peak([plan.program for plan in made], cost), step_us=step.step_ns / 1e3,
                  exposed_us=step.exposed_ns / 1e3, kept_bytes=kept, recomputed_bytes=recomputed, offloaded_bytes=offloaded)  # fmt: skip
 
@@ -141,22 +144,14 @@ def _outcome(plans: Sequence[Plan]) -> Outcome:
     return plans[0].outcome
 
 
-def saved_bytes(plan: Plan, cost: Costs) -> tuple[int, int, int]:
+def became_of_saved(plan: Plan, cost: Costs) -> tuple[int, int, int]:
     """Bytes that backward reads of forward's values over all micro-batches: kept on the device, recomputed, moved to the host and back."""
     program, count = plan.program, plan.program.pipeline.num_micro_batches
     found = recomputation(plan.captured, cost, {}, adds=False)
-    whole = count * _crossing(found.without(found.groups) if found.copies else plan.captured)
+    whole = count * saved_bytes(found.without(found.groups) if found.copies else plan.captured)
     sizes = {value.id: max(0, value.size_bytes) for value in program.values}
     out = {op.id: sizes[op.operands[0]] for op in program.ops if is_copy(op) and op.origin < 0 and op.role == "forward"}
     stays = sum(out.get(op_id, 0) for op_id, _ in omitted_copies(program))
-    kept, moved = count * _crossing(program) + stays, count * sum(out.values()) - stays
+    kept, moved = count * saved_bytes(program) + stays, count * sum(out.values()) - stays
     return kept, max(0, whole - kept - moved), moved
 
-
-def _crossing(program: Program) -> int:
-    """Bytes of a micro-batch that forward computes on the device and backward reads."""
-    table = storages_of(program)
-    forward = {value for op in program.ops if op.role == "forward" for value in op.results}
-    read = {number for op in program.ops if op.role == "backward" for v in op.reads if v in forward for number in table.numbers(v)}
-    found = (table.storages[number] for number in read)
-    return sum(max(0, each.size_bytes) for each in found if not each.persistable and each.memory == "device")

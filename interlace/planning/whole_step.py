@@ -247,11 +247,11 @@ class _Choice:
             unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
             return noted(self._whole(judged[0]), Schedule1F1B.name, [], [unknown, *self._lost(judged, limit)]), self.room_bytes
         if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
-            lines = [f"auto: {self._own_name()}, whole step simulated {_text(own)}"]
+            lines = [f"auto: {self._own_name()}, whole step simulated {_text(own)}{self._how_counted()}"]
             return noted(self._stock(), Schedule1F1B.name, lines, self._lost(judged, limit)), self.room_bytes
         run = self._whole(best)
         lines = [f"auto: {best.label(self.later)}: whole step simulated {ms(self._step_ns(run[1]) or 0)}, {self._own_name()} {_text(own)}; "
-                 f"no stage may hold more than {size(limit)}"]  # fmt: skip
+                 f"no stage may hold more than {size(limit)}{self._how_counted()}"]  # fmt: skip
         return noted(run, Schedule1F1B.name, lines, self._lost([each for each in judged if each is not best], limit)), best.room_bytes
 
     def best_level(self) -> Judged:
@@ -495,6 +495,10 @@ class _Choice:
         before, passes = self.before(judged.recomputed), (judged.form, *judged.later)
         made, reports = self._run(before.program, Pipeline(passes), judged.room_bytes, self._rooms(judged.room_bytes))
         return Pipeline((*before.passes, *passes)), made, [*before.reports, *reports]
+
+    def _how_counted(self) -> str:
+        """What the bytes of the choice are, where they are not a GPU's."""
+        return "" if self.room else " (with operations one after another: on a GPU, what other streams still read comes on top)"
 
     def _lost(self, judged: list[Judged], limit: int) -> list[str]:
         """A line for each form that was not taken, with the reason."""

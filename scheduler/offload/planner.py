@@ -191,8 +191,9 @@ class Planner:
                               f"feasible one is {least} bytes ({size(least)}). {self._advice()}")  # fmt: skip
         if found is None:
             found = Fit(self, transfers).most()
-            self.notes.append(f"everything moves that can, and {size(self.peak(found))} stay live where {size(self.budget)} may. "
-                              f"{self._advice()}")  # fmt: skip
+            advice = self._advice()
+            self.notes.append(f"everything moves that can: {size(self.peak(found))} stay live, {size(self.budget)} were aimed at; "
+                              f"where that is too much, {advice[0].lower()}{advice[1:]}")  # fmt: skip
         tried = {transfer.key for transfer in found.tried()}
         self._keep_transfers([transfer for transfer in transfers if transfer.key not in tried], "kept")
         return found

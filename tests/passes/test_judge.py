@@ -20,7 +20,9 @@ from interlace.passes.peers import Peers, plan_together
 from interlace.planning.budget import peak_bytes
 from interlace.planning.judge import run_judged
 from interlace.planning.plan import make_plans
+from interlace.scheduler.memory.saved import saved_bytes
 from interlace.scheduler.simulate.simulator import simulate
+from interlace.units import size
 from tests.default_passes import THROTTLED
 from tests.strategies import World, programs, worlds
 
@@ -143,7 +145,8 @@ def test_what_was_given_up_is_reported_and_can_be_kept() -> None:
 def test_depth_is_reported() -> None:
     """Warm-up depth."""
     lines = judged(programs(World(pp=3, mp=2, micro_batches=6, layers=2)), "mixed", LOADED)[2]
-    assert any("mixed has 5 micro-batches in flight on stage 0, 2 more than 1F1B" in line for line in lines)
+    saved = size(saved_bytes(programs(World(pp=3, mp=2, micro_batches=6, layers=2))[0]))
+    assert f"mixed has 5 micro-batches in flight on stage 0, 2 more than 1F1B: {saved} of activations each" in lines
 
 
 def test_a_stage_alone_does_not_judge() -> None:

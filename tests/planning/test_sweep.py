@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +17,9 @@ from interlace.ir import parse, save
 from interlace.ir.program import Program
 from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
 from interlace.planning import sweep
+from interlace.planning.budget import peak_bytes
 from interlace.planning.plan import Plan, make_plans, read_record
-from interlace.planning.sweep import faster, saved_bytes
+from interlace.planning.sweep import became_of_saved, faster
 from interlace.report.sweep import SWEEP, Point, read_sweep
 from tests.passes.test_choose_recompute import PLAIN
 from tests.strategies import World, programs
@@ -87,6 +89,22 @@ def test_a_sweep_keeps_the_fastest_plan_that_fits_the_budget_asked_for(form: str
     assert {plan.memory_budget for plan in taken} | {plan.compared.memory_budget for plan in taken if plan.compared} == {budget}
 
 
+def test_no_budget_that_holds_a_plan_made_without_one_is_slower_than_it() -> None:
+    """Unlimited memory is another search, which may miss what the one within Paddle's memory finds."""
+    plain = programs(World(pp=2, micro_batches=4, layers=2, schedule="1F1B"))
+    config = make_config({})
+    asked = make_plans(plain, config, COSTS, "given")
+    outcome = asked[0].outcome
+    assert outcome is not None
+    quick = [dataclasses.replace(plan, outcome=msgspec.structs.replace(outcome, plan=msgspec.structs.replace(outcome.plan, step_ns=1)))
+             for plan in asked]  # fmt: skip
+    curve, taken = sweep.sweep(plain, config, cast(CostModel, COSTS), "given", 3, asked=quick)
+    held = max(peak_bytes(plan.program, COSTS) or 0 for plan in asked)
+    assert taken == quick
+    assert [point.step_us == 1e-3 for point in curve.points] == [point.budget_bytes >= held for point in curve.points]
+    assert curve.points[0].step_us == 1e-3
+
+
 def test_fewer_than_two_points_are_no_curve(dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(dumps), "--sweep", "--points", "1", "-o", str(tmp_path / "plan")]) == 2
     assert "--points 1: expected 2 or more" in capsys.readouterr().err
@@ -107,8 +125,8 @@ def test_a_file_that_is_no_curve_is_an_error(tmp_path: Path) -> None:
         (0, 1.0, (0, 0, 12)),
     ],
 )
-def test_saved_bytes_by_hand(recomputed: int, fraction: float, parts: tuple[int, int, int]) -> None:
+def test_what_became_of_saved_bytes_by_hand(recomputed: int, fraction: float, parts: tuple[int, int, int]) -> None:
     program: Program = parse(PLAIN.replace("schedule=accumulate", "schedule=FThenB"))
     passes = (ChooseRecompute(level=recomputed / 1000), Schedule1F1B(interleave="off"), OffloadActivations(fraction=fraction, min_bytes=1))
     planned, _ = Pipeline(passes).run(program, COSTS)
-    assert saved_bytes(Plan(program, planned), COSTS) == tuple(part << 20 for part in parts)
+    assert became_of_saved(Plan(program, planned), COSTS) == tuple(part << 20 for part in parts)
