@@ -181,7 +181,7 @@ def trust_text(rows: Sequence[Row], whose: str = "") -> str:
     total = sum(row.runs * row.dur_ns for row in rows)
     shares = ", ".join(f"{how} {share:.0%}" for how, share in shares_by_how(rows).items())
     lines = [f"device time{whose} {total / 1e6:.3f} ms a step, one operation after another: {shares or 'none'}; "
-             f"expected error of one {expected_error(rows):.0%}"]  # fmt: skip
+             f"one operation's time may be off by {expected_error(rows):.0%}"]  # fmt: skip
     largest = largest_unmeasured(rows)
     if largest:
         names = ", ".join(f"{kind} {share:.1%} ({how})" for kind, how, share in largest[:LARGEST])

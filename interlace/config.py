@@ -20,7 +20,8 @@ import importlib.resources
 import os
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,14 +173,23 @@ def require_jobs(config: Config) -> None:
                           "on, with {interleave: off} for Paddle's own order, or write enable: off")  # fmt: skip
 
 
-def load_config(path: str | Path, more: Mapping[str, Any] | None = None, *, strange: list[str] | None = None) -> Config:
-    """Read a YAML file; a name without a folder may be one of our presets. `more` options go on top; `strange` as in `make_config`.
+def load_config(path: str | Path, more: Mapping[str, Any] | None = None) -> Config:
+    """Read a YAML file; a name without a folder may be one of our presets; `more` are options of the command line, which go on top.
 
     Raises:
         ConfigError: The file is missing, is no YAML, or holds something `make_config` refuses; with file, line and column.
     """
     options, marks = read_yaml(find_config(path))
-    return make_config({**options, **(more or {})}, str(path), marks, strange=strange)
+    return make_config({**options, **(more or {})}, str(path), {**marks, **command_marks(more or {})})
+
+
+def command_marks(options: Iterable[str]) -> dict[str, str]:
+    """The places of options that a command line gave.
+
+    >>> command_marks(["memory_budget"])
+    {'memory_budget': '--memory-budget'}
+    """
+    return {name: f"--{name.replace('_', '-')}" for name in options}
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -286,14 +296,16 @@ def parse_budget(value: Any) -> int | float | None:
     """
     if value in (None, "off", "none"):
         return None
+    found = value
     if isinstance(value, str):
-        value = float(value) if _FRACTION.fullmatch(value.strip()) and value.strip() != "." else parse_bytes(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= (
-        MOST_FRACTION if isinstance(value, float) else MOST_SIZE
+        with suppress(ConfigError):
+            found = float(value) if _FRACTION.fullmatch(value.strip()) and value.strip() != "." else parse_bytes(value)
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found <= (
+        MOST_FRACTION if isinstance(found, float) else MOST_SIZE
     ):
-        raise ConfigError(f"memory_budget {value!r}: expected bytes with their unit, such as 70GB, or a fraction of what Paddle's own plan "
+        raise ConfigError(f"found {value!r}, expected bytes with their unit, such as 70GB, or a fraction of what Paddle's own plan "
                           "holds, such as 0.8")  # fmt: skip
-    return value
+    return found
 
 
 def _check_device(device: str, where: _Where) -> None:
@@ -326,9 +338,9 @@ def _pass(name: str, value: Any, where: _Where, key: str) -> Pass | None:
     kind = REGISTRY[name]
     if isinstance(value, Pass):
         return _same_kind(value, kind, where, key)
-    if value in ("off", False):
+    if value == "off" or value is False:
         return None
-    if value in ("on", True):
+    if value == "on" or value is True:
         return kind()
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where.at(key)}: expected off, on or a table of options, found {value!r}")
@@ -359,7 +371,9 @@ def unknown_option(kind: type[Pass], option: str) -> str:
 
 
 def _choices(kind: Any, given: Any) -> str:
-    """What a word may be, where an option takes one of a few."""
+    """What a word may be, where an option takes one of a few; how one is written where it takes a list."""
+    if typing.get_origin(kind) is tuple and isinstance(given, str):
+        return f"; write [{given}]"
     known = [each for part in (kind, *typing.get_args(kind)) if typing.get_origin(part) is typing.Literal for each in typing.get_args(part)]
     return f"; {_suggest(str(given), known)}" if known else ""
 

@@ -1,4 +1,4 @@
-"""Figures in texts for users: times in ms, memory in MiB and GiB."""
+"""Figures in texts for users: times in ms, memory in KiB, MiB and GiB."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ def ms_figure(dur_ns: float) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Bytes as text; below a MiB they are counted one by one.
+    """Bytes as text; below a KiB they are counted one by one.
 
-    >>> [size(5_153_325_072), size(3 << 19), size(512)]
-    ['4.799 GiB', '1.5 MiB', '512 B']
+    >>> [size(5_153_325_072), size(3 << 19), size(1_023_084), size(512)]
+    ['4.799 GiB', '1.5 MiB', '999.1 KiB', '512 B']
     """
     if size_bytes >= 1 << 30:
         return f"{size_bytes / (1 << 30):.3f} GiB"
-    return f"{size_bytes / (1 << 20):.1f} MiB" if size_bytes >= 1 << 20 else f"{size_bytes} B"
+    if size_bytes >= 1 << 20:
+        return f"{size_bytes / (1 << 20):.1f} MiB"
+    return f"{size_bytes / (1 << 10):.1f} KiB" if size_bytes >= 1 << 10 else f"{size_bytes} B"
 
 
 def ranges(numbers: list[int] | tuple[int, ...] | range) -> str:

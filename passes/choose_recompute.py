@@ -176,9 +176,9 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
                 done = "computed again, as the program has it" if again else "kept"
                 context.decline(original, f"{done}: {size(freed)} a micro-batch, {ms(took)} to compute again")
         took, whole = (sum(found.op_ns[op_id] for op_id in ids) for ids in (runs, users))
-        context.changed.insert(0, f"of {len(found.groups)} groups of values that backward can compute again {len(recomputed)} are, "
-                                  f"{size(sums['recomputed'])} and {ms(took)} a micro-batch (the program as it was: {ms(whole)}); "
-                                  f"{len(found.groups) - len(recomputed)} are kept, {size(sums['kept'])}")  # fmt: skip
+        context.changed.insert(0, f"of {len(found.groups)} groups of values that backward can compute again, {len(recomputed)} "
+                                  f"are recomputed, {size(sums['recomputed'])} and {ms(took)} a micro-batch (the program as it was: "
+                                  f"{ms(whole)}); {len(found.groups) - len(recomputed)} are kept, {size(sums['kept'])}")  # fmt: skip
 
 
 def recomputation(

@@ -80,7 +80,7 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
         """
         check_unscheduled(program)
         work = _Work(Graph(program), context, self)
-        check_modules(self.modules, [work.layer(op) for op in work.sites])
+        check_modules(self.modules, [work.layer(op) for op in work.sites], program)
         for op in work.sites:
             work.visit(op)
         return work.result()

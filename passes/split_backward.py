@@ -99,7 +99,7 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
         graph = Graph(program)
         weights = weight_values(graph)
         grads = [op for op in program.ops if op.kind in GEMM_GRADS and op.role == "backward"]
-        check_modules(self.modules, [op.layer for op in grads if weight_index(op, weights) is not None])
+        check_modules(self.modules, [op.layer for op in grads if weight_index(op, weights) is not None], program)
         split = _Split(Edit(program), graph, context, self.fold)
         leads_to = first_communication(graph)
         others = 0
@@ -146,8 +146,9 @@ class _Split:
         lines = []
         for which in used:
             made += self._result(op, which)
-            form = "" if LEFT_OUT not in made[-1].attrs else ", one-sided"
-            lines.append(f"{name if which == last else 'dX'} is #{made[-1].id} {made[-1].name}{form}")
+            gradient = name if which == last else "dX"
+            alone = f" for {gradient} alone" if LEFT_OUT in made[-1].attrs else ""
+            lines.append(f"{gradient} is #{made[-1].id} {made[-1].name}{alone}")
         self.edit.replace(op.id, made)
         self.context.change(op, "; ".join(lines))
 

@@ -59,7 +59,7 @@ def check_unscheduled(program: Program) -> None:
         raise PassError(f"the program has a schedule already ({count} jobs); put this pass before 'schedule-1f1b'")
 
 
-def check_modules(modules: Sequence[str], layers: Iterable[str]) -> None:
+def check_modules(modules: Sequence[str], layers: Iterable[str], program: Program) -> None:
     """Refuse names that match none of the layers.
 
     Raises:
@@ -68,7 +68,8 @@ def check_modules(modules: Sequence[str], layers: Iterable[str]) -> None:
     known = sorted({layer for layer in layers if layer})
     for pattern in modules:
         if not any(names_layer(pattern, layer) for layer in known):
-            raise PassError(f"modules: {pattern!r} matches no layer; there are {', '.join(known) or 'no named layers'}")
+            raise PassError(f"modules: {pattern!r} matches no layer of stage {program.pipeline.stage}; there are "
+                            f"{', '.join(known) or 'no named layers'}")
 
 
 def in_modules(modules: Sequence[str], layer: str) -> bool:

@@ -207,6 +207,27 @@ def test_show_wants_one_file(plans: Path, capsys: Any) -> None:
     assert "has 2 dumps, expected one" in refusal(capsys, "show", plans)
 
 
+def test_reasons_of_a_folder_are_those_of_each_stage(plans: Path, capsys: Any) -> None:
+    lines, data = shown(capsys, plans, "--why")
+    heads = [line for line in lines if line.startswith("stage ")]
+    assert heads == [f"stage {stage} ({plans}/rank{stage}.ilp):" for stage in (0, 1)]
+    assert lines[lines.index(heads[1]) + 1 :] == shown(capsys, plans / "rank1.ilp", "--why")[0]
+    assert list(data["records"]) == ["0", "1"]
+
+
+def test_a_plan_is_not_planned_again(plans: Path, dumps: Path, tmp_path: Path, capsys: Any) -> None:
+    """Wrong files. The message names the folder of what it was made from, which can be planned."""
+    told = refusal(capsys, "plan", plans, "-o", tmp_path / "plan")
+    assert f"{plans}/rank0.ilp: is a plan already" in told
+    assert f"the dumps that it was made from are in {plans}/captured" in told
+
+
+def test_the_folder_for_dumps_of_runs_is_not_dropped_in_silence(dumps: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "my.yaml").write_text(f"dump: {tmp_path}/plans\n")
+    assert main(["plan", str(dumps), "--config", str(tmp_path / "my.yaml"), "-o", str(tmp_path / "plan")]) == 0
+    assert f"dump: {tmp_path}/plans is for runs; -o says where these plans go" in capsys.readouterr().err
+
+
 def test_a_users_own_pass_plans_offline(dumps: Path, own: Path, capsys: Any) -> None:
     """A user's pass, offline. With --import; without it the message says so."""
     config, out = own.with_name("own.yaml"), own.parent / "plan"

@@ -112,6 +112,7 @@ def _why_off(model: Any, engine: Any) -> str:
         raise PlanError("this model never asked for Interlace; call interlace.enable(strategy) before dist.to_static")
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return f"{DISABLE_VARIABLE}=1"
+    flags, outside = _joined(flags, outside)
     config = make_config(*outside[:3]) if outside else flags.config() if flags is not None else None
     if config is None or not config.active:
         return f"{outside.source}: nothing is on" if outside else "enable: false, or every pass is off"
@@ -161,14 +162,20 @@ def _state(engine: Any) -> State | None:
     if known is None and _capture_only:
         engine._interlace = known = State(Config())
     if known is None:
-        flags = getattr(engine._strategy.pipeline, "interlace", None)
-        outside = asked_outside()
+        flags, outside = _joined(getattr(engine._strategy.pipeline, "interlace", None), asked_outside())
         config = _override(outside, engine._strategy, flags) if outside else flags and flags.final(engine._strategy)
         if config is None or not config.active:
             return None
         _require_pipeline(config, engine._strategy)
         engine._interlace = known = State(config)
     return known
+
+
+def _joined(flags: Any, outside: Outside | None) -> tuple[Any, Outside | None]:
+    """What the script asked for and what `interlace run` gave in its place; what goes on top of the script's own is among the former."""
+    if flags is None or outside is None or outside.is_whole:
+        return flags, outside
+    return flags.with_more(outside.options, outside.source, outside.marks), None
 
 
 def _override(outside: Outside, strategy: Any, flags: Any) -> Config:

@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="where the plans go (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank there")
     parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a fraction of what Paddle's own plan "
-                                                                "holds, as 0.8; takes the place of the configuration's")  # fmt: skip
+                                                                "holds, as 0.8; on top of --config, else of the defaults")  # fmt: skip
     parser.add_argument("--sweep", action="store_true", help="plan for several budgets too: step time against budget, in sweep.json")
     parser.add_argument("--points", type=int, default=POINTS, metavar="N", help=f"budgets of --sweep (default {POINTS})")
     return parser
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
     from interlace.cli.progress import Alive
-    from interlace.config import BUDGET, Config, load_config, make_config, require_jobs
+    from interlace.config import BUDGET, Config, command_marks, load_config, make_config, require_jobs
     from interlace.cost_model import CostModel, load_profile
     from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
     from interlace.errors import ConfigError, ProgramError
@@ -56,16 +56,20 @@ def main(args: argparse.Namespace) -> int:
     check_file("--json", args.json)
     import_own(args.imports)
     budget = {} if args.memory_budget is None else {BUDGET: args.memory_budget}
-    config: Config = load_config(args.config, budget) if args.config else make_config(budget, "--memory-budget" if budget else "defaults")
+    config: Config = load_config(args.config, budget) if args.config else make_config(budget, "defaults", command_marks(budget))
     if not config.active:
         raise ConfigError(f"{config.source}: enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan; "
                           "for Paddle's own order as a plan of ours there is the preset stock")  # fmt: skip
     if config.plan:
         raise ConfigError(f"{config.source}: plan: {config.plan} is for runs, which load what this command makes; leave it out")
     require_jobs(config)
+    if config.dump:
+        print(f"interlace plan: {config.source}: dump: {config.dump} is for runs; -o says where these plans go", file=sys.stderr)
     profile = args.device or config.device or DEFAULT_PROFILE
     cost = CostModel(load_profile(profile))
-    programs = [load(path) for path in find_dumps(args.dumps)]
+    files = find_dumps(args.dumps)
+    programs = [load(path) for path in files]
+    require_captured(files, programs)
     ranks = [program.rank for program in programs]
     twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
     if twice is not None:
@@ -98,6 +102,21 @@ def main(args: argparse.Namespace) -> int:
         print(f"step time against memory budget (GiB), also in {args.output / SWEEP}:\n{curve.text()}")
     print(plans[0].sentence())
     return 0
+
+
+def require_captured(files: Sequence[Path], programs: Sequence[Program]) -> None:
+    """Refuse plans where captured programs are to be planned.
+
+    Raises:
+        ProgramError: With the folder that has what the plan was made from.
+    """
+    from interlace.errors import ProgramError
+
+    made = next((path for path, program in zip(files, programs, strict=True) if program.jobs), None)
+    if made is not None:
+        source = made.parent / "captured"
+        instead = f"the dumps that it was made from are in {source}" if source.is_dir() else "`interlace dump` makes them"
+        raise ProgramError(f"{made}: is a plan already; `interlace plan` takes dumps, and {instead}")
 
 
 def _swept(

@@ -37,7 +37,9 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
     from interlace.cli.outputs import check_file, write_json
     from interlace.cli.plans import require_same_model, simulated
+    from interlace.ir import load
     from interlace.ir.dump import find_dumps
+    from interlace.planning.stock import STOCK
     from interlace.report.page.build import OURS, Given, Simulated, build_page
     from interlace.report.page.write import write_page
     from interlace.scheduler.simulate.simulator import Stall
@@ -47,7 +49,9 @@ def main(args: argparse.Namespace) -> int:
     setting = Setting.of(args.plans, args)
     files = find_dumps(args.plans)
     try:
-        ours = Simulated(OURS, simulated(args.plans, setting))
+        given = simulated(args.plans, setting)
+        captured = not any(load(path).jobs for path in files)
+        ours = Simulated(STOCK if captured else OURS, given)
         other = _compared(files, args.beside, setting)
     except Stall as stall:
         print(f"interlace report: {stall}", file=sys.stderr)
@@ -76,6 +80,9 @@ def _compared(files: Sequence[Path], beside: Sequence[str], setting: Setting) ->
         result = simulated(beside, setting)
         captured = not any(load(path).jobs for path in find_dumps(beside))
         return Simulated(STOCK if captured else _name(beside[0]), result)
+    if not any(load(path).jobs for path in files):
+        print("interlace report: these are dumps: the page shows Paddle's own plan of them, with nothing to compare with", file=sys.stderr)
+        return None
     captured_files = [path.parent / "captured" / path.name for path in files]
     if all(path.is_file() for path in captured_files):
         return Simulated(STOCK, simulated([str(path) for path in captured_files], setting))

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `show` to the command line."""
     parser = subparsers.add_parser("show", help="print a dump, a plan, one job, or what a pass changed",
-                                   description="Print a dump or plan file; FILE may be a folder with one file.")  # fmt: skip
-    parser.add_argument("file", metavar="FILE", help="a dump or plan file; with --rows a folder of plans")
+                                   description="Print a dump or plan file; FILE may be a folder with one file, "
+                                               "with --why and --rows a folder of plans.")  # fmt: skip
+    parser.add_argument("file", metavar="FILE", help="a dump or plan file; with --why and --rows a folder of plans")
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--job", metavar="J", help="only this job's operations, in issue order: its name or slot, such as 0B+2F")
     one.add_argument("--before-after", metavar="PASS", help="what this pass changed (of a plan): what came, went and moved, job by job")
@@ -45,8 +46,9 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("--all: goes with --why, --costs or --before-after, which tell by rule without it; all else is printed whole")
     check_file("--json", args.json)
     import_own(args.imports)
-    path = Path(args.file) if args.rows else find_dumps([args.file], one=True)[0]
-    shown = _rows(path) if args.rows else _shown(path, args)
+    several = args.rows or (args.why and len(find_dumps([args.file])) > 1)
+    path = Path(args.file) if several else find_dumps([args.file], one=True)[0]
+    shown = _shown(path, args)
     write_json(args.json, {"file": str(path), **shown.data})
     for line in shown.lines:
         print(line)
@@ -63,10 +65,12 @@ class Shown(NamedTuple):
 def _shown(path: Path, args: argparse.Namespace) -> Shown:
     from interlace.ir import load, show
 
+    if args.rows:
+        return _rows(path)
     if args.before_after:
         return _difference(path, args.before_after, args.all)
     if args.why:
-        return _why(path, args.all)
+        return _why_of_stages(path, args.all) if path.is_dir() else _why(path, args.all)
     if args.costs:
         return _costs(load(path), args.device or profile_of([path])[0], args.all)
     program = load(path)
@@ -123,6 +127,19 @@ def _why(path: Path, every: bool) -> Shown:
     record = read_record(path)
     texts = [report.text() if every else report_text(report) for report in record.reports]
     return Shown([line for text in texts for line in text.splitlines()], {"record": record})
+
+
+def _why_of_stages(folder: Path, every: bool) -> Shown:
+    """The same of the first plan of each stage in a folder."""
+    from interlace.ir import load
+    from interlace.ir.dump import find_dumps
+
+    first: dict[int, Path] = {}
+    for path in find_dumps([folder]):
+        first.setdefault(load(path).pipeline.stage, path)
+    shown = {stage: (path, _why(path, every)) for stage, path in sorted(first.items())}
+    lines = [line for stage, (path, each) in shown.items() for line in (f"stage {stage} ({path}):", *each.lines)]
+    return Shown(lines, {"records": {stage: each.data["record"] for stage, (_, each) in shown.items()}})
 
 
 def _costs(program: Program, device: str, every: bool) -> Shown:

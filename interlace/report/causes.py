@@ -85,7 +85,7 @@ def _why(result: Result, at: int, comm: int, reader: int, free: int) -> str:
             bound.add(k)
         elif k > reader and not sim.side[k]:
             other_ns += int(sim.dur[k])
-    return "other work of its job comes later" if other_ns >= times.start[reader] - free else "the rest of its job needs it"
+    return "what could run meanwhile comes later in its job" if other_ns >= times.start[reader] - free else "the rest of its job needs it"
 
 
 def group_text(ranks: Sequence[int]) -> str:

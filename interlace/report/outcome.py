@@ -73,8 +73,8 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: Step | None = None
     against: str = "Paddle's own plan"
 
-    def sentence(self, measured: str = "") -> str:
-        """All of it in one sentence; `measured` says what a step really took, where steps have run.
+    def sentence(self, measured: str = "", name: str = "This plan") -> str:
+        """All of it in one sentence; `measured` says what a step really took, where steps have run, `name` what a plan alone is called.
 
         >>> one, other = Step(300_000_000, 9_000_000, 60_000_000, 3 << 30), Step(250_000_000, 2_000_000, 30_000_000, 7 << 29)
         >>> Outcome(other, "h200", one).sentence()
@@ -84,7 +84,7 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         new, old = self.plan, self.before
         how = f"simulated with the profile {self.profile}" + (f"; {measured}" if measured else "")
         if old is None:
-            return (f"This plan takes {ms_figure(new.step_ns)} ms a step ({how}): exposed communication {ms_figure(new.exposed_ns)} "
+            return (f"{name} takes {ms_figure(new.step_ns)} ms a step ({how}): exposed communication {ms_figure(new.exposed_ns)} "
                     f"ms, bubble {ms_figure(new.bubble_ns)} ms (means over ranks), peak memory {size(new.peak_bytes)} (fullest "
                     "rank).")  # fmt: skip
         return (f"{self.against[0].upper()}{self.against[1:]} takes {ms_figure(old.step_ns)} ms a step, this plan "

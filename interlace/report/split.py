@@ -55,7 +55,7 @@ def split_text(results: Mapping[str, Result]) -> str:
         lines += shown(label.rjust(wide), rank)
     if any(len(table) > 1 for table in found.values()):
         lines += [_line("mean".rjust(wide), name, width, list(found[name].values())) for name in names]
-    return "\n".join([*lines, "", _LEGEND, *_gain(results)])
+    return "\n".join([*lines, "", _LEGEND, *_change(results)])
 
 
 def _line(label: str, name: str, width: int, ranks: list[RankTime]) -> str:
@@ -66,10 +66,16 @@ def _line(label: str, name: str, width: int, ranks: list[RankTime]) -> str:
             + "".join(f"  {size / len(ranks) / 2**30:8.3f}" for size in memory))  # fmt: skip
 
 
-def _gain(results: Mapping[str, Result]) -> list[str]:
+def _change(results: Mapping[str, Result]) -> list[str]:
+    """By how many percent the last one's step is longer than the first one's; negative is a gain.
+
+    >>> from types import SimpleNamespace
+    >>> _change({"stock": SimpleNamespace(step_ns=5_000_000), "plan": SimpleNamespace(step_ns=4_000_000)})[1]
+    'plan against stock: 5.000 -> 4.000 ms a step (-20.0 %)'
+    """
     names = list(results)
     if len(names) < 2:
         return []
     first, last = results[names[0]].step_ns, results[names[-1]].step_ns
-    change = 100 * (first / last - 1) if last else 0.0
-    return ["", f"{names[-1]} against {names[0]}: {first / 1e6:.3f} -> {last / 1e6:.3f} ms a step, {change:+.1f} % throughput"]
+    change = 100 * (last / first - 1) if first else 0.0
+    return ["", f"{names[-1]} against {names[0]}: {first / 1e6:.3f} -> {last / 1e6:.3f} ms a step ({change:+.1f} %)"]

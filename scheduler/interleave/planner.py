@@ -76,7 +76,7 @@ class PairPlan(msgspec.Struct, frozen=True):
             return self.note
         saved = (self.serial_ns - self.planned_ns) / self.comm_ns if self.comm_ns else 0.0
         return (f"{len(self.order)} ops, simulated {ms_figure(self.serial_ns)} -> {ms(self.planned_ns)} "
-                f"({self.serial_ns / max(self.planned_ns, 1) - 1:+.1%}), "
+                f"({100 * (self.planned_ns / max(self.serial_ns, 1) - 1):+.1f} %), "
                 f"which saves {saved:.0%} of {ms(self.comm_ns)} of communication; "
                 f"live memory {size(self.plain_peak_bytes)} -> {size(self.peak_bytes)}")  # fmt: skip
 

@@ -8,7 +8,7 @@ import msgspec
 
 from interlace.ir import OpInstance, Program, describe
 from interlace.scheduler.offload.saved_values import REASONS, Reason, Saved, Skipped
-from interlace.units import ms, ms_figure, ranges, size
+from interlace.units import ms, ranges, size
 
 
 class Transfer(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -114,18 +114,18 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def show_move(move: Move) -> str:
-    """One move as text: value, bytes, micro-batches, and how long before its reader the copy back starts.
+    """One move as text: value, bytes, micro-batches, and how much computation at least hides the copy back.
 
     >>> saved = Saved(7, 7, 2 << 20, 2 << 20, 3, (3,), (9,))
     >>> show_move(Move(saved, (Transfer(0, (3, 0), (9, 0), 3_200_000), Transfer(1, (3, 1), (9, 1), 3_300_000))))
-    '%7 (2.0 MiB) of micro-batches 0-1; back 3.200-3.300 ms of op time ahead'
+    '%7 (2.0 MiB) of micro-batches 0-1; back 3.200 ms or more of computation ahead'
     """
-    ahead = sorted(transfer.ahead_ns for transfer in move.transfers)
+    ahead_ns = min(transfer.ahead_ns for transfer in move.transfers)
     late = max(transfer.late_ns for transfer in move.transfers)
     if any(transfer.just_in_time for transfer in move.transfers):
         when = "just in time (copies were not measured)"
     else:
-        when = f"{ms_figure(ahead[0])}-{ms(ahead[-1])} of op time ahead"
+        when = f"{ms(ahead_ns)} or more of computation ahead"
         when += f", up to {ms(late)} late" if late else ""
     views = " ".join(f"%{each.value}" for each in move.saved.rebuilt)
     again = f", its view(s) {views} remade" if views else ""

@@ -77,6 +77,17 @@ def test_a_scripts_own_pass_may_stand_in_the_configuration(script: Path, tmp_pat
 
 
 @pytest.mark.paddle
+def test_a_memory_budget_alone_goes_on_top_of_the_scripts_own(script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The script turns two passes off; they stay off."""
+    out = tmp_path / "out.json"
+    assert main(["run", str(script), "--world", "1", "--memory-budget", "4GB", "--json", str(out), "--", "--steps", "1"]) == 0
+    passes = [each["name"] for each in json.loads(out.read_text())["runs"]["run"]["ranks"][0]["plan"]["passes"]]
+    assert "schedule-1f1b" in passes
+    assert not {"split-backward", "overlap-column-backward"}.intersection(passes)
+    assert "is ignored" not in capfd.readouterr().err
+
+
+@pytest.mark.paddle
 def test_a_pass_that_nobody_registers_is_found_by_the_rank(script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Wrong options. Where the name resembles none of ours the launcher waits for the script; file, line and column all the same."""
     asked = config(tmp_path, "zzz: on\n")
@@ -131,7 +142,7 @@ PLAN = {"rank": 0, "passes": [], "sentence": "no comparison"}
         (PLAN, "00", (), 0, "same", "SAME: 1 losses"),
         (PLAN, "01", (), 1, "different", "DIFFERENT: rank 0, train step 1"),
         (None, "01", (), 1, "different", "DIFFERENT: rank 0, train step 1"),
-        (None, "00", (), 2, "no plan", "nothing was verified: Interlace made no plan on any rank, so stock Paddle ran twice; the script"),
+        (None, "00", (), 2, "no plan", "nothing was verified: Interlace made no plan on any rank, so stock Paddle ran twice; no model"),
         (None, "00", ("--config",), 2, "no plan", "own.yaml turns everything off, or the script trains nothing through dist.to_static"),
     ],
 )  # fmt: skip

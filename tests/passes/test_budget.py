@@ -155,7 +155,7 @@ def test_a_budget_that_holds_already_moves_and_recomputes_nothing() -> None:
         lines = {report.name: report for report in plan.reports}
         assert lines["offload-activations"].changed[0].startswith("memory_budget 931.323 GiB: on a GPU the plan holds ")
         assert "moves nothing" in lines["offload-activations"].declined[0]
-        assert "backward can compute again 0 are" in lines["choose-recompute"].changed[0]
+        assert "backward can compute again, 0 are recomputed" in lines["choose-recompute"].changed[0]
 
 
 def test_a_fraction_is_of_what_paddles_own_plan_holds() -> None:

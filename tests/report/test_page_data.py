@@ -190,8 +190,9 @@ def test_what_is_compared_can_be_named(made: Path, tmp_path: Path, capsys: pytes
     assert [plan["name"] for plan in found["plans"]] == ["the plan plan", "This plan"]
     assert found["outcome"]["before"] == found["outcome"]["plan"]
     assert main(["report", str(made / "plan" / "captured"), "-o", str(out)]) == 0
-    assert [plan["name"] for plan in data_in(out)["plans"]] == ["This plan"]
-    assert "nothing to compare with" in capsys.readouterr().err
+    assert [plan["name"] for plan in data_in(out)["plans"]] == ["Paddle's own plan"]
+    assert data_in(out)["sentence"].startswith("Paddle's own plan takes ")
+    assert "these are dumps" in capsys.readouterr().err
     assert main(["report", str(made / "plan"), "--beside", str(made / "plan" / "rank0.ilp"), "-o", str(out)]) == 2
     assert "plans of the same ranks" in capsys.readouterr().err
 

@@ -46,7 +46,7 @@ job all forward 0: 0-4@0
 
 @pytest.mark.parametrize(
     ("reads", "why"),
-    [((0, 1, 0), "other work of its job comes later"), ((1, 2, 3), "behind others on its stream")],
+    [((0, 1, 0), "what could run meanwhile comes later in its job"), ((1, 2, 3), "behind others on its stream")],
 )
 def test_an_exposed_collective_has_its_reason(reads: tuple[int, int, int], why: str) -> None:
     second, third, fourth = reads

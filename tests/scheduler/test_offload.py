@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interlace import units
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import ConfigError, PlanError
 from interlace.ir import Event, Job, Op, Pipeline, Program, Value, parse
@@ -551,7 +552,7 @@ def test_what_cannot_be_kept_moves_all_that_can_where_others_decide() -> None:
     for budget in (1, 50_000):
         measured = msgspec.structs.replace(at_rate(program, 100_000, 10_000 * MB), memory_budget=budget)
         made.append(plan_offload(program, measured, Choice(min_bytes=1), refuses=False))
-        assert f"stay live, {budget} B were aimed at; where that is too much, raise the budget" in made[-1].notes[0]
+        assert f"stay live, {units.size(budget)} were aimed at; where that is too much, raise the budget" in made[-1].notes[0]
     assert made[0].moves == made[1].moves
     assert set(transfers(made[0])) == {(value, m) for value in (1, 2) for m in (0, 1)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -134,7 +135,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["timeline", str(plans), "--beside", str(stock), "-o", str(trace), "--json", str(table)]) == 0
     out = capsys.readouterr().out
-    assert "plan against stock" in out
+    assert re.search(r"^plan against stock: \S+ -> \S+ ms a step \(\+0\.0 %\)$", out, re.MULTILINE)
     assert len(json.loads(table.read_text())["ranks"]) == 4
     assert json.loads(trace.read_text())["traceEvents"]
     assert main(["timeline", str(plans / "rank0.ilp"), "-o", str(trace)]) == 0

@@ -73,7 +73,7 @@ def build_page(
                       other.name if other else "")  # fmt: skip
     return Page(
         VERSION, _world(ours.result.input.programs, labels), _device(given, [row for rows in costs.values() for row in rows]),
-        outcome, outcome.sentence(measured), memory_budget, labels, parts, rules(of_stage, lambda report: report.changed),
+        outcome, outcome.sentence(measured, ours.name), memory_budget, labels, parts, rules(of_stage, lambda report: report.changed),
         rules(of_stage, lambda report: report.declined), sweep,
     )  # fmt: skip
 
