@@ -108,7 +108,7 @@ def test_choosing_a_memory_budget_runs(world: Path, capsys: pytest.CaptureFixtur
     for words in commands(document):
         assert main(words) == 0, words
         said.append(capsys.readouterr().out)
-    (shown,) = re.findall(r"^    budget .*$", document.read_text(), re.MULTILINE)
+    (shown,) = re.findall(r"^ budget GiB .*$", document.read_text(), re.MULTILINE)
     assert shown in said[0].splitlines()
     assert "Step time against memory" in (world / "report.html").read_text()
     assert read_record(world / "mine" / "rank0.ilp").memory_budget == 70 * 10**9

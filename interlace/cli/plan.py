@@ -99,7 +99,7 @@ def main(args: argparse.Namespace) -> int:
     if has_rows:
         print(f"schedule, a row for each stage: {args.output / ROWS}; edited, it is planned with --config {args.output / CONFIG}")
     if curve is not None:
-        print(f"step time against memory budget (GiB), also in {args.output / SWEEP}:\n{curve.text()}")
+        print(f"step time against memory budget, also in {args.output / SWEEP}:\n{curve.text()}")
     print(plans[0].sentence())
     return 0
 

@@ -11,6 +11,7 @@ Budgets are device bytes of a rank, `stock` is Paddle's own plan, times are simu
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ from interlace.ir.dump import write_whole
 SWEEP = "sweep.json"
 """The name of the file in a folder of plans."""
 MOST_BYTES = 1 << 20
-WIDTHS = (10, 10, 10, 10, 10, 11, 10)
+WIDTHS = (11, 10, 12, 10, 10, 16, 15)
 
 
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,18 +66,18 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profile: str = ""
 
     def text(self) -> str:
-        """A table: step in ms, bytes in GiB.
+        """A table; budgets are rounded up, so that one typed back holds the plan of its line.
 
-        >>> base, fits = Base(8 << 30, 500_000.0, 40_000.0), Point(budget_bytes=6 << 30, feasible=True, peak_bytes=5 << 30,
+        >>> base, fits = Base(8 << 30, 500_000.0, 40_000.0), Point(budget_bytes=(6 << 30) + 1, feasible=True, peak_bytes=5 << 30,
         ...     step_us=510_000.0, exposed_us=2_000.0, kept_bytes=3 << 30, recomputed_bytes=1 << 30, offloaded_bytes=0)
         >>> print(Sweep((fits, Point(budget_bytes=1 << 30, feasible=False, why="too little")), base).text())
-            budget   step ms   exposed      peak      kept recomputed offloaded
-               6.0   510.000     2.000       5.0       3.0        1.0       0.0
-               1.0  too little
-          Paddle's   500.000    40.000       8.0
+         budget GiB   step ms  exposed ms  peak GiB  kept GiB  recomputed GiB  offloaded GiB
+              6.001   510.000       2.000     5.000     3.000           1.000          0.000
+              1.000  too little
+           Paddle's   500.000      40.000     8.000
         """
-        rows = [["budget", "step ms", "exposed", "peak", "kept", "recomputed", "offloaded"]]
-        rows += [[_gib(each.budget_bytes), *_cells(each)] for each in self.points]
+        rows = [["budget GiB", "step ms", "exposed ms", "peak GiB", "kept GiB", "recomputed GiB", "offloaded GiB"]]
+        rows += [[f"{ceil(each.budget_bytes * 1000 / 2**30) / 1000:.3f}", *_cells(each)] for each in self.points]
         rows.append(["Paddle's", _ms(self.stock.step_us), _ms(self.stock.exposed_us), _gib(self.stock.peak_bytes)])
         return "\n".join("".join(f"{cell:>{width}}" for cell, width in zip(row, WIDTHS, strict=False)) for row in rows)
 
@@ -93,7 +94,7 @@ def _ms(time_us: float | None) -> str:
 
 
 def _gib(size_bytes: int | None) -> str:
-    return "" if size_bytes is None else f"{size_bytes / 2**30:.1f}"
+    return "" if size_bytes is None else f"{size_bytes / 2**30:.3f}"
 
 
 def write_sweep(sweep: Sweep, folder: Path) -> Path:
