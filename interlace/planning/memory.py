@@ -24,7 +24,7 @@ from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
 from interlace.planning.budget import bytes_over, bytes_over_in_step, peak_bytes, say_budget
-from interlace.planning.judge import Run
+from interlace.planning.judge import Run, noted
 from interlace.planning.whole_step import ROUNDS, Room, less_room, paddles_own, paddles_streams, recomputing, run_passes
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once
@@ -100,6 +100,15 @@ class Said(msgspec.Struct, frozen=True):
     levels: Numbers
 
 
+def _with_choice_of(first: Run, again: Run, why: str) -> Run:
+    """A run whose schedule was decided before, with the lines that say how, and why it was made again."""
+    said, now = (next((each for each in run[2] if each.name == Schedule1F1B.name), None) for run in (first, again))
+    if said is None or now is None:
+        return again
+    chosen = [line for line in said.changed if line.startswith("auto: ")]
+    return noted(again, Schedule1F1B.name, [*chosen, why], [line for line in said.declined if line not in now.declined])
+
+
 @dataclass(slots=True)
 class MemoryChoice:
     """What can be chosen for one rank; the decision is taken alike on all.
@@ -155,6 +164,7 @@ class MemoryChoice:
 
     def _with_less_room(self, make: Callable[[Pipeline, int], Run], run: Run, room: int, budget: int) -> tuple[Run, int] | None:
         """The run, made again with so much less room as it exceeds the budget by; None where that does not help."""
+        first = run
         for number in range(ROUNDS):
             over = bytes_over_in_step(run[1], budget, self.cost, self.peers, self.stands_for)
             if not any(over):
@@ -163,6 +173,7 @@ class MemoryChoice:
             room = less_room(run[1], room, mine * SOONER[number])
             if number < ROUNDS - 1:
                 run = make(self.again(run[0], mine if number or not self.offloads else 0), room)
+                run = _with_choice_of(first, run, f"made again with less room: the plan held {size(max(over))} more than the budget")
         return None
 
     @property

@@ -317,3 +317,20 @@ def test_a_plan_over_its_budget_is_made_again_with_less_room(monkeypatch: pytest
         order = order[: 1 + order.index(1)]  # the least feasible one is looked for after that
         assert order[0] == 1 << 30
         assert all(before - after >= 777 for before, after in pairwise(order[:-1]))
+
+
+def test_a_plan_that_is_made_again_keeps_the_lines_of_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which form was taken, what was considered, and why it was made again."""
+    plain, calls = programs(World(pp=2, micro_batches=4, layers=3)), dict[int, int]()
+
+    def over(made: Program, *_: Any) -> list[int]:
+        calls[made.rank] = calls.get(made.rank, 0) + 1
+        return [777 * (calls[made.rank] == 1)] * len(plain)
+
+    monkeypatch.setattr(memory, "bytes_over_in_step", over)
+    plan = make_plans(plain, make_config({"memory_budget": "1TB"}), LOADED, "given")[0]
+    report = next(each for each in plan.reports if each.name == "schedule-1f1b")
+    assert set(calls.values()) == {2}
+    assert sum(line.startswith("auto: ") for line in report.changed) == 1
+    assert report.changed[-1] == "made again with less room: the plan held 777 B more than the budget"
+    assert sum(line.startswith("interleave: ") for line in report.declined) >= 3  # what was considered
