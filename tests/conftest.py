@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -57,7 +59,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse a pytest with which pytest-xdist, which writes groups of tests into `_nodeid`, groups none without a word."""
+    """Refuse a pytest with which pytest-xdist, which writes groups of tests into `_nodeid`, groups none without a word. Let signals reach
+    the tests, and the processes that they start, where a shell in the background, or `nohup`, turned them off."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
     if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
         raise pytest.UsageError(f"pytest-xdist groups no tests with pytest {pytest.__version__}, so that each worker would make every "
                                 "fixture; expected the version that pyproject.toml asks for: pip install -e '.[test]'")  # fmt: skip
