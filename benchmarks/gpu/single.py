@@ -27,8 +27,8 @@ TARGET_MS = 2.0
 """Of one replay."""
 REPLAYS = 7
 PAUSE_S = 0.002
-"""Before each replay: products that run without pause draw so much power that they slow down. On an H200, 41 products of bfloat16 took
-5 to 10 % longer without pauses than within measured steps of training, and 2.4 % less with (medians; results/h100/README.md)."""
+"""Before each replay: on an H200, 41 products of bfloat16 took 4 to 11 % longer without pauses than within measured steps of training, and
+2 % less with (medians of runs; results/h100/pauses.json). Presumably the device reaches its limit of power."""
 HIDDEN, HEAD_DIM, SEQUENCES, MP = 4096, 128, (1024, 2048, 4096, 8192), (1, 2, 4, 8)
 WIDTHS = {"GPT-3 6.7B": (16384, 50304), "Llama 7B": (11008, 32000)}
 """Model -> width of its feed-forward layer, words."""
