@@ -113,13 +113,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     only_gains: bool = True
 
     def mistake(self) -> tuple[str, str] | None:
-        for name, given in (("lag", self.lag), ("depth", self.depth)):
-            if given and self.interleave not in ("dx-first", "mixed"):
-                chosen = "auto, which chooses its own" if self.interleave == "auto" else self.interleave
-                return name, (f"found {_numbers(given)} beside interleave: {chosen}; it goes with interleave dx-first or mixed; "
-                              f"write one of them, or leave {name} out")  # fmt: skip
         if not self.schedule_file:
-            return None
+            return self._misplaced()
         if self.interleave in ("off", "zb-h1"):
             return "interleave", (f"schedule_file gives every job, so interleave={self.interleave} would do nothing; leave one of the two "
                                   "out (dx-first and mixed say how jobs of several parts are ordered)")  # fmt: skip
@@ -127,6 +122,16 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             read_schedule(self.schedule_file)
         except (ConfigError, PlanError) as error:
             return "schedule_file", str(error)
+        return None
+
+    def _misplaced(self) -> tuple[str, str] | None:
+        """A lag or depth beside what has its own, and why that contradicts."""
+        for name, given in (("lag", self.lag), ("depth", self.depth)):
+            if given and (self.interleave not in ("dx-first", "mixed") or self.schedule_file):
+                chosen = "auto, which chooses its own" if self.interleave == "auto" else self.interleave
+                beside, advice = ((f"schedule_file: {self.schedule_file}", "leave one of them out") if self.schedule_file else
+                                  (f"interleave: {chosen}", f"write one of them, or leave {name} out"))  # fmt: skip
+                return name, f"found {_numbers(given)} beside {beside}; it goes with interleave dx-first or mixed; {advice}"
         return None
 
     def fallbacks(self) -> tuple[Pass, ...]:
@@ -228,13 +233,12 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if self.at_once and not (self.lag or self.schedule_file or self.interleave == "zb-h1"):
             raise ConfigError(f"schedule_1f1b.at_once: found {_numbers(self.at_once)} beside interleave: {self.interleave} without lag, "
                               "where no weight gradients trail; give lag, schedule_file or interleave: zb-h1, or leave at_once out")
+        if misplaced := self._misplaced():
+            raise ConfigError("schedule_1f1b.{}: {}".format(*misplaced))
         for name, given in (("lag", self.lag), ("depth", self.depth)):
             if not given:
                 continue
             found = f"schedule_1f1b.{name}: found {_numbers(given)}"
-            if self.interleave not in ("dx-first", "mixed") or self.schedule_file:
-                beside = f"schedule_file: {self.schedule_file}" if self.schedule_file else f"interleave: {self.interleave}"
-                raise ConfigError(f"{found} beside {beside}; it goes with interleave dx-first or mixed; leave one of them out")
             if name == "depth" and pipe.num_chunks > 1:
                 raise ConfigError(f"{found} with {pipe.num_chunks} chunks a stage; expected a pipeline without chunks; leave {name} out")
             if isinstance(given, tuple) and len(given) != pipe.num_stages:

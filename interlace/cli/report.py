@@ -37,7 +37,6 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
     from interlace.cli.outputs import check_file, write_json
     from interlace.cli.plans import require_same_model, simulated
-    from interlace.ir import load
     from interlace.ir.dump import find_dumps
     from interlace.planning.stock import STOCK
     from interlace.report.page.build import OURS, Given, Simulated, build_page
@@ -49,10 +48,9 @@ def main(args: argparse.Namespace) -> int:
     setting = Setting.of(args.plans, args)
     files = find_dumps(args.plans)
     try:
-        given = simulated(args.plans, setting)
-        captured = not any(load(path).jobs for path in files)
-        ours = Simulated(STOCK if captured else OURS, given)
-        other = _compared(files, args.beside, setting)
+        captured = _are_captured(files)
+        ours = Simulated(STOCK if captured else OURS, simulated(args.plans, setting))
+        other = _compared(files, captured, args.beside, setting)
     except Stall as stall:
         print(f"interlace report: {stall}", file=sys.stderr)
         return 1
@@ -68,19 +66,24 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _compared(files: Sequence[Path], beside: Sequence[str], setting: Setting) -> Simulated | None:
-    """What the page compares with: what the user names, else Paddle's own plan of the programs that the plans were made from."""
-    from interlace.cli.plans import simulated
+def _are_captured(files: Sequence[Path]) -> bool:
+    """Whether these are dumps, without jobs, and no plans."""
     from interlace.ir import load
+
+    return not any(load(path).jobs for path in files)
+
+
+def _compared(files: Sequence[Path], captured: bool, beside: Sequence[str], setting: Setting) -> Simulated | None:
+    """What the page compares with: what the user names, else Paddle's own plan of the programs that the plans were made from.
+    `captured`: there are none, only programs as captured."""
+    from interlace.cli.plans import simulated
     from interlace.ir.dump import find_dumps
     from interlace.planning.stock import STOCK
     from interlace.report.page.build import Simulated
 
     if beside:
-        result = simulated(beside, setting)
-        captured = not any(load(path).jobs for path in find_dumps(beside))
-        return Simulated(STOCK if captured else _name(beside[0]), result)
-    if not any(load(path).jobs for path in files):
+        return Simulated(STOCK if _are_captured(find_dumps(beside)) else _name(beside[0]), simulated(beside, setting))
+    if captured:
         print("interlace report: these are dumps: the page shows Paddle's own plan of them, with nothing to compare with", file=sys.stderr)
         return None
     captured_files = [path.parent / "captured" / path.name for path in files]

@@ -25,7 +25,7 @@ from interlace.passes.pipeline import Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
 from interlace.planning.budget import bytes_over, bytes_over_in_step, peak_bytes, say_budget
 from interlace.planning.judge import Run, noted
-from interlace.planning.whole_step import ROUNDS, Room, less_room, paddles_own, paddles_streams, recomputing, run_passes
+from interlace.planning.whole_step import Room, less_room, paddles_own, paddles_streams, recomputing, run_passes
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once
 from interlace.scheduler.recompute import Recomputation
@@ -33,7 +33,7 @@ from interlace.scheduler.recompute_choices import LEVELS
 from interlace.scheduler.whole_step.search import Numbers
 from interlace.units import size
 
-SOONER = (2, 8, 32, 128)
+SOONER = (2, 8, 32)
 """So many times what a plan exceeds the budget by is taken off the room with each plan that is made again: offload moves whole values, so
 a little less room may change nothing, and each is a plan in full (GPT-3 6.7B, pp 4, at 43 %: one in the place of two)."""
 MOST_HOLDERS = 4
@@ -165,13 +165,13 @@ class MemoryChoice:
     def _with_less_room(self, make: Callable[[Pipeline, int], Run], run: Run, room: int, budget: int) -> tuple[Run, int] | None:
         """The run, made again with so much less room as it exceeds the budget by; None where that does not help."""
         first = run
-        for number in range(ROUNDS):
+        for number in range(1 + len(SOONER)):
             over = bytes_over_in_step(run[1], budget, self.cost, self.peers, self.stands_for)
             if not any(over):
                 return run, room
-            mine = over[self.program.rank if self.peers else 0]
-            room = less_room(run[1], room, mine * SOONER[number])
-            if number < ROUNDS - 1:
+            if number < len(SOONER):
+                mine = over[self.program.rank if self.peers else 0]
+                room = less_room(run[1], room, mine * SOONER[number])
                 run = make(self.again(run[0], mine if number or not self.offloads else 0), room)
                 run = _with_choice_of(first, run, f"made again with less room: the plan held {size(max(over))} more than the budget")
         return None

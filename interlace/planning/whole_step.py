@@ -235,12 +235,10 @@ class _Choice:
             judged += self._less_recomputed(judged, limit)
         elif named:
             judged += self._with_less(judged, limit)
-        fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
-        fitting.sort(key=lambda each: each.step_ns or 0)
+        fitting = _fitting(judged, limit)
         others = (fitting or self._nearest(judged))[:FINALISTS] if self.room else self._near_the_best(fitting)
         judged += [other for each in others for other in self._alternatives(each, limit)]
-        fitting = [each for each in judged if each.step_ns is not None and each.peak_bytes <= limit]
-        best = min(fitting, key=lambda each: each.step_ns or 0, default=None)
+        best = next(iter(_fitting(judged, limit)), None)
         if best is None and self.room:  # what is nearest to the budget is made again with less room
             best = next(iter(self._nearest(judged)), None)
         if best is None and own.step_ns is None and forms:
@@ -337,7 +335,7 @@ class _Choice:
         may, though they would be faster than all that fits."""
         newest, more, within, levels = judged, list[Judged](), limit, self.looked_at[0]
         for _ in range(CLOSER):
-            best = min((each.step_ns for each in (*judged, *more) if each.step_ns is not None and each.peak_bytes <= limit), default=None)
+            best = next((each.step_ns or 0 for each in _fitting((*judged, *more), limit)), None)
             over = [each.peak_bytes - limit for each in newest
                     if each.form.lag and each.step_ns is not None and limit < each.peak_bytes <= NEARLY * limit
                     and (best is None or each.step_ns < (1 - PAYS) * best)]  # fmt: skip
@@ -408,9 +406,8 @@ class _Choice:
 
     def _tighter(self, judged: Sequence[Judged], limit: int) -> list[Judged]:
         """What exceeds the budget and would be faster than all that keeps it, as tighter budgets would have it."""
-        done = [each for each in judged if each.step_ns is not None]
-        best = min((each.step_ns or 0 for each in done if each.peak_bytes <= limit), default=None)
-        over = [each for each in done if each.peak_bytes > limit and (best is None or (each.step_ns or 0) < best)]
+        best = next((each.step_ns or 0 for each in _fitting(judged, limit)), None)
+        over = [each for each in judged if each.step_ns is not None and each.peak_bytes > limit and (best is None or each.step_ns < best)]
         over.sort(key=lambda each: each.step_ns or 0)
         found: dict[tuple[Numbers | None, Schedule1F1B, float], None] = {}
         for part in TIGHTER if over else ():
@@ -423,9 +420,7 @@ class _Choice:
     def _less_recomputed(self, judged: Sequence[Judged], limit: int) -> list[Judged]:
         """The fastest that keeps the budget with less recomputed on one stage after the other, as long as that makes it faster: offload
         gives back what a stage then holds too much, and what that costs only a simulation of the whole step says."""
-        best = min((each for each in judged if each.step_ns is not None and each.peak_bytes <= limit),
-                   key=lambda each: each.step_ns or 0, default=None)  # fmt: skip
-        found: list[Judged] = []
+        best, found = next(iter(_fitting(judged, limit)), None), list[Judged]()
         if best is None or best.recomputed is None or self.levels is None or not self._offloads():
             return found
         fewer = self.levels(limit, (-LESS,))[-1]
@@ -433,8 +428,7 @@ class _Choice:
             if fewer[stage] < best.recomputed[stage]:
                 level = (*best.recomputed[:stage], fewer[stage], *best.recomputed[stage + 1 :])
                 found.append(self._draft(level, best.form, best.later, limit))
-                best = min((each for each in (best, found[-1]) if each.step_ns is not None and each.peak_bytes <= limit),
-                           key=lambda each: each.step_ns or 0)  # fmt: skip
+                best = _fitting((best, found[-1]), limit)[0]
         return found
 
     @staticmethod
@@ -504,6 +498,11 @@ class _Choice:
         """A line for each form that was not taken, with the reason."""
         return [f"{each.label(self.later)}: {_text(each)}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
                 for each in judged]  # fmt: skip
+
+
+def _fitting(judged: Sequence[Judged], limit: int) -> list[Judged]:
+    """Forms whose step ends and that hold no more than they may, the fastest first; of equally fast ones the order stays."""
+    return sorted((each for each in judged if each.step_ns is not None and each.peak_bytes <= limit), key=lambda each: each.step_ns or 0)
 
 
 def _recomputed(found: Ranked, levels: Sequence[Numbers | None]) -> Numbers | None:

@@ -39,11 +39,6 @@ class LagSchedule(msgspec.Struct, frozen=True, order=True):
     level: Numbers = ()
     form: Form = "dx-first"
 
-    def rows(self, num_micro_batches: int, num_chunks: int = 1) -> list[list[Slot]]:
-        """Slots of each stage; with chunks the depth is that of Paddle's VPP."""
-        stages = len(self.lag)
-        return [joined(s, stages, num_micro_batches, num_chunks, lag=self.lag[s], warmup=self.depth[s]) for s in range(stages)]
-
 
 class Choice(NamedTuple):
     """What a schedule is on one stage."""

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from interlace.scheduler.legal_rows import stall
-from interlace.scheduler.schedule import joined, lagged, parse_rows
+from interlace.scheduler.schedule import Slot, joined, lagged, parse_rows
 from interlace.scheduler.whole_step import search as search_module
 from interlace.scheduler.whole_step.coarse import peak_bytes, step_ns
 from interlace.scheduler.whole_step.search import LagSchedule, Ranked, find_schedules, kinds_of
@@ -16,6 +16,12 @@ from interlace.scheduler.whole_step.slot_times import NEVER, PartTimes, SlotTime
 FORWARD, INPUT, WEIGHT = 10.0, 8.0, 12.0
 HELD, OPERANDS = 100, 40
 """Bytes that a forward leaves, and those of them that weight gradients still need."""
+
+
+def rows_of(schedule: LagSchedule, num_micro_batches: int, num_chunks: int = 1) -> list[list[Slot]]:
+    """Slots of each stage; with chunks the depth is that of Paddle's VPP."""
+    stages = len(schedule.lag)
+    return [joined(s, stages, num_micro_batches, num_chunks, lag=schedule.lag[s], warmup=schedule.depth[s]) for s in range(stages)]
 
 
 def times(stage: int, last: int, chunks: int = 1) -> dict[str, SlotTimes]:
@@ -109,13 +115,13 @@ def test_the_best_schedules_fit_and_are_as_good_as_any_near(count: int, micro_ba
         assert found == find_schedules(given, micro_batches, limit, 3, fixed_depth=False)
         assert len({round(ranked.step_ns) for ranked in found}) == len(found)  # a draft of what takes as long is of no use
         for ranked in found:
-            for s, row in enumerate(ranked.schedule.rows(micro_batches)):
+            for s, row in enumerate(rows_of(ranked.schedule, micro_batches)):
                 assert 1000 + peak_bytes(row, times(s, count - 1)) <= limit
         took.append(found[0].step_ns)
     assert took == sorted(took, reverse=True)
     if count == 2 and micro_batches == 5:
         every = itertools.product(itertools.product(range(4), repeat=2), [(2, 1), (3, 1), (3, 2), (4, 2)])
-        rows = [row for lag, depth in every if not stall(row := LagSchedule(lag, depth, (True, True), (0.0, 0.0)).rows(5))]
+        rows = [row for lag, depth in every if not stall(row := rows_of(LagSchedule(lag, depth, (True, True), (0.0, 0.0)), 5))]
         steps = [step_ns(row, [each.orders[0].slots for each in given]) for row in rows]
         assert took[-1] <= min(step for step in steps if step is not None)
 
@@ -131,7 +137,8 @@ def test_as_much_is_recomputed_as_the_schedule_pays_for() -> None:
     for limit in range(min(held[0]), max(held[0]) + 200, 20):
         found = find_schedules(given, 6, limit, 3, fixed_depth=True)
         fitting = [step_ns(rows, [levels[s][level[s]] for s in (0, 1)]) for level in itertools.product((0, 1), repeat=2)
-                   for rows in (LagSchedule(lag, (2, 1), (True, True), (0.0, 0.0)).rows(6) for lag in itertools.product(range(7), repeat=2))
+                   for rows in (rows_of(LagSchedule(lag, (2, 1), (True, True), (0.0, 0.0)), 6)
+                                for lag in itertools.product(range(7), repeat=2))
                    if all(1000 + peak_bytes(row, levels[s][level[s]]) <= limit for s, row in enumerate(rows))]  # fmt: skip
         assert found[0].step_ns <= 1.001 * min(step for step in fitting if step is not None)
         took.append((found[0].step_ns, sum(found[0].schedule.level)))
@@ -154,9 +161,9 @@ def test_weight_gradients_of_chunks_trail_as_memory_allows() -> None:
     for room in (0, 100, 5000):
         limit = max(stage.peak_bytes for stage in given) + room
         found = find_schedules(given, 4, limit, 3, fixed_depth=False, num_chunks=2)
-        fitting = [rows for rows in (one.rows(4, 2) for one in every)
+        fitting = [rows for rows in (rows_of(one, 4, 2) for one in every)
                    if all(1000 + peak_bytes(row, each[s]) <= limit for s, row in enumerate(rows))]  # fmt: skip
-        assert found[0].schedule.rows(4, 2) in fitting
+        assert rows_of(found[0].schedule, 4, 2) in fitting
         assert found[0].step_ns <= min(step_ns(rows, each) or 0.0 for rows in fitting)
 
 
@@ -170,8 +177,8 @@ def check_ranked(found: Ranked, given: list[StageTimes], micro_batches: int, lim
     lag, share = found.schedule.lag, found.schedule.at_once
     tables = [{**stage.orders[0].slots, **next(each.slots for each in stage.orders if each.at_once == part)}
               for stage, part in zip(given, share, strict=True)]  # fmt: skip
-    assert step_ns(found.schedule.rows(min(micro_batches, 16)), tables) == found.step_ns
-    assert all(1000 + peak_bytes(row, table) <= limit for row, table in zip(found.schedule.rows(micro_batches), tables, strict=True))
+    assert step_ns(rows_of(found.schedule, min(micro_batches, 16)), tables) == found.step_ns
+    assert all(1000 + peak_bytes(row, table) <= limit for row, table in zip(rows_of(found.schedule, micro_batches), tables, strict=True))
     assert all(not part or trails for part, trails in zip(share, lag, strict=True))
 
 
