@@ -68,7 +68,7 @@ def timed(*words: object) -> tuple[dict[str, float], str]:
         RuntimeError: It failed.
     """
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "interlace.cli", *map(str, words)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "interlace", *map(str, words)], capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise RuntimeError(f"interlace {words[0]}: exit code {done.returncode}: {done.stderr.strip()[-400:]}")

@@ -238,7 +238,7 @@ def test_a_reader_that_leaves_early_gets_whole_files_and_a_code(dumps: Path, tmp
 
 def test_a_full_disk_behind_the_output_is_told(dumps: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "interlace.cli", "show", str(dumps / "rank0.ilp")], stdout=full,
+        done = subprocess.run([sys.executable, "-m", "interlace", "show", str(dumps / "rank0.ilp")], stdout=full,
                               stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.splitlines() == ["interlace show: No space left on device; expected a path that can be read or written"]

@@ -16,7 +16,7 @@ KNOW_PADDLE = ("cpu", "bridge", "local")
 LEAVES = {"interlace.errors", "interlace.files", "interlace.interrupts", "interlace.version", "interlace.configs", "interlace.units",
           "interlace.registration", "interlace.notice", "interlace.garbage"}  # fmt: skip
 INNER = {"interlace.config": "planning", "interlace.outside": "planning", "interlace.user_passes": "planning",
-         "interlace.report": "planning", "interlace.installed": "bridge"}  # fmt: skip
+         "interlace.report": "planning", "interlace.installed": "bridge", "interlace.__main__": "cli"}  # fmt: skip
 """Modules outside of the rooms' folders -> the room they count as."""
 
 

@@ -70,7 +70,7 @@ def _without_switch(plan: str) -> str:
 
 
 def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "interlace.cli", *words], env={**os.environ, "PYTHONPATH": python_path()}, cwd=ROOT,
+    return subprocess.run([sys.executable, "-m", "interlace", *words], env={**os.environ, "PYTHONPATH": python_path()}, cwd=ROOT,
                           capture_output=True, text=True, check=False)  # fmt: skip
 
 

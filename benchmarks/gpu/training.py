@@ -265,7 +265,7 @@ class Bench:
     def _run_plan(self, case: Case, plan: Plan, gpus: list[int]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             room = Path(folder)
-            words = [sys.executable, "-m", "interlace.cli", "run", str(ROOT / "examples" / f"{case.script}.py"), "--target", "testbed",
+            words = [sys.executable, "-m", "interlace", "run", str(ROOT / "examples" / f"{case.script}.py"), "--target", "testbed",
                      "--world", str(case.world), "--json", str(room / "run.json"),
                      "--log-dir", str(room / "log"), "--timeout", "300"]  # fmt: skip
             env = {"NCCL_NVLS_ENABLE": "0", **os.environ, **find_libraries(), "TESTBED_VARIANT": self.variant, **dict(case.env),

@@ -1,7 +1,0 @@
-"""`python -m interlace.cli`."""
-
-import sys
-
-from interlace.cli import main
-
-sys.exit(main())
