@@ -178,6 +178,15 @@ def profile_names() -> list[str]:
     return sorted(item.name[: -len(".json")] for item in folder.iterdir() if item.name.endswith(".json"))
 
 
+def is_path(device: str) -> bool:
+    """Whether a profile is named by its file, not by the name of one that comes with Interlace.
+
+    >>> is_path("my-device.json"), is_path("h200")
+    (True, False)
+    """
+    return device.endswith(".json") or os.sep in device
+
+
 def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
     """A profile that comes with Interlace, by name, or any other by path.
 
@@ -188,7 +197,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
     'NVIDIA H200'
     """
     text = os.fspath(name_or_path)
-    if text.endswith(".json") or os.sep in text:
+    if is_path(text):
         return decode_profile(_read(Path(text)), text)
     if text not in profile_names():
         raise ConfigError(

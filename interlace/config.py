@@ -9,6 +9,9 @@
 A pass is named in snake case and is `off`, `on` or a table of its options. Sizes may be text such as `60GB` or `64MiB`. The memory
 budget is bytes of device memory a rank, or, as a number with a point, a fraction of what Paddle's own plan holds on its fullest rank.
 
+Files that a YAML file names (`device`, `plan`, options that end in `_file`) are found from its own folder; given as keywords or in a dict,
+from the working directory.
+
 A pass that needs what another gives (`offload_activations` needs a schedule) cannot stay on where that one is off: this is refused
 rather than guessed. `schedule_1f1b: {interleave: off}` keeps Paddle's own order of jobs.
 """
@@ -28,7 +31,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from interlace.cost_model.profile import load_profile, profile_names
+from interlace.cost_model.profile import is_path, load_profile, profile_names
 from interlace.errors import ConfigError
 from interlace.files import read_text
 from interlace.passes import REGISTRY, Pass, Pipeline, ordered
@@ -195,7 +198,7 @@ def command_marks(options: Iterable[str]) -> dict[str, str]:
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """A YAML mapping and the place of each key: dotted path -> `file:line:column`.
 
-    `on`, `off`, `yes` and `no` stay words, and `1e9` is a number.
+    `on`, `off`, `yes` and `no` stay words, and `1e9` is a number. Names of files are made from the file's folder.
     """
     text = read_text(path, MOST_BYTES, "a YAML file of options", ConfigError)
     try:
@@ -233,7 +236,13 @@ def _plain(node: yaml.Node, at: str, path: Path, marks: dict[str, str], around: 
         return table
     if isinstance(node, yaml.SequenceNode):
         return [_plain(value, f"{at}[{k}]", path, marks, around) for k, value in enumerate(node.value)]
-    return _scalar(node.value) if isinstance(node, yaml.ScalarNode) and node.style is None else node.value
+    value = _scalar(node.value) if isinstance(node, yaml.ScalarNode) and node.style is None else node.value
+    return str(path.parent / value) if value and isinstance(value, str) and _names_a_file(at, value) else value
+
+
+def _names_a_file(at: str, value: str) -> bool:
+    """Whether an option holds the name of a file or folder that is read."""
+    return at == "plan" or at.endswith("_file") or (at == "device" and is_path(value))
 
 
 def _mark(node: yaml.Node, path: Path) -> str:

@@ -79,7 +79,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             pipeline, more where stages wait for gradients.
         search: Whether a local search improves the order inside each kind of job; False keeps the list scheduler's, and so does `auto`:
             the search looks at one job, and what it makes of a whole step is as often slower. When: off to plan in a fraction of the time.
-        schedule_file: Path of a file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), in the place
+        schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), in the place
             of `lag` and `depth`; jobs of several parts are ordered as with `dx-first`, or with `mixed` where `interleave` says so. When:
             you have a schedule of your own, or changed the one that `interlace plan` wrote.
         extra_live_bytes: Bytes by which the live memory of a job may exceed that of its plain order (all parts one after another), and the
@@ -390,9 +390,9 @@ def read_schedule(path: str) -> dict[int, list[Slot]]:
     """
     expected = "a line `<stage> | 0F 1F 0B ...` for each stage"
     try:
-        rows = parse_rows(read_text(path, MOST_SCHEDULE_BYTES, expected, ConfigError), path)
+        rows = parse_rows(read_text(os.path.abspath(path), MOST_SCHEDULE_BYTES, expected, ConfigError), path)
     except ConfigError as error:
-        raise ConfigError(f"schedule file {path!r} in {os.getcwd()}: {error}") from error
+        raise ConfigError(f"schedule file {error}") from error
     if not rows:
         raise ConfigError(f"schedule file {path!r} holds no stage; expected {expected}")
     return rows

@@ -263,7 +263,7 @@ def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, c
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("plan: .", "plan: . is for runs, which load what this command makes; leave it out"),
+        ("plan: .", " is for runs, which load what this command makes; leave it out"),
         ("enable: off", "enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan"),
         ("choose_recompute: off\nnarrow_gathers: off\nsplit_backward: off\noverlap_column_backward: off\nname_streams: off\n"
          + WITHOUT_JOBS, "enable is off, or every pass"),

@@ -11,7 +11,8 @@ import pytest
 
 import interlace
 from interlace.config import Config, load_config, make_config, parse_bytes, require_jobs
-from interlace.cost_model import GivenCosts
+from interlace.cost_model import GivenCosts, load_profile
+from interlace.cost_model.profile import encode_profile
 from interlace.errors import ConfigError, PassError, ProgramError
 from interlace.ir import Op, Program
 from interlace.passes import REGISTRY, Context, OffloadActivations, Pass, Pipeline, Schedule1F1B, register
@@ -54,7 +55,7 @@ def refusal(tmp_path: Path, text: str) -> str:
          "my.yaml:1:29: Invalid enum value 'both'; there are ['auto', 'dx-first', 'mixed', 'off', 'zb-h1']"),
         ("schedule_1f1b: {interleave: Mixed}", "my.yaml:1:29: Invalid enum value 'Mixed'; did you mean 'mixed'? there are ["),
         ("schedule_1f1b:\n  interleave: zb-h1\n  schedule_file: here", "my.yaml:2:15: schedule_file gives every job, so interleave=zb-h1 "),
-        ("schedule_1f1b: {schedule_file: nowhere.txt}", "my.yaml:1:32: schedule file 'nowhere.txt' in "),
+        ("schedule_1f1b: {schedule_file: nowhere.txt}", "my.yaml:1:32: schedule file nowhere.txt: cannot be read"),
         ("schedule_1f1b:\n  rows: my.txt", "my.yaml:2:3: option 'rows' of schedule-1f1b was renamed; write 'schedule_file'"),
         ("schedule_1f1b: {allowance_bytes: 1GB}", "my.yaml:1:17: option 'allowance_bytes' of schedule-1f1b was renamed; write 'extra_l"),
         ("drop_recompute: {recomputed: 40}", "my.yaml:1:1: there is no pass 'drop_recompute' any more; what it did is done by choose_rec"),
@@ -116,6 +117,24 @@ def test_a_file_of_rows_is_read_before_anything_is_built(tmp_path: Path, rows: b
     found = refusal(tmp_path, f"schedule_1f1b:\n  schedule_file: {tmp_path}/rows.txt")
     assert found.startswith("my.yaml:2:18: ")
     assert error in found
+
+
+def test_files_are_found_from_the_folder_of_the_file_that_names_them(tmp_path: Path, monkeypatch: Any) -> None:
+    """YAML. The device's profile, the rows and a folder of plans, from any working directory; a profile's name is no file."""
+    folder = tmp_path / "mine"
+    (folder / "plans").mkdir(parents=True)
+    (folder / "my.rows").write_text("0 | 0F 0B O")
+    (folder / "my.json").write_bytes(encode_profile(load_profile("h200")))
+    (folder / "my.yaml").write_text("device: my.json\nschedule_1f1b: {schedule_file: my.rows}")
+    (folder / "loaded.yaml").write_text("plan: plans")
+    (folder / "named.yaml").write_text("device: h200")
+    monkeypatch.chdir(tmp_path)
+    found = load_config("mine/my.yaml")
+    assert (found.device, found.passes["schedule-1f1b"].schedule_file) == ("mine/my.json", "mine/my.rows")  # type: ignore[attr-defined]
+    assert load_config("mine/loaded.yaml").plan == "mine/plans"
+    assert load_config("mine/named.yaml").device == "h200"
+    with pytest.raises(ConfigError, match=rf"schedule file {tmp_path}/my.rows: cannot be read"):
+        make_config({"schedule_1f1b": {"schedule_file": "my.rows"}})
 
 
 def test_jobs_are_required_where_a_step_is_to_run() -> None:

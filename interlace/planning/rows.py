@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from interlace.cost_model.profile import is_path
 from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.dump import write_whole
@@ -49,7 +51,7 @@ def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
     Args:
         plans: Of the ranks of a world.
         folder: Where to write.
-        shown_as: How the configuration calls the folder: commands find the rows by it.
+        shown_as: How the folder is called in the file's first line.
 
     Returns:
         Whether all stages are there; without one of them a schedule file would be refused, and nothing is written.
@@ -59,17 +61,18 @@ def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
         return False
     write_whole(folder / ROWS, rows_text(rows).encode())
     budget = {"memory_budget": plans[0].memory_budget} if plans[0].memory_budget else {}
-    options = {"device": plans[0].profile, **budget, **_options(plans[0].passes, shown_as / ROWS)}
+    device = os.path.abspath(plans[0].profile) if is_path(plans[0].profile) else plans[0].profile
+    options = {"device": device, **budget, **_options(plans[0].passes)}
     text = f"# The schedule in {shown_as / ROWS}, and all other options as they were decided; edit the rows and plan with this file.\n"
     write_whole(folder / CONFIG, (text + yaml.safe_dump(options, sort_keys=False, default_flow_style=None, width=120)).encode())
     return True
 
 
-def _options(passes: Sequence[Pass], rows: Path) -> dict[str, Any]:
+def _options(passes: Sequence[Pass]) -> dict[str, Any]:
     """Each pass as a configuration has it; those that are on by default and did not run are off."""
     options: dict[str, Any] = {option_name(kind.name): "off" for kind in REGISTRY.values() if kind.is_default}
     for each in passes:
-        each = _given(each, str(rows)) if isinstance(each, Schedule1F1B) else each
+        each = _given(each) if isinstance(each, Schedule1F1B) else each
         defaults = {field.name: _default(field) for field in msgspec.structs.fields(each)}
         differ = {name: value for name, value in msgspec.to_builtins(each).items() if value != defaults[name]}
         options[option_name(each.name)] = _plain(differ) or "on"
@@ -83,10 +86,10 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
     return field.default if field.default is msgspec.NODEFAULT else msgspec.to_builtins(field.default)
 
 
-def _given(schedule: Schedule1F1B, rows: str) -> Schedule1F1B:
+def _given(schedule: Schedule1F1B) -> Schedule1F1B:
     """The same with the rows in the place of what made them; what orders the inside of a job stays."""
     form = "mixed" if schedule.interleave == "mixed" else "auto"
-    return msgspec.structs.replace(schedule, schedule_file=rows, interleave=form, lag=0, depth=(), only_gains=True)
+    return msgspec.structs.replace(schedule, schedule_file=ROWS, interleave=form, lag=0, depth=(), only_gains=True)
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ HEAD = """\
 Written by `python -m interlace.report.options` from the passes' own records; a test compares the two. An option is set in YAML
 (`schedule_1f1b: {interleave: mixed}`), as a keyword (`interlace.enable(strategy, schedule_1f1b={"interleave": "mixed"})`) or as a flag
 (`strategy.interlace.schedule_1f1b.interleave = "mixed"`). A pass is `on`, `off` or a table of its options; sizes are bytes, or text such
-as `64MiB` and `1.5GB`.
+as `64MiB` and `1.5GB`. Files that a YAML file names are found from its own folder, those of keywords from the working directory.
 
 Later calls of `interlace.enable` go on top of earlier ones, keywords on top of a file. Refused before anything is built:
 `schedule_1f1b: off` while passes are on that need a schedule (`{interleave: off}` keeps Paddle's own order of jobs),

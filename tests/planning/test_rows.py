@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,9 @@ def test_a_schedule_is_printed_edited_and_planned_by_command(tmp_path: Path, cap
     rows = capsys.readouterr().out
     assert rows == Path("plan/schedule.rows").read_text()
     edited = re.sub(r"^1 \|.*", "1 | 0F 0B 1F 1B 2F 2B 3F 3B 4F 4B 5F 5B O", rows, flags=re.M)
-    Path("plan/schedule.rows").write_text(edited)
-    assert main(["plan", "dumps", "--config", "plan/schedule.yaml", "-o", "mine"]) == 0
+    shutil.copytree("plan", "copied/plan")
+    Path("copied/plan/schedule.rows").write_text(edited)
+    assert main(["plan", "dumps", "--config", "copied/plan/schedule.yaml", "-o", "mine"]) == 0
     capsys.readouterr()
     assert main(["show", "mine", "--rows"]) == 0
     assert "1 | 0F 0B 1F 1B 2F 2B 3F 3B 4F 4B 5F 5B O" in capsys.readouterr().out
