@@ -290,6 +290,16 @@ def gains_simulated() -> str:
 
 
 @claim
+def measured_budgets() -> str:
+    """Steps and peaks under memory budgets, planned and measured, of each case in its newest sitting with budgets."""
+    newest: dict[str, str] = {}
+    for row in layers():
+        if row["plan"].startswith(results.BUDGET):
+            newest[row["case"]] = max(row["sitting"], newest.get(row["case"], ""))
+    return results.budget_table([row for row in layers() if row["sitting"] == newest.get(row["case"])])
+
+
+@claim
 def delays() -> str:
     """Plans with transfers delayed, without, and with all issued where they were, beside stock of their sitting."""
     compared = {row["sitting"] for row in layers() if row["plan"] == "auto-in-place"}

@@ -43,6 +43,8 @@ DIGEST = 16
 """Hexadecimal digits kept of a digest."""
 FLOAT32 = ("small", "moe")
 """Cases in float32: there for their losses and for the order of plans; the profile's float32 products are TF32's, the testbed's are not."""
+BUDGET = "budget-"
+"""How the name of a plan under a memory budget begins; the share of what Paddle's own plan holds follows."""
 CLEAR = 0.01
 """Two plans that were measured less than this share apart order nothing."""
 
@@ -111,6 +113,7 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
     """
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
+    from interlace.planning.plan import read_record
     from interlace.scheduler.memory.live import in_order
     from interlace.scheduler.simulate.arrays import Options
     from interlace.scheduler.simulate.simulator import simulate
@@ -133,6 +136,8 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
     found["peak_bytes_by_rank"] = [rank.peak_bytes for rank in as_freed.ranks]
     found["held_peak_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
     found[PEAKS] = [in_order(program, target=place).peak() for program in programs]
+    if folder.name.startswith(BUDGET):
+        found["budget_bytes"] = read_record(paths[0]).memory_budget
     return name, found
 
 
@@ -273,6 +278,30 @@ def _bits(row: Row) -> str:
     return "no stock beside it" if None in told else "no" if False in told else "yes"
 
 
+def budget_table(runs: Sequence[Row]) -> str:
+    """Budgets, and the plan without one, beside stock of the case's sitting: steps and the fullest rank's peaks, measured and planned.
+
+    A budget is held against tensors and what side streams keep of them; tensors alone are what was measured.
+    """
+    found = {run_of(row): row for row in runs if "step_ms" in row}
+    lines = ["| case | plan | budget GB | held, planned | tensors, planned | measured | step ms, planned | measured | stock's bits |",
+             "| --- " * 9 + "|"]  # fmt: skip
+    for case, sitting in dict.fromkeys((case, sitting) for case, plan, sitting in found if plan.startswith(BUDGET)):
+        budgets = sorted((plan for of, plan, at in found if (of, at) == (case, sitting) and plan.startswith(BUDGET)),
+                         key=lambda plan: -float(plan.removeprefix(BUDGET)))  # fmt: skip
+        here = [found[case, plan, sitting] for plan in ("stock", "auto", *budgets) if (case, plan, sitting) in found]
+        lines += [f"| {case} | {row['plan']} | {' | '.join(_budget_cells(row))} |" for row in here]
+    return "\n".join(lines)
+
+
+def _budget_cells(row: Row) -> list[str]:
+    planned = row.get("simulated", {})
+    sizes = [planned.get("budget_bytes", 0), *(max(planned.get(key, [0])) for key in ("held_peak_bytes_by_rank", PEAKS)),
+             max(each["allocated"] + each["outside"] for each in row["peak_bytes_by_rank"])]  # fmt: skip
+    steps = [f"{planned['step_ms']:.1f}" if "step_ms" in planned else "", f"{row['step_ms']['median']:.1f}"]
+    return [*(f"{size / 1e9:.2f}" if size else "" for size in sizes), *steps, _bits(row)]
+
+
 def accuracy_table(runs: Sequence[Row]) -> str:
     """How far simulated steps and peaks are off, and how many pairs of plans are in the right order."""
     groups: dict[str, list[Row]] = {}
@@ -357,7 +386,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{args.traces}: {len(write_traces(args.folder, args.traces, args.runs, args.simulated))} traces")
     if args.tables:
         runs = [row for row in json.loads(args.tables.read_text())["runs"] if fnmatch.fnmatchcase(row["sitting"], args.of)]
-        print(f"{step_table(runs)}\n\n{switch_table(runs)}\n\n{accuracy_table(runs)}")
+        print("\n\n".join(show(runs) for show in (step_table, switch_table, budget_table, accuracy_table)))
     return 0
 
 

@@ -79,8 +79,14 @@ LAGS = tuple(Plan(name, _pairs(f"dx-first, lag: {lag}")) for name, lag in (("lag
 AUTO = tuple(Plan(name, f"device: {DEVICE}\nschedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n")
              for name, extra in (("auto", "0"), ("auto-8gb", "8GB")))  # fmt: skip
 """Within the memory of Paddle's own plan, and with more."""
-BUDGETS = tuple(Plan(f"budget-{share:g}", f"device: {DEVICE}\nmemory_budget: {share}\n") for share in (1.0, 0.9, 0.8, 0.7, 0.6))
-"""Kept, recomputed and moved as the budget asks, as shares of what Paddle's own plan holds."""
+BUDGETS = {
+    "gpt-s2048-mp1-pp2": (0.95, 0.9, 0.85), "llama-s2048-mp1-pp2": (0.9, 0.8, 0.7),
+    "gpt-s4096-mp1-pp2": (0.9, 0.8, 0.7), "llama-s4096-mp1-pp2": (0.9, 0.75, 0.6),
+    "gpt-s2048-mp1-pp2-vpp2": (0.9, 0.8), "llama-s2048-mp1-pp2-vpp2": (0.8, 0.7),
+    "gpt-2-layers-s2048-mp1-b4": (0.9, 0.85, 0.8), "llama-2-layers-s2048-mp1-b4": (0.75, 0.65, 0.55),
+    "gpt-4-layers-s2048-mp1-b4": (0.9, 0.8, 0.75), "llama-4-layers-s2048-mp1-b4": (0.7, 0.6, 0.5),
+}  # fmt: skip
+"""Budgets by case, as shares of what Paddle's own plan holds on its fullest rank; the last near the least that can be held."""
 DELAYS = tuple(Plan(f"{plan.name}-{name}", f"{plan.config}delay_transfers: {option}\n")
                for plan in (AUTO[0], ZB) for name, option in (("undelayed", "off"), ("margin-0", "{margin_us: 0}"),
                                                               ("margin-500", "{margin_us: 500}")))  # fmt: skip
@@ -131,9 +137,9 @@ def cases(gpus: int) -> list[Case]:
     found += [_layers(model, 4096, mp, batch=2, plans=(*ALL, *LEVEL[:2], *PINNED)) for mp in widths for model in models]
     found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
-        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS[:3], *AUTO, *BUDGETS, *DELAYS, *LEVEL, COLUMN, *OFFLOADS,
+        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS[:3], *AUTO, *DELAYS, *LEVEL, COLUMN, *OFFLOADS,
                                                          AGAIN)) for model in models]
-        found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS[:3], *AUTO, *BUDGETS), micro_batches=count)
+        found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS[:3], *AUTO), micro_batches=count)
                   for seq, count in ((4096, 8), (2048, 4), (4096, 4)) for model in models]  # fmt: skip
         found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], DELAYS[0])) for model in models]
         found += [*_peaks(), *_experts()]
@@ -141,15 +147,21 @@ def cases(gpus: int) -> list[Case]:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
     found += [_layers(model, 2048, 1, plans=(STOCK, DX, *OFFLOADS)) for model in models]
-    found += _budgets()
+    found += _accumulation()
     found += [_layers(model, 4096, mp, plans=(STOCK, DX, MIXED)) for mp in (1, *widths) for model in models]
-    return [*found, *_small(gpus), *_puzzle(gpus)]
+    return [_with_budgets(case) for case in (*found, *_small(gpus), *_puzzle(gpus))]
 
 
-def _budgets() -> list[Case]:
-    """One GPU with accumulation, two and four layers: what Paddle's plan holds, and less."""
-    return [replace(_layers(model, 2048, 1, batch=4, plans=(STOCK, AUTO[0], *BUDGETS[:4]), more=("--layers", str(layers))),
-                    name=f"{model}-{layers}-layers-s2048-mp1-b4") for model, layers in (("gpt", 2), ("llama", 4))]  # fmt: skip
+def _with_budgets(case: Case) -> Case:
+    """Kept, recomputed and moved as each budget asks, beside the case's other plans."""
+    more = (Plan(f"budget-{share:g}", f"device: {DEVICE}\nmemory_budget: {share}\n") for share in BUDGETS.get(case.name, ()))
+    return replace(case, plans=(*case.plans, *more))
+
+
+def _accumulation() -> list[Case]:
+    """One GPU with accumulation, two and four layers."""
+    return [replace(_layers(model, 2048, 1, batch=4, plans=(STOCK, AUTO[0]), more=("--layers", str(layers))),
+                    name=f"{model}-{layers}-layers-s2048-mp1-b4") for layers in (2, 4) for model in ("gpt", "llama")]  # fmt: skip
 
 
 def _experts() -> list[Case]:
@@ -259,7 +271,7 @@ class Bench:
             before = json.loads(path.read_text()) if path.exists() else {}
             same = {key: before.get(key) for key in head if key != "gpus"} == {key: head[key] for key in head if key != "gpus"}
             plans = {**(before["plans"] if same else {}), plan.name: found}
-            print(f"{case.name} {plan.name}: {_headline(found)}", flush=True)
+            print(f"{case.name} {plan.name}: {_headline(found)}{_bits(found, plans.get(STOCK.name, {}))}", flush=True)
             path.write_text(json.dumps({**head, "plans": plans}, indent=1) + "\n")
 
     def _run_plan(self, case: Case, plan: Plan, gpus: list[int]) -> dict[str, Any]:
@@ -337,6 +349,13 @@ def _headline(found: dict[str, Any]) -> str:
             f"device {traced.get('device_us', 0) / 1e3:.1f} busy {where} host {traced.get('host_us')}, {found['wall_s']} s")  # fmt: skip
 
 
+def _bits(found: dict[str, Any], stock: dict[str, Any]) -> str:
+    """Whether a run has stock's losses and parameters; nothing where one of them did not end, or stock has not run yet."""
+    if found is stock or "failed" in found or "loss_bits" not in stock:
+        return ""
+    return ", stock's bits" if all(found[key] == stock[key] for key in ("loss_bits", "parameters")) else ", OTHER BITS THAN STOCK'S"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.training", description="Measure Paddle's plan and Interlace's on GPUs.")
@@ -373,7 +392,7 @@ def _chosen(found: Sequence[Case], only: str) -> list[Case]:
         if not named:
             raise SystemExit(f"no case {name!r}; there are {[case.name for case in found]}")
         for case in named:
-            kept = tuple(each for each in case.plans if not plans or each.name in plans.split("+"))
+            kept = tuple(each for each in case.plans if not plans or any(fnmatch.fnmatchcase(each.name, one) for one in plans.split("+")))
             chosen.append(replace(case, plans=kept))
     return chosen
 

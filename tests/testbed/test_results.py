@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import beside_transfers, results
+from benchmarks.gpu import beside_transfers, results, training
 from interlace.cost_model.base import GivenCosts
 from interlace.ir import parse
 from testbed.device import Call, Interval, Issue, Trace
@@ -85,6 +85,53 @@ def test_tables_compare_within_a_sitting(tmp_path: Path) -> None:
     accuracy = results.accuracy_table(rows)
     assert "| mp, stock | 1 | 10.00, +10.00 % | 1: 1.00, +1.00 % |" in accuracy
     assert accuracy.endswith("1 of 1 pairs of plans of a case, measured more than 1% apart, in the right order")
+
+
+def test_budgets_stand_beside_stock_with_the_fullest_ranks_peaks() -> None:
+    planned = {"stock": (11.0, 4e9, 0), "budget-0.75": (12.0, 3e9, 3.2e9), "budget-0.9": (11.5, 3.5e9, 3.8e9)}
+    rows = [{"case": "c", "plan": plan, "sitting": "a", "step_ms": {"median": ms - 1},
+             "losses_equal_stock": True, "parameters_equal_stock": True,
+             "peak_bytes_by_rank": [{"allocated": 1e9, "outside": 0}, {"allocated": peak - 1e7, "outside": 5e6}],
+             "simulated": {"step_ms": ms, "held_peak_bytes_by_rank": [peak + 1e8, 1], "in_order_peak_bytes_by_rank": [1, peak],
+                           **({"budget_bytes": budget} if budget else {})}} for plan, (ms, peak, budget) in planned.items()]  # fmt: skip
+    rows.append({**rows[0], "case": "without budgets"})
+    assert results.budget_table(rows).splitlines()[2:] == [
+        "| c | stock |  | 4.10 | 4.00 | 4.00 | 11.0 | 10.0 | yes |",
+        "| c | budget-0.9 | 3.80 | 3.60 | 3.50 | 3.50 | 11.5 | 10.5 | yes |",
+        "| c | budget-0.75 | 3.20 | 3.10 | 3.00 | 3.00 | 12.0 | 11.0 | yes |",
+    ]
+
+
+def test_every_case_with_budgets_is_run_with_them() -> None:
+    cases = {case.name: case for case in training.cases(2)}
+    for name, shares in training.BUDGETS.items():
+        plans = {plan.name: plan for plan in cases[name].plans}
+        assert {"stock", "auto"} < set(plans)
+        for share in shares:
+            assert f"memory_budget: {share}\n" in str(plans[f"budget-{share:g}"].config)
+    assert cases["gpt-4-layers-s2048-mp1-b4"].args.count("--layers") == 2  # the last one counts
+    assert cases["gpt-4-layers-s2048-mp1-b4"].args[-2:] == ("--layers", "4")
+
+
+def test_cases_and_plans_are_chosen_by_pattern_in_the_order_given() -> None:
+    chosen = training._chosen(training.cases(2), "llama-4-*:stock+budget-*,gpt-s2048-mp1-pp2:zb-h1,gpt-s2048-mp1-pp2:stock")
+    assert [(case.name, [plan.name for plan in case.plans]) for case in chosen] == [
+        ("llama-4-layers-s2048-mp1-b4", ["stock", "budget-0.7", "budget-0.6", "budget-0.5"]),
+        ("gpt-s2048-mp1-pp2", ["zb-h1"]), ("gpt-s2048-mp1-pp2", ["stock"]),
+    ]  # fmt: skip
+
+
+def test_a_run_with_other_bits_than_stocks_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = training.Bench(tmp_path, "threads", 1, 1, 0.0)
+    case = training.Case("c", "gpt", 1, (), ())
+    for plan, bits, parameters in (("early", "aa", "p"), ("stock", "aa", "p"), ("same", "aa", "p"),
+                                   ("losses", "bb", "p"), ("weights", "aa", "q")):  # fmt: skip
+        ran = {**found(8.0, bits), "parameters": parameters, "memory": [{**MEMORY, "reserved_peak": 9}], "wall_s": 1.0}
+        bench._keep(case, training.Plan(plan, None), ran)
+    bench._keep(case, training.Plan("gone", None), {"failed": "broken"})
+    said = [line.rpartition("1.0 s")[2] for line in capsys.readouterr().out.splitlines()]
+    assert said[:5] == ["", "", ", stock's bits", ", OTHER BITS THAN STOCK'S", ", OTHER BITS THAN STOCK'S"]
+    assert said[5] == "c gone: FAILED: broken"
 
 
 def test_a_plan_with_a_switch_stands_beside_itself_and_is_not_simulated(tmp_path: Path) -> None:
