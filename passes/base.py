@@ -97,6 +97,11 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """An option that cannot stand beside a `memory_budget`, and why; None where all is well."""
         return None
 
+    @property
+    def asks_ranks(self) -> bool:
+        """Whether it has facts to gather, so that all ranks must run it together."""
+        return type(self).facts is not Pass.facts
+
     def facts(self, program: Program, context: Context) -> Any:
         """What the decision needs of this rank, as a record that msgspec encodes; None where it needs nothing of other ranks."""
         return None

@@ -52,7 +52,7 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
     Attributes:
         min_bytes: Smaller collectives are not moved. When: small collectives are slower beside computation on your device than the profile
             says.
-        modules: Names or globs over layer names; without any, all layers. When: only some layers are to be touched.
+        modules: Names or globs over layer names, of any stage; without any, all layers. When: only some layers are to be touched.
         only_gains: Do not change sites that would take longer than the collective and the products one after another. When: off for tests
             on models too small to gain anything.
         borrow: Use earlier weight gradients where a site's own do not cover the collective. When: off to keep each weight gradient in its
@@ -72,6 +72,17 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
     def stock(self) -> None:
         return None
 
+    @property
+    def asks_ranks(self) -> bool:
+        return bool(self.modules)
+
+    def facts(self, program: Program, context: Context) -> tuple[str, ...] | None:
+        """The layers with a collective in backward, where some of them are chosen."""
+        if not self.modules:
+            return None
+        work = _Work(Graph(program), context, self)
+        return tuple(sorted({work.layer(op) for op in work.sites}))
+
     def run(self, program: Program, context: Context) -> Program:
         """The program with its collectives moved up.
 
@@ -80,7 +91,7 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
         """
         check_unscheduled(program)
         work = _Work(Graph(program), context, self)
-        check_modules(self.modules, [work.layer(op) for op in work.sites], program)
+        check_modules(self.modules, program, context)
         for op in work.sites:
             work.visit(op)
         return work.result()

@@ -93,7 +93,7 @@ class Pipeline:
         for k, each in enumerate(self.passes):
             context = Context(cost, is_whole=peers is not None, room_bytes=room_bytes, memo=memo, later=self.passes[k + 1 :])
             known = memo.setdefault(_key(each, program, rooms), []) if rooms and not each.decides_for_all else []
-            if rooms and _asks_ranks(each) and not all(gather(peers, f"{each.name}: known", bool(known))):
+            if rooms and each.asks_ranks and not all(gather(peers, f"{each.name}: known", bool(known))):
                 known.clear()
             program, report = self._run_one(each, program, context, peers, known)
             reports.append(report)
@@ -108,7 +108,7 @@ class Pipeline:
 
     def asks_ranks(self) -> bool:
         """Whether a pass has facts to gather, so that all ranks must run these passes together."""
-        return any(map(_asks_ranks, self.passes))
+        return any(each.asks_ranks for each in self.passes)
 
     def _run_one(
         self, each: Pass, program: Program, context: Context, peers: Peers | None, known: list[_Made]
@@ -134,10 +134,6 @@ class Pipeline:
         report = PassReport(each.name, tuple(context.changed), tuple(context.declined), len(program.ops), len(result.ops),
                             time.perf_counter_ns() - start)  # fmt: skip
         return result, report
-
-
-def _asks_ranks(each: Pass) -> bool:
-    return type(each).facts is not Pass.facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,11 @@ ONE_SIDED = frozenset({"matmul_grad", "bmm_grad"})
 """Gradients whose kernels compute one result alone, with the call that computes it beside the other."""
 
 
+def _gradients(program: Program) -> list[Op]:
+    """Of products."""
+    return [op for op in program.ops if op.kind in GEMM_GRADS and op.role == "backward"]
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """One `pd_op.matmul`: which of x, y, dout it multiplies, and how they are transposed."""
@@ -74,7 +79,7 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
     every case by tests/passes/test_split_backward.py.
 
     Attributes:
-        modules: Names or globs over layer names; without any, all layers. When: only some layers are to be touched, such as when you look
+        modules: Names or globs over layer names, of any stage; without any, all layers. When: only some layers are to be touched, such as when you look
             for a fault.
         fold: Write dW of rank [n,2] as reshape, reshape, matmul. When: comparing bits with a program that computes dW in this form.
     """
@@ -89,6 +94,17 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
     def stock(self) -> None:
         return None
 
+    @property
+    def asks_ranks(self) -> bool:
+        return bool(self.modules)
+
+    def facts(self, program: Program, context: Context) -> tuple[str, ...] | None:
+        """The layers with a product of a weight, where some of them are chosen."""
+        if not self.modules:
+            return None
+        weights = weight_values(Graph(program))
+        return tuple(sorted({op.layer for op in _gradients(program) if weight_index(op, weights) is not None}))
+
     def run(self, program: Program, context: Context) -> Program:
         """The program with its weight gradients split.
 
@@ -98,12 +114,11 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
         check_unscheduled(program)
         graph = Graph(program)
         weights = weight_values(graph)
-        grads = [op for op in program.ops if op.kind in GEMM_GRADS and op.role == "backward"]
-        check_modules(self.modules, [op.layer for op in grads if weight_index(op, weights) is not None], program)
+        check_modules(self.modules, program, context)
         split = _Split(Edit(program), graph, context, self.fold)
         leads_to = first_communication(graph)
         others = 0
-        for op in grads:
+        for op in _gradients(program):
             if len(op.results) < 2:
                 context.decline(op, "gives one gradient only: nothing to split")
                 continue

@@ -9,6 +9,7 @@ from interlace.errors import PassError
 from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import PARAMETER, is_boundary, is_collective, is_comm, is_random
+from interlace.passes.base import Context
 from interlace.scheduler.offload import names_layer
 from interlace.scheduler.recompute import COPY
 
@@ -59,17 +60,25 @@ def check_unscheduled(program: Program) -> None:
         raise PassError(f"the program has a schedule already ({count} jobs); put this pass before 'schedule-1f1b'")
 
 
-def check_modules(modules: Sequence[str], layers: Iterable[str], program: Program) -> None:
-    """Refuse names that match none of the layers.
+def check_modules(modules: Sequence[str], program: Program, context: Context) -> None:
+    """Refuse names that match no layer of any rank; where the other stages are not known, say what this one lacks.
+
+    Args:
+        modules: Names or globs.
+        program: Of this rank.
+        context: Its facts are the layers of each rank.
 
     Raises:
         PassError: It lists the layers there are.
     """
-    known = sorted({layer for layer in layers if layer})
+    known = sorted({layer for layers in context.facts for layer in layers if layer})
     for pattern in modules:
         if not any(names_layer(pattern, layer) for layer in known):
-            raise PassError(f"modules: {pattern!r} matches no layer of stage {program.pipeline.stage}; there are "
-                            f"{', '.join(known) or 'no named layers'}")
+            where = "any rank" if context.is_whole else f"stage {program.pipeline.stage}"
+            told = f"modules: {pattern!r} matches no layer of {where}; there are {', '.join(known) or 'no named layers'}"
+            if context.is_whole or program.pipeline.num_stages == 1:
+                raise PassError(told)
+            context.declined.append(f"{told}; the other stages are not known here")
 
 
 def in_modules(modules: Sequence[str], layer: str) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from tests.modules import package_modules
 
 HELPERS = ("tests.interpreter", "tests.strategies", "tests.closure")
-MODULES = [name for name in package_modules() if not name.startswith(("interlace.bridge", "interlace.cli.__main__"))]
+MODULES = [name for name in package_modules() if not name.startswith("interlace.bridge")]
 
 
 @pytest.mark.parametrize("name", [*MODULES, *HELPERS])

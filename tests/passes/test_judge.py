@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from threading import Barrier
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 
 from interlace.config import make_config
 from interlace.cost_model import GivenCosts
-from interlace.errors import ConfigError, InterlaceError, PlanError
+from interlace.errors import ConfigError, InterlaceError, PassError, PlanError
 from interlace.ir import Program
 from interlace.passes import Context, OffloadActivations, Pass, Schedule1F1B, ThrottleHost
 from interlace.passes import Pipeline as Passes
@@ -156,16 +155,37 @@ def test_a_stage_alone_does_not_judge() -> None:
     assert "the other stages' plans are not known here" in reports[0].declined[-1]
 
 
-def test_names_of_all_ranks_are_asked() -> None:
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"offload_activations": {"min_bytes": 0}}, r"'tail' fits no layer; there are head, "),
+        ({"split_backward": {}}, r"split-backward': modules: 'tail' matches no layer of any rank; there are .*layers.3"),
+        ({"overlap_column_backward": {}}, r"column-backward': modules: 'tail' matches no layer of any rank; there are "),
+    ],
+)
+def test_names_of_all_ranks_are_asked(options: dict[str, dict[str, Any]], told: str) -> None:
     """What is chosen. A module of another stage is known; one that no rank has is an error on every rank."""
-    plain = []
-    for program in programs(SHAPE):
-        layer = f"stage{program.pipeline.stage}.mlp"
-        plain.append(program.with_ops([msgspec.structs.replace(op, layer=layer) for op in program.ops]))
-    make_plans(plain, make_config({"offload_activations": {"modules": ["stage1"], "min_bytes": 0}}), LOADED, "h200")
-    with pytest.raises(ConfigError, match=r"'tail' fits no layer; there are stage0.mlp, stage1.mlp") as found:
-        make_plans(plain, make_config({"offload_activations": {"modules": ["tail"], "min_bytes": 0}}), LOADED, "h200")
+    given = programs(World(pp=2, mp=2, micro_batches=4, layers=2))
+    ((key, table),) = options.items()
+    for name in ("layers.0", "layers.3"):
+        plans = make_plans(given, make_config({key: {**table, "modules": [name]}}), LOADED, "h200")
+        assert not any("matches no layer" in line for plan in plans for report in plan.reports for line in report.declined)
+    with pytest.raises((ConfigError, PassError), match=told) as found:
+        make_plans(given, make_config({key: {**table, "modules": ["tail"]}}), LOADED, "h200")
     assert "BrokenBarrier" not in repr(found.value)
+
+
+@pytest.mark.parametrize("key", ["split_backward", "overlap_column_backward"])
+def test_a_stage_alone_says_what_it_lacks(key: str) -> None:
+    """What is chosen. Whether another stage has the module is not known there; without a pipeline it is a mistake."""
+    given = programs(World(pp=2, mp=2, micro_batches=4, layers=2))[:1]
+    (plan,) = make_plans(given, make_config({key: {"modules": ["layers.3"]}}), LOADED, "h200")
+    lines = [line for report in plan.reports for line in report.declined if "matches no layer" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("modules: 'layers.3' matches no layer of stage 0; there are ")
+    assert lines[0].endswith("; the other stages are not known here")
+    with pytest.raises(PassError, match="matches no layer of any rank"):
+        make_plans(programs(World(mp=2, micro_batches=4)), make_config({key: {"modules": ["layers.9"]}}), LOADED, "h200")
 
 
 def test_ranks_at_different_topics_are_told() -> None:
