@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import log
+from statistics import median
 from typing import NamedTuple
 
 from interlace.cost_model.base import How
@@ -116,14 +117,28 @@ class CommTimes:
             if size == size_bytes:
                 return dur_ns, "exact"
         curve = Curve(points)
-        latency, slope = line(points)
-        if len({size for size, _ in points}) > 1 and curve.inside(size_bytes):
+        latency, slope = self._fit(kind, ranks)
+        if _has_sizes(points) and curve.inside(size_bytes):
             return curve.at(size_bytes), "interpolated"
         small, large = min(points), max(points)
         if size_bytes < small[0]:
             start = min(max(latency, self._floor_ns), small[1])
             return start + (small[1] - start) * size_bytes / small[0], "extrapolated"
         return large[1] + slope * (size_bytes - large[0]), "extrapolated"
+
+    def _fit(self, kind: str, ranks: int) -> tuple[float, float]:
+        """Latency (ns) and time a byte; of a group of which one size is known, with the latency of those of which several are."""
+        points = self._points[kind, ranks]
+        known = [line(found)[0] for (name, _), found in self._points.items() if name == kind and _has_sizes(found)]
+        if _has_sizes(points) or not known:
+            return line(points)
+        size_bytes, dur_ns = points[0]
+        latency = min(median(known), dur_ns)
+        return latency, (dur_ns - latency) / size_bytes
+
+
+def _has_sizes(points: list[tuple[float, float]]) -> bool:
+    return len({size for size, _ in points}) > 1
 
 
 class CopyTimes:

@@ -1,9 +1,13 @@
-"""Time over size from measured points: exact where measured, interpolated between, scaled beyond."""
+"""Time over size and depth from measured points: exact where measured, interpolated between, scaled beyond.
+
+The depth of a kernel is what one element of its result runs over: the contracted size of a product, the length of a softmax's row.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from math import exp, log
 from statistics import median
 
@@ -41,6 +45,11 @@ class Curve:
         return exp(logs[right - 1] + share * (logs[right] - logs[right - 1]))
 
     @property
+    def smallest(self) -> float:
+        """The smallest measured size."""
+        return self._sizes[0]
+
+    @property
     def largest(self) -> float:
         """The largest measured size."""
         return self._sizes[-1]
@@ -50,14 +59,61 @@ class Curve:
         return bool(self._sizes) and self._sizes[0] <= size <= self._sizes[-1]
 
 
-def check_error(points: Sequence[tuple[float, float]], floor_ns: float = 0.0) -> float:
-    """Expected relative error of a curve: the upper quartile of each point's error when predicted from the others."""
+class Surface:
+    """Time over depth and size, as a curve over the size at each measured depth.
+
+    Points are `(depth, size, ns)`; a size grows in proportion to the depth (FLOPs, bytes). Beyond its own points a depth's curve runs as
+    the one through all points. Between two depths time is a straight line in log-log at the same number of results (size / depth), and
+    never less than at a smaller depth; below the first depth it falls in proportion to a floor, above the last it grows in proportion.
+
+    >>> surface = Surface([(10, 100, 8), (10, 200, 16), (40, 400, 16), (40, 800, 32)])
+    >>> round(surface.at(10, 150), 9), round(surface.at(20, 200), 9), round(surface.at(80, 800), 9)
+    (12.0, 11.313708499, 32.0)
+    """
+
+    def __init__(self, points: Iterable[tuple[float, float, float]], floor_ns: float = 0.0) -> None:
+        by_depth: dict[float, list[tuple[float, float]]] = {}
+        for depth, size, dur_ns in points:
+            by_depth.setdefault(depth, []).append((size, dur_ns))
+        self.whole = Curve([point for found in by_depth.values() for point in found], floor_ns)
+        self._depths = sorted(by_depth)
+        self._curves = [Curve(by_depth[depth], floor_ns) for depth in self._depths]
+        self._floor_ns = floor_ns
+
+    def at(self, depth: float, size: float) -> float:
+        """Time of a depth and size, in nanoseconds; needs at least one point. O(depths)."""
+        depths, results = self._depths, size / depth
+        right = bisect_left(depths, depth)
+        below = max((self._along(place, results) for place in range(right)), default=0.0)
+        if right == len(depths):
+            return below * depth / depths[-1]
+        above = max(below, self._along(right, results))
+        if not below:
+            floor_ns = min(self._floor_ns, above)
+            return floor_ns + (above - floor_ns) * depth / depths[0]
+        share = log(depth / depths[right - 1]) / log(depths[right] / depths[right - 1])
+        return exp(log(below) + share * log(above / below))
+
+    def _along(self, place: int, results: float) -> float:
+        """Time at a measured depth."""
+        curve, size = self._curves[place], self._depths[place] * results
+        edge = min(max(size, curve.smallest), curve.largest)
+        return curve.at(edge) * self.whole.at(size) / self.whole.at(edge)
+
+    def inside(self, depth: float, size: float) -> bool:
+        """Whether a depth and a size lie between the smallest and the largest measured ones."""
+        return self.whole.inside(size) and self._depths[0] <= depth <= self._depths[-1]
+
+
+@lru_cache(maxsize=256)
+def check_error(points: tuple[tuple[float, float, float], ...], floor_ns: float = 0.0) -> float:
+    """Expected relative error of a surface: the upper quartile of each point's error when predicted from the others. O(points^2)."""
     if len(points) < 3:
         return FEW_POINTS_ERROR
     errors = []
-    for left_out, (size, dur_ns) in enumerate(points):
+    for left_out, (depth, size, dur_ns) in enumerate(points):
         others = [point for place, point in enumerate(points) if place != left_out]
-        errors.append(abs(Curve(others, floor_ns).at(size) / dur_ns - 1))
+        errors.append(abs(Surface(others, floor_ns).at(depth, size) / dur_ns - 1))
     errors.sort()
     return errors[(3 * (len(errors) - 1) + 3) // 4]
 

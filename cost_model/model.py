@@ -8,11 +8,11 @@ from typing import Any
 
 from interlace.cost_model.base import HOWS, Costs, Estimate, GivenCosts, Groups, How
 from interlace.cost_model.comm import CommTimes, CopyTimes, Found
-from interlace.cost_model.curves import Curve, check_error
+from interlace.cost_model.curves import Surface, check_error
 from interlace.cost_model.families import REPRESENTATIVES, is_free
 from interlace.cost_model.interference import InterferenceTable, Stretch
 from interlace.cost_model.profile import DeviceProfile, OpSample
-from interlace.cost_model.work import Part, Values, work_of
+from interlace.cost_model.work import TURNED, Dims, Part, Values, work_of
 from interlace.ir.kinds import is_comm
 from interlace.ir.program import ABSENT, Op
 
@@ -31,6 +31,13 @@ LAUNCH, IDLE = 5.0, 10.0
 time of a launch."""
 MOST_KNOWN = 200_000
 """Operations whose signature is remembered."""
+FEWEST = 3
+"""Samples of products with the same operands turned that answer alone; where there are fewer, all products of the kind and type do."""
+Turned = tuple[int, ...]
+"""Whether a product's first and second operand lie in memory the other way round."""
+Group = tuple[str, str, Turned]
+"""Kind, dtype and how operands lie."""
+ANY: Turned = ()
 _ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
 _ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking", "dst_place_type")
 
@@ -49,13 +56,18 @@ class CostModel(Costs):
         self._comm = CommTimes((*profile.collectives, *profile.p2p), comm_ctas, profile.shortest_kernel_ns)
         self._copies = CopyTimes(profile.copies, copy_ranks)
         self._pairs = InterferenceTable(profile.interference, profile.copies, comm_ctas)
-        self._samples: dict[tuple[str, str], list[OpSample]] = {}
+        self._samples: dict[Group, list[OpSample]] = {}
+        self._of_sizes: dict[tuple[Group, Dims], list[OpSample]] = {}
         for sample in profile.ops:
-            self._samples.setdefault((sample.kind, sample.dtype), []).append(sample)
+            for turned in dict.fromkeys((_turned(sample.dims), ANY)):
+                group = sample.kind, sample.dtype, turned
+                self._samples.setdefault(group, []).append(sample)
+                self._of_sizes.setdefault((group, _sizes(sample.dims)), []).append(sample)
         self._dtypes: dict[str, list[str]] = {}
-        for kind, dtype in sorted(self._samples):
-            self._dtypes.setdefault(kind, []).append(dtype)
-        self._curves: dict[tuple[str, str], tuple[Curve, float]] = {}
+        for kind, dtype, turned in sorted(self._samples):
+            if turned == ANY:
+                self._dtypes.setdefault(kind, []).append(dtype)
+        self._surfaces: dict[Group, tuple[Surface, float]] = {}
         self._numbers: dict[Any, int] = {}
         self._number_of: dict[tuple[int, int], tuple[Op, Values, int]] = {}
         self._known: dict[int, Estimate] = {}
@@ -176,12 +188,18 @@ class CostModel(Costs):
         )
 
     def _exact(self, part: Part) -> Estimate | None:
-        alike = [sample for sample in self._samples.get((part.kind, part.dtype), ()) if sample.dims == dict(part.dims)]
-        near = min(alike, key=lambda sample: abs(sample.size_bytes - part.size_bytes), default=None)
+        dims = dict(part.dims)
+        alike = self._of_sizes.get((self._group(part, part.kind, part.dtype), _sizes(dims)), ())
+        near = min(alike, key=lambda sample: (abs(sample.size_bytes - part.size_bytes), sample.dims != dims), default=None)
         if near is None or abs(near.size_bytes - part.size_bytes) > SAME_BYTES * part.size_bytes:
             return None
         error = max(near.spread_ns / near.dur_ns, SAME_ERROR)
         return Estimate(near.dur_ns, "exact", error, f"{near.source}, {near.num_runs} run(s)")
+
+    def _group(self, part: Part, kind: str, dtype: str) -> Group:
+        """Samples that answer for a part: of products those with the same operands turned, all where fewer than `FEWEST` are known."""
+        group = kind, dtype, _turned(dict(part.dims))
+        return group if len(self._samples.get(group, ())) >= FEWEST else (kind, dtype, ANY)
 
     def _sampled(self, part: Part) -> Estimate | None:
         """From samples of the kind, else of a proxy for it; in this dtype, one like it, or (traffic only) any other."""
@@ -190,31 +208,32 @@ class CostModel(Costs):
         for kind in dict.fromkeys((part.kind, *REPRESENTATIVES.get(part.family, ()))):
             dtypes = (part.dtype, _ALIKE.get(part.dtype, ""), *(() if part.flops else self._dtypes.get(kind, ())))
             for dtype in dtypes:
-                if (kind, dtype) in self._samples:
-                    return self._from_curve(part, kind, dtype)
+                if (kind, dtype, ANY) in self._samples:
+                    return self._from_surface(part, kind, dtype)
         return None
 
-    def _from_curve(self, part: Part, kind: str, dtype: str) -> Estimate:
-        curve, error = self._curve(kind, dtype)
+    def _from_surface(self, part: Part, kind: str, dtype: str) -> Estimate:
+        surface, error = self._surface(self._group(part, kind, dtype))
         size = part.flops or part.size_bytes
-        dur_ns = max(curve.at(size), self._traffic_ns(part.size_bytes) if part.flops else 0.0)
+        depth, curve = depth_of(dict(part.dims)), surface.whole
+        dur_ns = max(surface.at(depth, size), self._traffic_ns(part.size_bytes) if part.flops else 0.0)
         if not part.flops and self._is_launch(longest := curve.at(curve.largest), curve.largest):
             dur_ns = min(dur_ns, longest + self._traffic_ns(size) * self._slowness)
         proxy = (kind, dtype) != (part.kind, part.dtype)
         error = max(error, PROXY_ERROR) if proxy else error
-        outside = "" if curve.inside(size) else ", beyond the measured sizes"
+        outside = "" if surface.inside(depth, size) else ", beyond the measured sizes"
         detail = f"{len(curve)} size(s) of {kind} in {dtype}{' for ' + part.kind if proxy else ''}{outside}"
         how: How = "proxy" if proxy else "extrapolated" if outside else "interpolated"
         return Estimate(max(1, round(dur_ns)), how, error if not outside else 2 * error, detail)
 
-    def _curve(self, kind: str, dtype: str) -> tuple[Curve, float]:
-        """Time over FLOPs (matrix products, attention) or bytes, and its expected error."""
-        key = (kind, dtype)
-        if key not in self._curves:
-            points = [(float(sample_size(sample)), float(sample.dur_ns)) for sample in self._samples[key]]
+    def _surface(self, group: Group) -> tuple[Surface, float]:
+        """Time over depth and FLOPs (matrix products, attention) or bytes, and its expected error."""
+        if group not in self._surfaces:
+            points = tuple((float(depth_of(sample.dims)), float(sample_size(sample)), float(sample.dur_ns))
+                           for sample in self._samples[group])  # fmt: skip
             floor_ns = self.profile.shortest_kernel_ns
-            self._curves[key] = (Curve(points, floor_ns), check_error(points, floor_ns))
-        return self._curves[key]
+            self._surfaces[group] = (Surface(points, floor_ns), check_error(points, floor_ns))
+        return self._surfaces[group]
 
     def _roofline(self, part: Part) -> Estimate:
         traffic_ns = self._traffic_ns(part.size_bytes)
@@ -250,6 +269,23 @@ class CostModel(Costs):
             if largest
             else 1.0
         )
+
+
+def _turned(dims: Mapping[str, int]) -> Turned:
+    return tuple(dims.get(name, 0) for name in TURNED)
+
+
+def _sizes(dims: Mapping[str, int]) -> Dims:
+    return tuple(sorted((name, size) for name, size in dims.items() if name not in TURNED))
+
+
+def depth_of(dims: Mapping[str, int]) -> int:
+    """What an element of the result runs over: the contracted size of a product, the keys of attention, a row; 1 for all else.
+
+    >>> depth_of({"batch": 1, "m": 8, "n": 8, "k": 64}), depth_of({"rows": 8, "cols": 32}), depth_of({"elements": 8})
+    (64, 32, 1)
+    """
+    return max(1, dims.get("k", dims.get("seq_k", dims.get("cols", 1))))
 
 
 def sample_size(sample: OpSample) -> int:

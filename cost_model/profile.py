@@ -56,7 +56,9 @@ class OpSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid
     Attributes:
         kind: Name of the sample's kind (`gemm`, `gemm_batched`, `attention`, `gelu`, `layer_norm`, ...; see `work.py`).
         dtype: Of the first operand.
-        dims: `batch, m, n, k`; `batch, heads, kv_heads, seq_q, seq_k, head_dim, causal`; `rows, cols`; or `elements`.
+        dims: `batch, m, n, k`, and `transpose_x`, `transpose_y`, 1, where that operand lies in memory the other way round (products are
+            answered by samples that lie as they do where there are three, else by all); `batch, heads, kv_heads, seq_q, seq_k, head_dim,
+            causal`; `rows, cols`; or `elements`.
         size_bytes: Read and written.
         dur_ns, spread_ns: Median, and largest minus smallest, over `num_runs` measurements.
     """

@@ -98,7 +98,8 @@ def product(kind: str, dtype: str, batch: int, m: int, n: int, k: int, turned: s
     out = empty(*lead, m, n, dtype=dtype)
     run = torch.bmm if batch > 1 else torch.mm
     size = DTYPES[dtype].itemsize * batch * (m * k + k * n + m * n)
-    note(kind, dtype, {"batch": batch, "m": m, "n": n, "k": k}, size, [partial(run, x, y, out=out)])
+    dims = {"batch": batch, "m": m, "n": n, "k": k, **{f"transpose_{operand}": 1 for operand in turned}}
+    note(kind, dtype, dims, size, [partial(run, x, y, out=out)])
 
 
 def model_products() -> Iterator[tuple[int, int, int, str]]:

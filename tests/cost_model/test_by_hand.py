@@ -6,7 +6,7 @@ import pytest
 
 from interlace.cost_model.accuracy import Case, order_share, summarize
 from interlace.cost_model.comm import BEYOND_ERROR, GROUP_ERROR, PROXY_ERROR, SAME_ERROR, SIZE_ERROR, CommTimes, CopyTimes
-from interlace.cost_model.curves import FEW_POINTS_ERROR, Curve, check_error, line
+from interlace.cost_model.curves import FEW_POINTS_ERROR, Curve, Surface, check_error, line
 from interlace.cost_model.interference import InterferenceTable
 from interlace.cost_model.profile import CommSample, CopySample, Interference
 
@@ -34,9 +34,28 @@ def test_points_of_one_size_are_averaged() -> None:
     assert Curve([(10, 4), (10, 16), (20, 40)]).at(10) == pytest.approx(8)
 
 
+def test_between_two_depths_time_is_interpolated_at_the_same_number_of_results() -> None:
+    """20 results take 10 ns at depth 10 and 40 at depth 40; at depth 20, halfway by the logarithm, twice ten."""
+    surface = Surface([(10, 200, 10), (40, 800, 40)], floor_ns=1)
+    assert [surface.at(depth, 20 * depth) for depth in (10, 20, 40, 80, 5)] == pytest.approx([10, 20, 40, 80, 1 + 9 / 2])
+    assert (surface.inside(10, 200), surface.inside(5, 200), surface.inside(80, 800)) == (True, False, False)
+
+
+def test_beyond_its_own_points_a_depth_runs_as_all_points_do() -> None:
+    """Depth 10 was measured at a size of 100 alone, where a launch decides; from there to 1600 all grow tenfold, not sixteen times."""
+    surface = Surface([(10, 100, 6), (40, 100, 6), (40, 1600, 60)])
+    assert surface.at(10, 1600) == pytest.approx(60)
+
+
+def test_no_depth_takes_less_than_a_smaller_one() -> None:
+    """Ten results: 8 ns at depth 10, 4 at depth 20."""
+    surface = Surface([(10, 100, 8), (20, 200, 4), (10, 200, 16), (20, 400, 8)])
+    assert surface.at(20, 200) >= surface.at(10, 100) > 0
+
+
 def test_the_error_of_a_curve_is_the_upper_quartile_of_what_each_point_is_off() -> None:
     """Left out in turn, the points at 8 and 16 are off by sqrt(4 x 32) / 8 - 1 and a half, the others by nothing."""
-    points = [(1, 1), (2, 2), (4, 4), (8, 8), (16, 32)]
+    points = ((1, 1, 1), (1, 2, 2), (1, 4, 4), (1, 8, 8), (1, 16, 32))
     assert check_error(points) == pytest.approx(2**0.5 - 1)
     assert check_error(points[:2]) == FEW_POINTS_ERROR
     assert check_error(points[:3]) == pytest.approx(0)
@@ -72,6 +91,14 @@ def test_a_small_collective_takes_no_less_than_any_kernel() -> None:
     found = CommTimes(REDUCES, floor_ns=90).time("all_reduce", 2, 500)
     assert found is not None
     assert found.dur_ns == pytest.approx(95)
+
+
+@pytest.mark.parametrize(("size", "dur_ns"), [(500, 80 + 70 / 2), (1000, 150), (2000, 150 + 70)])
+def test_a_group_of_one_known_size_has_the_latency_of_the_others(size: int, dur_ns: float) -> None:
+    """Groups of two take 80 ns to start, so that of 150 ns over four 70 are for the bytes."""
+    found = CommTimes([*REDUCES, CommSample("all_reduce", 4, 1000, 150)]).time("all_reduce", 4, size)
+    assert found is not None
+    assert found.dur_ns == pytest.approx(dur_ns)
 
 
 def test_another_group_and_another_kind_are_scaled_by_ring_traffic_and_trusted_less() -> None:

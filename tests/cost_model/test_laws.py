@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import example, given
+import json
+
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from interlace.cost_model import CostModel, GivenCosts, load_profile, pair_time
 from interlace.cost_model.comm import CommTimes, CopyTimes
-from interlace.cost_model.curves import Curve, check_error
+from interlace.cost_model.curves import Curve, Surface, check_error
 from interlace.cost_model.profile import CommSample
 from tests.cost_model.programs import collective, matmul, unary
 
@@ -37,9 +39,26 @@ def test_a_curve_through_rising_points_goes_through_them(sizes, data):
     assert all(abs(curve.at(size) / dur - 1) < 1e-6 for size, dur in points)
 
 
-@given(POINTS)
-def test_a_curve_tells_its_error(points):
-    assert check_error(points) >= 0
+DEEP = st.lists(st.tuples(st.sampled_from([1, 64, 100, 4096]), st.integers(1, 1 << 30), st.integers(1, 1 << 30)), min_size=1, max_size=12)
+
+
+@given(DEEP, st.integers(1, 1 << 13), st.integers(1, 1 << 13), SIZES, SIZES, st.integers(0, 5000))
+def test_time_never_falls_with_more_results_nor_with_more_depth(points, depth, more, results, grown, floor_ns):
+    surface = Surface(points, floor_ns)
+    took = surface.at(depth, depth * results)
+    assert 0 < took <= surface.at(depth, depth * (results + grown)) * (1 + 1e-9)
+    assert took <= surface.at(depth + more, (depth + more) * results) * (1 + 1e-9)
+
+
+@given(POINTS, st.integers(0, 5000))
+def test_a_surface_of_one_depth_is_its_curve(points, floor_ns):
+    surface, curve = Surface([(7, size, dur) for size, dur in points], floor_ns), Curve(points, floor_ns)
+    assert all(abs(surface.at(7, size) / curve.at(size) - 1) < 1e-9 for size in (1, 1000, 1 << 20, 1 << 33))
+
+
+@given(DEEP)
+def test_a_surface_tells_its_error(points):
+    assert check_error(tuple(points)) >= 0
 
 
 @given(MODELS, KINDS, st.integers(1, 1 << 14), st.integers(1, 1 << 14), st.sampled_from(["float32", "bfloat16", "float16"]))
@@ -50,10 +69,29 @@ def test_memory_bound_operations_never_take_less_when_larger(model, kind, rows, 
     assert "exact" in (small.how, large.how) or small.dur_ns <= large.dur_ns
 
 
-@given(MODELS, st.tuples(*[st.integers(1, 4096)] * 3), st.integers(0, 2), st.integers(1, 4096))
-def test_matrix_products_never_take_less_when_larger(model, sizes, grown, more):
+@given(MODELS, st.sampled_from(["softmax", "softmax_grad", "layer_norm"]), st.integers(1, 1 << 14), st.integers(1, 1 << 14),
+       st.integers(1, 1 << 14), st.sampled_from(["float32", "bfloat16"]))  # fmt: skip
+def test_longer_rows_never_take_less(model, kind, rows, cols, more, dtype):
+    small, large = (model.op_time(*unary(f"pd_op.{kind}", f"{rows},{length}", dtype)) for length in (cols, cols + more))
+    assert "exact" in (small.how, large.how) or small.dur_ns <= large.dur_ns
+
+
+TRANSPOSES = st.sampled_from([(False, False), (False, True), (True, False), (True, True)])
+
+
+def product(m, n, k, dtype, turned=(False, False)):
+    """A product of [m, k] by [k, n] whose operands lie in memory as `turned` says."""
+    x, y = (f"{k},{m}" if turned[0] else f"{m},{k}"), (f"{n},{k}" if turned[1] else f"{k},{n}")
+    attrs = json.dumps({"transpose_x": turned[0], "transpose_y": turned[1]})
+    return matmul(x, y, f"{m},{n}", dtype, attrs)
+
+
+@settings(deadline=None)  # the first answer of a kind checks all its samples against each other
+@given(MODELS, st.tuples(*[st.integers(1, 4096)] * 3), st.integers(0, 2), st.integers(1, 4096), TRANSPOSES,
+       st.sampled_from(["float32", "bfloat16"]))  # fmt: skip
+def test_matrix_products_never_take_less_when_larger(model, sizes, grown, more, turned, dtype):
     bigger = [size + more * (place == grown) for place, size in enumerate(sizes)]
-    small, large = (model.op_time(*matmul(f"{m},{k}", f"{k},{n}", f"{m},{n}", "float32")) for m, n, k in (sizes, bigger))
+    small, large = (model.op_time(*product(m, n, k, dtype, turned)) for m, n, k in (sizes, bigger))
     assert small.dur_ns > 0
     assert "exact" in (small.how, large.how) or small.dur_ns <= large.dur_ns
 
@@ -91,7 +129,8 @@ def test_every_sample_of_a_profile_is_answered_by_itself():
         for sample in model.profile.ops:
             if "m" in sample.dims and sample.dims["batch"] == 1:
                 m, n, k = (sample.dims[name] for name in "mnk")
-                found = model.op_time(*matmul(f"{m},{k}", f"{k},{n}", f"{m},{n}", sample.dtype))
+                turned = tuple(bool(sample.dims.get(name)) for name in ("transpose_x", "transpose_y"))
+                found = model.op_time(*product(m, n, k, sample.dtype, turned))
                 assert (found.how, found.dur_ns) == ("exact", sample.dur_ns), sample
         for sample in model.profile.collectives:
             if sample.ctas == 0 and sample.kind == "all_reduce":

@@ -43,13 +43,45 @@ def test_a_product_at_the_roofline_takes_its_traffic_where_that_is_longer() -> N
 
 
 def test_several_kernels_are_as_sure_as_the_least_sure_and_their_errors_weigh_by_time() -> None:
-    """dX is a sample itself (5 %), dW lies on a curve through that one point (50 %)."""
+    """dX is a sample itself (5 %); dW, of a third of its depth, lies beyond that one point (100 %), a third of the way to the floor."""
     costs = model(OpSample("gemm", "float32", {"batch": 1, "m": 10, "n": 20, "k": 30}, 4400, 10_000))
     found = costs.op_time(*last_op(
         "%0:float32[10,20] = pd_op.data() forward", "%1:float32[20,30] = pd_op.data() forward", "%2:float32[10,30] = pd_op.data() forward",
         "%3:float32[10,20], %4:float32[20,30] = pd_op.matmul_grad(%0, %1, %2) backward",
     ))  # fmt: skip
-    assert (found.dur_ns, found.how, found.rel_error) == (20_000, "interpolated", pytest.approx(0.275))
+    third = 100 + (30_000 - 100) / 3  # dW has three times the results
+    assert (found.dur_ns, found.how) == (10_000 + round(third), "extrapolated")
+    assert found.rel_error == pytest.approx((0.05 * 10_000 + third) / (10_000 + third), rel=1e-4)
+
+
+def lying(dur_ns: int, scale: int = 1, **turned: int) -> OpSample:
+    """A product of [10, 10] by [10 x scale, 10]."""
+    sizes = {"batch": 1, "m": 10, "n": 10 * scale, "k": 10}
+    return OpSample("gemm", "float32", {**sizes, **turned}, 4 * (100 + 200 * scale), dur_ns)
+
+
+def turned_product(costs: CostModel, scale: int, turned: bool) -> tuple[int, str]:
+    attrs = '{"transpose_x":true}' if turned else "{}"
+    found = costs.op_time(*matmul("10,10", f"10,{10 * scale}", f"10,{10 * scale}", "float32", attrs))
+    return found.dur_ns, found.how
+
+
+def test_products_with_an_operand_turned_are_answered_by_such_samples_where_there_are_three() -> None:
+    plain = [lying(10_000 * scale, scale) for scale in (1, 2, 4)]
+    turned = [lying(16_000 * scale, scale, transpose_x=1) for scale in (1, 2, 4)]
+    knows = model(*plain, *turned)
+    assert turned_product(knows, 2, False) == (20_000, "exact")
+    assert turned_product(knows, 2, True) == (32_000, "exact")
+    assert turned_product(knows, 3, True) == (48_000, "interpolated")
+    assert turned_product(knows, 3, False) == (30_000, "interpolated")
+
+
+def test_where_samples_do_not_say_how_operands_lie_they_answer_for_all_products() -> None:
+    """As in profiles that know one way alone; of two samples of a shape the one whose operands lie the same way answers."""
+    plain = [lying(10_000 * scale, scale) for scale in (1, 2, 4)]
+    assert turned_product(model(*plain), 2, True) == (20_000, "exact")
+    for samples in ((*plain, lying(32_000, 2, transpose_x=1)), (lying(32_000, 2, transpose_x=1), *plain)):
+        assert turned_product(model(*samples), 2, True) == (32_000, "exact")
 
 
 def test_beyond_the_measured_sizes_the_error_doubles() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from interlace.cost_model.families import forward_kind, memory_family
 from interlace.cost_model.work import Part, copy_direction, moved_bytes, work_of
+from interlace.passes.split_backward import PRODUCTS
 from tests.cost_model.programs import binary, last_op, matmul, unary
 
 
@@ -30,7 +33,9 @@ def parts(found) -> tuple[Part, ...]:
 def test_matmul_sizes(x, y, out, attrs, sizes):
     (part,) = parts(matmul(x, y, out, attrs=attrs))
     batch, m, n, k = sizes
-    assert dict(part.dims) == {"batch": batch, "m": m, "n": n, "k": k}
+    assert {name: size for name, size in part.dims if name in ("batch", "m", "n", "k")} == {"batch": batch, "m": m, "n": n, "k": k}
+    assert {name for name, size in part.dims if size and name not in ("batch", "m", "n", "k")} == set(json.loads(attrs))
+    assert part.result_elements == batch * m * n
     assert part.flops == 2 * batch * m * n * k
 
 
@@ -47,6 +52,19 @@ def test_matmul_grad_is_a_gemm_for_each_gradient_it_gives(results, count):
     assert [part.flops for part in found] == [2 * 8 * 32 * 48] * count
 
 
+@pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)])
+def test_a_products_gradients_lie_as_the_products_that_replace_them(transposes):
+    """The sizes and transposes of dX and dW are those that split-backward gives the products it makes of them."""
+    x, y = ("32,8" if transposes[0] else "8,32"), ("48,32" if transposes[1] else "32,48")
+    attrs = json.dumps(dict(zip(("transpose_x", "transpose_y"), transposes, strict=True)))
+    data = [f"%{place}:float32[{shape}] = pd_op.data() forward" for place, shape in enumerate((x, y, "8,48"))]
+    found = parts(last_op(*data, f"%3:float32[{x}], %4:float32[{y}] = pd_op.matmul_grad(%0, %1, %2) backward {attrs}"))
+    shapes = {"x": x, "y": y, "dout": "8,48"}
+    for part, product, out in zip(found, PRODUCTS[transposes], (x, y), strict=True):
+        turned = json.dumps({"transpose_x": product.transpose_left, "transpose_y": product.transpose_right})
+        assert parts(matmul(shapes[product.left], shapes[product.right], out, "float32", turned)) == (part,)
+
+
 def test_fused_linear_param_grad_add_is_one_gemm_that_reads_and_writes_the_buffer():
     (part,) = parts(
         last_op(
@@ -56,7 +74,7 @@ def test_fused_linear_param_grad_add_is_one_gemm_that_reads_and_writes_the_buffe
             "%3:float32[32,48]~2, %4:null = pd_op.fused_linear_param_grad_add_(%0, %1, %2, _) backward inplace=0:2",
         )
     )
-    assert dict(part.dims) == {"batch": 1, "m": 32, "n": 48, "k": 16}
+    assert dict(part.dims) == {"batch": 1, "m": 32, "n": 48, "k": 16, "transpose_x": 1}
     assert part.size_bytes == 2 * 16 * (32 + 48) + 2 * 4 * 32 * 48
 
 
