@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -10,10 +10,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from interlace.ir import Op, OpInstance, Program, Value
 from interlace.ir.kinds import is_copy
 from interlace.ir.per_ops import once_per_items, once_per_ops
+from interlace.ir.program import Op, OpInstance, Program, Value
 from interlace.ir.storage import storages_of
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,9 @@ class Renaming:
     """
 
     is_gone: npt.NDArray[np.bool_]
-    value: npt.NDArray[np.int64]
-    variable: npt.NDArray[np.int64]
-    storage: npt.NDArray[np.int64]
+    value: Ints
+    variable: Ints
+    storage: Ints
 
 
 def renaming(program: Program, absent: frozenset[int]) -> Renaming:
@@ -128,7 +130,7 @@ def _moved(value: Value, moved: dict[int, int]) -> Value:
 
 
 @once_per_items
-def items_of(program: Program) -> npt.NDArray[np.int64]:
+def items_of(program: Program) -> Ints:
     """The op instances of a program's jobs. `[n, 2]`; nobody may change it."""
     items = chain.from_iterable(job.items for job in program.jobs)
     return np.fromiter(chain.from_iterable(items), np.int64).reshape(-1, 2)
@@ -140,19 +142,18 @@ def index_of_items(program: Program) -> dict[OpInstance, int]:
     return {item: k for k, item in enumerate(item for job in program.jobs for item in job.items)}
 
 
-def indices_by_op(items: npt.NDArray[np.int64], num_ids: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """For each micro-batch a table `[num_ids]`: op id -> index of its op instance in `items`, -1 if there is none.
+def places_of(program: Program, op: Ints, micro_batch: Ints) -> Ints:
+    """The places in `items_of` of op instances, given by arrays that broadcast; -1 for those of no job."""
+    table = _places(program)
+    num_micro_batches, num_ops = table.shape
+    known, there = (micro_batch >= 0) & (micro_batch < num_micro_batches), (op >= 0) & (op < num_ops)
+    return np.where(known & there, table[micro_batch * known, op * there], -1)
 
-    The same array is yielded each time, with other contents. Cost O(n log n) in all.
 
-    Args:
-        items: Op instances. `[n, 2]` of op id, micro-batch
-        num_ids: Above all op ids.
-    """
-    order = np.argsort(items[:, 1], kind="stable")
-    found, begin = np.unique(items[order, 1], return_index=True)
-    index = np.full(num_ids, -1, np.int64)
-    for micro_batch, mine in zip(found.tolist(), np.split(order, begin[1:]), strict=False):
-        index[items[mine, 0]] = mine
-        yield micro_batch, index
-        index[items[mine, 0]] = -1
+@once_per_items
+def _places(program: Program) -> Ints:
+    """`places_of` for all. `[1 + highest micro-batch, 1 + highest operation id]`"""
+    op, micro_batch = items_of(program).T
+    table = np.full((1 + micro_batch.max(initial=0), 1 + op.max(initial=0)), -1, np.int64)
+    table[micro_batch, op] = np.arange(len(op))
+    return table

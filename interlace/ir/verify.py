@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from interlace.errors import ProgramError
+from interlace.ir.copies import index_of_items
 from interlace.ir.kinds import is_boundary, is_copy, is_known_comm, is_p2p, ring_of
-from interlace.ir.per_ops import once_per_ops
+from interlace.ir.per_ops import once_per_items, once_per_ops
 from interlace.ir.program import ABSENT, Group, Op, OpInstance, Program
 from interlace.ir.storage import collect_items, feed_items
 from interlace.ir.waits import computes
@@ -171,12 +173,14 @@ def _communication(op: Op, groups: dict[int, Group]) -> list[str]:
 def _jobs(program: Program) -> list[str]:
     if not program.jobs:
         return []
-    faults = []
-    ops = {op.id: op for op in program.ops}
+    ops, is_right = {op.id: op for op in program.ops}, _runs_what_it_should(program)
+    faults = [*_names_of_jobs(program), *([] if is_right else _wrong_items(program, ops))]
+    return faults or [*_waits(program, ops), *([] if is_right else _missing(program, ops))]
+
+
+def _names_of_jobs(program: Program) -> list[str]:
+    faults: list[str] = []
     names: set[str] = set()
-    done: set[OpInstance] = set()
-    count = program.pipeline.num_micro_batches
-    runs = {op.id: 0 if is_boundary(op) else 1 if op.role == "optimize" else count for op in program.ops}
     for job in program.jobs:
         for word in (job.name, job.kind):
             if not JOB_NAME.fullmatch(word):
@@ -184,10 +188,26 @@ def _jobs(program: Program) -> list[str]:
         if job.name in names:
             faults.append(f"job {job.name!r} occurs twice; job names are unique")
         names.add(job.name)
-        items = set(job.items)
-        if len(items) == len(job.items) and done.isdisjoint(items) and all(0 <= m < runs.get(op_id, 0) for op_id, m in items):
-            done |= items
-            continue
+    return faults
+
+
+@once_per_items
+def _runs_what_it_should(program: Program) -> bool:
+    """Whether the jobs run each operation once for each micro-batch, or once a step, and copies at most that often."""
+    count = program.pipeline.num_micro_batches
+    runs = {op.id: 0 if is_boundary(op) else 1 if op.role == "optimize" else count for op in program.ops}
+    items = [item for job in program.jobs for item in job.items]
+    if len(set(items)) < len(items) or not all(0 <= micro_batch < runs.get(op_id, 0) for op_id, micro_batch in items):
+        return False
+    done = Counter(op_id for op_id, _ in items)
+    return all(done[op.id] == runs[op.id] for op in program.ops if not is_copy(op))
+
+
+def _wrong_items(program: Program, ops: dict[int, Op]) -> list[str]:
+    faults: list[str] = []
+    done: set[OpInstance] = set()
+    count = program.pipeline.num_micro_batches
+    for job in program.jobs:
         for item in job.items:
             op_id, micro_batch = item
             if op_id not in ops:
@@ -202,7 +222,7 @@ def _jobs(program: Program) -> list[str]:
             elif item in done:
                 faults.append(f"job {job.name}: {describe(ops[op_id])} runs a second time for micro-batch {micro_batch}")
             done.add(item)
-    return faults + ([*_waits(program, ops), *_missing(program, ops, done)] if not faults else [])
+    return faults
 
 
 def _waits(program: Program, ops: dict[int, Op]) -> list[str]:
@@ -223,11 +243,10 @@ def _waits(program: Program, ops: dict[int, Op]) -> list[str]:
 
 
 # A copy that no job runs for a micro-batch is the identity there: its readers read what it would have copied.
-def _missing(program: Program, ops: dict[int, Op], done: set[OpInstance]) -> list[str]:
-    once = {op_id for op_id, op in ops.items() if op.role == "optimize"}
-    count = program.pipeline.num_micro_batches
+def _missing(program: Program, ops: dict[int, Op]) -> list[str]:
+    count, done = program.pipeline.num_micro_batches, {item for job in program.jobs for item in job.items}
     inner = [op_id for op_id, op in ops.items() if not is_boundary(op) and not is_copy(op)]
-    wanted = {(op_id, m) for op_id in inner for m in range(1 if op_id in once else count)}
+    wanted = {(op_id, m) for op_id in inner for m in range(1 if ops[op_id].role == "optimize" else count)}
     return [f"{describe(ops[op_id])} is in no job for micro-batch {m}" for op_id, m in sorted(wanted - done)]
 
 
@@ -239,11 +258,10 @@ def _are_defined(program: Program) -> bool:
 def _events(program: Program) -> list[str]:
     if not program.events:
         return []
-    index = {}
     fed, collected = feed_items(program), collect_items(program) if _are_defined(program) else []
-    for k, items in enumerate([fed, *(job.items for job in program.jobs), collected]):
-        for n, item in enumerate(items):
-            index[item] = (k, n)
+    inside = index_of_items(program)
+    outside = {item: k - len(fed) for k, item in enumerate(fed)} | {item: len(inside) + k for k, item in enumerate(collected)}
+    index = {item: inside.get(item, outside.get(item)) for event in program.events for item in (event.record, *event.waits)}
     faults: list[str] = []
     names: set[str] = set()
     recorders: dict[OpInstance, str] = {}
@@ -257,15 +275,17 @@ def _events(program: Program) -> list[str]:
             faults.append(f"events {recorders[event.record]!r} and {event.name!r} are both recorded after {event.record}; "
                           "an op instance records one")  # fmt: skip
         recorders[event.record] = event.name
-        if event.record not in index:
+        recorded = index[event.record]
+        if recorded is None:
             faults.append(f"event {event.name!r} is recorded after {event.record}, which no job runs")
             continue
         if event.record in fed and event.record != fed[-1]:
             faults.append(f"event {event.name!r} is recorded after {event.record}, which cuts the batch; "
                           f"expected {fed[-1]}, the last that does")  # fmt: skip
         for item in event.waits:
-            if item not in index:
+            waits = index[item]
+            if waits is None:
                 faults.append(f"event {event.name!r} is waited for by {item}, which no job runs")
-            elif index[item] <= index[event.record]:
+            elif waits <= recorded:
                 faults.append(f"event {event.name!r}: {item} waits before {event.record} is issued")
     return faults

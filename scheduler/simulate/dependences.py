@@ -10,7 +10,7 @@ import numpy as np
 
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Graph, Program, describe
-from interlace.ir.copies import Renaming, index_of_items, indices_by_op, items_of, renaming, variants
+from interlace.ir.copies import Renaming, items_of, places_of, renaming, variants
 from interlace.ir.graph import overwritten, written_operands
 from interlace.ir.kinds import is_boundary, is_comm, is_random
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
@@ -27,11 +27,10 @@ def item_order(program: Program) -> Ints:
 def _without_events(program: Program) -> Ints:
     items = items_of(program)
     pairs = [_persistable(program, items), _group_order(program, items)]
-    edges = {m: table for variant in variants(program) for table in [op_edges(program, variant.absent)] for m in variant.micro_batches}
-    num_ids = 1 + max((op.id for op in program.ops), default=-1)
-    for micro_batch, index in indices_by_op(items, num_ids):
-        both = index[edges[micro_batch]]
-        pairs.append(both[(both >= 0).all(axis=1)])
+    for variant in variants(program):
+        before, after = (places_of(program, op, np.array(variant.micro_batches)[:, None]) for op in op_edges(program, variant.absent).T)
+        both = (before >= 0) & (after >= 0)
+        pairs.append(np.stack([before[both], after[both]], axis=1))
     return np.concatenate(pairs)
 
 
@@ -183,16 +182,14 @@ def _events(program: Program) -> Ints:
     """Pairs that the plan's events order; events of the jobs that cut the batch and collect the outputs are left out."""
     if not program.events:
         return np.empty((0, 2), np.int64)
-    index = index_of_items(program)
     ends = {op.id for op in program.ops if is_boundary(op)}
-    pairs = []
-    for event in program.events:
-        named = [item for item in (event.record, *event.waits) if item[0] not in ends]
-        for item in named:
-            if item not in index:
-                raise PlanError(f"rank {program.rank}: event {event.name!r} names op instance {item}, which no job runs")
-        pairs += [(index[event.record], index[item]) for item in named[1:]] if event.record in named else []
-    return pairs_of(pairs)
+    named = [(event, item) for event in program.events for item in (event.record, *event.waits) if item[0] not in ends]
+    place = places_of(program, *pairs_of([item for _, item in named]).T).tolist()
+    for (event, item), at in zip(named, place, strict=True):
+        if at < 0:
+            raise PlanError(f"rank {program.rank}: event {event.name!r} names op instance {item}, which no job runs")
+    index = {item: at for (_, item), at in zip(named, place, strict=True)}
+    return pairs_of([(index[event.record], index[item]) for event, item in named if event.record in index and item != event.record])
 
 
 def reduced(pairs: Ints, stream: Ints, program: Program, items: Ints) -> Ints:

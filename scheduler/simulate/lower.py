@@ -17,7 +17,7 @@ from interlace.cost_model.base import tables_of
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
-from interlace.ir.copies import index_of_items, items_of
+from interlace.ir.copies import items_of, places_of
 from interlace.ir.kinds import COMPUTE_STREAMS, NO_KERNEL, is_boundary, is_comm, is_copy
 from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.simulate.arrays import (
@@ -34,6 +34,7 @@ from interlace.scheduler.simulate.arrays import (
     ints,
     joined,
     offsets,
+    pairs_of,
     rows,
 )  # fmt: skip
 from interlace.scheduler.simulate.dependences import item_order, reduced
@@ -165,9 +166,9 @@ def awaits(program: Program, blocking: Flags, more: Sequence[tuple[int, int]] = 
 
 def _host_waits(program: Program) -> list[tuple[int, int]]:
     """The waits of the host as pairs of indices among the rank's op instances: wait after the first for the second."""
-    pairs = [pair for job in program.jobs for pair in job.host_waits]
-    index = index_of_items(program) if pairs else {}
-    return [(index[after], index[awaited]) for after, awaited in pairs]
+    items = [item for job in program.jobs for pair in job.host_waits for item in pair]
+    places = places_of(program, *pairs_of(items).T).tolist()
+    return list(zip(places[::2], places[1::2], strict=True))
 
 
 def _job_ends(program: Program, stream: Ints) -> Iterator[tuple[int, int]]:

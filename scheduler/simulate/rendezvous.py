@@ -21,11 +21,15 @@ def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[
     queues: dict[Hashable, dict[int, list[int]]] = {}
     names = RingNames({part.program.rank: part.program.groups for part in parts})
     for k, part in enumerate(parts):
-        channel = {op.id: _channel(op, part.program, acting, options, names) for op in part.ops.values() if is_comm(op)}
+        channel = {op.id: found for op in part.ops.values()
+                   if is_comm(op) and (found := _channel(op, part.program, acting, options, names)) is not None}  # fmt: skip
+        waiting: dict[int, list[int]] = {}
         comm = np.flatnonzero(np.isin(part.items[:, 0], list(channel)))
-        for at, op_id in zip(comm.tolist(), part.items[comm, 0].tolist(), strict=True):
-            if (found := channel[op_id]) is not None:
-                queues.setdefault(found[0], {rank: [] for rank in found[1]})[found[2]].append(at + int(first[k]))
+        for item, op_id in zip((comm + first[k]).tolist(), part.items[comm, 0].tolist(), strict=True):
+            if op_id not in waiting:
+                key, members, me = channel[op_id]
+                waiting[op_id] = queues.setdefault(key, {member: [] for member in members})[me]
+            waiting[op_id].append(item)
     return _numbered(queues, parts, first, options)
 
 
@@ -69,7 +73,8 @@ def _numbered(queues: Mapping[Hashable, Mapping[Any, list[int]]], parts: Sequenc
         for k in range(max(map(len, queue.values()))):
             row = [queue[who][k] for who in members if k < len(queue[who])]
             lacking = [str(who) for who in members if k >= len(queue[who])]
-            _same_kind(row, k, parts, first)
+            if members[0] != "send":
+                _same_kind(row, k, parts, first)
             if members[0] == "send" and options.p2p == "buffered" and not lacking:
                 follow[row[1]] = row[0]
                 continue
@@ -104,7 +109,7 @@ def _same_kind(row: Sequence[int], k: int, parts: Sequence[RankItems], first: In
         found.append((parts[at].program.rank, parts[at].ops[int(parts[at].items[item - int(first[at]), 0])]))
     (rank, op), *others = found
     for other_rank, other in others:
-        if other.kind != op.kind and is_collective(op):
+        if other.kind != op.kind:
             raise PlanError(
                 f"ranks {rank} and {other_rank} issue different collectives as number {k + 1} of group {op.group}: "
                 f"{describe(op)} and {describe(other)}; every rank of a group must issue them in one order"

@@ -348,11 +348,10 @@ def issue_times(sim: SimInput, end: Ints) -> Ints:
     """When each op instance was issued: the host's own time, plus its delay after each of its waits."""
     issue = sim.issue.copy()
     for at in range(len(sim.ranks)):
-        late = 0
         waits = _waits(sim, at)
-        for item, upto in zip(waits, [*(waits[1:] + 1), int(sim.first[at + 1])], strict=False):
-            late = max(late, int(end[sim.awaits[item]] - sim.issue[item]))
-            issue[item + 1 : upto] += late
+        late = np.maximum.accumulate(np.maximum(0, end[sim.awaits[waits]] - sim.issue[waits]))
+        first = np.r_[waits + 1, sim.first[at + 1]]
+        issue[first[0] : first[-1]] += np.repeat(late, np.diff(first))
     return issue
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import msgspec
@@ -18,12 +19,12 @@ import numpy as np
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Event, Graph, Job, OpInstance, Program
-from interlace.ir.copies import index_of_items, items_of
+from interlace.ir.copies import items_of, places_of
 from interlace.ir.graph import dependencies
 from interlace.ir.kinds import is_collective, is_comm, is_copy, is_p2p, is_receive
 from interlace.ir.per_ops import once_per_items, once_per_ops
 from interlace.ir.stand_ins import groups_within_stage
-from interlace.scheduler.simulate.arrays import COMPUTE, Flags, Ints, Options
+from interlace.scheduler.simulate.arrays import COMPUTE, Flags, Ints, Options, pairs_of
 from interlace.scheduler.simulate.simulator import Result, simulate
 
 Order = tuple[OpInstance, OpInstance]
@@ -132,26 +133,24 @@ class Transfers:
 
     def __init__(self, program: Program, alone: bool) -> None:
         """`alone`: the plan is the only one of its stage."""
-        collectives, recorded = _not_passed(program, alone), {event.record for event in program.events}
-        issued = index_of_items(program)
-        waits_for = {item: issued.get(event.record, -1) for event in program.events for item in event.waits}
+        self._program, collectives = program, _not_passed(program, alone)
+        recorded = _places(program, [event.record for event in program.events])
+        waits_for = {item: recorded[event.record] for event in program.events for item in event.waits}
         self.spans: dict[OpInstance, Span] = {}
-        for job in (job for job in program.jobs if job.items):
-            begin, end = issued[job.items[0]], issued[job.items[-1]] + 1
+        ends = [*accumulate((len(job.items) for job in program.jobs), initial=0)]
+        for job, begin, end in zip(program.jobs, ends, ends[1:], strict=False):
             for k, after, before in reversed([*_between(program, job, collectives)]):
                 item, at = job.items[k], begin + k
                 self.spans[item] = Span(begin, end, at, begin + after, waits_for.get(item, -1), at if item in recorded else begin + before)
         self.receives, self._spans = _receives(program), np.array([*self.spans.values()], np.int64).reshape(-1, len(Span._fields))
         self.places = self._spans[:, Span._fields.index("at")]
         num_ops = 1 + max((op.id for op in program.ops), default=0)
-        self._issued = np.full((num_ops, program.pipeline.num_micro_batches), -1)
-        self._issued[tuple(items_of(program).T)] = np.arange(len(issued))
         self._recorders = np.zeros(num_ops, np.bool_)
         self._recorders[list(_recorders(program))] = True
 
     def issued(self, op: Ints, micro_batch: Ints) -> Ints:
         """Places of op instances; -1 for those of no job."""
-        return self._issued[op, micro_batch]
+        return places_of(self._program, op, micro_batch)
 
     def can_be_recorded(self, op: Ints) -> Flags:
         """Operations after which an event can be recorded."""
@@ -261,6 +260,7 @@ def _not_passed(program: Program, alike: bool) -> set[int]:
     return {op.id for op in program.ops if is_collective(op) and op.group not in inside}
 
 
+@once_per_ops
 def _recorders(program: Program) -> set[int]:
     """Operations that compute from tensors, after which an event can be recorded: constants are folded away."""
     tensors = {value.id for value in program.values if value.dtype not in ("vector", "null")}
@@ -268,6 +268,7 @@ def _recorders(program: Program) -> set[int]:
     return {op.id for op in kernels if not tensors.isdisjoint(op.results)}
 
 
+@once_per_ops
 def _receives(program: Program) -> set[int]:
     return {op.id for op in program.ops if is_receive(op)}
 
@@ -275,21 +276,29 @@ def _receives(program: Program) -> set[int]:
 def with_orders(program: Program, orders: Iterable[Order]) -> Program:
     """The plan with an event for each order besides its own. A transfer that was issued before what it waits for is issued right behind
     it, and so is a receive in any case, if both are of one job. Transfers of a job keep their order."""
-    after, index, begin = {transfer: record for record, transfer in orders}, index_of_items(program), 0
+    after, begin = {transfer: record for record, transfer in orders}, 0
+    place = _places(program, list(after.values()))
     receives, jobs = _receives(program), list[Job]()
     for job, transfers in zip(program.jobs, _transfers_of_jobs(program), strict=True):
-        behind = [index.get(after[job.items[k]], -1) - begin if job.items[k] in after else -1 for k in transfers]
+        behind = [place[after[job.items[k]]] - begin if job.items[k] in after else -1 for k in transfers]
         jobs.append(_reissued(job, transfers, behind, receives))
         begin += len(job.items)
     events = merged(program.events, ((record, item) for item, record in after.items()))
     return msgspec.structs.replace(program, jobs=tuple(jobs), events=events)
 
 
+def _places(program: Program, items: Sequence[OpInstance]) -> dict[OpInstance, int]:
+    """Where the jobs of a program issue op instances; -1 for those of no job."""
+    return dict(zip(items, places_of(program, *pairs_of(items).T).tolist(), strict=True))
+
+
 @once_per_items
 def _transfers_of_jobs(program: Program) -> list[list[int]]:
     """Numbers of each job's transfers among its op instances."""
-    transfers = {op.id for op in program.ops if is_p2p(op)}
-    return [[k for k, (op, _) in enumerate(job.items) if op in transfers] for job in program.jobs]
+    transfers = np.flatnonzero(np.isin(items_of(program)[:, 0], [op.id for op in program.ops if is_p2p(op)]))
+    ends = [*accumulate((len(job.items) for job in program.jobs), initial=0)]
+    cuts = np.searchsorted(transfers, ends).tolist()
+    return [(transfers[start:end] - begin).tolist() for begin, start, end in zip(ends, cuts, cuts[1:], strict=False)]
 
 
 def _reissued(job: Job, transfers: Sequence[int], behind: Sequence[int], receives: set[int]) -> Job:
@@ -303,10 +312,12 @@ def _reissued(job: Job, transfers: Sequence[int], behind: Sequence[int], receive
             followers.setdefault(last, []).append(k)
     if not followers:
         return job
-    moved, numbers = {k for each in followers.values() for k in each}, list[int]()
-    for k in range(len(job.items)):
-        numbers += [*([] if k in moved else [k]), *followers.get(k, ())]
-    items = tuple(job.items[k] for k in numbers)
+    listed: list[OpInstance] = []
+    moved, upto = {k for each in followers.values() for k in each}, 0
+    for k in sorted(moved | followers.keys()):
+        listed += [*job.items[upto:k], *(job.items[k : k + 1] if k not in moved else ()), *(job.items[n] for n in followers.get(k, ()))]
+        upto = k + 1
+    items = (*listed, *job.items[upto:])
     return job if items == job.items else msgspec.structs.replace(job, items=items)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from interlace.ir import parse
-from interlace.ir.copies import omitted_copies, variants
+from interlace.ir.copies import omitted_copies, places_of, variants
 
 TEXT = """program rank=0 world=1 mode=train
 pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=1F1B
@@ -26,3 +28,10 @@ def test_a_program_without_jobs_omits_nothing() -> None:
     program = parse(TEXT)
     assert omitted_copies(program) == set()
     assert [(form.program, form.micro_batches) for form in variants(program)] == [(program, [0, 1])]
+
+
+def test_places_of_op_instances_are_those_of_the_jobs_and_none_elsewhere() -> None:
+    program = parse(TEXT + JOBS)
+    found = places_of(program, np.array([[0], [1], [9], [-1]]), np.array([0, 1, 2]))
+    assert found.tolist() == [[0, 1, -1], [-1, 2, -1], [-1] * 3, [-1] * 3]
+    assert places_of(parse(TEXT), np.array([0]), np.array([0])).tolist() == [-1]
