@@ -186,10 +186,9 @@ class _Work:
         """The program in its new order, streams named."""
         rings = {op.group for op in self.done.values()}
         assert is_topological(self.order, self.after)
-        for comm in self.done.values():
-            stream = stream_of(comm) or mp_stream(comm.group, rings)
-            self.graph.ops[comm.id] = msgspec.structs.replace(comm, stream=stream)
-        return self.graph.program.with_ops([self.graph.ops[op_id] for op_id in self.order])
+        named = {comm.id: msgspec.structs.replace(comm, stream=stream_of(comm) or mp_stream(comm.group, rings))
+                 for comm in self.done.values()}  # fmt: skip
+        return self.graph.program.with_ops([named.get(op_id, self.graph.ops[op_id]) for op_id in self.order])
 
     def _refusal(self, comm: Op) -> str:
         moved_bytes = sum(max(self.graph.values[value].size_bytes, 0) for value in comm.operands)

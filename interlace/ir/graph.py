@@ -13,7 +13,7 @@ from interlace.ir.storage import Storages, storages_of
 
 @dataclass(slots=True)
 class Graph:
-    """Look-ups over a program, each made once in O(ops + operands).
+    """Look-ups over a program, made once for the same operations and values in O(ops + operands); nobody may change them.
 
     Attributes:
         ops: Operation by id.
@@ -24,11 +24,11 @@ class Graph:
     """
 
     program: Program
-    ops: dict[int, Op] = field(default_factory=dict)
-    values: dict[int, Value] = field(default_factory=dict)
-    position: dict[int, int] = field(default_factory=dict)
-    producer: dict[int, int] = field(default_factory=dict)
-    users: dict[int, list[int]] = field(default_factory=dict)
+    ops: dict[int, Op] = field(init=False)
+    values: dict[int, Value] = field(init=False)
+    position: dict[int, int] = field(init=False)
+    producer: dict[int, int] = field(init=False)
+    users: dict[int, list[int]] = field(init=False)
     _storages: Storages | None = None
 
     @property
@@ -39,16 +39,7 @@ class Graph:
         return self._storages
 
     def __post_init__(self) -> None:
-        for value in self.program.values:
-            self.values[value.id] = value
-        for position, op in enumerate(self.program.ops):
-            self.ops[op.id] = op
-            self.position[op.id] = position
-            for value_id in dict.fromkeys(op.operands):
-                if value_id != ABSENT:
-                    self.users.setdefault(value_id, []).append(op.id)
-            for value_id in op.results:
-                self.producer[value_id] = op.id
+        self.ops, self.values, self.position, self.producer, self.users = _look_ups(self.program)
 
     def user_ops(self, value_id: int) -> list[Op]:
         """The operations that read a value, in program order."""
@@ -77,6 +68,19 @@ class Graph:
             elif value_id in self.reads(op):
                 found[op.id] = op
         return sorted(found.values(), key=lambda op: self.position[op.id])
+
+
+@once_per_ops
+def _look_ups(program: Program) -> tuple[dict[int, Op], dict[int, Value], dict[int, int], dict[int, int], dict[int, list[int]]]:
+    """`Graph.ops`, `values`, `position`, `producer` and `users`."""
+    users: dict[int, list[int]] = {}
+    for op in program.ops:
+        for value_id in dict.fromkeys(op.operands):
+            if value_id != ABSENT:
+                users.setdefault(value_id, []).append(op.id)
+    return ({op.id: op for op in program.ops}, {value.id: value for value in program.values},
+            {op.id: position for position, op in enumerate(program.ops)},
+            {value_id: op.id for op in program.ops for value_id in op.results}, users)  # fmt: skip
 
 
 def written_operands(op: Op) -> set[int]:

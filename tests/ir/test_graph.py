@@ -138,3 +138,10 @@ def test_look_ups() -> None:
     assert graph.position == {4: 0, 3: 1, 7: 2}
     assert graph.producer_op(-1) is None
     assert graph.reads(graph.ops[3]) == [0]
+
+
+def test_look_ups_are_made_once_for_the_same_operations_and_values() -> None:
+    program = parse(HEAD + "#0 %0:float32[2] = pd_op.full() forward\n#1 %1:float32[2] = pd_op.exp(%0) forward")
+    assert Graph(program.with_ops(program.ops)).users is Graph(program).users
+    fewer = program.with_ops(program.ops[:1])
+    assert (Graph(fewer).users, Graph(program).users) == ({}, {0: [1]})

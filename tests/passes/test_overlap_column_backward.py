@@ -138,8 +138,9 @@ def test_a_schedule_in_front_is_refused() -> None:
 def test_input_is_untouched() -> None:
     program = SplitBackward().run(backward_programs(Recipe(("qkv", "column")))[0], Context(GivenCosts(COSTS)))
     text = repr(program)
-    OverlapColumnBackward().run(program, Context(GivenCosts(COSTS)))
+    assert OverlapColumnBackward().run(program, Context(GivenCosts(COSTS))) != program
     assert repr(program) == text
+    assert [Graph(program).ops[op.id] for op in program.ops] == [*program.ops]
 
 
 def test_both_ranks_decide_alike() -> None:
