@@ -1,10 +1,10 @@
 """Step time under memory budgets, simulated: recomputation by hand, offload alone, and what Interlace chooses from both.
 
-Programs are Paddle's: GPT-3 6.7B and Llama 7B, mp 2, sequence 4096, bfloat16 (O2, master gradients), one rank of each stage; the times are
-those of the H200 profile. Without `--model` those of 8 layers, pp 4, 8 micro-batches; with it others too, among them all 32 layers with 16
-micro-batches. They are built where DIR lacks them (minutes each): without recomputation, with that of every layer (`full`), and with that
-of attention alone (`attention`). Budgets are fractions of what Paddle's own plan of the first holds, and what it holds with `full`. What is
-stored of other models stays.
+Programs are Paddle's: GPT-3 6.7B and Llama 7B, mp 2, sequence 4096, bfloat16 (O2, master gradients), one rank of each stage; the times
+are those of the H200 profile. Without `--model` those of 8 layers, pp 4, 8 micro-batches; with it others too, among them all 32 layers
+with flash attention and 16 micro-batches. They are built where DIR lacks them (minutes each): without recomputation, with that of every
+layer (`full`), and with that of attention alone (`attention`). Budgets are fractions of what Paddle's own plan of the first holds, and
+what it holds with `full`. What is stored of other models stays.
 
     python benchmarks/budgets.py DIR [--model NAME ...] [-o FILE]
     python benchmarks/budgets.py --quick [-o FILE]
@@ -34,12 +34,12 @@ from interlace.planning.sweep import became_of_saved
 
 WORDS = "--seq-len 4096 --mp 2 --amp O2 --master-grad"
 PIPELINE, LONG = ("--layers 8 --pp 4 --micro-batches 8 --batch-size 8 --schedule 1F1B",
-                  "--layers 32 --pp 4 --micro-batches 16 --batch-size 16 --schedule 1F1B")  # fmt: skip
+                  "--layers 32 --pp 4 --micro-batches 16 --batch-size 16 --schedule 1F1B --attention flash")  # fmt: skip
 CHUNKS, ALONE = ("--layers 8 --pp 2 --micro-batches 8 --batch-size 8 --schedule VPP --vpp 2",
                  "--layers 2 --pp 1 --micro-batches 8 --batch-size 8 --schedule 1F1B")  # fmt: skip
 MODELS = {
     "GPT-3 6.7B": ("gpt", "gpt3-6.7b", PIPELINE, 8), "Llama 7B": ("llama", "llama-7b", PIPELINE, 8),
-    "GPT-3 6.7B, 32 layers": ("gpt", "gpt3-6.7b", LONG, 8), "Llama 7B, 32 layers": ("llama", "llama-7b", LONG, 8),
+    "GPT-3 6.7B, 32 layers, flash": ("gpt", "gpt3-6.7b", LONG, 8), "Llama 7B, 32 layers, flash": ("llama", "llama-7b", LONG, 8),
     "GPT-3 6.7B, pp 2, vpp 2": ("gpt", "gpt3-6.7b", CHUNKS, 4), "GPT-3 6.7B, pp 1, 2 layers": ("gpt", "gpt3-6.7b", ALONE, 2),
 }  # fmt: skip
 """Name -> script, its preset, its words, and ranks."""
