@@ -127,13 +127,19 @@ class CommTimes:
         return large[1] + slope * (size_bytes - large[0]), "extrapolated"
 
     def _fit(self, kind: str, ranks: int) -> tuple[float, float]:
-        """Latency (ns) and time a byte; of a group of which one size is known, with the latency of those of which several are."""
+        """Latency (ns) and time a byte.
+
+        Of a group of which one size is known, with the latency of those of which several are; where that size takes no longer than this
+        latency it says nothing of bytes, and their time is that of the other groups, by ring traffic.
+        """
         points = self._points[kind, ranks]
-        known = [line(found)[0] for (name, _), found in self._points.items() if name == kind and _has_sizes(found)]
+        known = [(*line(found), traffic(kind, ranks) / traffic(kind, group))
+                 for (name, group), found in self._points.items() if name == kind and _has_sizes(found)]  # fmt: skip
         if _has_sizes(points) or not known:
             return line(points)
-        size_bytes, dur_ns = points[0]
-        latency = min(median(known), dur_ns)
+        (size_bytes, dur_ns), latency = points[0], median(latency for latency, _, _ in known)
+        if dur_ns <= latency:
+            return dur_ns, median(slope * share for _, slope, share in known)
         return latency, (dur_ns - latency) / size_bytes
 
 

@@ -12,7 +12,7 @@ from interlace.cost_model.curves import Surface, check_error
 from interlace.cost_model.families import REPRESENTATIVES, is_free
 from interlace.cost_model.interference import InterferenceTable, Stretch
 from interlace.cost_model.profile import DeviceProfile, OpSample
-from interlace.cost_model.work import TURNED, Dims, Part, Values, work_of
+from interlace.cost_model.work import TRANSPOSES, Dims, Part, Values, work_of
 from interlace.ir.kinds import is_comm
 from interlace.ir.program import ABSENT, Op
 
@@ -32,12 +32,13 @@ time of a launch."""
 MOST_KNOWN = 200_000
 """Operations whose signature is remembered."""
 FEWEST = 3
-"""Samples of products with the same operands turned that answer alone; where there are fewer, all products of the kind and type do."""
-Turned = tuple[int, ...]
-"""Whether a product's first and second operand lie in memory the other way round."""
-Group = tuple[str, str, Turned]
-"""Kind, dtype and how operands lie."""
-ANY: Turned = ()
+"""Samples of products with the same operands transposed that answer alone; where there are fewer, all products of the kind and type do."""
+Transposed = tuple[int, ...]
+"""Whether a product's first and second operand are transposed in memory."""
+Group = tuple[str, str, Transposed]
+"""Kind, dtype and which operands are transposed."""
+ANY: Transposed = ()
+"""Samples of a kind and dtype whichever operands are transposed."""
 _ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
 _ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking", "dst_place_type")
 
@@ -59,13 +60,13 @@ class CostModel(Costs):
         self._samples: dict[Group, list[OpSample]] = {}
         self._of_sizes: dict[tuple[Group, Dims], list[OpSample]] = {}
         for sample in profile.ops:
-            for turned in dict.fromkeys((_turned(sample.dims), ANY)):
-                group = sample.kind, sample.dtype, turned
+            for transposed in (_transposed(sample.dims), ANY):
+                group = sample.kind, sample.dtype, transposed
                 self._samples.setdefault(group, []).append(sample)
                 self._of_sizes.setdefault((group, _sizes(sample.dims)), []).append(sample)
         self._dtypes: dict[str, list[str]] = {}
-        for kind, dtype, turned in sorted(self._samples):
-            if turned == ANY:
+        for kind, dtype, transposed in sorted(self._samples):
+            if transposed == ANY:
                 self._dtypes.setdefault(kind, []).append(dtype)
         self._surfaces: dict[Group, tuple[Surface, float]] = {}
         self._numbers: dict[Any, int] = {}
@@ -197,8 +198,8 @@ class CostModel(Costs):
         return Estimate(near.dur_ns, "exact", error, f"{near.source}, {near.num_runs} run(s)")
 
     def _group(self, part: Part, kind: str, dtype: str) -> Group:
-        """Samples that answer for a part: of products those with the same operands turned, all where fewer than `FEWEST` are known."""
-        group = kind, dtype, _turned(dict(part.dims))
+        """Samples that answer for a part: of products those with the same operands transposed, all where fewer than `FEWEST` are."""
+        group = kind, dtype, _transposed(dict(part.dims))
         return group if len(self._samples.get(group, ())) >= FEWEST else (kind, dtype, ANY)
 
     def _sampled(self, part: Part) -> Estimate | None:
@@ -271,12 +272,12 @@ class CostModel(Costs):
         )
 
 
-def _turned(dims: Mapping[str, int]) -> Turned:
-    return tuple(dims.get(name, 0) for name in TURNED)
+def _transposed(dims: Mapping[str, int]) -> Transposed:
+    return tuple(dims.get(name, 0) for name in TRANSPOSES)
 
 
 def _sizes(dims: Mapping[str, int]) -> Dims:
-    return tuple(sorted((name, size) for name, size in dims.items() if name not in TURNED))
+    return tuple(sorted((name, size) for name, size in dims.items() if name not in TRANSPOSES))
 
 
 def depth_of(dims: Mapping[str, int]) -> int:

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from interlace.cost_model.work import TRANSPOSES, names_of_dims
 from interlace.errors import ConfigError
 from interlace.files import read_file
 
@@ -56,8 +57,8 @@ class OpSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid
     Attributes:
         kind: Name of the sample's kind (`gemm`, `gemm_batched`, `attention`, `gelu`, `layer_norm`, ...; see `work.py`).
         dtype: Of the first operand.
-        dims: `batch, m, n, k`, and `transpose_x`, `transpose_y`, 1, where that operand lies in memory the other way round (products are
-            answered by samples that lie as they do where there are three, else by all); `batch, heads, kv_heads, seq_q, seq_k, head_dim,
+        dims: `batch, m, n, k`, and `transpose_x`, `transpose_y`, 1, where that operand is transposed in memory (products are answered by
+            the samples with the same ones transposed where there are three, else by all); `batch, heads, kv_heads, seq_q, seq_k, head_dim,
             causal`; `rows, cols`; or `elements`.
         size_bytes: Read and written.
         dur_ns, spread_ns: Median, and largest minus smallest, over `num_runs` measurements.
@@ -220,6 +221,7 @@ def decode_profile(data: bytes, where: str) -> DeviceProfile:
             )
         profile = msgspec.json.decode(data, type=DeviceProfile)
         json.loads(data, object_pairs_hook=lambda pairs: _require_once(pairs, where))
+        _require_dims(profile, where)
         return profile
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}; the fields are described in cost_model/profile.py") from error
@@ -287,6 +289,18 @@ def _require_once(pairs: list[tuple[str, object]], where: str) -> dict[str, obje
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ConfigError(f"{where}: field {twice!r} occurs twice in one object; leave one of the two out")
     return found
+
+
+def _require_dims(profile: DeviceProfile, where: str) -> None:
+    """That samples have the dims by which operations look for them: with others their times would be taken for those of other sizes."""
+    for k, sample in enumerate(profile.ops):
+        expected = names_of_dims(sample.kind)
+        found = [name for name in sample.dims if "m" not in expected or name not in TRANSPOSES]
+        if sorted(found) != sorted(expected):
+            raise ConfigError(
+                f"{where}: the dims of a sample of {sample.kind} in {sample.dtype} are {', '.join(sample.dims) or 'none'}; expected "
+                f"{', '.join(expected)} (at $.ops[{k}].dims)"
+            )
 
 
 def _compact(value: object) -> str:

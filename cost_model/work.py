@@ -61,8 +61,22 @@ class Work:
 
 
 NOTHING = Work()
+_ROW_WISE = ("norm", "norm_grad", "softmax", "softmax_grad")
 ON_HOST = "Place(cpu)"
 """Attribute `place` of a constant that the host keeps for the attributes of operations (the factor of a `scale`): no kernel runs."""
+
+
+def names_of_dims(kind: str) -> tuple[str, ...]:
+    """Names that the dims of a kind's kernels have, besides `TRANSPOSES` of products.
+
+    >>> names_of_dims("softmax_grad"), names_of_dims("gelu"), names_of_dims("gemm_batched")
+    (('rows', 'cols'), ('elements',), ('batch', 'm', 'n', 'k'))
+    """
+    if kind in ("gemm", "gemm_batched"):
+        return "batch", "m", "n", "k"
+    if kind in ("attention", "attention_grad"):
+        return "batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim", "causal"
+    return ("rows", "cols") if memory_family(kind) in _ROW_WISE else ("elements",)
 
 
 def dims_of(**sizes: int) -> Dims:
@@ -176,7 +190,7 @@ def _memory(op: Op, kind: str, family: str, values: Values) -> Part:
     vectors = [values[v].elements[0] for v in (*op.operands, *op.results) if v != ABSENT and values[v].dtype == "vector"]
     first = (tensors + vectors)[0] if tensors or vectors else None
     shape, dtype = (first.shape, first.dtype) if first else ((), "")
-    if family in ("norm", "norm_grad", "softmax", "softmax_grad") and shape:
+    if family in _ROW_WISE and shape:
         dims = dims_of(rows=prod(shape[:-1]), cols=shape[-1])
     else:
         dims = dims_of(elements=prod(shape))
@@ -185,9 +199,10 @@ def _memory(op: Op, kind: str, family: str, values: Values) -> Part:
 
 # -- matrix products ------------------------------------------------------------------------------------------------
 
-TURNED = ("transpose_x", "transpose_y")
-"""Dims, 1 where there, of a product whose first or second operand lies in memory the other way round. With TF32 it decides the time: on the
-H200 a turned first operand takes 1.24 to 1.6 times as long, a turned second one 0.66 to 1.06; with bfloat16 neither matters."""
+TRANSPOSES = ("transpose_x", "transpose_y")
+"""Dims, 1 where there, of a product whose first or second operand is transposed in memory. With TF32 they decide the time: on the H200 a
+product with the first operand transposed takes 1.24 to 1.6 times as long (batched ones 0.99 to 1.3), with the second 0.66 to 1.06; with
+bfloat16 the medians are 1.0."""
 _GRADIENTS = {
     (False, False): ((False, True), (True, False)),
     (False, True): ((False, False), (True, False)),
@@ -200,13 +215,13 @@ _GRADIENTS = {
 def gemm_part(batch: int, m: int, n: int, k: int, dtype: str, out_bytes: int = 0, transposed: tuple[bool, bool] = (False, False)) -> Part:
     """`batch` products of [m, k] by [k, n]; `out_bytes` where the result is read and written in a dtype of its own.
 
-    `transposed` says which operands lie in memory the other way round, [k, m] and [n, k]; dims have an entry for those alone.
+    `transposed` says which operands are transposed in memory, [k, m] and [n, k]; dims have an entry for those alone.
     """
     width = DTYPE_BYTES.get(dtype, 4)
     size = width * batch * (m * k + k * n) + (out_bytes or width * batch * m * n)
     kind = "gemm" if batch == 1 else "gemm_batched"
-    lying = {name: 1 for name, turned in zip(TURNED, transposed, strict=True) if turned}
-    return Part(kind, "gemm", dtype, dims_of(batch=batch, m=m, n=n, k=k, **lying), 2 * batch * m * n * k, size)
+    transposes = {name: 1 for name, is_transposed in zip(TRANSPOSES, transposed, strict=True) if is_transposed}
+    return Part(kind, "gemm", dtype, dims_of(batch=batch, m=m, n=n, k=k, **transposes), 2 * batch * m * n * k, size)
 
 
 def matmul_sizes(x: tuple[int, ...], y: tuple[int, ...], transpose_x: bool, transpose_y: bool) -> tuple[int, int, int, int]:
@@ -246,7 +261,7 @@ def _gemm(op: Op, base: str, grad: bool, values: Values) -> Work:
     given = [values[v].dtype != "null" for v in op.results[first : first + 2]]
     of_x, of_y = (k, m, n) if turn_x else (m, k, n), (n, k, m) if turn_y else (k, n, m)
     sides = zip(given, (of_x, of_y), _GRADIENTS[turn_x, turn_y], strict=False)
-    return Work(tuple(gemm_part(batch, *sizes, x.dtype, transposed=turned) for wanted, sizes, turned in sides if wanted))
+    return Work(tuple(gemm_part(batch, *sizes, x.dtype, transposed=transposed) for wanted, sizes, transposed in sides if wanted))
 
 
 def _param_grad_add(op: Op, values: Values) -> Work:

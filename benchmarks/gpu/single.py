@@ -90,21 +90,21 @@ def sets(size_bytes: int) -> range:
     return range(max(1, min(8, -(-3 * L2_BYTES // size_bytes))))
 
 
-def product(kind: str, dtype: str, batch: int, m: int, n: int, k: int, turned: str = "") -> None:
-    """`batch` products of [m, k] by [k, n]. `turned`: operands, of `xy`, that lie in memory the other way round."""
+def product(kind: str, dtype: str, batch: int, m: int, n: int, k: int, transposed: str = "") -> None:
+    """`batch` products of [m, k] by [k, n]. `transposed`: operands, of `xy`, that are transposed in memory."""
     lead = (batch,) if batch > 1 else ()
-    x = drawn(*lead, k, m, dtype=dtype).mT if "x" in turned else drawn(*lead, m, k, dtype=dtype)
-    y = drawn(*lead, n, k, dtype=dtype).mT if "y" in turned else drawn(*lead, k, n, dtype=dtype)
+    x = drawn(*lead, k, m, dtype=dtype).mT if "x" in transposed else drawn(*lead, m, k, dtype=dtype)
+    y = drawn(*lead, n, k, dtype=dtype).mT if "y" in transposed else drawn(*lead, k, n, dtype=dtype)
     out = empty(*lead, m, n, dtype=dtype)
     run = torch.bmm if batch > 1 else torch.mm
     size = DTYPES[dtype].itemsize * batch * (m * k + k * n + m * n)
-    dims = {"batch": batch, "m": m, "n": n, "k": k, **{f"transpose_{operand}": 1 for operand in turned}}
+    dims = {"batch": batch, "m": m, "n": n, "k": k, **{f"transpose_{operand}": 1 for operand in transposed}}
     note(kind, dtype, dims, size, [partial(run, x, y, out=out)])
 
 
 def model_products() -> Iterator[tuple[int, int, int, str]]:
     """All products of the models' layers and heads on one of `MP` ranks, as Paddle calls them: forward, gradient of the input (the weight
-    is turned), gradient of the weight (the input is). m, n, k, and what is turned."""
+    is transposed), gradient of the weight (the input is). m, n, k, and what is transposed."""
     for mp in MP:
         weights = {(HIDDEN, 3 * HIDDEN // mp), (HIDDEN // mp, HIDDEN), (HIDDEN, HIDDEN // mp)}
         for ffn, words in WIDTHS.values():
@@ -121,12 +121,14 @@ def products() -> None:
     shapes = dict.fromkeys([*((m, n, k, "") for m, n, k in plain), *model_products()])
     torch.backends.cuda.matmul.allow_tf32 = True
     for dtype in DTYPES:
-        for m, n, k, turned in shapes:
-            product("gemm", dtype, 1, m, n, k, turned)
+        for m, n, k, transposed in shapes:
+            product("gemm", dtype, 1, m, n, k, transposed)
         for mp in MP:
             for tokens in SEQUENCES[:3]:
-                for m, n, k, turned in ((tokens, tokens, HEAD_DIM, "y"), (tokens, HEAD_DIM, tokens, ""), (tokens, HEAD_DIM, tokens, "x")):
-                    product("gemm_batched", dtype, HIDDEN // HEAD_DIM // mp, m, n, k, turned)
+                batch = HIDDEN // HEAD_DIM // mp
+                product("gemm_batched", dtype, batch, tokens, tokens, HEAD_DIM, "y")
+                product("gemm_batched", dtype, batch, tokens, HEAD_DIM, tokens)
+                product("gemm_batched", dtype, batch, tokens, HEAD_DIM, tokens, "x")
     torch.backends.cuda.matmul.allow_tf32 = False
     for m, n, k in ((4096, 4096, 4096), (2048, 4096, 4096), (1024, 1024, 1024)):
         product("gemm_no_tf32", "float32", 1, m, n, k)

@@ -101,6 +101,14 @@ def test_a_group_of_one_known_size_has_the_latency_of_the_others(size: int, dur_
     assert found.dur_ns == pytest.approx(dur_ns)
 
 
+@pytest.mark.parametrize(("size", "dur_ns"), [(10, 60), (1000, 60), (2000, 60 + 0.02 * 1.5 * 1000)])
+def test_a_size_that_takes_no_longer_than_the_latency_says_nothing_of_bytes(size: int, dur_ns: float) -> None:
+    """Groups of two take 80 ns to start and 0.02 a byte, of which a ring of four moves half as many again."""
+    found = CommTimes([*REDUCES, CommSample("all_reduce", 4, 1000, 60)]).time("all_reduce", 4, size)
+    assert found is not None
+    assert found.dur_ns == pytest.approx(dur_ns)
+
+
 def test_another_group_and_another_kind_are_scaled_by_ring_traffic_and_trusted_less() -> None:
     times = CommTimes(REDUCES)
     wider, barrier = times.time("all_reduce", 4, 1000), times.time("barrier", 2, 1000)

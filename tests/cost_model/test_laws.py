@@ -79,19 +79,19 @@ def test_longer_rows_never_take_less(model, kind, rows, cols, more, dtype):
 TRANSPOSES = st.sampled_from([(False, False), (False, True), (True, False), (True, True)])
 
 
-def product(m, n, k, dtype, turned=(False, False)):
-    """A product of [m, k] by [k, n] whose operands lie in memory as `turned` says."""
-    x, y = (f"{k},{m}" if turned[0] else f"{m},{k}"), (f"{n},{k}" if turned[1] else f"{k},{n}")
-    attrs = json.dumps({"transpose_x": turned[0], "transpose_y": turned[1]})
+def product(m, n, k, dtype, transposed=(False, False)):
+    """A product of [m, k] by [k, n]; `transposed` says which operands are transposed in memory."""
+    x, y = (f"{k},{m}" if transposed[0] else f"{m},{k}"), (f"{n},{k}" if transposed[1] else f"{k},{n}")
+    attrs = json.dumps({"transpose_x": transposed[0], "transpose_y": transposed[1]})
     return matmul(x, y, f"{m},{n}", dtype, attrs)
 
 
 @settings(deadline=None)  # the first answer of a kind checks all its samples against each other
 @given(MODELS, st.tuples(*[st.integers(1, 4096)] * 3), st.integers(0, 2), st.integers(1, 4096), TRANSPOSES,
        st.sampled_from(["float32", "bfloat16"]))  # fmt: skip
-def test_matrix_products_never_take_less_when_larger(model, sizes, grown, more, turned, dtype):
+def test_matrix_products_never_take_less_when_larger(model, sizes, grown, more, transposed, dtype):
     bigger = [size + more * (place == grown) for place, size in enumerate(sizes)]
-    small, large = (model.op_time(*product(m, n, k, dtype, turned)) for m, n, k in (sizes, bigger))
+    small, large = (model.op_time(*product(m, n, k, dtype, transposed)) for m, n, k in (sizes, bigger))
     assert small.dur_ns > 0
     assert "exact" in (small.how, large.how) or small.dur_ns <= large.dur_ns
 
@@ -129,8 +129,8 @@ def test_every_sample_of_a_profile_is_answered_by_itself():
         for sample in model.profile.ops:
             if "m" in sample.dims and sample.dims["batch"] == 1:
                 m, n, k = (sample.dims[name] for name in "mnk")
-                turned = tuple(bool(sample.dims.get(name)) for name in ("transpose_x", "transpose_y"))
-                found = model.op_time(*product(m, n, k, sample.dtype, turned))
+                transposed = tuple(bool(sample.dims.get(name)) for name in ("transpose_x", "transpose_y"))
+                found = model.op_time(*product(m, n, k, sample.dtype, transposed))
                 assert (found.how, found.dur_ns) == ("exact", sample.dur_ns), sample
         for sample in model.profile.collectives:
             if sample.ctas == 0 and sample.kind == "all_reduce":

@@ -54,34 +54,34 @@ def test_several_kernels_are_as_sure_as_the_least_sure_and_their_errors_weigh_by
     assert found.rel_error == pytest.approx((0.05 * 10_000 + third) / (10_000 + third), rel=1e-4)
 
 
-def lying(dur_ns: int, scale: int = 1, **turned: int) -> OpSample:
+def sample(dur_ns: int, scale: int = 1, **transposes: int) -> OpSample:
     """A product of [10, 10] by [10 x scale, 10]."""
     sizes = {"batch": 1, "m": 10, "n": 10 * scale, "k": 10}
-    return OpSample("gemm", "float32", {**sizes, **turned}, 4 * (100 + 200 * scale), dur_ns)
+    return OpSample("gemm", "float32", {**sizes, **transposes}, 4 * (100 + 200 * scale), dur_ns)
 
 
-def turned_product(costs: CostModel, scale: int, turned: bool) -> tuple[int, str]:
-    attrs = '{"transpose_x":true}' if turned else "{}"
+def product(costs: CostModel, scale: int, transposed: bool) -> tuple[int, str]:
+    attrs = '{"transpose_x":true}' if transposed else "{}"
     found = costs.op_time(*matmul("10,10", f"10,{10 * scale}", f"10,{10 * scale}", "float32", attrs))
     return found.dur_ns, found.how
 
 
-def test_products_with_an_operand_turned_are_answered_by_such_samples_where_there_are_three() -> None:
-    plain = [lying(10_000 * scale, scale) for scale in (1, 2, 4)]
-    turned = [lying(16_000 * scale, scale, transpose_x=1) for scale in (1, 2, 4)]
-    knows = model(*plain, *turned)
-    assert turned_product(knows, 2, False) == (20_000, "exact")
-    assert turned_product(knows, 2, True) == (32_000, "exact")
-    assert turned_product(knows, 3, True) == (48_000, "interpolated")
-    assert turned_product(knows, 3, False) == (30_000, "interpolated")
+def test_products_with_an_operand_transposed_are_answered_by_such_samples_where_there_are_three() -> None:
+    plain = [sample(10_000 * scale, scale) for scale in (1, 2, 4)]
+    transposed = [sample(16_000 * scale, scale, transpose_x=1) for scale in (1, 2, 4)]
+    knows = model(*plain, *transposed)
+    assert product(knows, 2, False) == (20_000, "exact")
+    assert product(knows, 2, True) == (32_000, "exact")
+    assert product(knows, 3, True) == (48_000, "interpolated")
+    assert product(knows, 3, False) == (30_000, "interpolated")
 
 
-def test_where_samples_do_not_say_how_operands_lie_they_answer_for_all_products() -> None:
-    """As in profiles that know one way alone; of two samples of a shape the one whose operands lie the same way answers."""
-    plain = [lying(10_000 * scale, scale) for scale in (1, 2, 4)]
-    assert turned_product(model(*plain), 2, True) == (20_000, "exact")
-    for samples in ((*plain, lying(32_000, 2, transpose_x=1)), (lying(32_000, 2, transpose_x=1), *plain)):
-        assert turned_product(model(*samples), 2, True) == (32_000, "exact")
+def test_where_too_few_samples_have_the_same_operands_transposed_all_answer() -> None:
+    """Of two samples of equal sizes the one with the same operands transposed answers."""
+    plain = [sample(10_000 * scale, scale) for scale in (1, 2, 4)]
+    assert product(model(*plain), 2, True) == (20_000, "exact")
+    for samples in ((*plain, sample(32_000, 2, transpose_x=1)), (sample(32_000, 2, transpose_x=1), *plain)):
+        assert product(model(*samples), 2, True) == (32_000, "exact")
 
 
 def test_beyond_the_measured_sizes_the_error_doubles() -> None:
@@ -142,18 +142,18 @@ def test_a_model_tells_apart_what_differs_in_one_respect(one: Parts, other: Part
 
 def test_a_product_in_backward_is_no_product_in_forward() -> None:
     costs = model()
-    turned = [matmul("16,16", "16,16", "16,16", attrs='{"transpose_x":true}', role=role) for role in ("forward", "backward")]
-    assert [costs.category(*each) for each in turned] == ["gemm", "gemm:dw"]
+    transposed = [matmul("16,16", "16,16", "16,16", attrs='{"transpose_x":true}', role=role) for role in ("forward", "backward")]
+    assert [costs.category(*each) for each in transposed] == ["gemm", "gemm:dw"]
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "turned", "sizes"),
+    ("x", "y", "transposed", "sizes"),
     [((2, 8, 32), (8, 48), True, (2, 32, 48, 8)), ((8, 32), (5, 32, 48), False, (5, 8, 48, 32)),
      ((2, 8, 32), (32, 48), False, (1, 16, 48, 32))],
 )  # fmt: skip
-def test_batches_of_products(x: tuple[int, ...], y: tuple[int, ...], turned: bool, sizes: tuple[int, ...]) -> None:
+def test_batches_of_products(x: tuple[int, ...], y: tuple[int, ...], transposed: bool, sizes: tuple[int, ...]) -> None:
     """A transposed batch does not fold into rows; a batch on the right counts too."""
-    assert matmul_sizes(x, y, turned, False) == sizes
+    assert matmul_sizes(x, y, transposed, False) == sizes
 
 
 def test_shares_of_a_step_count_every_run() -> None:

@@ -72,6 +72,24 @@ def test_a_missing_file_says_what_writes_one(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("kind", "dims", "message"),
+    [
+        ("softmax", {"elements": 8}, r"my\.json: the dims .* softmax in float32 are elements; expected rows, cols \(at \$\.ops\[0\]\.dims"),
+        ("gelu", {"rows": 2, "cols": 4}, r"of gelu in float32 are rows, cols; expected elements \("),
+        ("gelu", {"elements": 8, "transpose_x": 1}, r"are elements, transpose_x; expected elements \("),
+        ("gemm", {"m": 2, "n": 2, "transpose_y": 1}, r"are m, n, transpose_y; expected batch, m, n, k \("),
+        ("my_own", {}, r"of my_own in float32 are none; expected elements \("),
+    ],
+)
+def test_samples_without_the_dims_of_their_kind_are_refused(kind, dims, message):
+    """A softmax of which only the number of elements is known would be taken for one of rows of one element."""
+    data = raw()
+    data["ops"].insert(0, {"kind": kind, "dtype": "float32", "dims": dims, "size_bytes": 64, "dur_ns": 100})
+    with pytest.raises(ConfigError, match=message):
+        decode_profile(msgspec.json.encode(data), "my.json")
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda d: d["ops"][3].update(dur_ns="fast"), r"my\.json: Expected `int`, got `str` - at `\$\.ops\[3\]\.dur_ns`"),

@@ -53,7 +53,7 @@ def test_matmul_grad_is_a_gemm_for_each_gradient_it_gives(results, count):
 
 
 @pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)])
-def test_a_products_gradients_lie_as_the_products_that_replace_them(transposes):
+def test_a_products_gradients_have_the_transposes_of_the_products_that_replace_them(transposes):
     """The sizes and transposes of dX and dW are those that split-backward gives the products it makes of them."""
     x, y = ("32,8" if transposes[0] else "8,32"), ("48,32" if transposes[1] else "32,48")
     attrs = json.dumps(dict(zip(("transpose_x", "transpose_y"), transposes, strict=True)))
@@ -61,8 +61,8 @@ def test_a_products_gradients_lie_as_the_products_that_replace_them(transposes):
     found = parts(last_op(*data, f"%3:float32[{x}], %4:float32[{y}] = pd_op.matmul_grad(%0, %1, %2) backward {attrs}"))
     shapes = {"x": x, "y": y, "dout": "8,48"}
     for part, product, out in zip(found, PRODUCTS[transposes], (x, y), strict=True):
-        turned = json.dumps({"transpose_x": product.transpose_left, "transpose_y": product.transpose_right})
-        assert parts(matmul(shapes[product.left], shapes[product.right], out, "float32", turned)) == (part,)
+        transposed = json.dumps({"transpose_x": product.transpose_left, "transpose_y": product.transpose_right})
+        assert parts(matmul(shapes[product.left], shapes[product.right], out, "float32", transposed)) == (part,)
 
 
 def test_fused_linear_param_grad_add_is_one_gemm_that_reads_and_writes_the_buffer():
