@@ -198,7 +198,7 @@ def command_marks(options: Iterable[str]) -> dict[str, str]:
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """A YAML mapping and the place of each key: dotted path -> `file:line:column`.
 
-    `on`, `off`, `yes` and `no` stay words, and `1e9` is a number. Names of files are made from the file's folder.
+    `on`, `off`, `yes` and `no` stay words, and `1e9` is a number. Relative names of files and folders are taken from its folder.
     """
     text = read_text(path, MOST_BYTES, "a YAML file of options", ConfigError)
     try:
@@ -334,7 +334,7 @@ def _check_plan(folder: str, options: Mapping[str, Any], where: _Where) -> None:
         raise ConfigError(f"{where.key(beside[0])}: beside plan: {folder}, {beside[0]} would do nothing: the plans there have their "
                           "profile and the options of their passes; leave one of the two out")  # fmt: skip
     if not Path(folder).is_dir():
-        raise ConfigError(f"{where.at('plan')}: no folder {folder!r} in {os.getcwd()}; expected one with a plan of each rank, as "
+        raise ConfigError(f"{where.at('plan')}: no folder {os.path.abspath(folder)}; expected one with a plan of each rank, as "
                           "`interlace plan` writes it")  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from interlace.ir.kinds import COMBINE, SHARE_VAR, is_comm, is_random
@@ -24,11 +24,11 @@ class Graph:
     """
 
     program: Program
-    ops: dict[int, Op] = field(init=False)
-    values: dict[int, Value] = field(init=False)
-    position: dict[int, int] = field(init=False)
-    producer: dict[int, int] = field(init=False)
-    users: dict[int, list[int]] = field(init=False)
+    ops: Mapping[int, Op] = field(init=False)
+    values: Mapping[int, Value] = field(init=False)
+    position: Mapping[int, int] = field(init=False)
+    producer: Mapping[int, int] = field(init=False)
+    users: Mapping[int, Sequence[int]] = field(init=False)
     _storages: Storages | None = None
 
     @property

@@ -70,15 +70,16 @@ def _numbered(queues: Mapping[Hashable, Mapping[Any, list[int]]], parts: Sequenc
         members = list(queue)
         if len(members) < 2:
             continue
+        is_buffered = members[0] == "send" and options.p2p == "buffered"
         for k in range(max(map(len, queue.values()))):
             row = [queue[who][k] for who in members if k < len(queue[who])]
             lacking = [str(who) for who in members if k >= len(queue[who])]
             if members[0] != "send":
                 _same_kind(row, k, parts, first)
-            if members[0] == "send" and options.p2p == "buffered" and not lacking:
+            if is_buffered and not lacking:
                 follow[row[1]] = row[0]
                 continue
-            if lacking == ["receive"] and options.p2p == "buffered":
+            if is_buffered and lacking == ["receive"]:
                 continue
             meet[row] = len(rows)
             if lacking:

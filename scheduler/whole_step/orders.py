@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -137,8 +137,7 @@ class Transfers:
         recorded = _places(program, [event.record for event in program.events])
         waits_for = {item: recorded[event.record] for event in program.events for item in event.waits}
         self.spans: dict[OpInstance, Span] = {}
-        ends = [*accumulate((len(job.items) for job in program.jobs), initial=0)]
-        for job, begin, end in zip(program.jobs, ends, ends[1:], strict=False):
+        for job, (begin, end) in zip(program.jobs, pairwise(_bounds(program)), strict=True):
             for k, after, before in reversed([*_between(program, job, collectives)]):
                 item, at = job.items[k], begin + k
                 self.spans[item] = Span(begin, end, at, begin + after, waits_for.get(item, -1), at if item in recorded else begin + before)
@@ -292,13 +291,18 @@ def _places(program: Program, items: Sequence[OpInstance]) -> dict[OpInstance, i
     return dict(zip(items, places_of(program, *pairs_of(items).T).tolist(), strict=True))
 
 
+def _bounds(program: Program) -> list[int]:
+    """Where the op instances of each job begin among all, and where those of the last one end."""
+    return [*accumulate((len(job.items) for job in program.jobs), initial=0)]
+
+
 @once_per_items
 def _transfers_of_jobs(program: Program) -> list[list[int]]:
     """Numbers of each job's transfers among its op instances."""
     transfers = np.flatnonzero(np.isin(items_of(program)[:, 0], [op.id for op in program.ops if is_p2p(op)]))
-    ends = [*accumulate((len(job.items) for job in program.jobs), initial=0)]
-    cuts = np.searchsorted(transfers, ends).tolist()
-    return [(transfers[start:end] - begin).tolist() for begin, start, end in zip(ends, cuts, cuts[1:], strict=False)]
+    bounds = _bounds(program)
+    cuts = np.searchsorted(transfers, bounds).tolist()
+    return [(transfers[start:end] - begin).tolist() for begin, (start, end) in zip(bounds, pairwise(cuts), strict=False)]
 
 
 def _reissued(job: Job, transfers: Sequence[int], behind: Sequence[int], receives: set[int]) -> Job:

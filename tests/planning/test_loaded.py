@@ -179,5 +179,5 @@ def test_what_a_plan_says_already_cannot_be_asked_for_beside_it(tmp_path: Path) 
     for more in ({"schedule_1f1b": "on"}, {"device": "h200"}, {"offload_activations": {"fraction": 1}}, {"a_pass_of_ones_own": "on"}):
         with pytest.raises(ConfigError, match=f"{next(iter(more))}: beside plan: .* would do nothing"):
             make_config({"plan": str(tmp_path), **more})
-    with pytest.raises(ConfigError, match=r"plan: no folder 'absent' in .*; expected one with a plan of each rank"):
+    with pytest.raises(ConfigError, match=r"plan: no folder /.*/absent; expected one with a plan of each rank"):
         make_config({"plan": "absent"})
