@@ -281,7 +281,8 @@ def _bits(row: Row) -> str:
 def budget_table(runs: Sequence[Row]) -> str:
     """Budgets, and the plan without one, beside stock of the case's sitting: steps and the fullest rank's peaks, measured and planned.
 
-    A budget is held against tensors and what side streams keep of them; tensors alone are what was measured.
+    A budget is held against tensors and what side streams keep of them (held); tensors alone are what was measured. Of stock only they
+    are shown: its jobs keep some of which backward reads the shape alone (`with_paddles_jobs`), which `interlace check` does not count.
     """
     found = {run_of(row): row for row in runs if "step_ms" in row}
     lines = ["| case | plan | budget GB | held, planned | tensors, planned | measured | step ms, planned | measured | stock's bits |",
@@ -296,7 +297,8 @@ def budget_table(runs: Sequence[Row]) -> str:
 
 def _budget_cells(row: Row) -> list[str]:
     planned = row.get("simulated", {})
-    sizes = [planned.get("budget_bytes", 0), *(max(planned.get(key, [0])) for key in ("held_peak_bytes_by_rank", PEAKS)),
+    held = [0] if row["plan"] == "stock" else planned.get("held_peak_bytes_by_rank", [0])
+    sizes = [planned.get("budget_bytes", 0), max(held), max(planned.get(PEAKS, [0])),
              max(each["allocated"] + each["outside"] for each in row["peak_bytes_by_rank"])]  # fmt: skip
     steps = [f"{planned['step_ms']:.1f}" if "step_ms" in planned else "", f"{row['step_ms']['median']:.1f}"]
     return [*(f"{size / 1e9:.2f}" if size else "" for size in sizes), *steps, _bits(row)]

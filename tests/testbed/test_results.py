@@ -96,7 +96,7 @@ def test_budgets_stand_beside_stock_with_the_fullest_ranks_peaks() -> None:
                            **({"budget_bytes": budget} if budget else {})}} for plan, (ms, peak, budget) in planned.items()]  # fmt: skip
     rows.append({**rows[0], "case": "without budgets"})
     assert results.budget_table(rows).splitlines()[2:] == [
-        "| c | stock |  | 4.10 | 4.00 | 4.00 | 11.0 | 10.0 | yes |",
+        "| c | stock |  |  | 4.00 | 4.00 | 11.0 | 10.0 | yes |",
         "| c | budget-0.9 | 3.80 | 3.60 | 3.50 | 3.50 | 11.5 | 10.5 | yes |",
         "| c | budget-0.75 | 3.20 | 3.10 | 3.00 | 3.00 | 12.0 | 11.0 | yes |",
     ]
