@@ -106,6 +106,7 @@ class Pipeline:
         kept = (draft or each for each, draft in zip(self.passes, drafts, strict=True) if draft is not None or each.gives & needed)
         return Pipeline(tuple(kept), is_draft=True)
 
+    @property
     def asks_ranks(self) -> bool:
         """Whether a pass has facts to gather, so that all ranks must run these passes together."""
         return any(each.asks_ranks for each in self.passes)
@@ -168,7 +169,7 @@ def _marked(each: Pass, program: Program, result: Program, context: Context) -> 
     """What a pass made of a program with its name in it; once for the very same result, so that later passes know it again. Not where
     one of them asks other ranks: this one's program may be the same where another's is not, and all gather facts or none."""
     key, memo = ("marked", id(result), program.passes, each.name), context.memo
-    if key not in memo or Pipeline(tuple(context.later)).asks_ranks():
+    if key not in memo or Pipeline(tuple(context.later)).asks_ranks:
         memo[key] = (msgspec.structs.replace(result, passes=(*program.passes, each.name)), result)
     marked: Program = memo[key][0]
     return marked

@@ -382,7 +382,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _chosen(found: Sequence[Case], only: str) -> list[Case]:
-    """What `--only` names, in its order; everything where it names nothing."""
+    """What `--only` names, in its order; everything where it names nothing. Raises SystemExit for a case or a plan that is not there."""
     if not only:
         return list(found)
     chosen: list[Case] = []
@@ -391,9 +391,13 @@ def _chosen(found: Sequence[Case], only: str) -> list[Case]:
         named = [case for case in found if fnmatch.fnmatchcase(case.name, name)]
         if not named:
             raise SystemExit(f"no case {name!r}; there are {[case.name for case in found]}")
+        there = [each.name for case in named for each in case.plans]
+        for plan in plans.split("+") if plans else ():
+            if not fnmatch.filter(there, plan):
+                raise SystemExit(f"no plan {plan!r} in {[case.name for case in named]}; there are {[*dict.fromkeys(there)]}")
         for case in named:
             kept = tuple(each for each in case.plans if not plans or any(fnmatch.fnmatchcase(each.name, one) for one in plans.split("+")))
-            chosen.append(replace(case, plans=kept))
+            chosen += [replace(case, plans=kept)] if kept else []
     return chosen
 
 

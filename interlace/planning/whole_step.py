@@ -207,7 +207,7 @@ class _Choice:
         asking = (Pipeline(self.later), self._paddles())
         self.looked_at: tuple[Sequence[Numbers | None], list[StageTimes]] = ((), [])
         """What may be recomputed, and what the stages say of their jobs with it: what schedules were looked for in."""
-        self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks() for each in asking)
+        self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks for each in asking)
         """Whether this rank makes drafts: one of each stage does, and all where a pass asks them."""
 
     def run(self) -> tuple[Run, int | None]:

@@ -121,6 +121,21 @@ def test_cases_and_plans_are_chosen_by_pattern_in_the_order_given() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("only", "told"),
+    [("gpt-s2O48-mp1-pp2", r"no case 'gpt-s2O48-mp1-pp2'; there are \['"),
+     ("gpt-s2048-mp1-pp2:stock+budgets-*", r"no plan 'budgets-\*' in \['gpt-s2048-mp1-pp2'\]; there are \['stock', ")],
+)  # fmt: skip
+def test_a_case_or_plan_that_is_not_there_is_told(only: str, told: str) -> None:
+    with pytest.raises(SystemExit, match=told):
+        training._chosen(training.cases(2), only)
+
+
+def test_a_case_without_any_of_the_plans_is_left_out() -> None:
+    chosen = training._chosen(training.cases(2), "gpt-*:budget-*")
+    assert {case.name for case in chosen} == {name for name in training.BUDGETS if name.startswith("gpt-")}
+
+
 def test_a_run_with_other_bits_than_stocks_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench = training.Bench(tmp_path, "threads", 1, 1, 0.0)
     case = training.Case("c", "gpt", 1, (), ())
