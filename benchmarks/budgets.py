@@ -27,6 +27,7 @@ from simulated import built, parse, parser
 from interlace.config import make_config
 from interlace.cost_model import CostModel, load_profile
 from interlace.errors import BudgetError
+from interlace.garbage import rarely_collected
 from interlace.ir import Program
 from interlace.passes.choose_recompute import choices
 from interlace.planning.plan import make_plans
@@ -71,7 +72,8 @@ def planned(programs: Sequence[Program], cost: CostModel, options: dict[str, Any
     """A plan: step and peak in ms and bytes beside Paddle's own, CPU seconds of planning, and what became of the saved bytes."""
     start = time.process_time()
     try:
-        plans = make_plans(programs, make_config(options), cost, "h200")
+        with rarely_collected():  # as the commands
+            plans = make_plans(programs, make_config(options), cost, "h200")
     except BudgetError as error:
         return {"least_bytes": error.least_bytes, "cpu_s": round(time.process_time() - start, 1)}
     outcome = plans[0].outcome

@@ -18,7 +18,7 @@ from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.at_once import at_once
 from interlace.scheduler.interleave.optimizer import reductions_first
 from interlace.scheduler.interleave.part_order import EarlyCollectives
-from interlace.scheduler.interleave.planner import EARLY, Form, Pair, PairPlan, PartOps, plan_pair
+from interlace.scheduler.interleave.planner import EARLY, FREE_SHARE, SMALL_SHARE, Form, Pair, PairPlan, PartOps, plan_pair
 from interlace.scheduler.jobs import Parts, job_of
 from interlace.scheduler.legal_rows import check_rows, stall
 from interlace.scheduler.memory.saved import saved_bytes
@@ -82,10 +82,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), in the place
             of `lag` and `depth`; jobs of several parts are ordered as with `dx-first`, or with `mixed` where `interleave` says so. When:
             you have a schedule of your own, or changed the one that `interlace plan` wrote.
-        extra_live_bytes: Bytes by which the live memory of a job may exceed that of its plain order (all parts one after another), and the
-            memory of a stage that of Paddle's plan. What `extend-lifetimes` keeps alive for side streams after that is not counted here; a
-            `memory_budget` counts it. When: the device has memory that Paddle's plan leaves free: some GB let more communication be
-            hidden.
+        extra_live_bytes: Bytes by which the live memory of a job may exceed that of its plain order (all parts one after another), and
+            the memory of a stage that of Paddle's plan, besides the hundredth that counts as the same. What `extend-lifetimes` keeps
+            alive for side streams after that is not counted here; a `memory_budget` counts it. When: the device has memory that Paddle's
+            plan leaves free: some GB let more communication be hidden.
         max_ops_per_job: A pair with more operations stays two jobs (the executor's build time is quadratic in them). When: the first step
             takes too long to start with very deep models; smaller jobs start faster and hide less.
         only_gains: Fall back to a simpler form (`dx-first`, then `off`) if the simulated step would be slower than with `off`. When: off
@@ -343,13 +343,14 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         early = _of_stage(self.early_sends, program)
         items = tuple(tuple(op.id for op in parts.ops[kind, chunk]) for _, kind, chunk in kinds)
         same = ("pair", id(program.ops), kinds, items, self.search)
-        key = (*same, form, self.extra_live_bytes, self.max_ops_per_job, early)
+        share = FREE_SHARE if context.room_bytes is None else SMALL_SHARE
+        key = (*same, form, self.extra_live_bytes, self.max_ops_per_job, share, early)
         if same not in context.memo:
             ops = self._ops(program, parts, kinds)
             context.memo[same] = (Pair(program, ops, context.cost, early, planner.SEARCH_WORK if self.search else 0), program)
         if key not in context.memo:
             pair = context.memo[same][0].with_early(early)
-            plan = plan_pair(pair, form, self.extra_live_bytes, self.max_ops_per_job)
+            plan = plan_pair(pair, form, self.extra_live_bytes, self.max_ops_per_job, share)
             context.memo[key] = (plan, slot_times(pair, list(plan.order)))
         plan, times = context.memo[key]
         return plan, times

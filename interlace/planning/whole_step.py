@@ -195,7 +195,7 @@ class _Choice:
     ) -> None:
         self.pipeline, self.asked, self.program, self.cost, self.peers = pipeline, asked, program, cost, peers
         self.room, self.room_bytes, self.levels = room, room.bytes if room else None, levels
-        self.context = Context(cost)
+        self.context = Context(cost, room_bytes=self.room_bytes)
         at = pipeline.passes.index(asked)
         self.earlier, self.later = Pipeline(pipeline.passes[:at]), pipeline.passes[at + 1 :]
         self.early = asked.early_sends if isinstance(asked.early_sends, float) else EARLY
@@ -205,6 +205,8 @@ class _Choice:
         self.draws = any(gather(peers, "draws", draws_twice(program)))
         self.stands_for = stand_ins(program, peers)
         asking = (Pipeline(self.later), self._paddles())
+        self.expected: dict[tuple[Numbers | None, Schedule1F1B], int] = {}
+        """Schedules that the coarse model found, and the bytes that it gives their fullest stage."""
         self.looked_at: tuple[Sequence[Numbers | None], list[StageTimes]] = ((), [])
         """What may be recomputed, and what the stages say of their jobs with it: what schedules were looked for in."""
         self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks for each in asking)
@@ -303,7 +305,13 @@ class _Choice:
         if self.levels and not self.room and (found.memory_pays or self.recomputes):
             levels = self._recomputation(limit)
             found = self._schedules(levels, stock_peak_bytes, limit)
-        return [(_recomputed(each, levels), self._lagged(each)) for each in found.schedules]
+        return self._as_forms(found, levels)
+
+    def _as_forms(self, found: Found, levels: Sequence[Numbers | None]) -> list[tuple[Numbers | None, Schedule1F1B]]:
+        """Schedules as forms, with how much each stage recomputes."""
+        forms = {(_recomputed(each, levels), self._lagged(each)): each.peak_bytes for each in found.schedules}
+        self.expected |= {(recomputed, form.draft()): peak for (recomputed, form), peak in forms.items()}
+        return list(forms)
 
     def _recomputation(self, limit: int) -> tuple[Numbers | None, ...]:
         """What a schedule may recompute; None without a budget where neither it nor the program recomputes anything."""
@@ -331,20 +339,20 @@ class _Choice:
         return find_schedules(self.looked_at[1], pipe.num_micro_batches, limit, count, self.draws, pipe.num_chunks)
 
     def _with_less(self, judged: Sequence[Judged], limit: int) -> list[Judged]:
-        """Schedules that are looked for in less memory: where all that the coarse model found hold more than it says, and more than they
-        may, though they would be faster than all that fits."""
-        newest, more, within, levels = judged, list[Judged](), limit, self.looked_at[0]
+        """Schedules that are looked for in less memory: where what the coarse model found holds more than it says, and more than it may,
+        though it would be faster than all that fits. They leave free by how much it holds more than expected."""
+        newest, more, levels = judged, list[Judged](), self.looked_at[0]
         for _ in range(CLOSER):
             best = next((each.step_ns or 0 for each in _fitting((*judged, *more), limit)), None)
-            over = [each.peak_bytes - limit for each in newest
-                    if each.form.lag and each.step_ns is not None and limit < each.peak_bytes <= NEARLY * limit
+            ranked = [each for each in newest if (each.recomputed, each.form) in self.expected]
+            over = [each for each in ranked if each.step_ns is not None and limit < each.peak_bytes <= NEARLY * limit
                     and (best is None or each.step_ns < (1 - PAYS) * best)]  # fmt: skip
             if not over:
                 break
-            within -= max(over)
+            within = limit - max(each.peak_bytes - self.expected[each.recomputed, each.form] for each in over)
             found = Found(tuple(self._find(within, LAG_SCHEDULES)) if self.peers is None or self.program.rank == 0 else ())
             found = gather(self.peers, "schedules in less memory", found)[0]
-            new = dict.fromkeys((_recomputed(each, levels), self._lagged(each).draft()) for each in found.schedules)
+            new = dict.fromkeys((recomputed, form.draft()) for recomputed, form in self._as_forms(found, levels))
             newest = [self._draft(recomputed, form, self.later, limit) for recomputed, form in new]
             more += newest
         return more

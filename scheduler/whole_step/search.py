@@ -52,10 +52,11 @@ class Choice(NamedTuple):
 
 
 class Ranked(msgspec.Struct, frozen=True):
-    """A schedule and the time that the coarse model gives it."""
+    """A schedule, and the time and the memory of its fullest stage that the coarse model gives it."""
 
     schedule: LagSchedule
     step_ns: float
+    peak_bytes: int
 
 
 def find_schedules(
@@ -107,6 +108,7 @@ class _Search:
         self.evaluations = JOBS // (self.most * len(self.stages))
         self.seen: dict[LagSchedule, float | None] = {}
         self.jobs: dict[tuple[int, Choice], list[Job] | None] = {}
+        self.peaks: dict[tuple[int, Choice], int] = {}
         self.stuck: dict[tuple[Numbers, Numbers], bool] = {}
         self.links: dict[tuple[int, int, int], list[Links]] = {}
 
@@ -127,7 +129,8 @@ class _Search:
         known.sort(key=lambda pair: (round(pair[0] / unit), sum(pair[1].lag) + sum(pair[1].depth), pair))
         best: dict[tuple[Form, Numbers, tuple[bool, ...], Numbers], Ranked] = {}
         for took, each in known:
-            best.setdefault((each.form, each.depth, each.early, each.level), Ranked(each, took))
+            peak = max(self.peaks[s, choice] for s, choice in enumerate(_choices(each)))
+            best.setdefault((each.form, each.depth, each.early, each.level), Ranked(each, took, peak))
         distinct = {round(ranked.step_ns / unit): ranked for ranked in reversed(best.values())}
         return list(reversed(distinct.values()))[:count]
 
@@ -173,8 +176,8 @@ class _Search:
             times = self._times(stage, each)
             row = joined(stage, len(self.stages), self.num, self.chunks, lag=each.lag, warmup=each.depth)
             whole = row if self.chunks > 1 else joined(stage, len(self.stages), self.all, lag=each.lag, warmup=each.depth)
-            fits = self.always[stage][each.level] + peak_bytes(whole, times) <= self.limit
-            self.jobs[stage, each] = jobs_of(row, times, stage, len(self.stages)) if fits else None
+            self.peaks[stage, each] = peak = self.always[stage][each.level] + peak_bytes(whole, times)
+            self.jobs[stage, each] = jobs_of(row, times, stage, len(self.stages)) if peak <= self.limit else None
         return self.jobs[stage, each]
 
     def _times(self, stage: int, each: Choice) -> Mapping[str, SlotTimes]:

@@ -387,6 +387,18 @@ def test_a_pair_uses_the_memory_it_is_allowed() -> None:
     assert pairs_of(tight)[0].items != pairs_of(ample)[0].items
 
 
+def test_without_a_budget_a_pair_may_hold_a_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing lost. As much as counts as Paddle's own memory; under a budget next to nothing."""
+    monkeypatch.setattr("interlace.passes.schedule_1f1b.FREE_SHARE", 1)
+    plain = side_program(Sides())
+    ample = planned([plain], "mixed", only_gains=False, extra_live_bytes=64)[0]
+    passes = Passes((Schedule1F1B(interleave="mixed", only_gains=False), *THROTTLED))
+    orders = [passes.run(plain, COSTS, room_bytes=room)[0] for room in (None, 1 << 40)]
+    free, tight = (pairs_of(each)[0].items for each in orders)
+    assert free == pairs_of(ample)[0].items
+    assert tight != free
+
+
 @pytest.mark.parametrize("form", ["dx-first", "mixed"])
 def test_a_stage_receives_all_that_its_neighbour_sends_before_it_takes_a_gradient(form: Form) -> None:
     """No deadlock. With sends that wait for their receiver."""
