@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from statistics import median
 from typing import Any
@@ -70,6 +71,7 @@ class CostModel(Costs):
                 self._dtypes.setdefault(kind, []).append(dtype)
         self._surfaces: dict[Group, tuple[Surface, float]] = {}
         self._numbers: dict[Any, int] = {}
+        self._unused = itertools.count()
         self._number_of: dict[tuple[int, int], tuple[Op, Values, int]] = {}
         self._known: dict[int, Estimate] = {}
         self._categories: dict[int, str] = {}
@@ -111,7 +113,7 @@ class CostModel(Costs):
         known = self._number_of.get(at)
         if known is not None and known[0] is op and known[1] is values:
             return known[2]
-        number = self._numbers.setdefault(_signature(op, values, groups), len(self._numbers))
+        number = self._numbers.setdefault(_signature(op, values, groups), next(self._unused))  # not their count: ranks may be threads
         if op.group not in groups:
             if len(self._number_of) >= MOST_KNOWN:
                 self._number_of.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from interlace.cost_model import CostModel, DeviceProfile, load_profile
+from interlace.cost_model import CostModel, DeviceProfile, load_profile, model
 from interlace.cost_model.base import largest_unmeasured, shares_by_how
 from interlace.cost_model.profile import OpSample
 from interlace.cost_model.work import work_of
@@ -23,6 +23,24 @@ def test_a_measured_shape_gives_its_sample(h200):
     assert found.how == "exact"
     assert 86_000 < found.dur_ns < 92_000
     assert found.rel_error < 0.15
+
+
+def test_operations_that_two_ranks_ask_for_at_the_same_moment_keep_their_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of one process are threads: another operation is numbered between a signature and its number."""
+    cost, alone = CostModel(load_profile("h200")), CostModel(load_profile("h200"))
+    small, large = matmul("512,4096", "4096,4096", "512,4096"), matmul("8192,4096", "4096,4096", "8192,4096")
+    between = [large]
+
+    class Signature(tuple):  # type: ignore[type-arg]
+        def __hash__(self) -> int:
+            if between:
+                cost.op_time(*between.pop())
+            return super().__hash__()
+
+    signature = model._signature
+    monkeypatch.setattr(model, "_signature", lambda *asked: Signature(signature(*asked)))
+    found = [cost.op_time(*each).dur_ns for each in (small, large)]
+    assert found == [alone.op_time(*each).dur_ns for each in (small, large)]
 
 
 def test_between_samples_is_interpolated_and_says_from_how_many(h200):
