@@ -76,10 +76,8 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
     def asks_ranks(self) -> bool:
         return bool(self.modules)
 
-    def facts(self, program: Program, context: Context) -> tuple[str, ...] | None:
+    def facts(self, program: Program, context: Context) -> tuple[str, ...]:
         """The layers with a collective in backward, where some of them are chosen."""
-        if not self.modules:
-            return None
         work = _Work(Graph(program), context, self)
         return tuple(sorted({work.layer(op) for op in work.sites}))
 

@@ -155,7 +155,7 @@ def _key(each: Pass, program: Program, rooms: tuple[int | None, ...]) -> tuple[A
 
 def _applied(each: Pass, program: Program, context: Context, peers: Peers | None) -> Program:
     """What a pass makes of a program, with the facts of all ranks."""
-    mine = each.facts(program, context)
+    mine = each.facts(program, context) if each.asks_ranks else None
     context.facts = gather(peers, each.name, mine) if mine is not None else ()
     if each.decides_for_all:
         context.facts = _decided(each, program, context, peers)

@@ -98,10 +98,8 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
     def asks_ranks(self) -> bool:
         return bool(self.modules)
 
-    def facts(self, program: Program, context: Context) -> tuple[str, ...] | None:
+    def facts(self, program: Program, context: Context) -> tuple[str, ...]:
         """The layers with a product of a weight, where some of them are chosen."""
-        if not self.modules:
-            return None
         weights = weight_values(Graph(program))
         return tuple(sorted({op.layer for op in _gradients(program) if weight_index(op, weights) is not None}))
 
