@@ -41,7 +41,8 @@ Group = tuple[str, str, Transposed]
 ANY: Transposed = ()
 """Samples of a kind and dtype whichever operands are transposed."""
 _ALIKE = {"float16": "bfloat16", "bfloat16": "float16"}
-_ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking", "dst_place_type")
+_ATTRS = ("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking", "dst_place_type", "place", "left_out")
+"""Attributes that the work of an operation depends on: all that `work.py` reads."""
 
 
 class CostModel(Costs):

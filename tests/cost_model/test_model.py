@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import msgspec
 import pytest
 
-from interlace.cost_model import CostModel, DeviceProfile, load_profile, model
-from interlace.cost_model.base import largest_unmeasured, shares_by_how
+from interlace.cost_model import CostModel, DeviceProfile, load_profile, model, work
+from interlace.cost_model.base import largest_unmeasured, shares_by_how, tables_of
 from interlace.cost_model.profile import OpSample
 from interlace.cost_model.work import work_of
 from interlace.ir.text import parse
@@ -41,6 +44,25 @@ def test_operations_that_two_ranks_ask_for_at_the_same_moment_keep_their_own_tim
     monkeypatch.setattr(model, "_signature", lambda *asked: Signature(signature(*asked)))
     found = [cost.op_time(*each).dur_ns for each in (small, large)]
     assert found == [alone.op_time(*each).dur_ns for each in (small, large)]
+
+
+def test_a_constant_on_the_host_costs_nothing_whatever_was_asked_before() -> None:
+    """Of the same shape on the device it is a kernel; what was asked first does not answer for the other."""
+    text = """program rank=0 world=1 mode=train
+#0 %0:float32[1] = pd_op.full() optimize {"place":"Place(cpu)","shape":[1]}
+#1 %1:float32[1] = pd_op.full() optimize {"place":"Place(undefined:0)","shape":[1]}
+"""
+    program = parse(text)
+    values, groups = tables_of(program)
+    for order in (program.ops, program.ops[::-1]):
+        cost = CostModel(load_profile("h200"))
+        found = {op.id: cost.op_time(op, values, groups).dur_ns for op in order}
+        assert found[0] == 0 < found[1]
+
+
+def test_operations_that_differ_in_an_attribute_that_their_work_reads_are_told_apart() -> None:
+    read = set(re.findall(r'attrs\.get\(\s*"(\w+)"', inspect.getsource(work)))
+    assert {"place", "transpose_x", "causal"} <= read <= set(model._ATTRS)
 
 
 def test_between_samples_is_interpolated_and_says_from_how_many(h200):
