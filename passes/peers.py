@@ -113,6 +113,8 @@ def require_one_topic(topics: Sequence[str]) -> None:
 def plan_together(plan: Callable[[Given, Peers], Made], given: Sequence[Given], seats: Sequence[int] = ()) -> list[Made]:
     """Call `plan` for everything given, each in a thread of its own with the others as its peers.
 
+    One of them runs at a time, until it waits for the others: threads that all want Python's lock take a fifth more processor time.
+
     Args:
         plan: What each does.
         given: For whom.
@@ -124,11 +126,12 @@ def plan_together(plan: Callable[[Given, Peers], Made], given: Sequence[Given], 
     table = _Table(len(given), tuple(seats) or tuple(range(len(given))))
 
     def at(seat: int) -> Made:
-        try:
-            return plan(given[seat], _Seat(table, seat))
-        except BaseException:
-            table.barrier.abort()
-            raise
+        with table.turn:
+            try:
+                return plan(given[seat], _Seat(table, seat))
+            except BaseException:
+                table.barrier.abort()
+                raise
 
     pool = ThreadPoolExecutor(max(1, len(given)))
     try:
@@ -147,9 +150,17 @@ def plan_together(plan: Callable[[Given, Peers], Made], given: Sequence[Given], 
 
 class _Table:
     def __init__(self, count: int, seats: Sequence[int]) -> None:
-        self.barrier = Barrier(count)
+        self.barrier, self.turn = Barrier(count), Lock()
         self.seats = seats
         self.said: list[tuple[str, bytes]] = [("", b"")] * count
+
+    def meet(self) -> None:
+        """Wait for all others, and then for this one's turn."""
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
 
 
 class _Seat:
@@ -158,8 +169,8 @@ class _Seat:
 
     def gather(self, topic: str, mine: bytes) -> list[bytes]:
         self.table.said[self.seat] = (topic, mine)
-        self.table.barrier.wait()
+        self.table.meet()
         said = [self.table.said[seat] for seat in self.table.seats]
-        self.table.barrier.wait()
+        self.table.meet()
         require_one_topic([topic for topic, _ in said])
         return [text for _, text in said]

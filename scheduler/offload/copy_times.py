@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import attrgetter
+
+import msgspec
 
 from interlace.ir import OpInstance, Program
 from interlace.ir.kinds import stream_of
@@ -55,8 +59,7 @@ class Timeline:
         return max(done_ns, self.at_ns[boundary]) + transfer.back_ns <= self.at_ns[transfer.reader]
 
 
-@dataclass(slots=True, eq=False)
-class OpenTransfer:
+class OpenTransfer(msgspec.Struct, eq=False, gc=False):
     """A transfer during planning; indices count op instances in issue order.
 
     Attributes:
@@ -90,6 +93,30 @@ class OpenTransfer:
     def key(self) -> tuple[int, int]:
         """Which transfer it is: value and micro-batch."""
         return self.saved.value, self.micro_batch
+
+    def place_alone(self, line: Timeline, measured: bool) -> bool:
+        """Place it as `place_transfers` would if it were the only one; whether it found time."""
+        done = line.at_ns[self.source + 1] + self.out_ns
+        if not line.returns(self.source, done, self):
+            return False
+        self.copied_out(line, self.source, done)
+        start = line.at_ns[self.reader] - self.back_ns
+        if not self.copies_back(line, start, measured):
+            return False
+        self.start_ns = start
+        self.late_ns = max(0, max(line.at_ns[self.back], done) + self.back_ns - line.at_ns[self.reader])
+        return True
+
+    def copied_out(self, line: Timeline, out: int, done_ns: int) -> None:
+        """The copy out is issued after index `out`, and ends at `done_ns`."""
+        self.out, self.done_ns = out, done_ns
+        self.free = max(out + 1, line.first_from(done_ns)) if self.out_ns else out + 1
+
+    def copies_back(self, line: Timeline, start_ns: int, measured: bool) -> bool:
+        """Issue the copy back so that it starts at `start_ns`, or as soon as it may; whether that is after the copy out."""
+        wanted = bisect_right(line.at_ns, start_ns) - 1 if measured else self.reader
+        self.back = min(max(wanted, _earliest(line, self)), self.reader)
+        return (start_ns >= self.done_ns or bool(self.not_before)) and self.back > self.free
 
 
 @dataclass(slots=True)
@@ -131,11 +158,11 @@ def place_transfers(line: Timeline, transfers: Sequence[OpenTransfer], cap: int 
         cap: Copies in flight at once in each direction; None for no limit.
         measured: Whether copy times are known; otherwise copies back are issued just before their readers.
     """
-    placed, transfers = Placement(), [replace(transfer) for transfer in transfers]
-    _copy_out(line, sorted(transfers, key=order_key(lambda t: t.source)), cap, placed)
-    _copy_back(line, sorted(placed.transfers, key=order_key(lambda t: t.reader), reverse=True), cap, measured, placed)
-    _run_back(line, sorted(placed.transfers, key=order_key(lambda t: t.back, lambda t: t.reader)), cap, placed)
-    placed.transfers.sort(key=order_key(lambda t: t.source))
+    placed, transfers = Placement(), [copy(transfer) for transfer in transfers]
+    _copy_out(line, sorted(transfers, key=order_key(attrgetter("source"))), cap, placed)
+    _copy_back(line, sorted(placed.transfers, key=order_key(attrgetter("reader")), reverse=True), cap, measured, placed)
+    _run_back(line, sorted(placed.transfers, key=_back_first), cap, placed)
+    placed.transfers.sort(key=order_key(attrgetter("source")))
     return placed
 
 
@@ -144,8 +171,8 @@ def earlier(line: Timeline, placed: Placement, slack: float) -> Placement:
 
     No transfer is refused for this, and no copy is later than before.
     """
-    transfers = [replace(transfer) for transfer in placed.transfers]
-    queue = sorted(transfers, key=order_key(lambda t: t.start_ns))
+    transfers = [copy(transfer) for transfer in placed.transfers]
+    queue = sorted(transfers, key=order_key(attrgetter("start_ns")))
     first, end = [], 0
     for transfer in queue:  # the earliest start of each if all copies before it start as early as they can
         first.append(min(max(transfer.done_ns, line.at_ns[min(_earliest(line, transfer), transfer.back)], end), transfer.start_ns))
@@ -158,13 +185,24 @@ def earlier(line: Timeline, placed: Placement, slack: float) -> Placement:
         transfer.back = min(max(wanted, _earliest(line, transfer), transfer.free + 1), transfer.back)
         by = transfer.start_ns
     moved = Placement(transfers, list(placed.refused))
-    _run_back(line, sorted(transfers, key=order_key(lambda t: t.back, lambda t: t.reader)), None, moved)
+    _run_back(line, sorted(transfers, key=_back_first), None, moved)
     return moved
 
 
-def order_key(*first: Callable[[OpenTransfer], int]) -> Callable[[OpenTransfer], tuple[int, ...]]:
-    """A sort key: the given functions, then what identifies a transfer, so that equal inputs give equal plans."""
-    return lambda transfer: (*(get(transfer) for get in first), transfer.saved.producer, transfer.saved.value, transfer.micro_batch)
+def order_key(first: Callable[[OpenTransfer], int]) -> Callable[[OpenTransfer], tuple[int, int, int, int]]:
+    """A sort key: the given function, then what identifies a transfer, so that equal inputs give equal plans."""
+
+    def key(transfer: OpenTransfer) -> tuple[int, int, int, int]:
+        saved = transfer.saved
+        return first(transfer), saved.producer, saved.value, transfer.micro_batch
+
+    return key
+
+
+def _back_first(transfer: OpenTransfer) -> tuple[int, ...]:
+    """A sort key: copies back as they are issued, those of one place as their readers are."""
+    saved = transfer.saved
+    return transfer.back, transfer.reader, saved.producer, saved.value, transfer.micro_batch
 
 
 def _copy_out(line: Timeline, transfers: Iterable[OpenTransfer], cap: int | None, placed: Placement) -> None:
@@ -177,8 +215,7 @@ def _copy_out(line: Timeline, transfers: Iterable[OpenTransfer], cap: int | None
         if not line.returns(out, done, transfer):
             placed.refused.append((transfer, "capped" if issue > ready else "congested"))
             continue
-        transfer.out, transfer.done_ns = out, done
-        transfer.free = max(out + 1, line.first_from(done)) if transfer.out_ns else out + 1
+        transfer.copied_out(line, out, done)
         ends.append(done)
         placed.transfers.append(transfer)
 
@@ -188,9 +225,7 @@ def _copy_back(line: Timeline, transfers: Iterable[OpenTransfer], cap: int | Non
     kept: list[OpenTransfer] = []
     for transfer in transfers:
         start = min(line.at_ns[transfer.reader], starts[-1], *issues[-cap:][:1] if cap else ()) - transfer.back_ns
-        wanted = bisect_right(line.at_ns, start) - 1 if measured else transfer.reader
-        transfer.back = min(max(wanted, _earliest(line, transfer)), transfer.reader)
-        if (start < transfer.done_ns and not transfer.not_before) or transfer.back <= transfer.free:
+        if not transfer.copies_back(line, start, measured):
             placed.refused.append((transfer, "congested"))
             continue
         transfer.start_ns = start

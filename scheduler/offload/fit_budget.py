@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from copy import copy
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ class Fit:
 
     def __init__(self, planner: Planner, transfers: Sequence[OpenTransfer]) -> None:
         self.planner = planner
-        self.transfers = sorted((replace(each) for each in transfers), key=order_key(lambda t: -t.saved.freed_bytes))
+        self.transfers = sorted((copy(each) for each in transfers), key=order_key(lambda t: -t.saved.freed_bytes))
         self.chosen = [False] * len(self.transfers)
         self.early, self.late = self._windows(False), self._windows(True)
 
@@ -118,7 +118,8 @@ class Fit:
     def _windows(self, late: bool) -> _Windows:
         """The time off the device of each transfer if it were the only one."""
         self._allow_back(late)
-        self.transfers = [self.planner.place([transfer]).tried()[0] for transfer in self.transfers]
+        for transfer in self.transfers:
+            transfer.place_alone(self.planner.line, self.planner.measured)
         return (np.array([t.free for t in self.transfers], np.int64), np.array([t.back for t in self.transfers], np.int64),
                 np.array([t.saved.freed_bytes for t in self.transfers], np.int64))  # fmt: skip
 

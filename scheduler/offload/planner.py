@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -109,7 +110,7 @@ class Planner:
             for micro_batch in range(self.program.pipeline.num_micro_batches):
                 transfer = self._transfer(saved, micro_batch)
                 reason = self._why_not(transfer)
-                if reason is None and not self.place([transfer]).transfers:
+                if reason is None and not copy(transfer).place_alone(self.line, self.measured):
                     reason = "at-once"
                 if reason:
                     self._keep_transfers([transfer], reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -190,10 +189,8 @@ def test_a_stage_alone_says_what_it_lacks(key: str) -> None:
 
 def test_ranks_at_different_topics_are_told() -> None:
     """Equal plans."""
-    start = Barrier(2)
 
     def say(topic: str, peers: Peers) -> list[bytes]:
-        start.wait()
         return peers.gather(topic, topic.encode())
 
     assert plan_together(say, ["plan", "plan"]) == [[b"plan", b"plan"]] * 2

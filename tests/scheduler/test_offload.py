@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from interlace.scheduler.offload import (
     plan_offload,
     unknown_names,
 )
-from interlace.scheduler.offload.copy_times import OpenTransfer, Timeline
+from interlace.scheduler.offload.copy_times import OpenTransfer, Timeline, place_transfers
 from interlace.scheduler.offload.saved_values import REASONS, find_candidates
 from interlace.scheduler.simulate.simulator import simulate
 from tests.strategies import World, plan, worlds
@@ -524,6 +525,15 @@ def test_a_copy_returns_in_a_later_job_and_in_time_or_not_at_all() -> None:
     assert not line.returns(3, 0, transfer)
     transfer.reader = 2
     assert not line.returns(0, 0, transfer)
+
+
+@given(out_ns=st.integers(0, 90), back_ns=st.integers(0, 90), measured=st.booleans(), late=st.booleans())
+def test_a_transfer_placed_alone_lies_where_a_queue_of_one_puts_it(out_ns: int, back_ns: int, measured: bool, late: bool) -> None:
+    line, trip = line_and_trip(out_ns, back_ns, 20)
+    trip.not_before = trip.reader if late else 0
+    queue, alone = place_transfers(line, [trip], None, measured), copy(trip)
+    assert alone.place_alone(line, measured) == bool(queue.transfers)
+    assert msgspec.structs.astuple(alone) == msgspec.structs.astuple(queue.tried()[0])
 
 
 def test_what_lies_idle_longest_goes_first_not_what_is_largest() -> None:
