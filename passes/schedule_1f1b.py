@@ -173,8 +173,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, search=False)
 
     def stock(self) -> Schedule1F1B:
-        """Paddle's own list of jobs."""
-        return msgspec.structs.replace(self, interleave="off")
+        """Paddle's own list of jobs, or that of the schedule file."""
+        at_once = self.at_once if self.schedule_file else 0.0
+        return msgspec.structs.replace(self, interleave="off", lag=0, depth=(), at_once=at_once)
 
     def label(self) -> str:
         """The form of interleaving."""

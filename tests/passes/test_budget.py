@@ -67,6 +67,13 @@ def test_a_refusal_names_the_least_that_can_be_kept_and_what_holds_it(world: Wor
         within(plain, least - 1, SLOW_COPIES)
 
 
+@pytest.mark.parametrize("given", [{"lag": [0, 1], "at_once": 0.25}, {"depth": [3, 1]}])
+def test_a_lag_or_depth_that_is_given_does_not_hide_a_refusal(given: dict[str, object]) -> None:
+    """Paddle's own order, which is tried too, has neither."""
+    with pytest.raises(BudgetError, match="the least feasible one is"):
+        within(programs(SMALL), 1, schedule_1f1b={"interleave": "dx-first", **given})
+
+
 def test_a_larger_budget_is_no_slower() -> None:
     """Forms that exceed a budget are also planned as a smaller one would have them (668: 2170 ns, 688: 2050; 708: once 2190)."""
     plain, steps = programs(SMALL), []
