@@ -28,6 +28,7 @@ from interlace.scheduler.schedule import (
     find_schedule,
     in_flight,
     joined,
+    last_forward,
     parse_rows,
     sent_before,
     with_optimizer,
@@ -59,7 +60,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             part; `dx-first` runs backward's chain of input
             gradients first and runs weight gradients during backward's and forward's collectives, at Paddle's warm-up depth; `mixed` mixes
             both op by op with `2 (stages - 1 - stage) + 1` micro-batches in flight, which it needs; `zb-h1` postpones weight gradients to
-            fill bubbles. All but `off` put an optimizer that communicates into the job of the last gradients. When: `auto` unless
+            fill bubbles. All but `off` put an optimizer that communicates into the job of the last gradients. A list has `dx-first` or
+            `mixed` for each stage. When: `auto` unless
             you compare forms; `off` to have offload or streams alone; a named form to plan faster, or
             where a measurement shows that it is the better one.
         lag: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and `mixed`: one
@@ -67,6 +69,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             collectives, and the last ones fill the pipeline's end. Each micro-batch of lag keeps the operands of its weight gradients
             live. With VPP it counts backwards of one chunk. When: trying by hand what `auto` decides: pipelines whose last stages wait at
             the end of the step, with memory to spare.
+        lag_at_end: The same from a stage's last forward on, from where memory only falls: one number for all stages, or one for each, none
+            below its `lag`, and 0 where that is 0. Without it as `lag`. When: trying by hand what `auto` decides: last stages whose last
+            gradients leave late, as weight gradients of others stand before them.
         at_once: Part of weight gradients, by their time, that are computed with their own input gradients where the others trail: those
             whose operands take most memory for the time. They run during the collectives of their own job, and leave room for the
             others to trail further. One number for all stages, or one for each. When: trying by hand what `auto` decides: a lag that
@@ -77,6 +82,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         early_sends: Weight of the time at which each send of a job starts, against the duration of the job, when its order is chosen: 0
             minimizes the duration alone. One number for all stages, or one for each. When: trying by hand what `auto` decides: 0 without a
             pipeline, more where stages wait for gradients.
+        early_sends_at_end: The same for the jobs from a stage's last forward on, which empty the pipeline: the next stage waits for all
+            that they send. Without it as `early_sends`. When: trying by hand what `auto` decides: last stages whose jobs are short as
+            `mixed` makes them, as their sends leave late.
         search: Whether a local search improves the order inside each kind of job; False keeps the list scheduler's, and so does `auto`:
             the search looks at one job, and what it makes of a whole step is as often slower. When: off to plan in a fraction of the time.
         schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), in the place
@@ -101,11 +109,13 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     instead_of_off = "{interleave: off}, for Paddle's own order"
     renamed: ClassVar[Mapping[str, str]] = {"rows": "schedule_file", "allowance_bytes": "extra_live_bytes"}
 
-    interleave: Literal["auto", "off", "dx-first", "mixed", "zb-h1"] = "auto"
+    interleave: Literal["auto", "off", "dx-first", "mixed", "zb-h1"] | tuple[Literal["dx-first", "mixed"], ...] = "auto"
     lag: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = 0
+    lag_at_end: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
     depth: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
     at_once: Annotated[float, msgspec.Meta(ge=0, lt=1)] | tuple[Annotated[float, msgspec.Meta(ge=0, lt=1)], ...] = 0.0
     early_sends: Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] = EARLY
+    early_sends_at_end: Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] | None = None
     search: bool = True
     schedule_file: str = ""
     extra_live_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -126,9 +136,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     def _misplaced(self) -> tuple[str, str] | None:
         """A lag or depth beside what has its own, and why that contradicts."""
-        for name, given in (("lag", self.lag), ("depth", self.depth)):
-            if given and (self.interleave not in ("dx-first", "mixed") or self.schedule_file):
-                chosen = "auto, which chooses its own" if self.interleave == "auto" else self.interleave
+        for name, given in (("lag", self.lag), ("lag_at_end", self.lag_at_end), ("depth", self.depth)):
+            if given and (self.interleave in ("auto", "off", "zb-h1") or self.schedule_file):
+                chosen = "auto, which chooses its own" if self.interleave == "auto" else _names(self.interleave)
                 beside, advice = ((f"schedule_file: {self.schedule_file}", "leave one of them out") if self.schedule_file else
                                   (f"interleave: {chosen}", f"write one of them, or leave {name} out"))  # fmt: skip
                 return name, f"found {_numbers(given)} beside {beside}; it goes with interleave dx-first or mixed; {advice}"
@@ -139,8 +149,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         forms: dict[str, tuple[Literal["dx-first", "off"], ...]] = {"mixed": ("dx-first", "off"), "dx-first": ("off",)}
         if not self.only_gains or self.schedule_file:
             return ()
-        plain = msgspec.structs.replace(self, lag=0, depth=(), at_once=0.0)
-        simpler = tuple(msgspec.structs.replace(plain, interleave=name) for name in forms.get(self.interleave, ()))
+        plain = msgspec.structs.replace(self, lag=0, lag_at_end=None, depth=(), at_once=0.0)
+        names = forms.get("mixed" if self.mixes() else str(self.interleave), ())
+        simpler = tuple(msgspec.structs.replace(plain, interleave=name) for name in names)
         return (plain, *simpler) if simpler and (self.lag or self.depth) else simpler
 
     def is_open(self) -> bool:
@@ -161,8 +172,17 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def changes_depth(self, program: Program) -> bool:
         """Whether a pipeline has another number of micro-batches in flight than its strategy's without being asked for by number."""
         pipe = program.pipeline
-        mixed = self.interleave == "mixed" and not (self.depth or self.schedule_file)
+        mixed = self.mixes() and not (self.depth or self.schedule_file)
         return mixed and pipe.num_stages > 1 and pipe.schedule not in ("FThenB", "none")
+
+    def mixes(self) -> bool:
+        """Whether any stage mixes pairs op by op."""
+        return self.interleave == "mixed" or "mixed" in self.interleave
+
+    def form_of(self, stage: int) -> Form:
+        """The form of a stage's jobs."""
+        form = self.interleave[stage] if isinstance(self.interleave, tuple) else self.interleave
+        return "mixed" if form == "mixed" else "dx-first"
 
     def at_plain_depth(self) -> Schedule1F1B:
         """What takes the place of a form that changes the depth where forward and backward of any rank both draw random numbers."""
@@ -175,14 +195,17 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def stock(self) -> Schedule1F1B:
         """Paddle's own list of jobs, or that of the schedule file."""
         at_once = self.at_once if self.schedule_file else 0.0
-        return msgspec.structs.replace(self, interleave="off", lag=0, depth=(), at_once=at_once)
+        return msgspec.structs.replace(self, interleave="off", lag=0, lag_at_end=None, depth=(), at_once=at_once)
 
     def label(self) -> str:
         """The form of interleaving."""
-        more = [f"lag {_numbers(self.lag)}"] * bool(self.lag) + [f"depth {_numbers(self.depth)}"] * bool(self.depth)
+        more = [f"lag {_numbers(self.lag)}"] * bool(self.lag)
+        more += [f"lag_at_end {_numbers(self.lag_at_end)}"] if self.lag_at_end is not None else []
+        more += [f"depth {_numbers(self.depth)}"] * bool(self.depth)
         more += [f"at_once {_numbers(self.at_once)}"] * bool(self.at_once)
         more += [f"early_sends {_numbers(self.early_sends)}"] * (self.early_sends != EARLY)
-        return ", ".join([f"interleave: {self.interleave}", *more])
+        more += [f"early_sends_at_end {_numbers(self.early_sends_at_end)}"] if self.early_sends_at_end is not None else []
+        return ", ".join([f"interleave: {_names(self.interleave)}", *more])
 
     def run(self, program: Program, context: Context) -> Program:
         """The program with its jobs; see the class."""
@@ -191,9 +214,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if self._joins_optimizer(program):
             slots = with_optimizer(slots)
         kinds = {part.kind for slot in slots for part in slot.parts}
-        parts = self.parts(program, kinds, context)
-        plans = self._plans(program, slots, parts, context, form)
-        jobs = tuple(job for slot in slots for job in self._jobs(slot, parts, plans) if job.items)
+        jobs = self._all_jobs(program, slots, kinds, form, context)
         if program.pipeline.stage and program.pipeline.num_chunks == 1 and "R" not in kinds:
             jobs = receive_early(jobs, program, rows[program.pipeline.stage - 1])
         context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
@@ -212,7 +233,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if not any(op.role == "backward" for op in program.ops):
             return {stage: [slot for slot in row if slot.parts[0].kind == "F"] for stage, row in plain.items()}, "dx-first"
         if self.schedule_file:
-            return self._given_rows(program), "mixed" if self.interleave == "mixed" else "dx-first"
+            return self._given_rows(program), self.form_of(pipe.stage)
         if self.interleave == "off":
             return plain, "dx-first"
         if self.interleave == "auto":
@@ -227,16 +248,19 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _check_shape(self, program: Program) -> None:
         """Check lag, depth and early_sends against the program and the other options. Raises ConfigError."""
         pipe = program.pipeline
-        for name, numbers in (("early_sends", self.early_sends), ("at_once", self.at_once)):
-            if isinstance(numbers, tuple) and len(numbers) != pipe.num_stages:
-                raise ConfigError(f"schedule_1f1b.{name}: found {_numbers(numbers)}, {len(numbers)} numbers; "
-                                  f"expected one number, or one for each of {pipe.num_stages} stages")  # fmt: skip
+        for name in ("early_sends", "early_sends_at_end", "at_once", "interleave"):
+            given = getattr(self, name)
+            if isinstance(given, tuple) and len(given) != pipe.num_stages:
+                kind, text = ("form", _names(given)) if name == "interleave" else ("number", _numbers(given))
+                raise ConfigError(f"schedule_1f1b.{name}: found {text}, {len(given)} {kind}s; "
+                                  f"expected one {kind}, or one for each of {pipe.num_stages} stages")  # fmt: skip
         if self.at_once and not (self.lag or self.schedule_file or self.interleave == "zb-h1"):
-            raise ConfigError(f"schedule_1f1b.at_once: found {_numbers(self.at_once)} beside interleave: {self.interleave} without lag, "
-                              "where no weight gradients trail; give lag, schedule_file or interleave: zb-h1, or leave at_once out")
+            raise ConfigError(f"schedule_1f1b.at_once: found {_numbers(self.at_once)} beside interleave: {_names(self.interleave)} "
+                              "without lag, where no weight gradients trail; give lag, schedule_file or interleave: zb-h1, or leave "
+                              "at_once out")  # fmt: skip
         if misplaced := self._misplaced():
             raise ConfigError("schedule_1f1b.{}: {}".format(*misplaced))
-        for name, given in (("lag", self.lag), ("depth", self.depth)):
+        for name, given in (("lag", self.lag), ("lag_at_end", self.lag_at_end), ("depth", self.depth)):
             if not given:
                 continue
             found = f"schedule_1f1b.{name}: found {_numbers(given)}"
@@ -244,6 +268,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
                 raise ConfigError(f"{found} with {pipe.num_chunks} chunks a stage; expected a pipeline without chunks; leave {name} out")
             if isinstance(given, tuple) and len(given) != pipe.num_stages:
                 raise ConfigError(f"{found}, {len(given)} numbers; expected one for each of {pipe.num_stages} stages")
+        lags = [(self._lag(stage), self._lag_at_end(stage)) for stage in range(pipe.num_stages)]
+        if any(at_end < lag or (at_end and not lag) for lag, at_end in lags):
+            raise ConfigError(f"schedule_1f1b.lag_at_end: found {_numbers(self.lag_at_end or 0)} beside lag {_numbers(self.lag)}; "
+                              "expected no less than lag on any stage, and 0 where lag is 0")  # fmt: skip
 
     def _every_stage(self, program: Program, schedule: Schedule) -> dict[int, list[Slot]]:
         pipe = program.pipeline
@@ -266,12 +294,12 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         stages = range(pipe.num_stages)
         if self.changes_depth(program) and draws_twice(program):
             context.declined.append(DRAWS)
-        elif self.interleave == "mixed" and not self.depth:
-            rows = {stage: self._row(program, stage, mixed=True) for stage in stages}
+        elif self.mixes() and not self.depth:
+            rows = {stage: self._row(program, stage, self.form_of(stage) == "mixed") for stage in stages}
             stuck = stall(list(rows.values()), program.pipeline.num_chunks)
             if not stuck:
-                context.changed += self._depth_report(program)
-                return rows, "mixed"
+                context.changed += self._depth_report(program) if self.form_of(pipe.stage) == "mixed" else []
+                return rows, self.form_of(pipe.stage)
             context.declined.append(f"mixed: stages would wait for each other at this depth, dx-first instead:\n{stuck}")
         rows = {stage: self._row(program, stage, mixed=False) for stage in stages}
         if self.depth and (stuck := stall(list(rows.values()))):
@@ -281,14 +309,21 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         ):
             raise ConfigError(f"schedule_1f1b.depth: found {_numbers(self.depth)}; forward and backward both draw random numbers, and "
                               "another depth than 1F1B's would change the order of draws; leave depth out")  # fmt: skip
-        return rows, "mixed" if self.interleave == "mixed" and self.depth else "dx-first"
+        return rows, self.form_of(pipe.stage) if self.depth else "dx-first"
 
     def _row(self, program: Program, stage: int, mixed: bool) -> list[Slot]:
         """A stage's slots with backward and forward joined."""
         pipe = program.pipeline
-        lag = self.lag[stage] if isinstance(self.lag, tuple) else self.lag
         depth = self.depth[stage] if self.depth else mixed_depth(stage, pipe.num_stages, pipe.num_micro_batches) if mixed else None
-        return joined(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, lag=lag, warmup=depth)
+        return joined(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks,
+                      lag=self._lag(stage), warmup=depth, lag_at_end=self._lag_at_end(stage))  # fmt: skip
+
+    def _lag(self, stage: int) -> int:
+        return self.lag[stage] if isinstance(self.lag, tuple) else self.lag
+
+    def _lag_at_end(self, stage: int) -> int:
+        given = self._lag(stage) if self.lag_at_end is None else self.lag_at_end
+        return given[stage] if isinstance(given, tuple) else given
 
     def _depth_report(self, program: Program) -> list[str]:
         """A line about the memory of the depth, if it is larger than Paddle's."""
@@ -299,16 +334,26 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return [f"mixed has {depth} micro-batches in flight on stage {pipe.stage}, {depth - plain} more than 1F1B: "
                 f"{size(saved_bytes(program))} of activations each"]  # fmt: skip
 
-    def _plans(self, program: Program, slots: list[Slot], parts: Parts, context: Context, form: Form) -> dict[Kinds, PairPlan]:
-        """The order of each kind of slot that has a choice: slots of several parts, and then whole backwards too."""
+    def _all_jobs(self, program: Program, slots: list[Slot], kinds: set[str], form: Form, context: Context) -> tuple[Job, ...]:
+        """The jobs of a stage's slots, those at its end ordered for sends of another weight where there is one."""
+        end = len(slots) if self.early_sends_at_end is None else last_forward(slots)
+        at_end = self if self.early_sends_at_end is None else msgspec.structs.replace(self, early_sends=self.early_sends_at_end)
+        joins, jobs = any(len(slot.parts) > 1 for slot in slots), list[Job]()
+        for each, some, where in ((self, slots[:end], ""), (at_end, slots[end:], ", at the end")):
+            parts = each.parts(program, kinds, context)
+            plans = each._plans(program, some, parts, context, form, joins)
+            context.changed += [f"jobs of {_kinds_text(key, parts.chunked)}{where}: {plan.text()}" for key, plan in plans.items()]
+            jobs += [job for slot in some for job in self._jobs(slot, parts, plans) if job.items]
+        return tuple(jobs)
+
+    def _plans(
+        self, program: Program, slots: list[Slot], parts: Parts, context: Context, form: Form, joins: bool
+    ) -> dict[Kinds, PairPlan]:
+        """The order of each kind of slot that has a choice: slots of several parts, and where the stage `joins` any whole backwards too."""
         mixed = {_kinds(slot) for slot in slots if len(slot.parts) > 1}
         choice = {"B", "I"} if parts.early else {"B"}
-        whole = {_kinds(slot) for slot in slots if slot.parts[0].kind in choice} if mixed or parts.early else set()
-        plans = {}
-        for kinds in sorted(mixed | whole):
-            plans[kinds] = self.order(program, parts, kinds, form, context)[0]
-            context.changed.append(f"jobs of {_kinds_text(kinds, parts.chunked)}: {plans[kinds].text()}")
-        return plans
+        whole = {_kinds(slot) for slot in slots if slot.parts[0].kind in choice} if joins or parts.early else set()
+        return {kinds: self.order(program, parts, kinds, form, context)[0] for kinds in sorted(mixed | whole)}
 
     def parts(self, program: Program, kinds: set[str], context: Context) -> Parts:
         """The operations of each kind of part, with collectives as early as they can start; `off` keeps program order. Weight gradients
@@ -407,6 +452,10 @@ def _of_stage(given: float | tuple[float, ...], program: Program) -> float:
 
 def _numbers(each: float | tuple[float, ...]) -> str:
     return f"[{', '.join(f'{number:g}' for number in each)}]" if isinstance(each, tuple) else f"{each:g}"
+
+
+def _names(forms: str | tuple[str, ...]) -> str:
+    return forms if isinstance(forms, str) else f"[{', '.join(forms)}]"
 
 
 Kinds = tuple[tuple[str, str, int], ...]

@@ -20,10 +20,10 @@ def stall(rows: Sequence[Sequence[Slot]], num_chunks: int = 1) -> str:
     Returns:
         Empty if every stage can finish, otherwise the grid of stages with `<-- here` at the slots that are blocked.
 
-    >>> from interlace.scheduler.schedule import lagged
-    >>> stall([lagged(s, 2, 4, lag=0, warmup=1) for s in range(2)]).count("<-- here")
+    >>> from interlace.scheduler.schedule import joined
+    >>> stall([joined(s, 2, 4, lag=0, warmup=1) for s in range(2)]).count("<-- here")
     2
-    >>> stall([lagged(s, 2, 4, lag=0, warmup=2 * (1 - s) + 1) for s in range(2)])
+    >>> stall([joined(s, 2, 4, lag=0, warmup=2 * (1 - s) + 1) for s in range(2)])
     ''
     """
     senders = ["S" if _parts(row, "S") else "B" for row in rows]

@@ -95,24 +95,16 @@ def one_f_one_b(stage: int, num_stages: int, num_micro_batches: int, num_chunks:
     return [*slots, OPTIMIZER]
 
 
-def lagged(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1, *, lag: int, warmup: int | None = None) -> list[Slot]:
-    """1F1B in which each job has input gradients, the next forward, and the weight gradients of `lag` micro-batches before.
+def paired(stage: int, num_stages: int, num_micro_batches: int, warmup: int | None = None) -> list[Slot]:
+    """1F1B in which each job has a backward and the next forward, with `warmup` micro-batches in flight.
 
-    Weight gradients of an earlier micro-batch do not depend on their job, so they can run during its first collectives; the last
-    ones fill the end of the pipeline.
-
-    >>> show_row(1, lagged(1, 2, 4, lag=1))
-    '1 | 0F 0I+1F 1I+2F+0W 2I+3F+1W 3I+2W 3W O'
-    >>> show_row(1, lagged(1, 2, 3, lag=0))
-    '1 | 0F 0B+1F 1B+2F 2B O'
+    >>> show_row(1, paired(1, 2, 4)), show_row(1, paired(1, 2, 4, warmup=2))
+    ('1 | 0F 0B+1F 1B+2F 2B+3F 3B O', '1 | 0F 1F 0B+2F 1B+3F 2B 3B O')
     """
     depth = in_flight(stage, num_stages, num_micro_batches) if warmup is None else min(warmup, num_micro_batches)
-    slots = [slot("F", m) for m in range(depth)]
-    for b in range(num_micro_batches):
-        forward = [Part("F", b + depth)] if b + depth < num_micro_batches else []
-        weights = [Part("W", b - lag)] if b >= lag else []
-        slots.append(Slot((Part("I", b), *forward, *weights) if lag else (Part("B", b), *forward)))
-    return [*slots, *(slot("W", m) for m in range(max(0, num_micro_batches - lag), num_micro_batches) if lag), OPTIMIZER]
+    forwards = {b: (Part("F", b + depth),) for b in range(num_micro_batches - depth)}
+    pairs = (Slot((Part("B", b), *forwards.get(b, ()))) for b in range(num_micro_batches))
+    return [*(slot("F", m) for m in range(depth)), *pairs, OPTIMIZER]
 
 
 def zero_bubble(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1) -> list[Slot]:
@@ -199,45 +191,60 @@ def pair_up(slots: list[Slot]) -> list[Slot]:
     return joined
 
 
-def trailing(slots: list[Slot], lag: int) -> list[Slot]:
+def trailing(slots: list[Slot], lag: int, lag_at_end: int | None = None) -> list[Slot]:
     """The same schedule with the weight gradients of each backward computed `lag` backwards later, in the same order, the rest at its end.
 
-    >>> show_row(1, trailing(pair_up(interleaved(1, 2, 2, 2)), 2))
-    '1 | 0F 1F 0F.1 1F.1 0I.1 1I.1 0I+0W.1 1I+1W.1 0W 1W O'
+    Weight gradients of an earlier backward do not depend on their job, so they can run during its first collectives; the last ones
+    fill the end of the pipeline. What trails may do so by more from the last forward on.
+
+    >>> show_row(1, trailing(paired(1, 2, 4), 1)), show_row(1, trailing(paired(1, 2, 4), 1, lag_at_end=2))
+    ('1 | 0F 0I+1F 1I+2F+0W 2I+3F+1W 3I+2W 3W O', '1 | 0F 0I+1F 1I+2F+0W 2I+3F 3I+1W 2W 3W O')
     """
     made: list[Slot] = []
     waiting: list[Part] = []
-    for each in slots if lag else []:
+    end = len(slots) if lag_at_end is None else last_forward(slots)
+    for k, each in enumerate(slots if lag else []):
         parts = [msgspec.structs.replace(part, kind="I") if part.kind == "B" else part for part in each.parts]
         waiting += [msgspec.structs.replace(part, kind="W") for part in parts if part.kind == "I"]
-        if any(part.kind == "I" for part in parts) and len(waiting) > lag:
+        if any(part.kind == "I" for part in parts) and len(waiting) > (lag if k < end else lag_at_end or 0):
             parts.append(waiting.pop(0))
         made += [Slot((part,)) for part in waiting] if each == OPTIMIZER else []
         made.append(Slot(tuple(parts)))
     return made or slots
 
 
-def joined(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1, *, lag: int, warmup: int | None = None) -> list[Slot]:
+def joined(
+    stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1, *,
+    lag: int, warmup: int | None = None, lag_at_end: int | None = None,
+) -> list[Slot]:  # fmt: skip
     """Slots of backward joined to forward whose weight gradients trail, with or without chunks; `warmup` counts without them only.
 
     >>> show_row(1, joined(1, 2, 2, 2, lag=3))
     '1 | 0F 1F 0F.1 1F.1 0I.1 1I.1 0I 1I+0W.1 1W.1 0W 1W O'
     """
-    if num_chunks > 1:
-        return trailing(pair_up(interleaved(stage, num_stages, num_micro_batches, num_chunks)), lag)
-    return lagged(stage, num_stages, num_micro_batches, lag=lag, warmup=warmup)
+    chunks = num_chunks > 1 and pair_up(interleaved(stage, num_stages, num_micro_batches, num_chunks))
+    return trailing(chunks or paired(stage, num_stages, num_micro_batches, warmup), lag, lag_at_end)
 
 
 def with_optimizer(slots: list[Slot]) -> list[Slot]:
     """The same schedule with the optimizer in the job of the last gradients, so that those which are complete are reduced during the rest.
 
-    >>> show_row(1, with_optimizer(lagged(1, 2, 3, lag=0)))
+    >>> show_row(1, with_optimizer(joined(1, 2, 3, lag=0)))
     '1 | 0F 0B+1F 1B+2F 2B+O'
     """
     last = slots[-2].parts if len(slots) > 1 else ()
     if len(last) != 1 or last[0].kind not in "BW" or slots[-1] != OPTIMIZER:
         return slots
     return [*slots[:-2], Slot((*last, *OPTIMIZER.parts))]
+
+
+def last_forward(row: Sequence[Slot]) -> int:
+    """Where the last slot with a forward stands in a row, from which on the pipeline empties; behind all if there is none.
+
+    >>> last_forward(one_f_one_b(0, 2, 3)), last_forward(pair_up(one_f_one_b(1, 2, 3)))
+    (3, 2)
+    """
+    return next((k for k in reversed(range(len(row))) if any(part.kind == "F" for part in row[k].parts)), len(row))
 
 
 def sent_before(row: Sequence[Slot], micro_batch: int) -> int:

@@ -188,6 +188,7 @@ def _override(outside: Outside, strategy: Any, flags: Any) -> Config:
 def _require_pipeline(config: Config, strategy: Any) -> None:
     """Refuse forms of the schedule that need a pipeline or an accumulation of micro-batches."""
     form = getattr(config.passes.get("schedule-1f1b"), "interleave", "off")
+    form = "mixed" if "mixed" in form else form
     if form in ("mixed", "zb-h1") and not (strategy.pipeline.enable or strategy.gradient_merge.enable):
         raise ConfigError(f"{config.source}: schedule_1f1b.interleave: {form} without a pipeline; "
                           "set strategy.pipeline.enable (or gradient_merge), or interleave: dx-first")  # fmt: skip

@@ -88,8 +88,8 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 
 def _given(schedule: Schedule1F1B) -> Schedule1F1B:
     """The same with the rows in the place of what made them; what orders the inside of a job stays."""
-    form = "mixed" if schedule.interleave == "mixed" else "auto"
-    return msgspec.structs.replace(schedule, schedule_file=ROWS, interleave=form, lag=0, depth=(), only_gains=True)
+    form = schedule.interleave if schedule.mixes() else "auto"
+    return msgspec.structs.replace(schedule, schedule_file=ROWS, interleave=form, lag=0, lag_at_end=None, depth=(), only_gains=True)
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ as whole steps; the fastest that holds no more memory than it may is kept.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -291,11 +292,14 @@ class _Choice:
 
     def _lagged(self, found: Ranked) -> Schedule1F1B:
         pipe, each = self.program.pipeline, found.schedule
-        count = mixed_depth if each.form == "mixed" else in_flight
-        plain = tuple(count(s, pipe.num_stages, pipe.num_micro_batches) for s in range(pipe.num_stages))
-        early = self.early if all(each.early) else tuple(self.early * one for one in each.early)
-        return msgspec.structs.replace(self.asked, interleave=each.form, lag=each.lag if any(each.lag) else 0,
+        plain = tuple((mixed_depth if form == "mixed" else in_flight)(s, pipe.num_stages, pipe.num_micro_batches)
+                      for s, form in enumerate(each.form))  # fmt: skip
+        lag_at_end = tuple(lag + more for lag, more in zip(each.lag, each.more_at_end, strict=True)) if any(each.more_at_end) else None
+        early, at_end = (self.early if all(which) else tuple(self.early * one for one in which) for which in (each.early, each.ends_early))
+        return msgspec.structs.replace(self.asked, interleave=each.form[0] if len({*each.form}) == 1 else each.form,
+                                       lag=each.lag if any(each.lag) else 0, lag_at_end=lag_at_end,
                                        depth=() if pipe.num_chunks > 1 or each.depth == plain else each.depth, early_sends=early,
+                                       early_sends_at_end=None if at_end == early else at_end,
                                        at_once=each.at_once if any(each.at_once) else 0.0)  # fmt: skip
 
     def _lagging(self, stock_peak_bytes: int, limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:
@@ -382,8 +386,8 @@ class _Choice:
     def _orders(self, before: Program, like: Sequence[StageOrder] = ()) -> tuple[StageOrder, ...]:
         """What each kind of job costs on this stage, in every order that schedules may ask for.
 
-        `like`: the orders with something else recomputed. Jobs are then taken to change in all orders as they do in mixed ones where all
-        weight gradients trail.
+        `like`: the orders with something else recomputed. Where some weight gradients do not trail jobs are then taken to change as they
+        do where all trail.
         """
         pipe = self.program.pipeline
         kinds = kinds_of(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
@@ -391,13 +395,13 @@ class _Choice:
         whole = [kind for kind in kinds if kind not in halved]
         known = {(each.form, each.early, each.at_once): each.slots for each in like}
         found: dict[tuple[Form, bool, float], dict[str, SlotTimes]] = {}
-        for name, early in ((name, early) for name in (FORMS[1:] if like else FORMS) for early in (True, False)):
+        for name, early in itertools.product(FORMS, (True, False)):
             form = msgspec.structs.replace(self.asked, interleave=name, search=False, early_sends=self.early if early else 0.0)
             slots = self._times(before, form, {"I", "W"}, halved) | self._times(before, form, {"B"}, whole)
             if like:
                 old = known[name, early, 0.0]
                 found |= {key: {kind: changed_by(each, old[kind], slots[kind]) for kind, each in slots_of.items()}
-                          for key, slots_of in known.items() if key[1] == early}  # fmt: skip
+                          for key, slots_of in known.items() if key[:2] == (name, early)}  # fmt: skip
                 continue
             found[name, early, 0.0] = slots
             for at_once in AT_ONCE[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():
@@ -409,7 +413,7 @@ class _Choice:
         ops, found = form.parts(before, parts, self.context), {}
         for kind in kinds:
             each = tuple((part[0], part[0], int(part[2:] or 0)) for part in kind.split("+"))
-            found[kind] = form.order(before, ops, each, "mixed" if form.interleave == "mixed" else "dx-first", self.context)[1]
+            found[kind] = form.order(before, ops, each, form.form_of(before.pipeline.stage), self.context)[1]
         return found
 
     def _tighter(self, judged: Sequence[Judged], limit: int) -> list[Judged]:

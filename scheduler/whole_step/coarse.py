@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interlace.scheduler.schedule import Slot
+from interlace.scheduler.schedule import Slot, last_forward
 from interlace.scheduler.whole_step.slot_times import NEVER, SlotTimes
 
 Message = tuple[int, str, int, int]
@@ -47,7 +47,8 @@ def step_ns(rows: Sequence[Sequence[Slot]], times: Sequence[Mapping[str, SlotTim
         rows: Slots of each stage, without receives and sends of their own.
         times: Of each stage, by kind of slot.
     """
-    return run_jobs([jobs_of(row, each, stage, len(rows)) for stage, (row, each) in enumerate(zip(rows, times, strict=True))])
+    stages = enumerate(zip(rows, times, strict=True))
+    return run_jobs([jobs_of(row, costs_of(row, each), stage, len(rows)) for stage, (row, each) in stages])
 
 
 def run_jobs(rows: Sequence[Sequence[Job]]) -> float | None:
@@ -85,9 +86,15 @@ def _run(stage: _Stage, there: dict[Message, float]) -> bool:
     return moved
 
 
-def jobs_of(row: Sequence[Slot], times: Mapping[str, SlotTimes], number: int, num_stages: int) -> list[Job]:
+def costs_of(row: Sequence[Slot], times: Mapping[str, SlotTimes], at_end: Mapping[str, SlotTimes] | None = None) -> list[SlotTimes]:
+    """What each slot costs, by kind of slot; `at_end`: those from the last forward on, where they differ."""
+    end = last_forward(row) if at_end else len(row)
+    return [(at_end if at_end and k >= end else times)[kind_of(slot)] for k, slot in enumerate(row)]
+
+
+def jobs_of(row: Sequence[Slot], costs: Sequence[SlotTimes], number: int, num_stages: int) -> list[Job]:
     """The jobs of a stage's slots."""
-    return [_job(slot, times[kind_of(slot)], number, num_stages) for slot in row]
+    return [_job(slot, each, number, num_stages) for slot, each in zip(row, costs, strict=True)]
 
 
 def _job(slot: Slot, times: SlotTimes, number: int, num_stages: int) -> Job:
@@ -102,11 +109,10 @@ def _job(slot: Slot, times: SlotTimes, number: int, num_stages: int) -> Job:
     return times.duration_ns, sorted(events)
 
 
-def peak_bytes(row: Sequence[Slot], times: Mapping[str, SlotTimes]) -> int:
-    """Live memory of a stage at its peak, without what is there all the time. O(slots)."""
+def peak_bytes(costs: Sequence[SlotTimes]) -> int:
+    """Live memory of a stage at its peak, without what is there all the time, from what each of its slots costs."""
     live = peak = 0
-    for slot in row:
-        each = times[kind_of(slot)]
+    for each in costs:
         peak = max(peak, live + each.rise_bytes)
         live += each.net_bytes
     return peak

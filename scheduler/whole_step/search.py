@@ -1,26 +1,26 @@
-"""Which schedules are worth planning in full: form, lag and depth of each stage, which weight gradients do not trail, and how much is
-recomputed, ranked by the coarse model, within the memory."""
+"""Which schedules are worth planning in full: form, lag, depth and orders of each stage, which weight gradients do not trail, and how much
+is recomputed, ranked by the coarse model, within the memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from interlace.scheduler.interleave.planner import Form
 from interlace.scheduler.legal_rows import Links, links, reached
-from interlace.scheduler.schedule import Slot, in_flight, interleaved, joined, lagged, one_f_one_b
-from interlace.scheduler.whole_step.coarse import Job, jobs_of, kind_of, peak_bytes, run_jobs
+from interlace.scheduler.schedule import Slot, in_flight, interleaved, joined, one_f_one_b
+from interlace.scheduler.whole_step.coarse import Job, costs_of, jobs_of, kind_of, peak_bytes, run_jobs
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageTimes
 
 Numbers = tuple[int, ...]
 AT_ONCE = (0.0, 0.125, 0.25, 0.375, 0.5)
 """Parts of weight gradients, by their time, that are tried in the place of trailing ones (`interleave/at_once.py`): every second one at
 first, and all from the best schedules on. With all from the start a climb stops at a part that is too small to be worth its memory."""
-JOBS = 120_000
-"""Jobs of all schedules that the search may look at; two to three seconds of host time."""
-FINER = 8
+JOBS = 240_000
+"""Jobs of all schedules that the search may look at; up to three seconds of host time."""
+FINER = 2
 """So many times fewer are looked at from each of the best schedules on."""
 SAME = 0.001
 """Part of a step within which times count as the same: the schedule that holds less comes first."""
@@ -29,19 +29,32 @@ MICRO_BATCHES = 16
 
 
 class LagSchedule(msgspec.Struct, frozen=True, order=True):
-    """Lag of weight gradients, micro-batches in flight, whether jobs are ordered for early sends, the part of weight gradients that do
-    not trail, and which of its `StageTimes` (without it the first), each by stage; and the form of all jobs."""
+    """A schedule by stage; see `Choice`. Without `level` and `form` these are the first and `dx-first`, and without the others all is at
+    the end as before."""
 
     lag: Numbers
     depth: Numbers
     early: tuple[bool, ...]
     at_once: tuple[float, ...]
     level: Numbers = ()
-    form: Form = "dx-first"
+    form: tuple[Form, ...] = ()
+    ends_early: tuple[bool, ...] = ()
+    more_at_end: Numbers = ()
 
 
 class Choice(NamedTuple):
-    """What a schedule is on one stage."""
+    """What a schedule is on one stage.
+
+    Attributes:
+        lag: Of weight gradients, in micro-batches.
+        depth: Micro-batches in flight.
+        early: Whether jobs are ordered for early sends.
+        at_once: The part of weight gradients that do not trail.
+        level: Which of the stage's `StageTimes`.
+        form: Of jobs.
+        ends_early: As `early`, for the jobs from the last forward on.
+        more_at_end: By how much weight gradients that trail do so further from there on.
+    """
 
     lag: int
     depth: int
@@ -49,6 +62,8 @@ class Choice(NamedTuple):
     at_once: float
     level: int
     form: Form
+    ends_early: bool
+    more_at_end: int = 0
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -102,8 +117,8 @@ class _Search:
         self.forms = sorted({order.form for order in stages[0].orders if not draws or order.form == "dx-first"})
         rows = [_plain_row(s, len(numbers), num_micro_batches, num_chunks) for s in numbers]
         plain = self.forms[0], True, 0
-        self.always = [[each.peak_bytes - peak_bytes(rows[s], table[plain]) for each, table in zip(levels, self.tables[s], strict=True)]
-                       for s, levels in enumerate(self.stages)]  # fmt: skip
+        self.always = [[each.peak_bytes - peak_bytes(costs_of(rows[s], table[plain]))
+                        for each, table in zip(levels, self.tables[s], strict=True)] for s, levels in enumerate(self.stages)]  # fmt: skip
         self.most = num_micro_batches * num_chunks
         self.evaluations = JOBS // (self.most * len(self.stages))
         self.seen: dict[LagSchedule, float | None] = {}
@@ -113,13 +128,13 @@ class _Search:
         self.links: dict[tuple[int, int, int], list[Links]] = {}
 
     def run(self, count: int) -> list[Ranked]:
-        starts: dict[tuple[Form, Numbers], tuple[float, LagSchedule]] = {}
+        starts: dict[tuple[tuple[Form, ...], Numbers], tuple[float, LagSchedule]] = {}
         for found in sorted(self._ranked(start) for start in self._starts()):
             starts.setdefault((found[1].form, found[1].depth), found)
         for left, found in zip(range(len(starts), 0, -1), starts.values(), strict=True):
             self._climb(found, len(self.seen) + (self.evaluations - len(self.seen)) // left)
         for best in self._best(count):
-            self._climb((best.step_ns, best.schedule), len(self.seen) + self.evaluations // FINER, 1)
+            self._climb((best.step_ns, best.schedule), len(self.seen) + self.evaluations // FINER, finer=True)
         return self._best(count)
 
     def _best(self, count: int) -> list[Ranked]:
@@ -127,10 +142,10 @@ class _Search:
         known = [(took, each) for each, took in self.seen.items() if took is not None]
         unit = SAME * min((took for took, _ in known), default=1.0)
         known.sort(key=lambda pair: (round(pair[0] / unit), sum(pair[1].lag) + sum(pair[1].depth), pair))
-        best: dict[tuple[Form, Numbers, tuple[bool, ...], Numbers], Ranked] = {}
+        best: dict[tuple[Any, ...], Ranked] = {}
         for took, each in known:
             peak = max(self.peaks[s, choice] for s, choice in enumerate(_choices(each)))
-            best.setdefault((each.form, each.depth, each.early, each.level), Ranked(each, took, peak))
+            best.setdefault((each.form, each.depth, each.early, each.ends_early, each.level), Ranked(each, took, peak))
         distinct = {round(ranked.step_ns / unit): ranked for ranked in reversed(best.values())}
         return list(reversed(distinct.values()))[:count]
 
@@ -140,7 +155,7 @@ class _Search:
         depths = {self.plain} if self.fixed else {
             tuple(min(self.num, self.plain[s] + (more * (len(stages) - 1 - s) + up) // 2) for s in stages)
             for more in (0, 1, 2) for up in (0, 1)}  # fmt: skip
-        return sorted(LagSchedule(lag, depth, (early,) * len(stages), (0.0,) * len(stages), (0,) * len(stages), form)
+        return sorted(_schedule([Choice(lag[s], depth[s], early, 0.0, 0, form, early) for s in stages])
                       for lag in lags for depth in depths for early in (True, False) for form in self.forms)  # fmt: skip
 
     def _ranked(self, schedule: LagSchedule) -> tuple[float, LagSchedule]:
@@ -162,6 +177,8 @@ class _Search:
         while self._jobs(stage, each) is None:
             if each.level < most:
                 each = each._replace(level=each.level + 1)
+            elif each.more_at_end:
+                each = each._replace(more_at_end=each.more_at_end - 1)
             elif each.lag:
                 each = each._replace(lag=each.lag - 1)
             elif each.depth > self.plain[stage]:
@@ -173,17 +190,22 @@ class _Search:
     def _jobs(self, stage: int, each: Choice) -> list[Job] | None:
         """The jobs of a stage; None where they do not fit into its memory."""
         if (stage, each) not in self.jobs:
-            times = self._times(stage, each)
-            row = joined(stage, len(self.stages), self.num, self.chunks, lag=each.lag, warmup=each.depth)
-            whole = row if self.chunks > 1 else joined(stage, len(self.stages), self.all, lag=each.lag, warmup=each.depth)
-            self.peaks[stage, each] = peak = self.always[stage][each.level] + peak_bytes(whole, times)
-            self.jobs[stage, each] = jobs_of(row, times, stage, len(self.stages)) if peak <= self.limit else None
+            times, at_end = (self._times(stage, each, early) for early in (each.early, each.ends_early))
+            row = self._row(stage, each, self.num)
+            costs = costs_of(row, times, at_end)
+            whole = costs if self.num == self.all or self.chunks > 1 else costs_of(self._row(stage, each, self.all), times, at_end)
+            self.peaks[stage, each] = peak = self.always[stage][each.level] + peak_bytes(whole)
+            self.jobs[stage, each] = jobs_of(row, costs, stage, len(self.stages)) if peak <= self.limit else None
         return self.jobs[stage, each]
 
-    def _times(self, stage: int, each: Choice) -> Mapping[str, SlotTimes]:
+    def _row(self, stage: int, each: Choice, num_micro_batches: int) -> list[Slot]:
+        return joined(stage, len(self.stages), num_micro_batches, self.chunks, lag=each.lag, warmup=each.depth,
+                      lag_at_end=each.lag + each.more_at_end)  # fmt: skip
+
+    def _times(self, stage: int, each: Choice, early: bool) -> Mapping[str, SlotTimes]:
         """Parts whose backward is whole, and those without one, are the same whatever trails."""
         table = self.tables[stage][each.level]
-        return {**table[each.form, each.early, 0], **table[each.form, each.early, each.at_once]}
+        return {**table[each.form, early, 0], **table[each.form, early, each.at_once]}
 
     def _step(self, schedule: LagSchedule) -> float | None:
         """Time of a schedule that fits, by the coarse model; None of one that does not, or never ends."""
@@ -206,26 +228,32 @@ class _Search:
             self.links[stage, lag, depth] = [links(slot, stage, "B" * len(self.stages), self.chunks) for slot in row]
         return self.links[stage, lag, depth]
 
-    def _climb(self, start: tuple[float, LagSchedule], evaluations: int, step: int = 2) -> None:
-        """To the best neighbour that differs on one stage, until so many schedules are known. `step`: between parts of weight gradients."""
+    def _climb(self, start: tuple[float, LagSchedule], evaluations: int, finer: bool = False) -> None:
+        """To the best neighbour that differs on one stage, until so many schedules are known. `finer`: see `_near`."""
         took, here = start
         while len(self.seen) < evaluations:
-            near = sorted((found, each) for each in self._near(here, step) if (found := self._step(each)) is not None)
+            near = sorted((found, each) for each in self._near(here, finer) if (found := self._step(each)) is not None)
             if not near or near[0][0] >= took:
                 return
             took, here = near[0]
 
-    def _near(self, schedule: LagSchedule, step: int) -> list[LagSchedule]:
+    def _near(self, schedule: LagSchedule, finer: bool) -> list[LagSchedule]:
         """One micro-batch of lag or depth, another order, another level, or another part of weight gradients that do not trail; with
-        the last three what trails does so as before, or by as much as the memory allows."""
-        choices = _choices(schedule)
+        the last three what trails does so as before, or by as much as the memory allows. `finer`: every part, and on one stage another
+        form, or at the end alone another order or lag."""
+        choices, step = _choices(schedule), 1 if finer else 2
         found = []
         for s, here in enumerate(choices):
             others = [here._replace(lag=here.lag + more) for more in (-1, 1) if 0 <= here.lag + more <= self.most]
-            others.append(here._replace(early=not here.early))
+            others.append(here._replace(early=not here.early, ends_early=not here.early))
+            if finer:
+                others.append(here._replace(ends_early=not here.ends_early))
+                others += [here._replace(more_at_end=more) for more in (here.more_at_end - 1, here.more_at_end + 1)
+                           if here.lag and 0 <= more <= self.most - here.lag]  # fmt: skip
             at = self.at_once.index(here.at_once)
             near = [here._replace(at_once=self.at_once[k]) for k in (at - step, at, at + step) if 0 <= k < len(self.at_once)]
             near += [here._replace(level=level) for level in (here.level - 1, here.level + 1) if 0 <= level < len(self.stages[s])]
+            near += [here._replace(form=form) for form in self.forms if finer and form != here.form]
             near += [here._replace(depth=here.depth + more) for more in (-1, 1)
                      if not self.fixed and self.plain[s] <= here.depth + more <= self.num]  # fmt: skip
             for other in near:
@@ -235,24 +263,26 @@ class _Search:
 
 
 def _choices(schedule: LagSchedule) -> list[Choice]:
-    level = schedule.level or (0,) * len(schedule.lag)
-    stages = zip(schedule.lag, schedule.depth, schedule.early, schedule.at_once, level, strict=True)
-    return [Choice(*each, form=schedule.form) for each in stages]
+    level, form = schedule.level or (0,) * len(schedule.lag), schedule.form or ("dx-first",) * len(schedule.lag)
+    more = schedule.more_at_end or (0,) * len(schedule.lag)
+    columns = (schedule.lag, schedule.depth, schedule.early, schedule.at_once, level, form, schedule.ends_early or schedule.early, more)
+    return [Choice(*each) for each in zip(*columns, strict=True)]
 
 
 def _schedule(choices: Sequence[Choice]) -> LagSchedule:
     """Where nothing trails, everything is computed at once."""
-    lag, depth, early, at_once, level, form = zip(*(each if each.lag else each._replace(at_once=0.0) for each in choices), strict=True)
-    return LagSchedule(lag, depth, early, at_once, level, form[0])
+    return LagSchedule(*zip(*(each if each.lag else each._replace(at_once=0.0, more_at_end=0) for each in choices), strict=True))
 
 
 def kinds_of(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[str]:
     """All kinds of slots that the schedules looked at may hold on a stage, Paddle's own among them."""
     if num_chunks == 1:
-        rows = [lagged(0, 1, 4, lag=lag, warmup=depth) for lag in (0, 1, 2, 4) for depth in (1, 2, 4)]
+        rows = [joined(0, 1, 4, lag=lag, warmup=depth, lag_at_end=lag + more)
+                for lag in (0, 1, 2, 4) for depth in (1, 2, 4) for more in (0, 1)]  # fmt: skip
     else:
         count = ranked_micro_batches(num_micro_batches, num_stages, num_chunks)
-        rows = [joined(stage, num_stages, count, num_chunks, lag=lag) for lag in range(count * num_chunks + 1)]
+        rows = [joined(stage, num_stages, count, num_chunks, lag=lag, lag_at_end=most)
+                for most in range(count * num_chunks + 1) for lag in {most, min(most, 1)}]  # fmt: skip
         rows.append(_plain_row(stage, num_stages, count, num_chunks))
     return sorted({kind_of(slot) for row in rows for slot in row})
 

@@ -23,7 +23,7 @@ from interlace.ir import Program
 from interlace.planning.plan import make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.legal_rows import stall
-from interlace.scheduler.schedule import OPTIMIZER, Part, Slot, lagged, show_row
+from interlace.scheduler.schedule import OPTIMIZER, Part, Slot, joined, show_row
 from interlace.scheduler.target import CPU, CUSTOM, GPU
 from tests.closure import Closure
 from tests.interpreter import assert_same
@@ -218,12 +218,17 @@ def test_any_lag_and_depth_are_planned_proved_and_computed(world: World, chunks:
     world = msgspec.structs.replace(world, micro_batches=2 * world.pp) if chunks else world
     before, count = programs(world), world.micro_batches
     numbers = st.lists(st.integers(0, count + 1), min_size=world.pp, max_size=world.pp).map(tuple)
-    options: dict[str, Any] = {"interleave": "dx-first", "lag": data.draw(numbers | st.integers(0, count + 1))}
+    forms = st.lists(st.sampled_from(["dx-first", "mixed"]), min_size=world.pp, max_size=world.pp).map(tuple)
+    options: dict[str, Any] = {"interleave": "dx-first" if chunks else data.draw(forms)}
+    options["lag"] = data.draw(numbers | st.integers(0, count + 1))
+    lags = options["lag"] if isinstance(options["lag"], tuple) else (options["lag"],) * world.pp
+    options["lag_at_end"] = data.draw(st.none() | st.tuples(*(st.integers(lag, lag + 2 * bool(lag)) for lag in lags)))
+    options["early_sends_at_end"] = data.draw(st.none() | SHARES)
     if options["lag"]:
         options["at_once"] = data.draw(SHARES | st.lists(SHARES, min_size=world.pp, max_size=world.pp).map(tuple))
     if not chunks:
         options["depth"] = tuple(1 + deep for deep in data.draw(numbers))
-        if stall([lagged(s, world.pp, count, lag=0, warmup=options["depth"][s]) for s in range(world.pp)]):
+        if stall([joined(s, world.pp, count, lag=0, warmup=options["depth"][s]) for s in range(world.pp)]):
             with pytest.raises(ConfigError, match=r"(?s)schedule_1f1b\.depth: .*<-- here"):
                 planned_as(before, **options)
             return

@@ -74,12 +74,25 @@ def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowan
     """A lag for each stage: every output and buffer as in the plain schedule, nothing for the checker to find."""
     lag = data.draw(st.integers(0, world.micro_batches + 1) | st.tuples(*[st.integers(0, 3)] * world.pp))
     at_once = data.draw(st.sampled_from([0.0, 0.25, 0.75])) if lag else 0.0
+    at_end = data.draw(st.sampled_from([None, 0.0, 2.0]))
     plain = programs(world)
-    made = planned(plain, form, lag=lag, at_once=at_once, extra_live_bytes=allowance)
+    made = planned(plain, form, lag=lag, at_once=at_once, extra_live_bytes=allowance, early_sends_at_end=at_end)
     for program in made:
         verify(program)
     assert_same(plain, made)
     assert [str(finding.message) for finding in check(made)] == []
+
+
+def test_jobs_at_the_end_have_an_order_of_their_own() -> None:
+    """From the last forward on, sends weigh as `early_sends_at_end` says, before it as `early_sends`."""
+    plain = programs(World(pp=2, mp=2, micro_batches=5, layers=3))
+    same = {"lag": 1, "depth": (3, 1), "extra_live_bytes": 10_000}
+    late, early, both = (planned(plain, "mixed", early_sends=first, early_sends_at_end=last, **same)[1].jobs
+                         for first, last in ((0.0, None), (4.0, None), (0.0, 4.0)))  # fmt: skip
+    end = next(k for k, job in enumerate(both) if "4F" in job.name)
+    assert both == (*late[:end], *early[end:])
+    assert late[:end] != early[:end]
+    assert late[end:] != early[end:]
 
 
 def test_receives_of_chunks_go_with_input_gradients() -> None:
@@ -102,6 +115,10 @@ def test_receives_of_chunks_go_with_input_gradients() -> None:
         ({"interleave": "zb-h1", "depth": (2, 1)}, r"depth: found \[2, 1\] beside interleave: zb-h1; it goes with interleave dx-first or"),
         ({"interleave": "dx-first", "depth": (1, 1)}, r"depth: found \[1, 1\]; stages would wait for each other:"),
         ({"interleave": "dx-first", "early_sends": (0.5,)}, r"early_sends: found \[0.5\], 1 numbers; expected one number, or one for each"),
+        ({"interleave": "dx-first", "early_sends_at_end": (0.5,)}, r"early_sends_at_end: found \[0.5\], 1 numbers; expected one number"),
+        ({"interleave": ("mixed",)}, r"interleave: found \[mixed\], 1 forms; expected one form, or one for each of 2 stages"),
+        ({"interleave": "dx-first", "lag": 2, "lag_at_end": (2, 1)}, r"lag_at_end: found \[2, 1\] beside lag 2; expected no less than lag"),
+        ({"interleave": "zb-h1", "lag_at_end": 1}, "lag_at_end: found 1 beside interleave: zb-h1"),
         ({"interleave": "dx-first", "lag": (1, 2, 3)}, r"found \[1, 2, 3\], 3 numbers; expected one for each of 2 stages"),
     ],
 )

@@ -6,10 +6,11 @@ import itertools
 
 import pytest
 
+from interlace.scheduler.interleave.planner import Form
 from interlace.scheduler.legal_rows import stall
-from interlace.scheduler.schedule import Slot, joined, lagged, parse_rows
+from interlace.scheduler.schedule import Slot, joined, parse_rows
 from interlace.scheduler.whole_step import search as search_module
-from interlace.scheduler.whole_step.coarse import peak_bytes, step_ns
+from interlace.scheduler.whole_step.coarse import costs_of, jobs_of, peak_bytes, run_jobs, step_ns
 from interlace.scheduler.whole_step.search import LagSchedule, Ranked, find_schedules, kinds_of
 from interlace.scheduler.whole_step.slot_times import NEVER, PartTimes, SlotTimes, StageOrder, StageTimes
 
@@ -20,8 +21,9 @@ HELD, OPERANDS = 100, 40
 
 def rows_of(schedule: LagSchedule, num_micro_batches: int, num_chunks: int = 1) -> list[list[Slot]]:
     """Slots of each stage; with chunks the depth is that of Paddle's VPP."""
-    stages = len(schedule.lag)
-    return [joined(s, stages, num_micro_batches, num_chunks, lag=schedule.lag[s], warmup=schedule.depth[s]) for s in range(stages)]
+    stages, more = len(schedule.lag), schedule.more_at_end or (0,) * len(schedule.lag)
+    return [joined(s, stages, num_micro_batches, num_chunks, lag=schedule.lag[s], warmup=schedule.depth[s],
+                   lag_at_end=schedule.lag[s] + more[s]) for s in range(stages)]  # fmt: skip
 
 
 def times(stage: int, last: int, chunks: int = 1) -> dict[str, SlotTimes]:
@@ -98,9 +100,9 @@ def test_stages_that_wait_for_each_other_never_end() -> None:
 
 def test_memory_by_hand() -> None:
     """A lag of two keeps the operands of three micro-batches' weight gradients while the next forward runs."""
-    plain, trailing = (lagged(1, 2, 6, lag=lag) for lag in (0, 2))
-    assert peak_bytes(plain, times(1, 1)) == HELD
-    assert peak_bytes(trailing, times(1, 1)) == HELD + 3 * OPERANDS
+    plain, trailing = (joined(1, 2, 6, lag=lag) for lag in (0, 2))
+    assert peak_bytes(costs_of(plain, times(1, 1))) == HELD
+    assert peak_bytes(costs_of(trailing, times(1, 1))) == HELD + 3 * OPERANDS
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -116,7 +118,7 @@ def test_the_best_schedules_fit_and_are_as_good_as_any_near(count: int, micro_ba
         assert len({round(ranked.step_ns) for ranked in found}) == len(found)  # a draft of what takes as long is of no use
         for ranked in found:
             for s, row in enumerate(rows_of(ranked.schedule, micro_batches)):
-                assert 1000 + peak_bytes(row, times(s, count - 1)) <= limit
+                assert 1000 + peak_bytes(costs_of(row, times(s, count - 1))) <= limit
         took.append(found[0].step_ns)
     assert took == sorted(took, reverse=True)
     if count == 2 and micro_batches == 5:
@@ -131,7 +133,7 @@ def test_as_much_is_recomputed_as_the_schedule_pays_for() -> None:
     kinds = [times(s, 1) for s in (0, 1)]
     less = [{kind: recomputed(kind, each) for kind, each in stage.items()} for stage in kinds]
     levels = [(kinds[s], less[s]) for s in (0, 1)]
-    held = [[1000 + peak_bytes(lagged(s, 2, 6, lag=0), each) for each in levels[s]] for s in (0, 1)]
+    held = [[1000 + peak_bytes(costs_of(joined(s, 2, 6, lag=0), each)) for each in levels[s]] for s in (0, 1)]
     given = [stage_times(s, each, held[s][k]) for s in (0, 1) for k, each in enumerate(levels[s])]
     took = []
     for limit in range(min(held[0]), max(held[0]) + 200, 20):
@@ -139,7 +141,7 @@ def test_as_much_is_recomputed_as_the_schedule_pays_for() -> None:
         fitting = [step_ns(rows, [levels[s][level[s]] for s in (0, 1)]) for level in itertools.product((0, 1), repeat=2)
                    for rows in (rows_of(LagSchedule(lag, (2, 1), (True, True), (0.0, 0.0)), 6)
                                 for lag in itertools.product(range(7), repeat=2))
-                   if all(1000 + peak_bytes(row, levels[s][level[s]]) <= limit for s, row in enumerate(rows))]  # fmt: skip
+                   if all(1000 + peak_bytes(costs_of(row, levels[s][level[s]])) <= limit for s, row in enumerate(rows))]  # fmt: skip
         assert found[0].step_ns <= 1.001 * min(step for step in fitting if step is not None)
         took.append((found[0].step_ns, sum(found[0].schedule.level)))
     assert [step for step, _ in took] == sorted((step for step, _ in took), reverse=True)
@@ -157,12 +159,12 @@ def test_weight_gradients_of_chunks_trail_as_memory_allows() -> None:
     """Of two stages with two chunks no lags are faster than those found, in any memory."""
     every = [LagSchedule(lag, (2, 1), (True, True), (0.0, 0.0)) for lag in itertools.product(range(9), repeat=2)]
     each = [times(stage, 1, 2) for stage in (0, 1)]
-    given = [stage_times(s, each[s], 1000 + peak_bytes(joined(s, 2, 4, 2, lag=0), each[s])) for s in (0, 1)]
+    given = [stage_times(s, each[s], 1000 + peak_bytes(costs_of(joined(s, 2, 4, 2, lag=0), each[s]))) for s in (0, 1)]
     for room in (0, 100, 5000):
         limit = max(stage.peak_bytes for stage in given) + room
         found = find_schedules(given, 4, limit, 3, fixed_depth=False, num_chunks=2)
         fitting = [rows for rows in (rows_of(one, 4, 2) for one in every)
-                   if all(1000 + peak_bytes(row, each[s]) <= limit for s, row in enumerate(rows))]  # fmt: skip
+                   if all(1000 + peak_bytes(costs_of(row, each[s])) <= limit for s, row in enumerate(rows))]  # fmt: skip
         assert rows_of(found[0].schedule, 4, 2) in fitting
         assert found[0].step_ns <= min(step_ns(rows, each) or 0.0 for rows in fitting)
 
@@ -178,7 +180,8 @@ def check_ranked(found: Ranked, given: list[StageTimes], micro_batches: int, lim
     tables = [{**stage.orders[0].slots, **next(each.slots for each in stage.orders if each.at_once == part)}
               for stage, part in zip(given, share, strict=True)]  # fmt: skip
     assert step_ns(rows_of(found.schedule, min(micro_batches, 16)), tables) == found.step_ns
-    assert all(1000 + peak_bytes(row, table) <= limit for row, table in zip(rows_of(found.schedule, micro_batches), tables, strict=True))
+    held = (peak_bytes(costs_of(row, table)) for row, table in zip(rows_of(found.schedule, micro_batches), tables, strict=True))
+    assert all(1000 + each <= limit for each in held)
     assert all(not part or trails for part, trails in zip(share, lag, strict=True))
 
 
@@ -200,6 +203,59 @@ def test_part_of_the_weight_gradients_trails_where_all_of_them_do_not_fit(micro_
 def test_what_trails_by_all_micro_batches_of_a_short_step_fits_a_long_one() -> None:
     """Ranked by 16 micro-batches, of which the last ones have no forward beside them any more; in a step of 40 most have."""
     search = search_module._Search(stages(2, 40), 40, 1000 + 15 * OPERANDS + HELD, True, 1)
-    fitted = search._fitted(1, search_module.Choice(16, 1, True, 0.0, 0, "dx-first"))
+    fitted = search._fitted(1, search_module.Choice(16, 1, True, 0.0, 0, "dx-first", ends_early=True))
     assert fitted.lag == 14
-    assert 1000 + peak_bytes(lagged(1, 2, 40, lag=15), times(1, 1)) > search.limit
+    assert 1000 + peak_bytes(costs_of(joined(1, 2, 40, lag=15), times(1, 1))) > search.limit
+
+
+def longer(each: SlotTimes, factor: float, less: float = 0.0, late: bool = False) -> SlotTimes:
+    """A job that takes so many times as long, less so much; its messages are sent at its end where they leave `late`."""
+    took = factor * each.duration_ns - less
+    parts = tuple(PartTimes(part.kind, part.need_ns if part.need_ns == NEVER else factor * part.need_ns,
+                            part.sent_ns if part.sent_ns == NEVER else took if late else factor * part.sent_ns)
+                  for part in each.parts)  # fmt: skip
+    return SlotTimes(took, parts, each.rise_bytes, each.net_bytes)
+
+
+def two_forms(stage: int) -> StageTimes:
+    """The last of two stages has half as much more to do. Pairs are shorter where sends need not leave early: on the first stage those
+    of dx-first, on the last mixed ones."""
+    saved: dict[Form, float] = {"dx-first": (2.0, 0.0)[stage], "mixed": (0.0, 4.0)[stage]}
+    orders = [StageOrder(form, early, 0.0, {kind: longer(each, (1.0, 1.5)[stage], *((saved[form], True) if late else ()))
+                                            for kind, each in times(stage, 1).items() for late in ["+F" in kind and not early]})
+              for form, early in itertools.product(saved, (True, False))]  # fmt: skip
+    return StageTimes(stage, tuple(orders), 1000 + HELD * (2 - stage))
+
+
+def test_each_stage_has_its_form_and_the_end_its_own_orders() -> None:
+    """No forms, orders and lags by stage, at the end the same orders or others, are faster than those found, in any memory."""
+    given, chosen = [two_forms(0), two_forms(1)], []
+    for limit in (1240, 1400, 2000):
+        ways = []
+        for stage, each in enumerate(given):
+            tables = {(order.form, order.early): order.slots for order in each.orders}
+            found = []
+            for lag, form, *early in itertools.product(range(6), ("dx-first", "mixed"), (True, False), (True, False)):
+                row = joined(stage, 2, 5, lag=lag)
+                costs = costs_of(row, *(tables[form, which] for which in early))
+                found += [jobs_of(row, costs, stage, 2)] if 1000 + peak_bytes(costs) <= limit else []
+            ways.append(found)
+        best = find_schedules(given, 5, limit, 1, fixed_depth=True)[0]
+        assert best.step_ns == min(run_jobs(pair) or 1e9 for pair in itertools.product(*ways))
+        chosen.append(best.schedule)
+    assert {each.form for each in chosen} == {("dx-first", "mixed")}
+    assert any(each.ends_early != each.early for each in chosen)
+
+
+def test_weight_gradients_trail_by_more_at_the_end() -> None:
+    """Of three stages, the last with a quarter more to do, in the memory of Paddle's plan: faster than all lags that stay the same."""
+    slots = [{kind: longer(each, 1.25 if s == 2 else 1.0) for kind, each in times(s, 2).items()} for s in range(3)]
+    given = [stage_times(s, slots[s], 1000 + HELD * (3 - s)) for s in range(3)]
+    steps: dict[bool, float] = {}
+    for lags, more in itertools.product(itertools.product(range(5), repeat=3), itertools.product((0, 1), repeat=3)):
+        rows = [joined(s, 3, 4, lag=lag, lag_at_end=lag + more[s]) for s, lag in enumerate(lags)]
+        if all(1000 + peak_bytes(costs_of(row, slots[s])) <= 1300 for s, row in enumerate(rows)):
+            steps[any(more)] = min(steps.get(any(more), 1e9), step_ns(rows, slots) or 1e9)
+    found = find_schedules(given, 4, 1300, 1, fixed_depth=True)[0]
+    assert found.step_ns == steps[True] < steps[False]
+    assert any(found.schedule.more_at_end)

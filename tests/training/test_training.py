@@ -80,9 +80,10 @@ UNCAPTURED = {
         4, "llama", "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel --micro-batches 6 --batch-size 6 --amp O2 --master-grad", AUTO
     ),
     "auto, pp4": (4, "gpt", "--pp 4 --micro-batches 8", AUTO),
-    "pp4 mixed, lag, depth, some recomputed": (
+    "pp4, forms, lags and orders by stage, some recomputed": (
         4, "gpt", "--pp 4 --micro-batches 8",
-        {"schedule_1f1b": {**ROOMY, "interleave": "mixed", "lag": [0, 1, 2, 3], "depth": [6, 4, 3, 1], "at_once": [0, 0.3, 0, 0.5],
+        {"schedule_1f1b": {**ROOMY, "interleave": ["mixed", "dx-first", "mixed", "mixed"], "lag": [0, 1, 2, 3], "lag_at_end": [0, 1, 3, 5],
+                           "early_sends_at_end": [0.5, 0, 0.5, 0.5], "depth": [6, 4, 3, 1], "at_once": [0, 0.3, 0, 0.5],
                            "early_sends": [0, 0.5, 0, 0.5]}, "choose_recompute": {"level": [0.4, 0.2, 0.1, 0]}},
     ),
     "pp2 vpp2, weight gradients trail": (
