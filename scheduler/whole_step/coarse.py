@@ -55,35 +55,34 @@ def run_jobs(rows: Sequence[Sequence[Job]]) -> float | None:
     """As `step_ns`, of the jobs of each stage."""
     stages = [_Stage(row) for row in rows]
     there: dict[Message, float] = {}
-    moved = True
-    while moved:
-        moved = False
-        for stage in stages:
-            moved |= _run(stage, there)
+    waiting: dict[Message, _Stage] = {}
+    ready = stages[::-1]
+    while ready:
+        _run(ready.pop(), there, waiting, ready)
     if any(stage.at < len(stage.jobs) for stage in stages):
         return None
     return max(stage.now for stage in stages)
 
 
-def _run(stage: _Stage, there: dict[Message, float]) -> bool:
-    """Run a stage until a message that it needs has not been sent yet; says whether it got on."""
-    moved = False
+def _run(stage: _Stage, there: dict[Message, float], waiting: dict[Message, _Stage], ready: list[_Stage]) -> None:
+    """Run a stage until a message that it needs has not been sent yet; stages whose message it sends are ready then."""
     while stage.at < len(stage.jobs):
         duration, events = stage.jobs[stage.at]
         while stage.event < len(events):
             moment, sends, message = events[stage.event]
             if sends:
                 there[message] = stage.now + stage.late + moment
+                if message in waiting:
+                    ready.append(waiting.pop(message))
             else:
                 arrival = there.get(message)
                 if arrival is None:
-                    return moved
+                    waiting[message] = stage
+                    return
                 stage.late = max(stage.late, arrival - stage.now - moment)
             stage.event += 1
-            moved = True
         stage.now += duration + stage.late
-        stage.at, stage.event, stage.late, moved = stage.at + 1, 0, 0.0, True
-    return moved
+        stage.at, stage.event, stage.late = stage.at + 1, 0, 0.0
 
 
 def costs_of(row: Sequence[Slot], times: Mapping[str, SlotTimes], at_end: Mapping[str, SlotTimes] | None = None) -> list[SlotTimes]:

@@ -121,6 +121,7 @@ class _Search:
                         for each, table in zip(levels, self.tables[s], strict=True)] for s, levels in enumerate(self.stages)]  # fmt: skip
         self.most = num_micro_batches * num_chunks
         self.evaluations = JOBS // (self.most * len(self.stages))
+        self.rows: dict[tuple[int, int, int, int, int], list[Slot]] = {}
         self.seen: dict[LagSchedule, float | None] = {}
         self.jobs: dict[tuple[int, Choice], list[Job] | None] = {}
         self.peaks: dict[tuple[int, Choice], int] = {}
@@ -199,8 +200,11 @@ class _Search:
         return self.jobs[stage, each]
 
     def _row(self, stage: int, each: Choice, num_micro_batches: int) -> list[Slot]:
-        return joined(stage, len(self.stages), num_micro_batches, self.chunks, lag=each.lag, warmup=each.depth,
-                      lag_at_end=each.lag + each.more_at_end)  # fmt: skip
+        key = stage, each.lag, each.depth, each.more_at_end, num_micro_batches
+        if key not in self.rows:
+            self.rows[key] = joined(stage, len(self.stages), num_micro_batches, self.chunks, lag=each.lag, warmup=each.depth,
+                                    lag_at_end=each.lag + each.more_at_end)  # fmt: skip
+        return self.rows[key]
 
     def _times(self, stage: int, each: Choice, early: bool) -> Mapping[str, SlotTimes]:
         """Parts whose backward is whole, and those without one, are the same whatever trails."""
@@ -224,7 +228,7 @@ class _Search:
 
     def _links(self, stage: int, lag: int, depth: int) -> list[Links]:
         if (stage, lag, depth) not in self.links:
-            row = joined(stage, len(self.stages), self.all, self.chunks, lag=lag, warmup=depth)
+            row = self._row(stage, Choice(lag, depth, True, 0.0, 0, "dx-first", ends_early=True), self.all)
             self.links[stage, lag, depth] = [links(slot, stage, "B" * len(self.stages), self.chunks) for slot in row]
         return self.links[stage, lag, depth]
 
