@@ -127,6 +127,7 @@ def plan_together(plan: Callable[[Given, Peers], Made], given: Sequence[Given], 
 
     def at(seat: int) -> Made:
         with table.turn:
+            table.require_all()
             try:
                 return plan(given[seat], _Seat(table, seat))
             except BaseException:
@@ -161,6 +162,12 @@ class _Table:
             self.barrier.wait()
         finally:
             self.turn.acquire()
+        self.require_all()
+
+    def require_all(self) -> None:
+        """Raises BrokenBarrierError where another has failed: what this one makes is of no use then."""
+        if self.barrier.broken:
+            raise BrokenBarrierError
 
 
 class _Seat:

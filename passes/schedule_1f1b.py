@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -37,6 +37,7 @@ from interlace.scheduler.schedule import (
 from interlace.scheduler.whole_step.slot_times import SlotTimes, slot_times
 from interlace.units import size
 
+T = TypeVar("T", int, float, str)
 MOST_SCHEDULE_BYTES = 1 << 20
 DRAWS = "mixed: forward and backward both draw random numbers, and another depth would change the order of draws; dx-first instead"
 
@@ -54,14 +55,14 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     collectives as early as they can (`scheduler/interleave/part_order.py`). `insert-events` orders what crosses streams between jobs.
 
     Options:
-        interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a lag, a depth and recomputation for
-            each stage: the whole step is simulated, and no stage may need more memory than Paddle's own plan does on its worst stage
-            (plus `extra_live_bytes`; or a `memory_budget`). `off` gives Paddle's own job list, in which the other passes still do their
-            part; `dx-first` runs backward's chain of input
+        interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a form, a lag, a depth, orders and
+            recomputation for each stage: the whole step is simulated, and no stage may need more memory than Paddle's own plan does on
+            its worst stage (plus `extra_live_bytes`; or a `memory_budget`). `off` gives Paddle's own job list, in which the
+            other passes still do their part; `dx-first` runs backward's chain of input
             gradients first and runs weight gradients during backward's and forward's collectives, at Paddle's warm-up depth; `mixed` mixes
             both op by op with `2 (stages - 1 - stage) + 1` micro-batches in flight, which it needs; `zb-h1` postpones weight gradients to
             fill bubbles. All but `off` put an optimizer that communicates into the job of the last gradients. A list has `dx-first` or
-            `mixed` for each stage. When: `auto` unless
+            `mixed` for each stage; where their neighbours then wait for each other, give `depth` beside it. When: `auto` unless
             you compare forms; `off` to have offload or streams alone; a named form to plan faster, or
             where a measurement shows that it is the better one.
         lag: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and `mixed`: one
@@ -82,9 +83,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         early_sends: Weight of the time at which each send of a job starts, against the duration of the job, when its order is chosen: 0
             minimizes the duration alone. One number for all stages, or one for each. When: trying by hand what `auto` decides: 0 without a
             pipeline, more where stages wait for gradients.
-        early_sends_at_end: The same for the jobs from a stage's last forward on, which empty the pipeline: the next stage waits for all
-            that they send. Without it as `early_sends`. When: trying by hand what `auto` decides: last stages whose jobs are short as
-            `mixed` makes them, as their sends leave late.
+        early_sends_at_end: The same for the jobs from a stage's last forward on, which empty the pipeline: the stage before waits for
+            every gradient that they send. Without it as `early_sends`. When: trying by hand what `auto` decides: a last stage with
+            `mixed`, whose jobs are short but send their gradient at their end.
         search: Whether a local search improves the order inside each kind of job; False keeps the list scheduler's, and so does `auto`:
             the search looks at one job, and what it makes of a whole step is as often slower. When: off to plan in a fraction of the time.
         schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), in the place
@@ -136,8 +137,12 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     def _misplaced(self) -> tuple[str, str] | None:
         """A lag or depth beside what has its own, and why that contradicts."""
-        for name, given in (("lag", self.lag), ("lag_at_end", self.lag_at_end), ("depth", self.depth)):
-            if given and (self.interleave in ("auto", "off", "zb-h1") or self.schedule_file):
+        if self.early_sends_at_end is not None and self.interleave in ("auto", "off") and not self.schedule_file:
+            return "early_sends_at_end", (f"found {_numbers(self.early_sends_at_end)} beside interleave: {self.interleave}, which "
+                                          f"{'chooses its own' if self.interleave == 'auto' else 'keeps the order of operations'}; "
+                                          "write dx-first, mixed or zb-h1, or leave it out")  # fmt: skip
+        for name, given in (("lag", self.lag or None), ("lag_at_end", self.lag_at_end), ("depth", self.depth or None)):
+            if given is not None and (self.interleave in ("auto", "off", "zb-h1") or self.schedule_file):
                 chosen = "auto, which chooses its own" if self.interleave == "auto" else _names(self.interleave)
                 beside, advice = ((f"schedule_file: {self.schedule_file}", "leave one of them out") if self.schedule_file else
                                   (f"interleave: {chosen}", f"write one of them, or leave {name} out"))  # fmt: skip
@@ -146,12 +151,12 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     def fallbacks(self) -> tuple[Pass, ...]:
         """For pairs `dx-first`, then `off`. A schedule file and `zb-h1` have none: they are used as given."""
-        forms: dict[str, tuple[Literal["dx-first", "off"], ...]] = {"mixed": ("dx-first", "off"), "dx-first": ("off",)}
+        forms: dict[Form, tuple[Literal["dx-first", "off"], ...]] = {"mixed": ("dx-first", "off"), "dx-first": ("off",)}
         if not self.only_gains or self.schedule_file:
             return ()
         plain = msgspec.structs.replace(self, lag=0, lag_at_end=None, depth=(), at_once=0.0)
-        names = forms.get("mixed" if self.mixes() else str(self.interleave), ())
-        simpler = tuple(msgspec.structs.replace(plain, interleave=name) for name in names)
+        names = () if self.interleave in ("auto", "off", "zb-h1") else forms["mixed" if self.mixes() else "dx-first"]
+        simpler = tuple(plain.stock() if name == "off" else msgspec.structs.replace(plain, interleave=name) for name in names)
         return (plain, *simpler) if simpler and (self.lag or self.depth) else simpler
 
     def is_open(self) -> bool:
@@ -172,17 +177,20 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def changes_depth(self, program: Program) -> bool:
         """Whether a pipeline has another number of micro-batches in flight than its strategy's without being asked for by number."""
         pipe = program.pipeline
-        mixed = self.mixes() and not (self.depth or self.schedule_file)
-        return mixed and pipe.num_stages > 1 and pipe.schedule not in ("FThenB", "none")
+        stages, count = pipe.num_stages, pipe.num_micro_batches
+        if self.depth or self.schedule_file or stages == 1 or pipe.schedule in ("FThenB", "none"):
+            return False
+        if isinstance(self.interleave, str) or len(self.interleave) != stages or pipe.num_chunks > 1:
+            return self.mixes()
+        return any(self.form_of(s) == "mixed" and mixed_depth(s, stages, count) != in_flight(s, stages, count) for s in range(stages))
 
     def mixes(self) -> bool:
         """Whether any stage mixes pairs op by op."""
-        return self.interleave == "mixed" or "mixed" in self.interleave
+        return "mixed" in self.interleave
 
     def form_of(self, stage: int) -> Form:
         """The form of a stage's jobs."""
-        form = self.interleave[stage] if isinstance(self.interleave, tuple) else self.interleave
-        return "mixed" if form == "mixed" else "dx-first"
+        return "mixed" if _of_stage(self.interleave, stage) == "mixed" else "dx-first"
 
     def at_plain_depth(self) -> Schedule1F1B:
         """What takes the place of a form that changes the depth where forward and backward of any rank both draw random numbers."""
@@ -194,8 +202,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     def stock(self) -> Schedule1F1B:
         """Paddle's own list of jobs, or that of the schedule file."""
-        at_once = self.at_once if self.schedule_file else 0.0
-        return msgspec.structs.replace(self, interleave="off", lag=0, lag_at_end=None, depth=(), at_once=at_once)
+        return msgspec.structs.replace(self, interleave="off", lag=0, lag_at_end=None, depth=(), at_once=0.0, early_sends_at_end=None)
 
     def label(self) -> str:
         """The form of interleaving."""
@@ -246,7 +253,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return self._paired(program, context)
 
     def _check_shape(self, program: Program) -> None:
-        """Check lag, depth and early_sends against the program and the other options. Raises ConfigError."""
+        """Check lists, lags and depth against the program and the other options. Raises ConfigError."""
         pipe = program.pipeline
         for name in ("early_sends", "early_sends_at_end", "at_once", "interleave"):
             given = getattr(self, name)
@@ -268,7 +275,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
                 raise ConfigError(f"{found} with {pipe.num_chunks} chunks a stage; expected a pipeline without chunks; leave {name} out")
             if isinstance(given, tuple) and len(given) != pipe.num_stages:
                 raise ConfigError(f"{found}, {len(given)} numbers; expected one for each of {pipe.num_stages} stages")
-        lags = [(self._lag(stage), self._lag_at_end(stage)) for stage in range(pipe.num_stages)]
+        lags = [self._lags(stage) for stage in range(pipe.num_stages)]
         if any(at_end < lag or (at_end and not lag) for lag, at_end in lags):
             raise ConfigError(f"schedule_1f1b.lag_at_end: found {_numbers(self.lag_at_end or 0)} beside lag {_numbers(self.lag)}; "
                               "expected no less than lag on any stage, and 0 where lag is 0")  # fmt: skip
@@ -300,6 +307,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             if not stuck:
                 context.changed += self._depth_report(program) if self.form_of(pipe.stage) == "mixed" else []
                 return rows, self.form_of(pipe.stage)
+            if isinstance(self.interleave, tuple):
+                raise ConfigError(f"schedule_1f1b.interleave: found {_names(self.interleave)} without depth; give depth, a number for each "
+                                  f"stage, as stages would wait for each other:\n{stuck}")  # fmt: skip
             context.declined.append(f"mixed: stages would wait for each other at this depth, dx-first instead:\n{stuck}")
         rows = {stage: self._row(program, stage, mixed=False) for stage in stages}
         if self.depth and (stuck := stall(list(rows.values()))):
@@ -314,16 +324,14 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _row(self, program: Program, stage: int, mixed: bool) -> list[Slot]:
         """A stage's slots with backward and forward joined."""
         pipe = program.pipeline
+        lag, lag_at_end = self._lags(stage)
         depth = self.depth[stage] if self.depth else mixed_depth(stage, pipe.num_stages, pipe.num_micro_batches) if mixed else None
         return joined(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks,
-                      lag=self._lag(stage), warmup=depth, lag_at_end=self._lag_at_end(stage))  # fmt: skip
+                      lag=lag, warmup=depth, lag_at_end=lag_at_end)  # fmt: skip
 
-    def _lag(self, stage: int) -> int:
-        return self.lag[stage] if isinstance(self.lag, tuple) else self.lag
-
-    def _lag_at_end(self, stage: int) -> int:
-        given = self._lag(stage) if self.lag_at_end is None else self.lag_at_end
-        return given[stage] if isinstance(given, tuple) else given
+    def _lags(self, stage: int) -> tuple[int, int]:
+        """Before the last forward, and from there on."""
+        return _of_stage(self.lag, stage), _of_stage(self.lag if self.lag_at_end is None else self.lag_at_end, stage)
 
     def _depth_report(self, program: Program) -> list[str]:
         """A line about the memory of the depth, if it is larger than Paddle's."""
@@ -360,7 +368,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         that do not trail go with the input gradients."""
         if self.interleave == "off":
             return Parts(program, kinds)
-        early, now = _of_stage(self.early_sends, program), _of_stage(self.at_once, program) if "I" in kinds else 0.0
+        stage = program.pipeline.stage
+        early, now = _of_stage(self.early_sends, stage), _of_stage(self.at_once, stage) if "I" in kinds else 0.0
         key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), self.extra_live_bytes, early, now)
         if key not in context.memo:
             parts = Parts(program, kinds, self._at_once(program, context.cost, now))
@@ -386,7 +395,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
 
     def order(self, program: Program, parts: Parts, kinds: Kinds, form: Form, context: Context) -> tuple[PairPlan, SlotTimes]:
         """The order of one kind of job, and its times and memory; computed once for the same program."""
-        early = _of_stage(self.early_sends, program)
+        early = _of_stage(self.early_sends, program.pipeline.stage)
         items = tuple(tuple(op.id for op in parts.ops[kind, chunk]) for _, kind, chunk in kinds)
         same = ("pair", id(program.ops), kinds, items, self.search)
         share = FREE_SHARE if context.room_bytes is None else SMALL_SHARE
@@ -445,9 +454,9 @@ def read_schedule(path: str) -> dict[int, list[Slot]]:
     return rows
 
 
-def _of_stage(given: float | tuple[float, ...], program: Program) -> float:
-    """An option that is one number for all stages, or one for each."""
-    return given[program.pipeline.stage] if isinstance(given, tuple) else given
+def _of_stage(given: T | tuple[T, ...], stage: int) -> T:
+    """An option that is one value for all stages, or one for each."""
+    return given[stage] if isinstance(given, tuple) else given
 
 
 def _numbers(each: float | tuple[float, ...]) -> str:

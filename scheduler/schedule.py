@@ -202,11 +202,11 @@ def trailing(slots: list[Slot], lag: int, lag_at_end: int | None = None) -> list
     """
     made: list[Slot] = []
     waiting: list[Part] = []
-    end = len(slots) if lag_at_end is None else last_forward(slots)
+    end, at_end = last_forward(slots), lag if lag_at_end is None else lag_at_end
     for k, each in enumerate(slots if lag else []):
         parts = [msgspec.structs.replace(part, kind="I") if part.kind == "B" else part for part in each.parts]
         waiting += [msgspec.structs.replace(part, kind="W") for part in parts if part.kind == "I"]
-        if any(part.kind == "I" for part in parts) and len(waiting) > (lag if k < end else lag_at_end or 0):
+        if any(part.kind == "I" for part in parts) and len(waiting) > (lag if k < end else at_end):
             parts.append(waiting.pop(0))
         made += [Slot((part,)) for part in waiting] if each == OPTIMIZER else []
         made.append(Slot(tuple(parts)))

@@ -529,8 +529,8 @@ def test_the_engines_own_kind_of_strategy_is_known() -> None:
 
 
 @pytest.mark.paddle
-@pytest.mark.parametrize("form", ["mixed", "zb-h1"])
-def test_forms_of_a_pipeline_without_one_are_refused_before_anything_is_built(strategy: Any, form: str) -> None:
+@pytest.mark.parametrize("form", ["mixed", "zb-h1", ["mixed"]])
+def test_forms_of_a_pipeline_without_one_are_refused_before_anything_is_built(strategy: Any, form: str | list[str]) -> None:
     """Wrong options. Interleaving that needs micro-batches, and there are none."""
     from types import SimpleNamespace
 
@@ -538,7 +538,8 @@ def test_forms_of_a_pipeline_without_one_are_refused_before_anything_is_built(st
 
     interlace.enable(strategy, schedule_1f1b={"interleave": form})
     engine = SimpleNamespace(_strategy=strategy)
-    with pytest.raises(ConfigError, match=rf"schedule_1f1b.interleave: {form} without a pipeline; set strategy.pipeline.enable"):
+    name = form if isinstance(form, str) else form[0]
+    with pytest.raises(ConfigError, match=rf"schedule_1f1b.interleave: {name} without a pipeline; set strategy.pipeline.enable"):
         _state(engine)
     strategy.pipeline.enable = True
     assert _state(engine) is not None

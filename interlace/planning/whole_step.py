@@ -1,5 +1,5 @@
-"""`interleave: auto`: Paddle's own plan, the named forms and schedules with a lag, a depth and recomputation for each stage are simulated
-as whole steps; the fastest that holds no more memory than it may is kept.
+"""`interleave: auto`: Paddle's own plan, the named forms and schedules with a form, a lag, a depth, orders and recomputation for each stage
+are simulated as whole steps; the fastest that holds no more memory than it may is kept.
 """
 
 from __future__ import annotations
@@ -294,12 +294,13 @@ class _Choice:
         pipe, each = self.program.pipeline, found.schedule
         plain = tuple((mixed_depth if form == "mixed" else in_flight)(s, pipe.num_stages, pipe.num_micro_batches)
                       for s, form in enumerate(each.form))  # fmt: skip
-        lag_at_end = tuple(lag + more for lag, more in zip(each.lag, each.more_at_end, strict=True)) if any(each.more_at_end) else None
-        early, at_end = (self.early if all(which) else tuple(self.early * one for one in which) for which in (each.early, each.ends_early))
+        lag_at_end = tuple(lag + more for lag, more in zip(each.lag, each.more_lag_at_end, strict=True))
+        early, at_end = (self.early if all(which) else tuple(self.early * one for one in which)
+                         for which in (each.early, each.early_at_end))  # fmt: skip
         return msgspec.structs.replace(self.asked, interleave=each.form[0] if len({*each.form}) == 1 else each.form,
-                                       lag=each.lag if any(each.lag) else 0, lag_at_end=lag_at_end,
-                                       depth=() if pipe.num_chunks > 1 or each.depth == plain else each.depth, early_sends=early,
-                                       early_sends_at_end=None if at_end == early else at_end,
+                                       lag=each.lag if any(each.lag) else 0, lag_at_end=None if lag_at_end == each.lag else lag_at_end,
+                                       depth=() if pipe.num_chunks > 1 or (each.depth == plain and not self.draws) else each.depth,
+                                       early_sends=early, early_sends_at_end=None if at_end == early else at_end,
                                        at_once=each.at_once if any(each.at_once) else 0.0)  # fmt: skip
 
     def _lagging(self, stock_peak_bytes: int, limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:

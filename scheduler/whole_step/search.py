@@ -19,7 +19,7 @@ AT_ONCE = (0.0, 0.125, 0.25, 0.375, 0.5)
 """Parts of weight gradients, by their time, that are tried in the place of trailing ones (`interleave/at_once.py`): every second one at
 first, and all from the best schedules on. With all from the start a climb stops at a part that is too small to be worth its memory."""
 JOBS = 240_000
-"""Jobs of all schedules that the search may look at; up to three seconds of host time."""
+"""Jobs of all schedules that the first climbs may look at; up to three seconds of host time."""
 FINER = 2
 """So many times fewer are looked at from each of the best schedules on."""
 SAME = 0.001
@@ -29,17 +29,16 @@ MICRO_BATCHES = 16
 
 
 class LagSchedule(msgspec.Struct, frozen=True, order=True):
-    """A schedule by stage; see `Choice`. Without `level` and `form` these are the first and `dx-first`, and without the others all is at
-    the end as before."""
+    """A schedule by stage; see `Choice`."""
 
     lag: Numbers
     depth: Numbers
     early: tuple[bool, ...]
     at_once: tuple[float, ...]
-    level: Numbers = ()
-    form: tuple[Form, ...] = ()
-    ends_early: tuple[bool, ...] = ()
-    more_at_end: Numbers = ()
+    level: Numbers
+    form: tuple[Form, ...]
+    early_at_end: tuple[bool, ...]
+    more_lag_at_end: Numbers
 
 
 class Choice(NamedTuple):
@@ -52,8 +51,8 @@ class Choice(NamedTuple):
         at_once: The part of weight gradients that do not trail.
         level: Which of the stage's `StageTimes`.
         form: Of jobs.
-        ends_early: As `early`, for the jobs from the last forward on.
-        more_at_end: By how much weight gradients that trail do so further from there on.
+        early_at_end: As `early`, for the jobs from the last forward on.
+        more_lag_at_end: By how much weight gradients that trail do so further from there on.
     """
 
     lag: int
@@ -62,8 +61,8 @@ class Choice(NamedTuple):
     at_once: float
     level: int
     form: Form
-    ends_early: bool
-    more_at_end: int = 0
+    early_at_end: bool
+    more_lag_at_end: int = 0
 
 
 class Ranked(msgspec.Struct, frozen=True):
@@ -142,11 +141,11 @@ class _Search:
         """Of the schedules that were looked at."""
         known = [(took, each) for each, took in self.seen.items() if took is not None]
         unit = SAME * min((took for took, _ in known), default=1.0)
-        known.sort(key=lambda pair: (round(pair[0] / unit), sum(pair[1].lag) + sum(pair[1].depth), pair))
+        known.sort(key=lambda pair: (round(pair[0] / unit), sum(pair[1].lag + pair[1].depth + pair[1].more_lag_at_end), pair))
         best: dict[tuple[Any, ...], Ranked] = {}
         for took, each in known:
             peak = max(self.peaks[s, choice] for s, choice in enumerate(_choices(each)))
-            best.setdefault((each.form, each.depth, each.early, each.ends_early, each.level), Ranked(each, took, peak))
+            best.setdefault((each.form, each.depth, each.early, each.early_at_end, each.level), Ranked(each, took, peak))
         distinct = {round(ranked.step_ns / unit): ranked for ranked in reversed(best.values())}
         return list(reversed(distinct.values()))[:count]
 
@@ -178,8 +177,8 @@ class _Search:
         while self._jobs(stage, each) is None:
             if each.level < most:
                 each = each._replace(level=each.level + 1)
-            elif each.more_at_end:
-                each = each._replace(more_at_end=each.more_at_end - 1)
+            elif each.more_lag_at_end:
+                each = each._replace(more_lag_at_end=each.more_lag_at_end - 1)
             elif each.lag:
                 each = each._replace(lag=each.lag - 1)
             elif each.depth > self.plain[stage]:
@@ -191,19 +190,20 @@ class _Search:
     def _jobs(self, stage: int, each: Choice) -> list[Job] | None:
         """The jobs of a stage; None where they do not fit into its memory."""
         if (stage, each) not in self.jobs:
-            times, at_end = (self._times(stage, each, early) for early in (each.early, each.ends_early))
-            row = self._row(stage, each, self.num)
+            times, at_end = (self._times(stage, each, early) for early in (each.early, each.early_at_end))
+            lags = each.depth, each.lag, each.more_lag_at_end
+            row = self._row(stage, self.num, *lags)
             costs = costs_of(row, times, at_end)
-            whole = costs if self.num == self.all or self.chunks > 1 else costs_of(self._row(stage, each, self.all), times, at_end)
+            whole = costs if self.num == self.all or self.chunks > 1 else costs_of(self._row(stage, self.all, *lags), times, at_end)
             self.peaks[stage, each] = peak = self.always[stage][each.level] + peak_bytes(whole)
             self.jobs[stage, each] = jobs_of(row, costs, stage, len(self.stages)) if peak <= self.limit else None
         return self.jobs[stage, each]
 
-    def _row(self, stage: int, each: Choice, num_micro_batches: int) -> list[Slot]:
-        key = stage, each.lag, each.depth, each.more_at_end, num_micro_batches
+    def _row(self, stage: int, num_micro_batches: int, depth: int, lag: int, more_lag_at_end: int = 0) -> list[Slot]:
+        key = stage, num_micro_batches, depth, lag, more_lag_at_end
         if key not in self.rows:
-            self.rows[key] = joined(stage, len(self.stages), num_micro_batches, self.chunks, lag=each.lag, warmup=each.depth,
-                                    lag_at_end=each.lag + each.more_at_end)  # fmt: skip
+            self.rows[key] = joined(stage, len(self.stages), num_micro_batches, self.chunks, lag=lag, warmup=depth,
+                                    lag_at_end=lag + more_lag_at_end)  # fmt: skip
         return self.rows[key]
 
     def _times(self, stage: int, each: Choice, early: bool) -> Mapping[str, SlotTimes]:
@@ -228,7 +228,7 @@ class _Search:
 
     def _links(self, stage: int, lag: int, depth: int) -> list[Links]:
         if (stage, lag, depth) not in self.links:
-            row = self._row(stage, Choice(lag, depth, True, 0.0, 0, "dx-first", ends_early=True), self.all)
+            row = self._row(stage, self.all, depth, lag)
             self.links[stage, lag, depth] = [links(slot, stage, "B" * len(self.stages), self.chunks) for slot in row]
         return self.links[stage, lag, depth]
 
@@ -249,10 +249,10 @@ class _Search:
         found = []
         for s, here in enumerate(choices):
             others = [here._replace(lag=here.lag + more) for more in (-1, 1) if 0 <= here.lag + more <= self.most]
-            others.append(here._replace(early=not here.early, ends_early=not here.early))
+            others.append(here._replace(early=not here.early, early_at_end=not here.early))
             if finer:
-                others.append(here._replace(ends_early=not here.ends_early))
-                others += [here._replace(more_at_end=more) for more in (here.more_at_end - 1, here.more_at_end + 1)
+                others.append(here._replace(early_at_end=not here.early_at_end))
+                others += [here._replace(more_lag_at_end=more) for more in (here.more_lag_at_end - 1, here.more_lag_at_end + 1)
                            if here.lag and 0 <= more <= self.most - here.lag]  # fmt: skip
             at = self.at_once.index(here.at_once)
             near = [here._replace(at_once=self.at_once[k]) for k in (at - step, at, at + step) if 0 <= k < len(self.at_once)]
@@ -267,15 +267,13 @@ class _Search:
 
 
 def _choices(schedule: LagSchedule) -> list[Choice]:
-    level, form = schedule.level or (0,) * len(schedule.lag), schedule.form or ("dx-first",) * len(schedule.lag)
-    more = schedule.more_at_end or (0,) * len(schedule.lag)
-    columns = (schedule.lag, schedule.depth, schedule.early, schedule.at_once, level, form, schedule.ends_early or schedule.early, more)
+    columns = (getattr(schedule, name) for name in Choice._fields)
     return [Choice(*each) for each in zip(*columns, strict=True)]
 
 
 def _schedule(choices: Sequence[Choice]) -> LagSchedule:
     """Where nothing trails, everything is computed at once."""
-    return LagSchedule(*zip(*(each if each.lag else each._replace(at_once=0.0, more_at_end=0) for each in choices), strict=True))
+    return LagSchedule(*zip(*(each if each.lag else each._replace(at_once=0.0, more_lag_at_end=0) for each in choices), strict=True))
 
 
 def kinds_of(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[str]:

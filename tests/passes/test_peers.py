@@ -36,3 +36,15 @@ def test_a_rank_that_fails_ends_those_that_wait_for_it() -> None:
 
     with pytest.raises(PlanError, match="no plan"):
         plan_together(plan, [0, 1, 2])
+
+
+def test_ranks_whose_turn_comes_after_one_failed_do_not_plan() -> None:
+    planned = []
+
+    def plan(rank: int, peers: Peers) -> None:
+        planned.append(rank)
+        raise PlanError("no plan")
+
+    with pytest.raises(PlanError, match="no plan"):
+        plan_together(plan, [0, 1, 2])
+    assert len(planned) == 1

@@ -160,8 +160,21 @@ def test_stages_keep_one_depth_where_one_of_them_draws_in_forward_and_backward(f
     if form == "mixed":
         assert [plan.program.jobs for plan in made] == [plan.program.jobs for plan in dx_first]
         assert all(any("another depth would change the order of draws" in line for line in told(made, rank)) for rank in (0, 1))
+        forms = planned(plain, LOADED, ("dx-first", "mixed"), search=False)  # type: ignore[arg-type]
+        assert [plan.program.jobs for plan in forms] != [plan.program.jobs for plan in dx_first]  # its depth is that of 1F1B
     assert not any("interleave: mixed" in line for line in told(made))
     assert step_ns(made, LOADED) > 0
+
+
+def test_forms_and_the_end_are_chosen_by_stage() -> None:
+    """What `auto` says that it took plans the same jobs when it is given by hand."""
+    plain, costs = programs(World(pp=2, mp=2, micro_batches=6, layers=2)), FairCosts({"comm": 30, "gemm": 100, "default": 10})
+    auto = planned(plain, costs, "auto", early_sends=0.0)
+    taken = next(each for each in auto[0].passes if isinstance(each, Schedule1F1B))
+    assert taken.lag_at_end is not None
+    assert f"lag_at_end [{', '.join(map(str, taken.lag_at_end))}]" in next(line for line in told(auto) if line.startswith("auto: "))  # type: ignore[arg-type]
+    again = planned(plain, costs, **{**msgspec.structs.asdict(taken), "form": taken.interleave})
+    assert [plan.program.jobs for plan in again] == [plan.program.jobs for plan in auto]
 
 
 @pytest.mark.parametrize("lag", [1, 3, (0, 2)])

@@ -83,6 +83,18 @@ def test_weight_gradients_may_trail_by_any_lag(world: World, form: Form, allowan
     assert [str(finding.message) for finding in check(made)] == []
 
 
+def test_a_list_of_forms_that_stalls_is_refused_with_its_place() -> None:
+    given_, forms = programs(World(pp=4, micro_batches=8, layers=4)), ("dx-first", "dx-first", "mixed", "mixed")
+    with pytest.raises(ConfigError, match=r"(?s)interleave: found \[dx-first, .* mixed\] without depth; give depth.*<-- here"):
+        planned(given_, forms)  # type: ignore[arg-type]
+
+
+def test_a_list_of_forms_falls_back_like_its_forms() -> None:
+    forms: list[Any] = ["dx-first", ("dx-first", "dx-first"), "mixed", ("dx-first", "mixed"), "zb-h1", "auto"]
+    found = [[each.interleave for each in Schedule1F1B(interleave=form, early_sends_at_end=None).fallbacks()] for form in forms]
+    assert found == [["off"], ["off"], ["dx-first", "off"], ["dx-first", "off"], [], []]
+
+
 def test_jobs_at_the_end_have_an_order_of_their_own() -> None:
     """From the last forward on, sends weigh as `early_sends_at_end` says, before it as `early_sends`."""
     plain = programs(World(pp=2, mp=2, micro_batches=5, layers=3))
@@ -119,6 +131,9 @@ def test_receives_of_chunks_go_with_input_gradients() -> None:
         ({"interleave": ("mixed",)}, r"interleave: found \[mixed\], 1 forms; expected one form, or one for each of 2 stages"),
         ({"interleave": "dx-first", "lag": 2, "lag_at_end": (2, 1)}, r"lag_at_end: found \[2, 1\] beside lag 2; expected no less than lag"),
         ({"interleave": "zb-h1", "lag_at_end": 1}, "lag_at_end: found 1 beside interleave: zb-h1"),
+        ({"lag_at_end": 0}, "lag_at_end: found 0 beside interleave: auto"),
+        ({"early_sends_at_end": 0.5}, "early_sends_at_end: found 0.5 beside interleave: auto, which chooses its own"),
+        ({"interleave": "off", "early_sends_at_end": (0.5, 0)}, r"found \[0.5, 0\] beside interleave: off, which keeps the order"),
         ({"interleave": "dx-first", "lag": (1, 2, 3)}, r"found \[1, 2, 3\], 3 numbers; expected one for each of 2 stages"),
     ],
 )

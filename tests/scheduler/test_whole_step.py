@@ -21,9 +21,15 @@ HELD, OPERANDS = 100, 40
 
 def rows_of(schedule: LagSchedule, num_micro_batches: int, num_chunks: int = 1) -> list[list[Slot]]:
     """Slots of each stage; with chunks the depth is that of Paddle's VPP."""
-    stages, more = len(schedule.lag), schedule.more_at_end or (0,) * len(schedule.lag)
+    stages = len(schedule.lag)
     return [joined(s, stages, num_micro_batches, num_chunks, lag=schedule.lag[s], warmup=schedule.depth[s],
-                   lag_at_end=schedule.lag[s] + more[s]) for s in range(stages)]  # fmt: skip
+                   lag_at_end=schedule.lag[s] + schedule.more_lag_at_end[s]) for s in range(stages)]  # fmt: skip
+
+
+def same_lag(lag: tuple[int, ...], depth: tuple[int, ...]) -> LagSchedule:
+    """With everything else as it is at first."""
+    count = len(lag)
+    return LagSchedule(lag, depth, (True,) * count, (0.0,) * count, (0,) * count, ("dx-first",) * count, (True,) * count, (0,) * count)
 
 
 def times(stage: int, last: int, chunks: int = 1) -> dict[str, SlotTimes]:
@@ -123,7 +129,7 @@ def test_the_best_schedules_fit_and_are_as_good_as_any_near(count: int, micro_ba
     assert took == sorted(took, reverse=True)
     if count == 2 and micro_batches == 5:
         every = itertools.product(itertools.product(range(4), repeat=2), [(2, 1), (3, 1), (3, 2), (4, 2)])
-        rows = [row for lag, depth in every if not stall(row := rows_of(LagSchedule(lag, depth, (True, True), (0.0, 0.0)), 5))]
+        rows = [row for lag, depth in every if not stall(row := rows_of(same_lag(lag, depth), 5))]
         steps = [step_ns(row, [each.orders[0].slots for each in given]) for row in rows]
         assert took[-1] <= min(step for step in steps if step is not None)
 
@@ -139,7 +145,7 @@ def test_as_much_is_recomputed_as_the_schedule_pays_for() -> None:
     for limit in range(min(held[0]), max(held[0]) + 200, 20):
         found = find_schedules(given, 6, limit, 3, fixed_depth=True)
         fitting = [step_ns(rows, [levels[s][level[s]] for s in (0, 1)]) for level in itertools.product((0, 1), repeat=2)
-                   for rows in (rows_of(LagSchedule(lag, (2, 1), (True, True), (0.0, 0.0)), 6)
+                   for rows in (rows_of(same_lag(lag, (2, 1)), 6)
                                 for lag in itertools.product(range(7), repeat=2))
                    if all(1000 + peak_bytes(costs_of(row, levels[s][level[s]])) <= limit for s, row in enumerate(rows))]  # fmt: skip
         assert found[0].step_ns <= 1.001 * min(step for step in fitting if step is not None)
@@ -157,7 +163,7 @@ def recomputed(kind: str, each: SlotTimes) -> SlotTimes:
 
 def test_weight_gradients_of_chunks_trail_as_memory_allows() -> None:
     """Of two stages with two chunks no lags are faster than those found, in any memory."""
-    every = [LagSchedule(lag, (2, 1), (True, True), (0.0, 0.0)) for lag in itertools.product(range(9), repeat=2)]
+    every = [same_lag(lag, (2, 1)) for lag in itertools.product(range(9), repeat=2)]
     each = [times(stage, 1, 2) for stage in (0, 1)]
     given = [stage_times(s, each[s], 1000 + peak_bytes(costs_of(joined(s, 2, 4, 2, lag=0), each[s]))) for s in (0, 1)]
     for room in (0, 100, 5000):
@@ -203,7 +209,7 @@ def test_part_of_the_weight_gradients_trails_where_all_of_them_do_not_fit(micro_
 def test_what_trails_by_all_micro_batches_of_a_short_step_fits_a_long_one() -> None:
     """Ranked by 16 micro-batches, of which the last ones have no forward beside them any more; in a step of 40 most have."""
     search = search_module._Search(stages(2, 40), 40, 1000 + 15 * OPERANDS + HELD, True, 1)
-    fitted = search._fitted(1, search_module.Choice(16, 1, True, 0.0, 0, "dx-first", ends_early=True))
+    fitted = search._fitted(1, search_module.Choice(16, 1, True, 0.0, 0, "dx-first", early_at_end=True))
     assert fitted.lag == 14
     assert 1000 + peak_bytes(costs_of(joined(1, 2, 40, lag=15), times(1, 1))) > search.limit
 
@@ -244,7 +250,7 @@ def test_each_stage_has_its_form_and_the_end_its_own_orders() -> None:
         assert best.step_ns == min(run_jobs(pair) or 1e9 for pair in itertools.product(*ways))
         chosen.append(best.schedule)
     assert {each.form for each in chosen} == {("dx-first", "mixed")}
-    assert any(each.ends_early != each.early for each in chosen)
+    assert any(each.early_at_end != each.early for each in chosen)
 
 
 def test_weight_gradients_trail_by_more_at_the_end() -> None:
@@ -258,4 +264,4 @@ def test_weight_gradients_trail_by_more_at_the_end() -> None:
             steps[any(more)] = min(steps.get(any(more), 1e9), step_ns(rows, slots) or 1e9)
     found = find_schedules(given, 4, 1300, 1, fixed_depth=True)[0]
     assert found.step_ns == steps[True] < steps[False]
-    assert any(found.schedule.more_at_end)
+    assert any(found.schedule.more_lag_at_end)
