@@ -241,8 +241,8 @@ def with_optimizer(slots: list[Slot]) -> list[Slot]:
 def last_forward(row: Sequence[Slot]) -> int:
     """Where the last slot with a forward stands in a row, from which on the pipeline empties; behind all if there is none.
 
-    >>> last_forward(one_f_one_b(0, 2, 3)), last_forward(pair_up(one_f_one_b(1, 2, 3)))
-    (3, 2)
+    >>> last_forward(paired(1, 2, 3)), last_forward(paired(0, 2, 2)), last_forward([OPTIMIZER])
+    (2, 1, 1)
     """
     return next((k for k in reversed(range(len(row))) if any(part.kind == "F" for part in row[k].parts)), len(row))
 
