@@ -187,8 +187,8 @@ def _override(outside: Outside, strategy: Any, flags: Any) -> Config:
 
 def _require_pipeline(config: Config, strategy: Any) -> None:
     """Refuse forms of the schedule that need a pipeline or an accumulation of micro-batches."""
-    form = getattr(config.passes.get("schedule-1f1b"), "interleave", "off")
-    form = "mixed" if "mixed" in form else form
+    asked = getattr(config.passes.get("schedule-1f1b"), "interleave", "off")
+    form = "mixed" if "mixed" in asked else asked  # of all stages, or of one in a list
     if form in ("mixed", "zb-h1") and not (strategy.pipeline.enable or strategy.gradient_merge.enable):
         raise ConfigError(f"{config.source}: schedule_1f1b.interleave: {form} without a pipeline; "
                           "set strategy.pipeline.enable (or gradient_merge), or interleave: dx-first")  # fmt: skip

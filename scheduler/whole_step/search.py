@@ -191,10 +191,10 @@ class _Search:
         """The jobs of a stage; None where they do not fit into its memory."""
         if (stage, each) not in self.jobs:
             times, at_end = (self._times(stage, each, early) for early in (each.early, each.early_at_end))
-            lags = each.depth, each.lag, each.more_lag_at_end
-            row = self._row(stage, self.num, *lags)
+            shape = each.depth, each.lag, each.more_lag_at_end
+            row = self._row(stage, self.num, *shape)
             costs = costs_of(row, times, at_end)
-            whole = costs if self.num == self.all or self.chunks > 1 else costs_of(self._row(stage, self.all, *lags), times, at_end)
+            whole = costs if self.num == self.all or self.chunks > 1 else costs_of(self._row(stage, self.all, *shape), times, at_end)
             self.peaks[stage, each] = peak = self.always[stage][each.level] + peak_bytes(whole)
             self.jobs[stage, each] = jobs_of(row, costs, stage, len(self.stages)) if peak <= self.limit else None
         return self.jobs[stage, each]
