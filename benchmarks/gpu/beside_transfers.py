@@ -124,12 +124,17 @@ def op_of(label: str) -> int:
 
 def runs_of(folders: Iterable[Path]) -> Iterator[tuple[Program, RankTrace]]:
     """Each rank of each plan of ours with its traced step."""
+    return ((program, ranked) for _, _, program, ranked in named_runs_of(folders))
+
+
+def named_runs_of(folders: Iterable[Path]) -> Iterator[tuple[str, str, Program, RankTrace]]:
+    """Case, plan, and each rank of each plan of ours with its traced step."""
     for path in sorted(path for folder in folders for path in folder.glob("traces/*_trace*.msgpack")):
         run, _, rank = path.stem.rpartition("_trace")
         case, _, plan = run.rpartition("_")
         planned = path.parent.parent / "plans" / case / plan / f"rank{rank}.ilp"
         if planned.is_file() and plan != "stock":  # Paddle's own operations carry no label
-            yield load(planned), read_rank(path)
+            yield case, plan, load(planned), read_rank(path)
 
 
 def overlap_us(begin_us: float, end_us: float, others: Iterable[Interval]) -> float:

@@ -46,7 +46,7 @@ DEVICE = ROOT / "benchmarks" / "results" / "h200" / "testbed_profile.json"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a case is run with: configuration text, none for Paddle's own plan, and switches of the testbed."""
+    """What a case is run with: configuration text without the device, none for Paddle's own plan, and switches of the testbed."""
 
     name: str
     config: str | None
@@ -66,7 +66,7 @@ class Case:
 
 
 def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
-    text = f"device: {DEVICE}\nschedule_1f1b: {{interleave: {form}, extra_live_bytes: 40GB, only_gains: off}}\n{more}"
+    text = f"schedule_1f1b: {{interleave: {form}, extra_live_bytes: 40GB, only_gains: off}}\n{more}"
     return text + (f"offload_activations: {{fraction: {offload}, min_bytes: 1MB}}\n" if offload else "")
 
 
@@ -76,7 +76,7 @@ COLUMN, DX, MIXED, ZB = (Plan(name, _pairs(form)) for name, form in (("column", 
 LAGS = tuple(Plan(name, _pairs(f"dx-first, lag: {lag}")) for name, lag in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]"),
                                                                                        ("lag-2", "2")))  # fmt: skip
 """Weight gradients trail by one micro-batch or more; on the second of two stages by more."""
-AUTO = tuple(Plan(name, f"device: {DEVICE}\nschedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n")
+AUTO = tuple(Plan(name, f"schedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n")
              for name, extra in (("auto", "0"), ("auto-8gb", "8GB")))  # fmt: skip
 """Within the memory of Paddle's own plan, and with more."""
 BUDGETS = {
@@ -95,7 +95,7 @@ OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share
 ALL = (STOCK, COLUMN, DX, MIXED, *OFFLOADS)
 SOME = (STOCK, DX, MIXED, OFFLOADS[1])
 FORMS = (STOCK, DX, MIXED, ZB)
-ORDER = f"device: {DEVICE}\nschedule_1f1b: {{interleave: off}}\nsplit_backward: off\noverlap_column_backward: off\n"
+ORDER = "schedule_1f1b: {interleave: off}\nsplit_backward: off\noverlap_column_backward: off\n"
 PEAK = (STOCK, Plan("plain", ORDER + "offload_activations: off\n"),
         Plan("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"))  # fmt: skip
 UNHELD = "throttle_host: off\n"
@@ -154,13 +154,13 @@ def cases(gpus: int) -> list[Case]:
 
 def _with_budgets(case: Case) -> Case:
     """Kept, recomputed and moved as each budget asks, beside the case's other plans."""
-    more = (Plan(f"budget-{share:g}", f"device: {DEVICE}\nmemory_budget: {share}\n") for share in BUDGETS.get(case.name, ()))
+    more = (Plan(f"budget-{share:g}", f"memory_budget: {share}\n") for share in BUDGETS.get(case.name, ()))
     return replace(case, plans=(*case.plans, *more))
 
 
 def _accumulation() -> list[Case]:
     """One GPU with accumulation, two and four layers."""
-    return [replace(_layers(model, 2048, 1, batch=4, plans=(STOCK, AUTO[0]), more=("--layers", str(layers))),
+    return [replace(_layers(model, 2048, 1, batch=4, plans=(STOCK, AUTO[0], AGAIN), more=("--layers", str(layers))),
                     name=f"{model}-{layers}-layers-s2048-mp1-b4") for layers in (2, 4) for model in ("gpt", "llama")]  # fmt: skip
 
 
@@ -217,6 +217,7 @@ class Bench:
 
     out: Path
     variant: str
+    device: str
     gpus: int
     ranks_at_once: int
     until: float
@@ -289,7 +290,7 @@ class Bench:
             if plan.config is None:
                 env["INTERLACE_DISABLE"] = "1"
             else:
-                (room / "plan.yaml").write_text(plan.config + f"dump: {self.out / 'plans' / case.name / plan.name}\n")
+                (room / "plan.yaml").write_text(f"device: {self.device}\n{plan.config}dump: {self.out / 'plans' / case.name / plan.name}\n")
                 words += ["--config", str(room / "plan.yaml")]
             start = time.monotonic()
             try:
@@ -363,6 +364,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "h200", metavar="FOLDER")
     parser.add_argument("--only", default="", metavar="TEXT",
                         help="these cases, comma-separated, with * and ? as in a shell; NAME:PLAN+PLAN: these plans")  # fmt: skip
+    parser.add_argument("--device", default=os.fspath(DEVICE), metavar="PROFILE", help="plan with this profile, by name or path "
+                        "(default: the H200's with the times of the testbed's own kernels)")  # fmt: skip
     parser.add_argument("--no-ops", action="store_true", help="leave out single operations and collectives, and the host's costs")
     parser.add_argument("--ranks-at-once", type=int, default=0, metavar="N", help="ranks alive at once; 0: two thirds of the cores")
     parser.add_argument("--budget", type=float, default=3600.0, metavar="S", help="start no run after so many seconds")
@@ -377,7 +380,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.threads:
         wanted = [replace(case, args=(*case.args, *DRY)) for case in wanted]
     ranks = max(args.ranks_at_once or (os.cpu_count() or 1) * 2 // 3, args.gpus)
-    Bench(args.out, variant, args.gpus, ranks, time.monotonic() + args.budget).run(wanted)
+    Bench(args.out, variant, args.device, args.gpus, ranks, time.monotonic() + args.budget).run(wanted)
     return 0
 
 

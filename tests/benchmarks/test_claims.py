@@ -56,7 +56,8 @@ def test_every_claim_stands_somewhere() -> None:
 
 def test_no_text_has_blocks_that_nothing_checks() -> None:
     """A block in another text would be written by nobody."""
-    texts = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/*/*.md")) if "<!-- claims:" in path.read_text()]
+    texts = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/*/*.md"), *ROOT.glob("benchmarks/results/*/*.md"))
+             if "<!-- claims:" in path.read_text()]
     assert {str(path.relative_to(ROOT)) for path in texts} == set(claims.TEXTS)
 
 

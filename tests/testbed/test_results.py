@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.gpu import beside_transfers, results, training
+from benchmarks.gpu import beside_transfers, by_kind, results, training
 from interlace.cost_model.base import GivenCosts
 from interlace.ir import parse
 from testbed.device import Call, Interval, Issue, Trace
@@ -136,8 +137,30 @@ def test_a_case_without_any_of_the_plans_is_left_out() -> None:
     assert {case.name for case in chosen} == {name for name in training.BUDGETS if name.startswith("gpt-")}
 
 
+def test_plans_are_made_with_the_device_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every plan's configuration, once; Paddle's own plan has none."""
+    written: list[str] = []
+
+    def run(words: list[str], **given: object) -> subprocess.CompletedProcess[str]:
+        if "--config" in words:
+            written.append(Path(words[words.index("--config") + 1]).read_text())
+        return subprocess.CompletedProcess(words, 1, "", "not run")
+
+    monkeypatch.setattr(training.subprocess, "run", run)
+    ours = 0
+    for case in training.cases(4):
+        bench = training.Bench(tmp_path, "threads", "h100", 1, 1, 0.0)
+        bench.gate = tmp_path
+        for plan in case.plans:
+            bench._run_plan(case, plan, [0])
+            ours += plan.config is not None
+    assert len(written) == ours > 100
+    assert all(text.startswith("device: h100\n") and text.count("device:") == 1 for text in written)
+    assert all(text.splitlines()[-1].startswith(f"dump: {tmp_path}") for text in written)
+
+
 def test_a_run_with_other_bits_than_stocks_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bench = training.Bench(tmp_path, "threads", 1, 1, 0.0)
+    bench = training.Bench(tmp_path, "threads", "h200", 1, 1, 0.0)
     case = training.Case("c", "gpt", 1, (), ())
     for plan, bits, parameters in (("early", "aa", "p"), ("stock", "aa", "p"), ("same", "aa", "p"),
                                    ("losses", "bb", "p"), ("weights", "aa", "q")):  # fmt: skip
@@ -196,6 +219,18 @@ def test_stretch_beside_a_receive_that_waits_and_beside_one_that_moves_data() ->
     found = beside_transfers.summary([(parse(PROGRAM), ranked())], GivenCosts({"default": 50_000}))
     assert {kernel: row["stretch"] for kernel, row in found["wait"].items()} == {"add": 1.0, "gemm": 1.5, "gemm of 4096": 1.5}
     assert {kernel: row["stretch"] for kernel, row in found["p2p"].items()} == {"add": 1.5, "gemm": 1.25}
+
+
+def test_times_by_kind_are_measured_predicted_and_as_the_fastest_of_each_size(tmp_path: Path) -> None:
+    """Six products of 100 to 150 us, six additions of 50 to 60, 50 predicted for each; receives are on another stream."""
+    found = by_kind.by_kind(parse(PROGRAM), ranked(), GivenCosts({"default": 50_000}))
+    assert found == {"gemm bfloat16": by_kind.Took(6, 710.0, 600.0, 300.0), "add bfloat16": by_kind.Took(6, 310.0, 300.0, 300.0)}
+    assert list(found) == ["gemm bfloat16", "add bfloat16"]
+    stray = ranked()
+    stray.trace.intervals.append(Interval(0.0, 7.0, "cast", 0, 999))
+    assert by_kind.by_kind(parse(PROGRAM), stray, GivenCosts({"default": 50_000}))["other"] == by_kind.Took(0, 7.0, 0.0, 0.0)
+    with pytest.raises(SystemExit):
+        by_kind.main([str(tmp_path), "--device", "h100", "-o", str(tmp_path / "kinds.json")])  # no traces there
 
 
 def test_traces_are_written_one_a_run(tmp_path: Path) -> None:

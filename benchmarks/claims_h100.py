@@ -1,0 +1,121 @@
+"""Claims about plans measured on one H100, and about the same cases measured again on an H200."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+
+from claiming import ROOT, Row, claim, raw, span, table
+
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.gpu import results
+from benchmarks.gpu.by_kind import OTHER
+
+KINDS = (("products", ("gemm",)), ("attention", ("attention",)), ("transposes", ("transpose",)), ("casts", ("cast",)),
+         ("gradients of additions, products by element and means", ("add_grad", "multiply_grad", "mean")),
+         ("layer norms, GELU, SiLU", ("layer_norm", "gelu", "silu")), ("all else", ("",)))  # fmt: skip
+"""What a table calls kinds of operations -> how their names begin; the first that fits."""
+MODELS = {"gpt-2": "GPT, 2 layers", "gpt-4": "GPT, 4 layers", "llama-2": "Llama, 2 layers", "llama-4": "Llama, 4 layers"}
+"""How a case's name begins -> what a table calls it."""
+BEFORE = "2026-11-23 11:40"
+"""How the name of the H200's sitting of the same cases begins."""
+
+
+def steps() -> list[Row]:
+    """Runs on the H100 that were simulated too."""
+    return [row for row in raw("h100/testbed_layers.json")["runs"] if "simulated" in row]
+
+
+def errors(rows: Sequence[Row]) -> list[float]:
+    """How far simulated steps are off, as shares."""
+    return [row["simulated"]["step_ms"] / row["step_ms"]["median"] - 1 for row in rows]
+
+
+@claim
+def h100_steps() -> str:
+    """How far steps and peaks simulated for an H100 are off, and how far runs are apart."""
+    every, rows = raw("h100/testbed_layers.json")["runs"], steps()
+    stock, ours = ([row for row in rows if (row["plan"] == "stock") == paddles] for paddles in (True, False))
+    right, pairs = results.count_order(rows)
+    off = max(abs(results.peak_error(row)) for row in rows)
+    medians = {results.run_of(row): row["step_ms"]["median"] for row in every}
+    again = [abs(took / medians[case, "stock", sitting] - 1) for (case, plan, sitting), took in medians.items() if plan == "stock-again"]
+    within = [row["step_ms"]["max"] / row["step_ms"]["min"] - 1 for row in every]
+    same = sum(row["losses_equal_stock"] and row["parameters_equal_stock"] for row in every)
+    amount = statistics.median(map(abs, errors(ours)))
+    return (f"simulated steps are off by {span(errors(stock))} for Paddle's own plan ({len(stock)} runs) and by {span(errors(ours))} for "
+            f"ours ({len(ours)}; median of the amounts {100 * amount:.1f} %), peaks by {100 * off:.2f} % at most; {right} of {pairs} pairs "
+            f"of plans of a case come in the right order. Slowest over fastest step of a run: {100 * statistics.median(within):.1f} % in "
+            f"the median, up to {100 * max(within):.1f} %; stock again {100 * min(again):.1f} to {100 * max(again):.1f} % apart. {same} of "
+            f"{len(every)} runs have stock's losses of every step and all its parameters, bit for bit")  # fmt: skip
+
+
+@claim
+def h100_budgets() -> str:
+    """Steps and peaks on the H100, planned and measured."""
+    return results.budget_table(steps())
+
+
+@claim
+def h100_costs() -> str:
+    """What budgets cost on the H100 and on the H200 of 11:40, over Paddle's own plan of the sitting."""
+    stored = [row for row in raw("h200/testbed_layers.json")["runs"] if row["sitting"].startswith(BEFORE)]
+    shown = []
+    for name, rows in (("H100", steps()), ("H200", stored)):
+        stock = {row["case"]: row for row in rows if row["plan"] == "stock"}
+        budgets = [row for row in rows if row["plan"].startswith(results.BUDGET)]
+        dearer = [(row["step_ms"]["median"] / stock[row["case"]]["step_ms"]["median"],
+                   row["simulated"]["step_ms"] / stock[row["case"]]["simulated"]["step_ms"]) for row in budgets]  # fmt: skip
+        off = [100 * (simulated - measured) for measured, simulated in dearer]
+        shown.append(f"{name} {span(measured - 1 for measured, _ in dearer)} (simulated {min(off):+.1f} to {max(off):+.1f} points off)")
+    return "; ".join(shown)
+
+
+@claim
+def h100_kinds() -> str:
+    """Milliseconds by kind in traced steps of `auto`, measured and predicted."""
+    found = {step["case"].partition("-layers")[0]: step["kinds"] for step in raw("h100/by_kind.json")["steps"] if step["plan"] == "auto"}
+    sums: dict[str, list[tuple[float, ...]]] = {}
+    for name, _ in KINDS:
+        sums[name] = [tuple(sum(took[key] for kind, took in found[case].items() if kind != OTHER and _group(kind) == name) / 1e3
+                            for key in ("measured_us", "fastest_us", "predicted_us")) for case in MODELS]  # fmt: skip
+    sums["together"] = [tuple(map(sum, zip(*column, strict=True))) for column in zip(*sums.values(), strict=True)]
+    head = ["ms a step: measured, if each took what the fastest of its sizes did, profile h100", *MODELS.values()]
+    return table(head, ([name, *(", ".join(f"{ms:.1f}" for ms in cell) for cell in cells)] for name, cells in sums.items()))
+
+
+def _group(kind: str) -> str:
+    return next(name for name, begins in KINDS if kind.startswith(begins))
+
+
+@claim
+def h100_products() -> str:
+    """What products take in traced steps against the profile, as they are and as the fastest of each size."""
+    tooks = [took for step in raw("h100/by_kind.json")["steps"] for kind, took in step["kinds"].items() if kind == "gemm bfloat16"]
+    return (f"{span(took['measured_us'] / took['predicted_us'] - 1 for took in tooks)} against the profile; if each took what the "
+            f"fastest one of its sizes did, {span(took['fastest_us'] / took['predicted_us'] - 1 for took in tooks)}")  # fmt: skip
+
+
+@claim
+def power() -> str:
+    """Clocks and power while steps were measured."""
+    found = raw("h100/power.json")["machines"]
+    said = []
+    for name, each in found.items():
+        low, middle, high = (f"{each['sm_mhz'][key]:.0f}" for key in ("one_in_20_below", "median", "one_in_20_above"))
+        said.append(f"{name.split()[1]} {middle} MHz (nine in ten samples {low} to {high}) at {each['watts']['median']:.0f} W")
+    return "; ".join(said)
+
+
+@claim
+def h200_again() -> str:
+    """The cases of 11:40 on an H200, planned and measured again."""
+    before = {(row["case"], row["plan"]): row for row in raw("h200/testbed_layers.json")["runs"] if row["sitting"].startswith(BEFORE)}
+    pairs = [(row, before[row["case"], row["plan"]]) for row in raw("h200/testbed_repeat.json")["runs"]]
+    took = (row["step_ms"]["median"] / old["step_ms"]["median"] - 1 for row, old in pairs)
+    held = (row["peak_bytes_by_rank"][0]["allocated"] / old["peak_bytes_by_rank"][0]["allocated"] - 1 for row, old in pairs)
+    bits = sum(row["bits"] == old["bits"] and row["losses_equal_stock"] and row["parameters_equal_stock"] for row, old in pairs)
+    return (f"{len(pairs)} of the 20 runs: steps {span(took)}, peaks of tensors {span(held, 2)} from what they were, and the same losses "
+            f"and parameters bit for bit in {bits}")  # fmt: skip

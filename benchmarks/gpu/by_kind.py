@@ -1,0 +1,98 @@
+"""Where a simulated step is off: what each kind of operation took in a traced step, and what a profile says of the same operations.
+
+`python -m benchmarks.gpu.by_kind FOLDER --device h100 -o FILE [--plans auto]`.
+
+FOLDER is the --out of `benchmarks.gpu.training`. Times are of the compute stream; those of the profile are of each operation alone.
+The two timed events around a kernel add some microseconds. Kernels that are no operation of the plan are `other`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import beside_transfers
+from interlace.cost_model import CostModel, Costs, load_profile
+from interlace.cost_model.base import tables_of
+from interlace.cost_model.work import Part, Values, work_of
+from interlace.ir import Op, Program
+from testbed.trace import RankTrace, align, stream_names
+
+OTHER = "other"
+
+
+@dataclass(slots=True)
+class Took:
+    """Operations of a kind in a step, and their microseconds; `fastest_us` if each took what the fastest one of its sizes did."""
+
+    n: int = 0
+    measured_us: float = 0.0
+    fastest_us: float = 0.0
+    predicted_us: float = 0.0
+
+
+def by_kind(program: Program, ranked: RankTrace, costs: Costs) -> dict[str, Took]:
+    """Kind and type, as `gemm bfloat16` -> what its operations took, and should take alone; what took most first."""
+    known, ops = align(ranked.planned, ranked.trace.issues), {op.id: op for op in program.ops}
+    names, (values, groups) = stream_names(ranked, known), tables_of(program)
+    runs: dict[int, float] = defaultdict(float)
+    found: dict[str, Took] = defaultdict(Took)
+    for each in ranked.trace.intervals:
+        if names[each.stream] == "compute":
+            if each.op in known:
+                runs[each.op] += each.end_us - each.begin_us  # an operation may be several kernels
+            else:
+                found[OTHER].measured_us += each.end_us - each.begin_us
+    by_size: dict[tuple[str, tuple[Part, ...]], list[float]] = defaultdict(list)
+    for number, took_us in runs.items():
+        op = ops.get(beside_transfers.op_of(known[number].label))
+        kind = kind_of(op, values) if op else OTHER
+        by_size[kind, work_of(op, values).parts if op else ()].append(took_us)
+        found[kind].predicted_us += costs.op_time(op, values, groups).dur_ns / 1e3 if op else 0.0
+    for (kind, _), times in by_size.items():
+        found[kind].n += len(times)
+        found[kind].measured_us += sum(times)
+        found[kind].fastest_us += min(times) * len(times)
+    return dict(sorted(found.items(), key=lambda item: -item[1].measured_us))
+
+
+def kind_of(op: Op, values: Values) -> str:
+    """The cost model's kind and type where the operation is one kernel of it, else the operation's own name."""
+    parts = work_of(op, values).parts
+    return f"{parts[0].kind} {parts[0].dtype}" if len(parts) == 1 else op.kind
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.by_kind", description="Traced steps against a profile, by kind.")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the --out of a run of benchmarks.gpu.training")
+    parser.add_argument("--device", required=True, metavar="PROFILE", help="the profile to compare with, by name or path")
+    parser.add_argument("--plans", default="*", metavar="PATTERN", help="these plans")
+    parser.add_argument("--note", default="", metavar="TEXT", help="when and on what it was measured")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    args = parser.parse_args(argv)
+    costs, steps = CostModel(load_profile(args.device)), []
+    for case, plan, program, ranked in beside_transfers.named_runs_of([args.folder]):
+        if fnmatch.fnmatchcase(plan, args.plans):
+            kinds = by_kind(program, ranked, costs)
+            steps.append({"case": case, "plan": plan, "rank": ranked.rank, "kinds": {kind: _row(took) for kind, took in kinds.items()}})
+    if not steps:
+        parser.error(beside_transfers.NO_RUNS.format(args.folder))
+    lines = ",\n".join(json.dumps(step) for step in steps)
+    args.output.write_text(f'{{"note": {json.dumps(args.note)}, "device": {json.dumps(args.device)}, "steps": [\n{lines}\n]}}\n')
+    return 0
+
+
+def _row(took: Took) -> dict[str, Any]:
+    return {"n": took.n, **{name: round(getattr(took, name), 1) for name in ("measured_us", "fastest_us", "predicted_us")}}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
