@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from statistics import median, quantiles
+
+import device_profile
 from claiming import Row, claim, raw, span, table
+
+from interlace.cost_model.curves import Curve, Surface
+from interlace.cost_model.model import FEWEST as FEWEST_TRANSPOSED
+from interlace.cost_model.model import depth_of, sample_size, transposed_of
+from interlace.cost_model.profile import OpSample
 
 FEWEST = 5
 """Operations that a figure of a kind needs."""
@@ -24,6 +33,42 @@ def operations() -> str:
     found = raw("h200/testbed_ops.json")["ops"]
     rate = ((name, each, f"{each['tflops']} TFLOP/s" if "tflops" in each else f"{each['gb_per_s']} GB/s") for name, each in found.items())
     return table(["operation alone, bfloat16", "median us", ""], ([name, str(each["median_us"]), shown] for name, each, shown in rate))
+
+
+@claim
+def left_out() -> str:
+    """Samples of the H200's profile, each from all others of its kind and type: median of the errors, and what nine in ten are below."""
+    profile, kinds = device_profile.profiles()["h200"], dict[tuple[str, str], list[OpSample]]()
+    for sample in profile.ops:
+        if "elements" not in sample.dims:  # whose depth is 1, and which has no operand to transpose
+            kinds.setdefault((sample.kind, sample.dtype), []).append(sample)
+    rows = []
+    for (kind, dtype), samples in sorted(kinds.items(), key=lambda each: each[0]):
+        if len(samples) >= FEWEST:
+            errors = zip(*errors_left_out(samples, profile.shortest_kernel_ns), strict=True)
+            rows.append([f"{kind}, {dtype} ({len(samples)})", *(_middle_and_most(each) for each in errors)])
+    return table(["kind (samples)", "one curve", "by transposes", "and by depth"], rows)
+
+
+def errors_left_out(samples: Sequence[OpSample], floor_ns: float) -> Iterator[tuple[float, float, float]]:
+    """Of each sample: relative errors of one curve through all others, of one through those with the same operands transposed (where they
+    answer, as in the cost model), and of these by depth besides."""
+    for left in samples:
+        others = [each for each in samples if each is not left]
+        like = [each for each in others if transposed_of(each.dims) == transposed_of(left.dims)]
+        like = like if len(like) >= FEWEST_TRANSPOSED else others
+        size, surface = sample_size(left), Surface(((depth_of(each.dims), sample_size(each), each.dur_ns) for each in like), floor_ns)
+        found = (_curve(others, floor_ns).at(size), _curve(like, floor_ns).at(size), surface.at(depth_of(left.dims), size))
+        one, by_transposes, by_depth = (abs(each / left.dur_ns - 1) for each in found)
+        yield one, by_transposes, by_depth
+
+
+def _curve(samples: Sequence[OpSample], floor_ns: float) -> Curve:
+    return Curve(((sample_size(each), each.dur_ns) for each in samples), floor_ns)
+
+
+def _middle_and_most(errors: Sequence[float]) -> str:
+    return f"{100 * median(errors):.1f}, {100 * quantiles(errors, n=10, method='inclusive')[-1]:.0f} %"
 
 
 @claim

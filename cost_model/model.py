@@ -62,7 +62,7 @@ class CostModel(Costs):
         self._samples: dict[Group, list[OpSample]] = {}
         self._of_sizes: dict[tuple[Group, Dims], list[OpSample]] = {}
         for sample in profile.ops:
-            for transposed in (_transposed(sample.dims), ANY):
+            for transposed in (transposed_of(sample.dims), ANY):
                 group = sample.kind, sample.dtype, transposed
                 self._samples.setdefault(group, []).append(sample)
                 self._of_sizes.setdefault((group, _sizes(sample.dims)), []).append(sample)
@@ -202,7 +202,7 @@ class CostModel(Costs):
 
     def _group(self, part: Part, kind: str, dtype: str) -> Group:
         """Samples that answer for a part: of products those with the same operands transposed, all where fewer than `FEWEST` are."""
-        group = kind, dtype, _transposed(dict(part.dims))
+        group = kind, dtype, transposed_of(dict(part.dims))
         return group if len(self._samples.get(group, ())) >= FEWEST else (kind, dtype, ANY)
 
     def _sampled(self, part: Part) -> Estimate | None:
@@ -275,7 +275,12 @@ class CostModel(Costs):
         )
 
 
-def _transposed(dims: Mapping[str, int]) -> Transposed:
+def transposed_of(dims: Mapping[str, int]) -> Transposed:
+    """Which operands of a product are transposed; of all else none are.
+
+    >>> transposed_of({"batch": 1, "m": 8, "n": 8, "k": 64, "transpose_x": 1})
+    (1, 0)
+    """
     return tuple(dims.get(name, 0) for name in TRANSPOSES)
 
 

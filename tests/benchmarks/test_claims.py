@@ -15,9 +15,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import claiming  # noqa: E402
 import claims  # noqa: E402
+import claims_alone  # noqa: E402
 import claims_h200  # noqa: E402
 
 from benchmarks.gpu import results  # noqa: E402
+from interlace.cost_model.profile import OpSample  # noqa: E402
 
 KEPT_TOO_MUCH = {("llama-s4096-mp1-pp2", "budget-0.9"), ("llama-s4096-mp1-pp2", "budget-0.8"),
                  *(("llama-s2048-mp1-pp2-sendrecv", plan) for plan in ("dx-first", "offload-1"))}  # fmt: skip
@@ -56,8 +58,8 @@ def test_every_claim_stands_somewhere() -> None:
 
 def test_no_text_has_blocks_that_nothing_checks() -> None:
     """A block in another text would be written by nobody."""
-    texts = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/*/*.md"), *ROOT.glob("benchmarks/results/*/*.md"))
-             if "<!-- claims:" in path.read_text()]
+    texts = [path for where in ("*.md", "*/*.md", "docs/*/*.md", "benchmarks/results/*/*.md") for path in ROOT.glob(where)
+             if "<!-- claims:" in path.read_text()]  # fmt: skip
     assert {str(path.relative_to(ROOT)) for path in texts} == set(claims.TEXTS)
 
 
@@ -78,6 +80,18 @@ def test_a_wrong_figure_is_written_anew_and_told(tmp_path: Path, monkeypatch: py
     for broken, told in ((text.replace("order", "disorder"), "no claim 'disorder'"), (unclosed, "t.md: a `<!--")):
         with pytest.raises(SystemExit, match=told):
             claims.rewritten(broken, "t.md")
+
+
+def test_a_sample_that_is_left_out_is_predicted_by_samples_like_it() -> None:
+    """Made up: twice the time where the first operand is transposed, and four times where the contracted size is 64 in place of 256."""
+    samples = [
+        OpSample("gemm", "float32", {"batch": 1, "m": m, "n": 64, "k": k, **lying}, 8 * m * k, m * k * slow * (4 if k == 64 else 1))
+        for m in (128, 256, 512, 1024) for k in (64, 256) for slow, lying in ((10, {}), (20, {"transpose_x": 1}))
+    ]  # fmt: skip
+    found = list(claims_alone.errors_left_out(samples, 0))
+    assert len(found) == 16
+    inside = [errors for sample, errors in zip(samples, found, strict=True) if sample.dims["m"] in (256, 512)]
+    assert all(by_depth < 1e-9 < by_transposes and by_depth < one for one, by_transposes, by_depth in inside)
 
 
 def run(case: str, plan: str, ms: float, sitting: str = "now", **more: Any) -> dict[str, Any]:
