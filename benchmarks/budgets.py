@@ -158,7 +158,8 @@ def main(argv: list[str] | None = None) -> None:
     models = {"tiny": {"none": small()}} if args.quick else {
         model: {name: programs_of(model, name, args.folder) for name in BY_HAND} for model in names}  # fmt: skip
     kept = [] if args.quick else others(out, names)
-    store("budgets", {**meta(), "profile": "h200", "arguments": WORDS, "models": [*measured(models), *kept]}, args.out)
+    found = sorted([*measured(models), *kept], key=lambda each: [*MODELS, each["model"]].index(each["model"]))
+    store("budgets", {**meta(), "profile": "h200", "arguments": WORDS, "models": found}, args.out)
 
 
 if __name__ == "__main__":

@@ -179,9 +179,39 @@ BY_HAND, OURS = ("none", "attention", "full"), ("offload alone", "both")
 
 
 def _by_hand(found: dict[str, Any], budget: float) -> str:
-    """By Paddle's own plan, then by ours without a budget; allocators round by 1 %."""
+    """By Paddle's own plan, then by ours without a budget."""
+    return ", ".join("-" if step is None else f"{step:.0f}" for step in _steps_by_hand(found, budget))
+
+
+def _steps_by_hand(found: dict[str, Any], budget: float) -> list[float | None]:
+    """As `_by_hand`, in ms; None for what holds more than the budget. Allocators round by 1 %."""
     sides = (("stock_ms", "stock_peak_bytes"), ("step_ms", "peak_bytes"))
-    return ", ".join(f"{found[ms]:.0f}" if found[held] <= 1.01 * budget else "-" for ms, held in sides)
+    return [found[ms] if found[held] <= 1.01 * budget else None for ms, held in sides]
+
+
+@claim
+def budget_aims() -> str:
+    """What a budget costs: at 80 %, at the peak that full recomputation by hand has, and against all else that the same memory allows."""
+    rows = []
+    for model in raw("budgets.json")["models"]:
+        hand, row_of = model["by_hand"], {row["fraction"]: row for row in model["budgets"]}
+        none, full, peak = hand["none"], hand["full"], hand["none"]["stock_peak_bytes"]
+        free = min(none["step_ms"], row_of[1.0]["both"]["step_ms"])
+        at_full = row_of[full["stock_peak_bytes"] / peak]["both"]["step_ms"]
+        price, ours = full["stock_ms"] - none["stock_ms"], {at: row["both"] for at, row in row_of.items() if "step_ms" in row["both"]}
+        over = {at: each["step_ms"] / fastest - 1 for at, each in ours.items() if (fastest := _fastest_other(hand, row_of[at], at * peak))}
+        worst = max(over, key=lambda at: over[at])
+        rows.append([model["model"], f"{100 * (ours[0.8]['step_ms'] / free - 1):.1f} %" if 0.8 in ours else "cannot be kept",
+                     f"{full['stock_ms'] - at_full:.0f} of {price:.0f} ms ({(full['stock_ms'] - at_full) / price:.0%})",
+                     f"{100 * over[worst]:+.1f} % (at {worst:.0%})"])  # fmt: skip
+    return table(["", "80 % over no limit", "won back, at its peak, of what full recomputation by hand costs Paddle's own plan",
+                  "both over the fastest other in the same memory, at worst"], rows)  # fmt: skip
+
+
+def _fastest_other(hand: dict[str, Any], row: dict[str, Any], budget: float) -> float | None:
+    """The fastest step in ms by recomputation by hand or offload alone; None where neither keeps the budget."""
+    steps = [row["offload alone"].get("step_ms"), *(step for found in hand.values() for step in _steps_by_hand(found, budget))]
+    return min((step for step in steps if step is not None), default=None)
 
 
 def _planned(found: dict[str, Any]) -> str:

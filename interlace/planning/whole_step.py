@@ -63,9 +63,9 @@ MOST_TIGHTER = 3
 """Forms, the fastest first, of which that is done."""
 CLOSER, NEARLY = 2, 1.05
 """Without a budget: times that schedules are looked for in less memory, and so many times what they may hold is nearly that."""
-LESS = 0.03
-"""Part of the budget that recomputation leaves to offload, on one stage after the other. With 0.06 tried besides three of nine plans are
-faster, by 0.1 % at most, and planning takes a fifth longer."""
+LESS = (0.03, 0.015)
+"""Parts of the budget that recomputation leaves to offload, on one stage after the other: the first that it can give back. With 0.06 tried
+besides three of nine plans are faster, by 0.1 % at most, and planning takes a fifth longer."""
 FAR = 0.25
 """What exceeds the budget by more than this part of it is not drafted again with less room."""
 
@@ -238,6 +238,7 @@ class _Choice:
             judged += self._less_recomputed(judged, limit)
         elif named:
             judged += self._with_less(judged, limit)
+            judged += self._in_paddles_order(limit)
         fitting = _fitting(judged, limit)
         others = (fitting or self._nearest(judged))[:FINALISTS] if self.room else self._near_the_best(fitting)
         judged += [other for each in others for other in self._alternatives(each, limit)]
@@ -362,6 +363,18 @@ class _Choice:
             more += newest
         return more
 
+    def _in_paddles_order(self, limit: int) -> list[Judged]:
+        """Without a budget, Paddle's order of a program that recomputes with what that order needs; where it holds more than it should by
+        what is recomputed, with more of it. Other orders may hold too much on a stage on which all is recomputed already."""
+        judged, within = list[Judged](), limit
+        for _ in range(ROUNDS if self.recomputes and self.levels else 0):
+            assert self.levels is not None
+            judged.append(self._draft(self.levels(within, (0.0,))[-1], self.asked.stock(), self.later, limit))
+            if judged[-1].peak_bytes <= limit:
+                break
+            within -= 2 * (judged[-1].peak_bytes - limit)
+        return judged
+
     def _stages(self, made: Sequence[Program], levels: Sequence[Numbers | None], stock_peak_bytes: int) -> tuple[StageTimes, ...]:
         """What this rank says of its stage at each level of recomputation."""
         stage, known = self.program.pipeline.stage, dict[int | None, StageTimes]()
@@ -436,12 +449,15 @@ class _Choice:
         best, found = next(iter(_fitting(judged, limit)), None), list[Judged]()
         if best is None or best.recomputed is None or self.levels is None or not self._offloads():
             return found
-        fewer = self.levels(limit, (-LESS,))[-1]
-        for stage in reversed(range(len(fewer))):
-            if fewer[stage] < best.recomputed[stage]:
-                level = (*best.recomputed[:stage], fewer[stage], *best.recomputed[stage + 1 :])
-                found.append(self._draft(level, best.form, best.later, limit))
-                best = _fitting((best, found[-1]), limit)[0]
+        fewer = [self.levels(limit, (-part,))[-1] for part in LESS]
+        for stage in reversed(range(len(best.recomputed))):
+            for levels in fewer:
+                if levels[stage] < best.recomputed[stage]:
+                    recomputed = (*best.recomputed[:stage], levels[stage], *best.recomputed[stage + 1 :])
+                    found.append(self._draft(recomputed, best.form, best.later, limit))
+                    if found[-1].peak_bytes <= limit:
+                        break
+            best = _fitting((best, *found), limit)[0]
         return found
 
     @staticmethod

@@ -283,26 +283,62 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
     assert taken == [(0.393,)]
 
 
-@pytest.mark.parametrize(("over", "taken"), [((), (400, 0, 200)), (((400, 0, 200),), (500, 0, 200)), (((500, 0, 200),), (400, 0, 300))])
+@pytest.mark.parametrize(
+    ("over", "taken"),
+    [((), (400, 0, 200)), (((400, 0, 200),), (450, 0, 200)), (((500, 0, 200),), (400, 0, 250)),
+     (((400, 0, 200), (450, 0, 200)), (500, 0, 200)), (((500, 0, 200), (500, 0, 250)), (400, 0, 300))],
+)  # fmt: skip
 def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[int, ...]], taken: tuple[int, ...]) -> None:
-    """The last first; what is no faster, or holds too much, is not gone on from. Not where nothing moves in its place."""
-    steps = {(500, 0, 300): 100, (500, 0, 200): 90, (400, 0, 300): 95, (400, 0, 200): 85}
+    """The last first, by half as much less where that holds too much; what is no faster, or holds too much, is not gone on from. Not where
+    nothing moves in its place."""
+    steps = {(first, 0, last): 70 + (first + last - 600) // 10 for first in (400, 450, 500) for last in (200, 250, 300)}
+    fewer = {-0.03: (400, 0, 200), -0.015: (450, 0, 250)}
+    tried = []
 
     def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        tried.append(recomputed)
         return Judged(form, later, recomputed, limit, steps[recomputed], limit + 1 if recomputed in over else limit)
 
     def levels(limit: int, beyond: Sequence[float]) -> list[tuple[int, ...]]:
         assert limit == 7
-        assert max(beyond) < 0
-        return [(0, 0, 0), (400, 0, 200)]
+        return [(0, 0, 0), fewer[beyond[0]]]
 
     start = draft((500, 0, 300), Schedule1F1B(), (), 7)
-    slower = dataclasses.replace(start, recomputed=(0, 0, 1), step_ns=101)
+    slower = dataclasses.replace(start, recomputed=(0, 0, 1), step_ns=(start.step_ns or 0) + 1)
     choice = SimpleNamespace(levels=levels, _draft=draft, _offloads=lambda: True)
     found = [start, *_Choice._less_recomputed(choice, [slower, start], 7)]  # type: ignore[arg-type]
     assert min((each for each in found if each.peak_bytes <= 7), key=lambda each: each.step_ns or 0).recomputed == taken
+    assert len(tried) == 3 + bool(over)
     choice._offloads = lambda: False
     assert _Choice._less_recomputed(choice, [start], 7) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("held", "tried"), [({500: 100}, [500]), ({500: 103, 506: 104, 514: 100}, [500, 506, 514]), ({}, [500, 520, 540, 560])]
+)
+def test_paddles_order_recomputes_more_where_it_holds_more_than_it_should(held: dict[int, int], tried: list[int]) -> None:
+    """By twice what it is over, until it fits or four were tried: the levels say that 0.5 holds 100 bytes, and each 0.001 more one less."""
+    asked = Schedule1F1B()
+
+    def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+        assert form == asked.stock()
+        return Judged(form, later, recomputed, limit, 1, held.get(recomputed[0], 110))
+
+    def levels(limit: int, beyond: Sequence[float]) -> list[tuple[int, ...]]:
+        assert tuple(beyond) == (0.0,)
+        return [(0,), (600 - limit,)]
+
+    choice = SimpleNamespace(levels=levels, _draft=draft, asked=asked, later=(), recomputes=True)
+    assert [each.recomputed for each in _Choice._in_paddles_order(choice, 100)] == [(level,) for level in tried]  # type: ignore[arg-type]
+    choice.recomputes = False
+    assert _Choice._in_paddles_order(choice, 100) == []  # type: ignore[arg-type]
+
+
+def test_auto_tries_paddles_order_with_other_recomputation_where_the_program_recomputes() -> None:
+    """All of it fits here, so nothing needs to be computed again in any order; not of a program without."""
+    assert any("interleave: off, recomputed [0]" in line for line in told(planned(recomputing("accumulate"), LOADED, "auto")))
+    plain = told(planned(programs(World(pp=2, micro_batches=4)), LOADED, "auto"))
+    assert not any("interleave: off, recomputed" in line for line in plain)
 
 
 def test_a_stage_starts_from_the_very_same_program_where_only_others_recompute_more() -> None:
