@@ -1,10 +1,9 @@
 """How much communication stays exposed, by kind, in Paddle's own plan and in ours: simulated steps with the H200 profile.
 
 Cases: Llama 7B with sequence parallelism, with and without recomputation; with data parallelism and sharding; a mixture of 8 experts in a
-pipeline. One rank of each stage is built where DIR lacks it (needs PaddlePaddle). `--before FILE` takes another version's plans from what
-this script stored with it.
+pipeline. One rank of each stage is built where DIR lacks it (needs PaddlePaddle).
 
-    python benchmarks/collectives.py DIR [--before FILE] [-o FILE]
+    python benchmarks/collectives.py DIR [-o FILE]
     python benchmarks/collectives.py --quick [-o FILE]
 """
 
@@ -81,17 +80,13 @@ def exposed_ns(result: Result, at: int, kind: str) -> int:
 
 def main(argv: list[str] | None = None) -> None:
     """Simulate, print and store."""
-    options = parser(__doc__, "one tiny model")
-    options.add_argument("--before", type=Path, help="result of another version, whose plans are stored beside ours")
-    args = parse(options, argv)
+    args = parse(parser(__doc__, "one tiny model"), argv)
     cost = CostModel(load_profile("h200"))
-    before = {row["case"]: row["auto"] for row in json.loads(args.before.read_text())["rows"]} if args.before else {}
     rows = []
     for name in [QUICK] if args.quick else CASES:
         programs = captured(QUICK) if args.quick else programs_of(name, args.folder)
         plans = [plan.program for plan in make_plans(programs, make_config({}), cost, "h200")]
-        row = {"case": name, "paddle": judged([stock_plan(each, cost) for each in programs], cost), "auto": judged(plans, cost)}
-        rows.append(row | ({"before": before[name]} if name in before else {}))
+        rows.append({"case": name, "paddle": judged([stock_plan(each, cost) for each in programs], cost), "auto": judged(plans, cost)})
         print(json.dumps(rows[-1]), flush=True)
     store("collectives", {**meta(), "profile": "h200", "rows": rows}, args.out)
 
