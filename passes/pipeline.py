@@ -92,7 +92,8 @@ class Pipeline:
         reports, memo = [], {} if memo is None else memo
         for k, each in enumerate(self.passes):
             context = Context(cost, is_whole=peers is not None, room_bytes=room_bytes, memo=memo, later=self.passes[k + 1 :])
-            known = memo.setdefault(_key(each, program, rooms), []) if rooms and not each.decides_for_all else []
+            seen = rooms if each.asks_ranks or not is_built_in(type(each)) else (room_bytes,)
+            known = memo.setdefault(_key(each, program, seen), []) if rooms and not each.decides_for_all else []
             if rooms and each.asks_ranks and not all(gather(peers, f"{each.name}: known", bool(known))):
                 known.clear()
             program, report = self._run_one(each, program, context, peers, known)
@@ -148,7 +149,8 @@ class _Made:
 
 
 def _key(each: Pass, program: Program, rooms: tuple[int | None, ...]) -> tuple[Any, ...]:
-    """Equal for a pass with the same options on the very same program; with the same rooms, where it may look at them."""
+    """Equal for a pass with the same options on the very same program; with the same rooms, where it may look at them: at this rank's own,
+    or at those of all ranks whose facts it gathers."""
     looks = each.follows_budget or each.looks_at_room or not is_built_in(type(each))
     return "made", id(program), type(each), msgspec.msgpack.encode(each), rooms if looks else ()
 

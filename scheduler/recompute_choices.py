@@ -33,7 +33,8 @@ of GPT-3 6.7B (pp 4, sequence 4096) at four tenths of what they can free: 3.0 ms
 
 
 class PeakMemory:
-    """Live memory of Paddle's own schedule by what is kept, section by section of the step.
+    """Live memory of Paddle's own schedule by what is kept, section by section of the step; of sections in which the same is kept there is
+    only the fullest.
 
     Attributes:
         least: Live bytes with everything recomputed, the most in each section. `[sections]`
@@ -52,11 +53,21 @@ class PeakMemory:
         for row, mine in zip(self.kept, spans, strict=True):
             for start, stop, size in mine:
                 row[section[start] : section.get(stop, len(cuts))] += size
+        apart = fullest(self.least, self.kept)
+        self.least, self.kept = self.least[apart], self.kept[:, apart]
 
     def curve(self, recomputed: list[int]) -> Ints:
         """Live bytes with these groups recomputed. `[sections]`"""
         curve: Ints = self.least + self.kept.sum(0) - self.kept[recomputed].sum(0)
         return curve
+
+
+def fullest(least: Ints, kept: Ints) -> Ints:
+    """Of sections in which every group keeps as much, the first of the fullest; in ascending order."""
+    _, alike = np.unique(kept, axis=1, return_inverse=True)
+    order = np.lexsort((np.arange(len(least)), -least, alike.ravel()))
+    first = np.unique(alike.ravel()[order], return_index=True)[1]
+    return np.sort(order[first])
 
 
 def _curve(made: Program, count: int) -> Ints:

@@ -21,7 +21,7 @@ from interlace.passes.base import is_built_in
 from interlace.passes.choose_recompute import ChooseRecompute, choices, recomputation
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
-from interlace.passes.pipeline import Pipeline
+from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
 from interlace.planning.budget import bytes_over, bytes_over_in_step, peak_bytes, say_budget
 from interlace.planning.judge import Run, noted
@@ -60,7 +60,7 @@ def run_in_paddles_memory(asked: Pipeline, program: Program, cost: Costs, peers:
         PassError: As `Pipeline.run`.
     """
     choice = MemoryChoice(asked, program, cost, peers)
-    return run_passes(asked, program, cost, peers, levels=choice.levels if choice.is_open else None)[0]
+    return run_passes(asked, program, cost, peers, levels=choice.levels if choice.is_open else None, memo=choice.memo)[0]
 
 
 def run_within(budget: int, asked: Pipeline, program: Program, cost: Costs, peers: Peers | None = None) -> tuple[Run, int]:
@@ -140,7 +140,7 @@ class MemoryChoice:
         hopeless = any(gather(self.peers, "what is needed at once", self._needed_at_once(budget) > budget))
         for form in () if hopeless else (self.asked, self.in_paddles_order(self.asked)):
             room = self.room(budget, form)
-            run, used = run_passes(form, self.program, self.cost, self.peers, room, self.levels if self.is_open else None)
+            run, used = run_passes(form, self.program, self.cost, self.peers, room, self.levels if self.is_open else None, self.memo)
             for each in self._with_other_waits(run, budget if used is None else used):
                 if (found := self._with_less_room(self.made, each, budget if used is None else used, budget)) is not None:
                     return found
@@ -273,12 +273,15 @@ class MemoryChoice:
 
     def made(self, made: Pipeline, room_bytes: int) -> Run:
         """A run of passes whose forms are decided."""
-        return (made, *made.run(self.program, self.cost, self.peers, room_bytes, self.memo))
+        return (made, *self._run(made, room_bytes))
 
     def _drafted(self, made: Pipeline, room_bytes: int) -> Run:
         """The same passes, with a draft of what they make."""
-        rooms = tuple(gather(self.peers, "rooms", room_bytes))
-        return (made, *made.draft().run(self.program, self.cost, self.peers, room_bytes, self.memo, rooms))
+        return (made, *self._run(made.draft(), room_bytes))
+
+    def _run(self, made: Pipeline, room_bytes: int) -> tuple[Program, list[PassReport]]:
+        """What passes make of the program, as far as it is not known yet."""
+        return made.run(self.program, self.cost, self.peers, room_bytes, self.memo, tuple(gather(self.peers, "rooms", room_bytes)))
 
     def bytes_over(self, run: Run, budget: int) -> list[int]:
         """By how much each rank exceeds the budget on a GPU; 0 where it is not known to."""

@@ -5,9 +5,9 @@ are simulated as whole steps; the fastest that holds no more memory than it may 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -29,6 +29,7 @@ from interlace.scheduler.recompute import recomputes
 from interlace.scheduler.recompute_choices import LEVELS
 from interlace.scheduler.schedule import in_flight
 from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
+from interlace.scheduler.whole_step.alike import likeness_of_work
 from interlace.scheduler.whole_step.search import AT_ONCE, Numbers, Ranked, find_schedules, kinds_of
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, StageTimes, changed_by
 from interlace.units import ms, size
@@ -37,9 +38,6 @@ FORMS: tuple[Form, ...] = ("dx-first", "mixed")
 """Forms of jobs of which the coarse model makes schedules."""
 LAG_SCHEDULES = 3
 """Schedules of the coarse model that are planned in full, as drafts."""
-NEAR = 1.02
-"""Steps within this factor of the best get the alternatives of later passes tried, where transfers are delayed: where the host waits then
-changes a step by 1 % at most, and the more for the longer steps."""
 SLACK = 1.01
 """A peak counts as Paddle's own up to this factor: allocators round by more."""
 
@@ -47,8 +45,8 @@ SLACK = 1.01
 ROUNDS = 4
 """Plans of one form that are made at most; each keeps free the bytes by which the one before exceeded the budget on a GPU."""
 FINALISTS = 1
-"""Forms whose other passes are tried in their alternatives too, under a budget; without one all that fit. Waits at the peak hold less than
-those at the ends of jobs, which no plan of nine takes."""
+"""Forms, the fastest first, whose later passes are tried in their alternatives too, under a budget (waits at the peak hold less than those
+at the ends of jobs) and where transfers are delayed: where the host waits then changes a step by 1 % at most. Else all that fit."""
 SHRINKS = 0.75
 """A form is given up where a plan with less room exceeds the budget by more than this part of what the one before did."""
 OVER_BUDGET = (1.1, 1.3)
@@ -77,10 +75,23 @@ class Found(msgspec.Struct, frozen=True):
     memory_pays: bool = False
 
 
-class Stages(msgspec.Struct, frozen=True):
-    """What one rank says of its stage: times and memory with more and more recomputed; nothing from ranks that others stand for."""
+class Stage(msgspec.Struct, frozen=True):
+    """What one rank says of its stage with more and more recomputed; nothing from ranks that others stand for.
 
-    stages: tuple[StageTimes, ...] = ()
+    Attributes:
+        work: What its jobs do (`likeness_of_work`): where it is equal, what they cost is worked out on one stage.
+        peak_bytes: Device memory of Paddle's own plan at its peak.
+    """
+
+    stage: int = -1
+    work: tuple[str, ...] = ()
+    peak_bytes: tuple[int, ...] = ()
+
+
+class OrdersOfWork(msgspec.Struct, frozen=True):
+    """What one rank found of the jobs that do a kind of work."""
+
+    of_work: dict[str, tuple[StageOrder, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +157,11 @@ class Judged:
 
 
 def run_passes(
-    pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, room: Room | None = None, levels: Levels | None = None
-) -> tuple[Run, int | None]:
+    pipeline: Pipeline, program: Program, cost: Costs, peers: Peers | None = None, room: Room | None = None, levels: Levels | None = None,
+    memo: dict[Any, Any] | None = None,
+) -> tuple[Run, int | None]:  # fmt: skip
     """Run the passes; where the form of one is open, or has milder ones, the whole step decides. Without `levels` the passes say how much
-    is recomputed.
+    is recomputed. `memo` has what is known of the program (`Context.memo`).
 
     Returns:
         The run, and the bytes that its passes might use on this rank; None without a budget.
@@ -161,18 +173,18 @@ def run_passes(
     alone = peers is None and program.pipeline.num_stages > 1
     if asked is not None and asked.changes_depth(program) and any(gather(peers, "draws", draws_twice(program))):
         plain = Pipeline(tuple(asked.at_plain_depth() if each is asked else each for each in pipeline.passes))
-        run, used = run_passes(plain, program, cost, peers, room, levels)
+        run, used = run_passes(plain, program, cost, peers, room, levels, memo)
         return noted(run, Schedule1F1B.name, [], [DRAWS]), used
     if asked is not None and asked.is_open() and not alone:
         pipeline.check(program)
-        return _Choice(pipeline, asked, program, cost, peers, room, levels).run()
+        return _Choice(pipeline, asked, program, cost, peers, room, levels, memo).run()
     if room is None or not room.levels:
         used, limit = (room.bytes, room.limit_bytes) if room else (None, 0)
         return run_judged(pipeline, program, cost, peers, used, limit), used
     pipeline.check(program)
     recomputed, used = room.levels[0], room.bytes
     if asked is not None and not alone and len(set(room.levels)) > 1:
-        best = _Choice(pipeline, asked, program, cost, peers, room).best_level()
+        best = _Choice(pipeline, asked, program, cost, peers, room, memo=memo).best_level()
         recomputed, used = best.recomputed or recomputed, best.room_bytes or used
     return run_judged(recomputing(pipeline, recomputed), program, cost, peers, used, room.limit_bytes), used
 
@@ -193,10 +205,11 @@ class _Choice:
         peers: Peers | None,
         room: Room | None,
         levels: Levels | None = None,
+        memo: dict[Any, Any] | None = None,
     ) -> None:
         self.pipeline, self.asked, self.program, self.cost, self.peers = pipeline, asked, program, cost, peers
         self.room, self.room_bytes, self.levels = room, room.bytes if room else None, levels
-        self.context = Context(cost, room_bytes=self.room_bytes)
+        self.context = Context(cost, room_bytes=self.room_bytes, memo={} if memo is None else memo)
         at = pipeline.passes.index(asked)
         self.earlier, self.later = Pipeline(pipeline.passes[:at]), pipeline.passes[at + 1 :]
         self.early = asked.early_sends if isinstance(asked.early_sends, float) else EARLY
@@ -208,6 +221,8 @@ class _Choice:
         asking = (Pipeline(self.later), self._paddles())
         self.expected: dict[tuple[Numbers | None, Schedule1F1B], int] = {}
         """Schedules that the coarse model found, and the bytes that it gives their fullest stage."""
+        self.fastest_ns: int | None = None
+        """Simulated step of the fastest draft so far that keeps the memory."""
         self.looked_at: tuple[Sequence[Numbers | None], list[StageTimes]] = ((), [])
         """What may be recomputed, and what the stages say of their jobs with it: what schedules were looked for in."""
         self.drafts = self.stands_for.get(program.rank, program.rank) == program.rank or any(each.asks_ranks for each in asking)
@@ -240,8 +255,9 @@ class _Choice:
             judged += self._with_less(judged, limit)
             judged += self._in_paddles_order(limit)
         fitting = _fitting(judged, limit)
-        others = (fitting or self._nearest(judged))[:FINALISTS] if self.room else self._near_the_best(fitting)
-        judged += [other for each in others for other in self._alternatives(each, limit)]
+        few = self.room or any(each.decides_for_all for each in self.later)
+        others = fitting or (self._nearest(judged) if self.room else [])
+        judged += [other for each in others[: FINALISTS if few else None] for other in self._alternatives(each, limit)]
         best = next(iter(_fitting(judged, limit)), None)
         if best is None and self.room:  # what is nearest to the budget is made again with less room
             best = next(iter(self._nearest(judged)), None)
@@ -269,7 +285,7 @@ class _Choice:
         more or less, so that what later passes make of it is known."""
         if recomputed not in self.known:
             passes = self.earlier if recomputed is None else recomputing(self.earlier, recomputed)
-            made, said = passes.run(self.program, self.cost, self.peers, self.room_bytes, self.context.memo)
+            made, said = passes.run(self.program, self.cost, self.peers, self.room_bytes, self.context.memo, self._rooms(self.room_bytes))
             same = next((each.program for each in self.known.values() if each.program == made), made)
             self.known[recomputed] = Before(passes.passes, same, said)
         return self.known[recomputed]
@@ -327,10 +343,13 @@ class _Choice:
     def _schedules(self, levels: Sequence[Numbers | None], stock_peak_bytes: int, limit: int) -> Found:
         """What rank 0 finds from what the first rank of each stage says of its jobs."""
         made = [self.before(level).program for level in levels]  # on all ranks: passes ask each other
-        mine = Stages(self._stages(made, levels, stock_peak_bytes) if self.drafts else ())
-        stages = {each.stages[0].stage: self._without_moved(each.stages, limit)
-                  for each in reversed(gather(self.peers, "times of jobs", mine)) if each.stages}  # fmt: skip
-        self.looked_at = levels, [each for s in sorted(stages) for each in stages[s]]
+        told = gather(self.peers, "work of stages", self._stage(made, stock_peak_bytes) if self.drafts else Stage())
+        speaker = {each.stage: rank for rank, each in reversed([*enumerate(told)]) if each.work}
+        stages = {stage: told[rank] for stage, rank in speaker.items()}
+        orders = self._all_orders(stages, made if speaker.get(self.program.pipeline.stage) == self._seat() else ())
+        times = {s: tuple(StageTimes(s, orders[work], peak) for work, peak in zip(stages[s].work, stages[s].peak_bytes, strict=True))
+                 for s in sorted(stages)}  # fmt: skip
+        self.looked_at = levels, [each for stage in times.values() for each in self._without_moved(stage, limit)]
         found = Found()
         if self.peers is None or self.program.rank == 0:
             limits = [(limit, LAG_SCHEDULES), *((int(limit * more), 1) for more in OVER_BUDGET if self._offloads())]
@@ -375,16 +394,29 @@ class _Choice:
             within -= 2 * (judged[-1].peak_bytes - limit)
         return judged
 
-    def _stages(self, made: Sequence[Program], levels: Sequence[Numbers | None], stock_peak_bytes: int) -> tuple[StageTimes, ...]:
-        """What this rank says of its stage at each level of recomputation."""
-        stage, known = self.program.pipeline.stage, dict[int | None, StageTimes]()
-        mine = [None if level is None else level[stage] for level in levels]
-        for level, before in zip(mine, made, strict=True):
-            if level not in known:
-                first = next(iter(known.values()), None)
-                peak = stock_peak_bytes if len(levels) == 1 else in_order(msgspec.structs.replace(before, jobs=stock_jobs(before))).peak()
-                known[level] = StageTimes(stage, self._orders(before, first.orders if first else ()), peak)
-        return tuple(known[level] for level in mine)
+    def _stage(self, made: Sequence[Program], stock_peak_bytes: int) -> Stage:
+        """What this rank says of its stage, with these programs before the schedule."""
+        works = [f"{' '.join(self._kinds())} {likeness_of_work(each, self.cost)}" for each in made]
+        peaks = {works[0]: stock_peak_bytes}
+        if len(made) > 1:
+            peaks = {work: in_order(msgspec.structs.replace(each, jobs=stock_jobs(each))).peak()
+                     for work, each in zip(works, made, strict=True)}  # fmt: skip
+        return Stage(self.program.pipeline.stage, tuple(f"{works[0]} {work}" for work in works), tuple(peaks[work] for work in works))
+
+    def _all_orders(self, stages: Mapping[int, Stage], made: Sequence[Program]) -> dict[str, tuple[StageOrder, ...]]:
+        """The orders of the jobs of all stages: of each kind of work found on the first stage that does it.
+
+        `made`: what this rank finds some for; nothing where another one speaks for its stage.
+        """
+        stage, found = self.program.pipeline.stage, dict[str, tuple[StageOrder, ...]]()
+        owner = {work: s for s in sorted(stages, reverse=True) for work in stages[s].work}
+        mine = {work: before for work, before in zip(stages[stage].work, made, strict=True) if owner[work] == stage} if made else {}
+        base = stages[stage].work[0]
+        for are_bases in (True, False):
+            new = {work: self._orders(before, found.get(base, ())) for work, before in mine.items() if (work == base) == are_bases}
+            for each in gather(self.peers, "orders of jobs", OrdersOfWork(new)):
+                found |= each.of_work
+        return found
 
     def _without_moved(self, levels: tuple[StageTimes, ...], limit: int) -> tuple[StageTimes, ...]:
         """The levels of a stage without what it holds above the limit at each of them, which only offload can give back."""
@@ -397,14 +429,18 @@ class _Choice:
         """Whether under a budget offload moves what a plan holds too much."""
         return self.room is not None and any(isinstance(each, OffloadActivations) for each in self.later)
 
+    def _kinds(self) -> list[str]:
+        """Kinds of jobs that this stage may have."""
+        pipe = self.program.pipeline
+        return list(kinds_of(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks))
+
     def _orders(self, before: Program, like: Sequence[StageOrder] = ()) -> tuple[StageOrder, ...]:
         """What each kind of job costs on this stage, in every order that schedules may ask for.
 
         `like`: the orders with something else recomputed. Where some weight gradients do not trail jobs are then taken to change as they
         do where all trail.
         """
-        pipe = self.program.pipeline
-        kinds = kinds_of(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)
+        pipe, kinds = self.program.pipeline, self._kinds()
         halved = [kind for kind in kinds if {"I", "W"} & {part[0] for part in kind.split("+")}]
         whole = [kind for kind in kinds if kind not in halved]
         known = {(each.form, each.early, each.at_once): each.slots for each in like}
@@ -465,11 +501,6 @@ class _Choice:
         """Of forms that exceed the budget, those first that do so least."""
         return sorted((each for each in judged if each.step_ns is not None), key=lambda each: each.peak_bytes)
 
-    def _near_the_best(self, fitting: list[Judged]) -> list[Judged]:
-        """Of forms, the fastest first, those that are worth alternatives."""
-        delayed = any(each.decides_for_all for each in self.later)
-        return [each for each in fitting if not delayed or (each.step_ns or 0) <= NEAR * (fitting[0].step_ns or 0)]
-
     def _alternatives(self, judged: Judged, limit: int) -> list[Judged]:
         """A form with the alternatives of each pass after it."""
         return [self._draft(judged.recomputed, judged.form, (*self.later[:k], other, *self.later[k + 1 :]), limit)
@@ -478,8 +509,8 @@ class _Choice:
     def _draft(
         self, recomputed: Numbers | None, form: Schedule1F1B, later: tuple[Pass, ...], limit: int, part: float = 1.0
     ) -> Judged:
-        """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back. It starts from
-        a part of the room."""
+        """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back, and where it is
+        not slower already than what keeps the budget. It starts from a part of the room."""
         before, last = self.before(recomputed).program, 0
         room = int(part * self.room_bytes) if self.room_bytes else None
         for _ in range(ROUNDS):
@@ -489,8 +520,15 @@ class _Choice:
             over = max(peaks) - limit
             if over <= 0 or over > FAR * limit or not self._offloads() or (last and over > last * SHRINKS):
                 break
+            if self.fastest_ns is not None:
+                judged = Judged(form, later, recomputed, room, self._step_ns(made, later), max(peaks))
+                if judged.step_ns is None or judged.step_ns >= self.fastest_ns:
+                    return judged
             last, room = over, less_room(made, room or 0, peaks[self._seat()] - limit)
-        return Judged(form, later, recomputed, room, self._step_ns(made, later), max(peaks))
+        judged = Judged(form, later, recomputed, room, self._step_ns(made, later), max(peaks))
+        if judged.step_ns is not None and judged.peak_bytes <= limit:
+            self.fastest_ns = min(judged.step_ns, self.fastest_ns or judged.step_ns)
+        return judged
 
     def _rooms(self, room_bytes: int | None) -> tuple[int | None, ...]:
         """What passes may use on each rank."""

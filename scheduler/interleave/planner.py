@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import msgspec
 
@@ -501,17 +501,15 @@ def _p2p_order(parts: Sequence[PartOps]) -> Iterable[tuple[PairOp, PairOp]]:
     Forward's receives come before backward's sends because the neighbour sends first if sends wait for their receivers; where one
     group carries both directions of the pipeline (two stages with chunks), its messages keep that order.
     """
-    sides = [[(part.label, op) for op in part.ops] for part in _by_age(parts) if part.kind != "O"]
-    plain = [(label, op) for kind in (is_receive, is_send) for ops in sides for label, op in ops if kind(op)]
+    transfers = [(part, op) for part in _by_age(parts) if part.kind != "O" for op in part.ops if is_p2p(op)]
     last: dict[int, PairOp] = {}
-    for label, op in plain:
+    for part, op in sorted(transfers, key=lambda each: is_send(each[1])):
         if op.group in last:
-            yield last[op.group], (label, op.id)
-        last[op.group] = (label, op.id)
-    received = [(part.label, op.id) for part in parts if part.kind == "F" for op in part.ops if is_receive(op)]
-    for part in parts:
-        if part.kind not in "FO":
-            yield from ((before, (part.label, op.id)) for op in part.ops if is_send(op) for before in received)
+            yield last[op.group], (part.label, op.id)
+        last[op.group] = (part.label, op.id)
+    received = [(part.label, op.id) for part, op in transfers if part.kind == "F" and is_receive(op)]
+    sent = [(part.label, op.id) for part, op in transfers if part.kind != "F" and is_send(op)]
+    yield from product(received, sent)
 
 
 def _indices(order: Sequence[PairOp], index: dict[PairOp, int]) -> list[int]:

@@ -33,6 +33,7 @@ def waits_at_peaks(program: Program, times: Times, lives: Lives, placed: Placed,
     job_first = np.repeat(np.cumsum([0, *lengths])[:-1], lengths)
     held = np.flatnonzero(~lives.pinned & (placed.last_read >= 0))
     held = held[lives.free_at[held] > times.issue[placed.last_read[held]]]
+    held = held[np.argsort(lives.free_at[held])]
     taken, read, free = placed.first[held], placed.last_read[held], lives.free_at[held]
     ends = np.maximum.accumulate(np.where(can, times.end, -1))
     found: dict[int, int] = {}
@@ -41,9 +42,13 @@ def waits_at_peaks(program: Program, times: Times, lives: Lives, placed: Placed,
         first = int(job_first[at])
         if at == first:
             continue
-        until = int(free[(taken < at) & (read < at) & (free <= ends[at - 1])].max(initial=0))
+        start, stop = np.searchsorted(free, (max(waited, int(times.issue[at])), ends[at - 1]), side="right")
+        given_back = start + np.flatnonzero((taken[start:stop] < at) & (read[start:stop] < at))
+        if not len(given_back):
+            continue
+        until = int(free[given_back[-1]])
         mine = first + np.flatnonzero(can[first:at] & (times.end[first:at] >= until))
-        if until > max(waited, int(times.issue[at])) and len(mine):
+        if len(mine):
             found[at - 1], waited = int(mine[0]), until
     return found
 

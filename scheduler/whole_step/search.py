@@ -124,8 +124,8 @@ class _Search:
         self.seen: dict[LagSchedule, float | None] = {}
         self.jobs: dict[tuple[int, Choice], list[Job] | None] = {}
         self.peaks: dict[tuple[int, Choice], int] = {}
-        self.stuck: dict[tuple[Numbers, Numbers], bool] = {}
-        self.links: dict[tuple[int, int, int], list[Links]] = {}
+        self.stuck: dict[Numbers, bool] = {}
+        self.links: dict[tuple[int, int], list[Links]] = {}
 
     def run(self, count: int) -> list[Ranked]:
         starts: dict[tuple[tuple[Form, ...], Numbers], tuple[float, LagSchedule]] = {}
@@ -215,22 +215,22 @@ class _Search:
         """Time of a schedule that fits, by the coarse model; None of one that does not, or never ends."""
         if schedule not in self.seen:
             jobs = [found for s, each in enumerate(_choices(schedule)) if (found := self._jobs(s, each)) is not None]
-            runs = len(jobs) == len(self.stages) and not self._stuck(schedule)
+            runs = len(jobs) == len(self.stages) and not self._stuck(schedule.depth)
             self.seen[schedule] = run_jobs(jobs) if runs else None
         return self.seen[schedule]
 
-    def _stuck(self, schedule: LagSchedule) -> bool:
-        key = schedule.lag, schedule.depth
-        if key not in self.stuck:
-            rows = [self._links(*each) for each in zip(range(len(self.stages)), *key, strict=True)]
-            self.stuck[key] = reached(rows) != [len(row) for row in rows]
-        return self.stuck[key]
+    def _stuck(self, depth: Numbers) -> bool:
+        """Whether stages would wait for each other for ever; weight gradients, however far they trail, keep nobody waiting."""
+        if depth not in self.stuck:
+            rows = [self._links(*each) for each in enumerate(depth)]
+            self.stuck[depth] = reached(rows) != [len(row) for row in rows]
+        return self.stuck[depth]
 
-    def _links(self, stage: int, lag: int, depth: int) -> list[Links]:
-        if (stage, lag, depth) not in self.links:
-            row = self._row(stage, self.all, depth, lag)
-            self.links[stage, lag, depth] = [links(slot, stage, "B" * len(self.stages), self.chunks) for slot in row]
-        return self.links[stage, lag, depth]
+    def _links(self, stage: int, depth: int) -> list[Links]:
+        if (stage, depth) not in self.links:
+            row = self._row(stage, self.all, depth, lag=0)
+            self.links[stage, depth] = [links(slot, stage, "B" * len(self.stages), self.chunks) for slot in row]
+        return self.links[stage, depth]
 
     def _climb(self, start: tuple[float, LagSchedule], evaluations: int, finer: bool = False) -> None:
         """To the best neighbour that differs on one stage, until so many schedules are known. `finer`: see `_near`."""

@@ -75,6 +75,14 @@ def test_a_stage_keeps_its_offload_and_what_follows_where_another_has_less_room(
     assert same.ops != program.ops
 
 
+def test_a_pass_that_asks_no_rank_runs_again_only_where_its_own_has_other_room() -> None:
+    program, memo = programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B"))[0], dict[Any, Any]()
+    passes = Passes((Schedule1F1B(interleave="off"), ThrottleHost()))
+    same, other, less = (passes.run(program, CALM, None, room, memo, (room, more))[0] for room, more in ((900, 7), (900, 8), (700, 8)))
+    assert same is other
+    assert less is not other
+
+
 def test_facts_are_gathered_on_all_ranks_where_one_does_not_know_what_a_pass_makes() -> None:
     """The first rank plans the very same program again, the second another one."""
     passes = Passes((Schedule1F1B(interleave="off"), OffloadActivations(min_bytes=1), Counted()))

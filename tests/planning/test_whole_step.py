@@ -313,6 +313,26 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
     assert _Choice._less_recomputed(choice, [start], 7) == []  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("fastest_ns", "rounds", "after"), [(None, 3, 80), (90, 3, 80), (50, 2, 50), (30, 1, 30)])
+def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None, rounds: int, after: int) -> None:
+    """Steps of 30, 60 and 80 ns where the plan holds 120, 110 and 100 bytes of the 100 that it may."""
+    made = list[int]()
+
+    def run(before: Any, passes: Pipeline, room: int, rooms: Any) -> tuple[Any, list[Any]]:
+        made.append(room)
+        return SimpleNamespace(jobs=(), round=len(made) - 1), []
+
+    choice = SimpleNamespace(
+        before=lambda recomputed: SimpleNamespace(program=None), room_bytes=100, fastest_ns=fastest_ns, drafts=True, _offloads=lambda: True,
+        _rooms=lambda room: (room,), _run=run, _peaks=lambda plan: [(120, 110, 100)[plan.round]], _seat=lambda: 0,
+        _step_ns=lambda plan, later: (30, 60, 80)[plan.round],
+    )  # fmt: skip
+    found = _Choice._draft(choice, None, Schedule1F1B(), (), 100)  # type: ignore[arg-type]
+    assert len(made) == rounds
+    assert (found.step_ns, found.peak_bytes) == [(30, 120), (60, 110), (80, 100)][rounds - 1]
+    assert choice.fastest_ns == after
+
+
 @pytest.mark.parametrize(
     ("held", "tried"), [({500: 100}, [500]), ({500: 103, 506: 104, 514: 100}, [500, 506, 514]), ({}, [500, 520, 540, 560])]
 )
@@ -391,3 +411,33 @@ def test_a_plan_that_is_made_again_keeps_the_lines_of_its_choice(monkeypatch: py
     assert sum(line.startswith("auto: ") for line in report.changed) == 1
     assert report.changed[-1] == "made again with less room: the plan held 777 B more than the budget"
     assert sum(line.startswith("interleave: ") for line in report.declined) >= 3  # what was considered
+
+
+def with_work_of(program: Program, other: Program) -> Program:
+    """The stage behind `other`, with what that does in its own place."""
+    ops = tuple(msgspec.structs.replace(op, group=op.group + 2 if op.group >= 0 else -1) for op in other.ops)  # a stage has two groups
+    return msgspec.structs.replace(other, rank=program.rank, pipeline=program.pipeline, groups=program.groups).with_ops(ops, other.values)
+
+
+def test_stages_that_do_the_same_work_have_their_orders_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five stages the three in the middle are alike; what one of them finds is what each would find."""
+    found: dict[int, list[Any]] = {}
+    plain, orders = list(programs(World(pp=5, micro_batches=5, layers=2, schedule="1F1B"))), _Choice._orders
+    for stage in (2, 3):
+        plain[stage] = with_work_of(plain[stage], plain[stage - 1])
+
+    def of_stage(self: _Choice, before: Program, like: Any = ()) -> Any:
+        made = orders(self, before, like)
+        if not like:  # with nothing recomputed
+            found.setdefault(self.program.pipeline.stage, []).append(made)
+        return made
+
+    monkeypatch.setattr(_Choice, "_orders", of_stage)
+    together = planned(plain, CALM, "auto")
+    assert sorted(found) == [0, 1, 4]
+    once = found[1][0]
+    found.clear()
+    monkeypatch.setattr(whole_step, "likeness_of_work", lambda program, cost: str(program.rank))
+    apart = planned(plain, CALM, "auto")
+    assert all(found[stage][0] == once for stage in (1, 2, 3))
+    assert [plan.program for plan in together] == [plan.program for plan in apart]

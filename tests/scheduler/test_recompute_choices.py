@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
 from interlace.ir import Program, verify
@@ -12,7 +15,7 @@ from interlace.passes.choose_recompute import choices
 from interlace.scheduler.early_repeats import with_early_repeats
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order
-from interlace.scheduler.recompute_choices import LEVELS, Choices
+from interlace.scheduler.recompute_choices import LEVELS, Choices, fullest
 from tests.strategies import World, programs
 
 COSTS = GivenCosts({"comm": 40, "gemm": 50, "default": 5})
@@ -89,3 +92,14 @@ def test_recomputation_starts_before_the_gradient_arrives() -> None:
             backward = [op for op in early.ops if op.role == "backward"]
             first = next(k for k, op in enumerate(backward) if is_receive(op))
             assert any(op.id in found.found.copies for op in backward[:first])
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.tuples(*[st.integers(0, 2)] * 3)), min_size=1, max_size=20), st.sets(st.integers(0, 2)))
+def test_sections_that_are_left_out_are_never_the_fullest(sections: list[tuple[int, tuple[int, ...]]], recomputed: set[int]) -> None:
+    """Whatever is recomputed, the peak is that of all sections, in the first section that has it."""
+    least, kept = np.array([each for each, _ in sections]), np.array([each for _, each in sections]).T
+    few = fullest(least, kept)
+    freed = sorted(recomputed)
+    every = least + kept.sum(0) - kept[freed].sum(0)
+    assert few[every[few].argmax()] == every.argmax()
+    assert len(few) == len({each for _, each in sections})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from interlace.scheduler.interleave.planner import Form
 from interlace.scheduler.legal_rows import stall
@@ -265,3 +267,13 @@ def test_weight_gradients_trail_by_more_at_the_end() -> None:
     found = find_schedules(given, 4, 1300, 1, fixed_depth=True)[0]
     assert found.step_ns == steps[True] < steps[False]
     assert any(found.schedule.more_lag_at_end)
+
+
+@given(st.integers(2, 4), st.integers(1, 6), st.data())
+def test_weight_gradients_that_trail_keep_no_stage_waiting_for_ever(count: int, micro_batches: int, data: st.DataObject) -> None:
+    """Whether stages wait for each other for ever follows from their depths alone."""
+    depths = data.draw(st.lists(st.integers(1, micro_batches), min_size=count, max_size=count))
+    lags = data.draw(st.lists(st.integers(0, micro_batches), min_size=count, max_size=count))
+    plain, trailing = ([joined(s, count, micro_batches, lag=lag, warmup=depths[s]) for s, lag in enumerate(each)]
+                       for each in ([0] * count, lags))  # fmt: skip
+    assert bool(stall(plain)) == bool(stall(trailing))
