@@ -90,9 +90,33 @@ class Neighbours:
             stages = self._shown(mine)
         elif topic == "plans to compare":
             stages = self._compared(mine)
+        elif topic == "work of stages":
+            stages = self._working(mine)
+        elif topic == "orders of jobs":
+            stages = self._ordering(mine)
         else:
             return [mine] * (PP * MP)
         return [msgspec.msgpack.encode(stages[rank // MP]) for rank in range(PP * MP)]
+
+    def _working(self, mine: bytes) -> list[Any]:
+        """What one rank of each stage says of its jobs: that no other stage does the same, as each has work of its own."""
+        import msgspec
+
+        from interlace.planning.whole_step import Stage
+
+        said = msgspec.msgpack.decode(mine, type=Stage)
+        return [said if stage == self.stage else Stage(stage, tuple(f"{work} {stage}" for work in said.work), said.peak_bytes)
+                for stage in range(PP)]  # fmt: skip
+
+    def _ordering(self, mine: bytes) -> list[Any]:
+        """What one rank of each stage finds of its jobs."""
+        import msgspec
+
+        from interlace.planning.whole_step import OrdersOfWork
+
+        found = msgspec.msgpack.decode(mine, type=OrdersOfWork)
+        return [found if stage == self.stage else OrdersOfWork({f"{work} {stage}": orders for work, orders in found.of_work.items()})
+                for stage in range(PP)]  # fmt: skip
 
     def _shown(self, mine: bytes) -> list[Any]:
         """What one rank of each stage shows of its plan."""
