@@ -119,8 +119,8 @@ class Pipeline:
         start = time.perf_counter_ns()
         try:
             if not known:
-                known.append(_Made(program, _marked(each, program, _applied(each, program, context, peers), context), context.changed,
-                                   context.declined))  # fmt: skip
+                made = _marked(each, program, _applied(each, program, context, peers), context.memo)
+                known.append(_Made(program, made, context.changed, context.declined))
             result, context.changed, context.declined = known[0].result, known[0].changed, known[0].declined
             if not self.is_draft:
                 verify(result)
@@ -167,14 +167,15 @@ def _applied(each: Pass, program: Program, context: Context, peers: Peers | None
     return result
 
 
-def _marked(each: Pass, program: Program, result: Program, context: Context) -> Program:
-    """What a pass made of a program with its name in it; once for the very same result, so that later passes know it again. Not where
-    one of them asks other ranks: this one's program may be the same where another's is not, and all gather facts or none."""
-    key, memo = ("marked", id(result), program.passes, each.name), context.memo
-    if key not in memo or Pipeline(tuple(context.later)).asks_ranks:
-        memo[key] = (msgspec.structs.replace(result, passes=(*program.passes, each.name)), result)
-    marked: Program = memo[key][0]
-    return marked
+def _marked(each: Pass, program: Program, result: Program, memo: dict[Any, Any]) -> Program:
+    """What a pass made of a program, with its name in it; where it made the same with other options that very object, so that later passes
+    know it again."""
+    _, known = memo.setdefault(("results", id(program), type(each)), (program, list[Program]()))
+    marked = msgspec.structs.replace(result, passes=(*program.passes, each.name))
+    same: Program | None = next((other for other in known if other == marked), None)
+    if same is None:
+        known.append(marked)
+    return same or marked
 
 
 def _decided(each: Pass, program: Program, context: Context, peers: Peers | None) -> tuple[Any, ...]:

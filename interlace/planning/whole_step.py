@@ -286,8 +286,7 @@ class _Choice:
         if recomputed not in self.known:
             passes = self.earlier if recomputed is None else recomputing(self.earlier, recomputed)
             made, said = passes.run(self.program, self.cost, self.peers, self.room_bytes, self.context.memo, self._rooms(self.room_bytes))
-            same = next((each.program for each in self.known.values() if each.program == made), made)
-            self.known[recomputed] = Before(passes.passes, same, said)
+            self.known[recomputed] = Before(passes.passes, made, said)
         return self.known[recomputed]
 
     def _seat(self) -> int:

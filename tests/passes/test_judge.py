@@ -75,12 +75,26 @@ def test_a_stage_keeps_its_offload_and_what_follows_where_another_has_less_room(
     assert same.ops != program.ops
 
 
-def test_a_pass_that_asks_no_rank_runs_again_only_where_its_own_has_other_room() -> None:
+def test_a_pass_that_asks_no_rank_runs_again_only_where_its_own_has_other_room(monkeypatch: pytest.MonkeyPatch) -> None:
     program, memo = programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B"))[0], dict[Any, Any]()
-    passes = Passes((Schedule1F1B(interleave="off"), ThrottleHost()))
-    same, other, less = (passes.run(program, CALM, None, room, memo, (room, more))[0] for room, more in ((900, 7), (900, 8), (700, 8)))
-    assert same is other
-    assert less is not other
+    passes, rooms, run = Passes((Schedule1F1B(interleave="off"), ThrottleHost())), list[int | None](), ThrottleHost.run
+
+    def counted(self: ThrottleHost, program: Program, context: Context) -> Program:
+        rooms.append(context.room_bytes)
+        return run(self, program, context)
+
+    monkeypatch.setattr(ThrottleHost, "run", counted)
+    for room, more in ((900, 7), (900, 8), (700, 8)):
+        passes.run(program, CALM, None, room, memo, (room, more))
+    assert rooms == [900, 700]
+
+
+def test_what_other_options_make_too_is_known_to_later_passes() -> None:
+    program, memo = programs(SHAPE)[0], dict[Any, Any]()
+    RUNS.clear()
+    for numbers in ([1, 5], [2, 5]):
+        Passes((*(Counted(number=each) for each in numbers),)).run(program, CALM, None, None, memo, (None,))
+    assert RUNS == [1, 5, 2]
 
 
 def test_facts_are_gathered_on_all_ranks_where_one_does_not_know_what_a_pass_makes() -> None:
