@@ -58,6 +58,8 @@ class Case(msgspec.Struct, frozen=True):
 RANKS = [Case(2, 8, 4, 4, 16), Case(4, 8, 4, 8, 16), Case(8, 8, 4, 16, 16), Case(16, 8, 16, 32, 32)]
 MICRO_BATCHES = [Case(4, 8, 4, 8, count, 16) for count in (8, 32, 64)]
 LAYERS = [Case(4, 8, 4, layers, 16) for layers in (16, 32)]
+LONG = [Case(8, 4, 1, 32, 64)]
+"""The step whose planning is held to a minute of wall time."""
 QUICK = [Case(2, 2, 2, 2, 4)]
 
 
@@ -132,7 +134,7 @@ def main(argv: list[str] | None = None) -> None:
         work = args.work or Path(made)
         work.mkdir(parents=True, exist_ok=True)
         rows = []
-        for case in QUICK if args.quick else [*RANKS, *MICRO_BATCHES, *LAYERS]:
+        for case in QUICK if args.quick else [*RANKS, *MICRO_BATCHES, *LAYERS, *LONG]:
             rows.append(measure(case, work))
             print(f"{case.folder}, {case.micro_batches} micro-batches: {rows[-1]}", file=sys.stderr, flush=True)
     print(show(rows))
