@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
 
 from claiming import ROOT, Row, claim, raw, span, table
 
@@ -28,11 +27,6 @@ def steps() -> list[Row]:
     return [row for row in raw("h100/testbed_layers.json")["runs"] if "simulated" in row]
 
 
-def errors(rows: Sequence[Row]) -> list[float]:
-    """How far simulated steps are off, as shares."""
-    return [row["simulated"]["step_ms"] / row["step_ms"]["median"] - 1 for row in rows]
-
-
 @claim
 def h100_steps() -> str:
     """How far steps and peaks simulated for an H100 are off, and how far runs are apart."""
@@ -40,12 +34,13 @@ def h100_steps() -> str:
     stock, ours = ([row for row in rows if (row["plan"] == "stock") == paddles] for paddles in (True, False))
     right, pairs = results.count_order(rows)
     off = max(abs(results.peak_error(row)) for row in rows)
+    stock_off, ours_off = ([results.step_error(row) for row in found] for found in (stock, ours))
     medians = {results.run_of(row): row["step_ms"]["median"] for row in every}
     again = [abs(took / medians[case, "stock", sitting] - 1) for (case, plan, sitting), took in medians.items() if plan == "stock-again"]
     within = [row["step_ms"]["max"] / row["step_ms"]["min"] - 1 for row in every]
     same = sum(row["losses_equal_stock"] and row["parameters_equal_stock"] for row in every)
-    amount = statistics.median(map(abs, errors(ours)))
-    return (f"simulated steps are off by {span(errors(stock))} for Paddle's own plan ({len(stock)} runs) and by {span(errors(ours))} for "
+    amount = statistics.median(map(abs, ours_off))
+    return (f"simulated steps are off by {span(stock_off)} for Paddle's own plan ({len(stock)} runs) and by {span(ours_off)} for "
             f"ours ({len(ours)}; median of the amounts {100 * amount:.1f} %), peaks by {100 * off:.2f} % at most; {right} of {pairs} pairs "
             f"of plans of a case come in the right order. Slowest over fastest step of a run: {100 * statistics.median(within):.1f} % in "
             f"the median, up to {100 * max(within):.1f} %; stock again {100 * min(again):.1f} to {100 * max(again):.1f} % apart. {same} of "

@@ -312,7 +312,7 @@ def accuracy_table(runs: Sequence[Row]) -> str:
             groups.setdefault(_group(row), []).append(row)
     lines = ["| | runs | step: median error, worst | tensors at the peak, in issue order: runs, median error, worst |", "| --- " * 4 + "|"]
     for name, rows_here in sorted(groups.items()):
-        steps = [row["simulated"]["step_ms"] / row["step_ms"]["median"] - 1 for row in rows_here]
+        steps = [step_error(row) for row in rows_here]
         peaks = [peak_error(row) for row in rows_here if "workspace" in row["peak_bytes_by_rank"][0] and PEAKS in row["simulated"]]
         lines.append(f"| {name} | {len(steps)} | {_errors(steps)} | {len(peaks)}: {_errors(peaks)} |")
     right, pairs = count_order([row for rows_here in groups.values() for row in rows_here])
@@ -321,6 +321,11 @@ def accuracy_table(runs: Sequence[Row]) -> str:
 
 def _errors(found: Sequence[float]) -> str:
     return f"{100 * statistics.median(map(abs, found)):.2f}, {100 * max(found, key=abs):+.2f} %" if found else ""
+
+
+def step_error(row: Row) -> float:
+    """How far the simulated step is off the median measured one, as a share."""
+    return float(row["simulated"]["step_ms"] / row["step_ms"]["median"] - 1)
 
 
 def peak_error(row: Row) -> float:

@@ -516,18 +516,18 @@ class _Choice:
             rooms = self._rooms(room)
             made = self._run(before, Pipeline((form, *later)).draft(), room, rooms)[0] if self.drafts else before
             peaks = self._peaks(made)
-            over = max(peaks) - limit
+            over, took = max(peaks) - limit, None
             if over <= 0 or over > FAR * limit or not self._offloads() or (last and over > last * SHRINKS):
                 break
             if self.fastest_ns is not None:
-                judged = Judged(form, later, recomputed, room, self._step_ns(made, later), max(peaks))
-                if judged.step_ns is None or judged.step_ns >= self.fastest_ns:
-                    return judged
+                took = self._step_ns(made, later)
+                if took is None or took >= self.fastest_ns:
+                    break
             last, room = over, less_room(made, room or 0, peaks[self._seat()] - limit)
-        judged = Judged(form, later, recomputed, room, self._step_ns(made, later), max(peaks))
-        if judged.step_ns is not None and judged.peak_bytes <= limit:
-            self.fastest_ns = min(judged.step_ns, self.fastest_ns or judged.step_ns)
-        return judged
+        took = took or self._step_ns(made, later)
+        if took is not None and max(peaks) <= limit:
+            self.fastest_ns = min(took, self.fastest_ns or took)
+        return Judged(form, later, recomputed, room, took, max(peaks))
 
     def _rooms(self, room_bytes: int | None) -> tuple[int | None, ...]:
         """What passes may use on each rank."""

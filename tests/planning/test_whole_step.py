@@ -316,7 +316,11 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
 @pytest.mark.parametrize(("fastest_ns", "rounds", "after"), [(None, 3, 80), (90, 3, 80), (50, 2, 50), (30, 1, 30)])
 def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None, rounds: int, after: int) -> None:
     """Steps of 30, 60 and 80 ns where the plan holds 120, 110 and 100 bytes of the 100 that it may."""
-    made = list[int]()
+    made, simulated = list[int](), list[int]()
+
+    def step_ns(plan: Any, later: Any) -> int:
+        simulated.append(plan.round)
+        return (30, 60, 80)[plan.round]
 
     def run(before: Any, passes: Pipeline, room: int, rooms: Any) -> tuple[Any, list[Any]]:
         made.append(room)
@@ -325,10 +329,11 @@ def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None
     choice = SimpleNamespace(
         before=lambda recomputed: SimpleNamespace(program=None), room_bytes=100, fastest_ns=fastest_ns, drafts=True, _offloads=lambda: True,
         _rooms=lambda room: (room,), _run=run, _peaks=lambda plan: [(120, 110, 100)[plan.round]], _seat=lambda: 0,
-        _step_ns=lambda plan, later: (30, 60, 80)[plan.round],
+        _step_ns=step_ns,
     )  # fmt: skip
     found = _Choice._draft(choice, None, Schedule1F1B(), (), 100)  # type: ignore[arg-type]
     assert len(made) == rounds
+    assert simulated == list(range(rounds))[-rounds if fastest_ns else -1 :]
     assert (found.step_ns, found.peak_bytes) == [(30, 120), (60, 110), (80, 100)][rounds - 1]
     assert choice.fastest_ns == after
 
