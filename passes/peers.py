@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from functools import lru_cache
-from threading import Barrier, BrokenBarrierError, Lock
+from threading import Lock
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -17,8 +16,6 @@ from interlace.ir import Op, Program, Value
 from interlace.ir.per_ops import KEPT, once_per_ops
 from interlace.ir.stand_ins import likeness
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
 Told = TypeVar("Told")
 _DECODING = Lock()
 """msgspec 0.22 crashed (null read) where threads decoded a type for the first time at once."""
@@ -108,76 +105,3 @@ def require_one_topic(topics: Sequence[str]) -> None:
     if other is not None:
         raise PlanError(f"ranks 0 and {other} planned with different options: one is at {topics[0]!r}, the other at {topics[other]!r}; "
                         "give every rank the same configuration")  # fmt: skip
-
-
-def plan_together(plan: Callable[[Given, Peers], Made], given: Sequence[Given], seats: Sequence[int] = ()) -> list[Made]:
-    """Call `plan` for everything given, each in a thread of its own with the others as its peers.
-
-    One of them runs at a time, until it waits for the others: threads that all want Python's lock take a fifth more processor time.
-
-    Args:
-        plan: What each does.
-        given: For whom.
-        seats: For each rank the place of what is given for it, where one of them speaks for several ranks; else each for itself.
-
-    Raises:
-        Exception: What the first of them raised by itself; the others are ended.
-    """
-    table = _Table(len(given), tuple(seats) or tuple(range(len(given))))
-
-    def at(seat: int) -> Made:
-        with table.turn:
-            table.require_all()
-            try:
-                return plan(given[seat], _Seat(table, seat))
-            except BaseException:
-                table.barrier.abort()
-                raise
-
-    pool = ThreadPoolExecutor(max(1, len(given)))
-    try:
-        futures = [pool.submit(at, seat) for seat in range(len(given))]
-        wait(futures)
-    except BaseException:  # an interrupt while they start, or of the wait for them
-        table.barrier.abort()
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-    failed = [error for future in futures if (error := future.exception()) is not None]
-    for error in sorted(failed, key=lambda error: isinstance(error, BrokenBarrierError)):
-        raise error
-    return [future.result() for future in futures]
-
-
-class _Table:
-    def __init__(self, count: int, seats: Sequence[int]) -> None:
-        self.barrier, self.turn = Barrier(count), Lock()
-        self.seats = seats
-        self.said: list[tuple[str, bytes]] = [("", b"")] * count
-
-    def meet(self) -> None:
-        """Wait for all others, and then for this one's turn."""
-        self.turn.release()
-        try:
-            self.barrier.wait()
-        finally:
-            self.turn.acquire()
-        self.require_all()
-
-    def require_all(self) -> None:
-        """Raises BrokenBarrierError where another has failed: what this one makes is of no use then."""
-        if self.barrier.broken:
-            raise BrokenBarrierError
-
-
-class _Seat:
-    def __init__(self, table: _Table, seat: int) -> None:
-        self.table, self.seat = table, seat
-
-    def gather(self, topic: str, mine: bytes) -> list[bytes]:
-        self.table.said[self.seat] = (topic, mine)
-        self.table.meet()
-        said = [self.table.said[seat] for seat in self.table.seats]
-        self.table.meet()
-        require_one_topic([topic for topic, _ in said])
-        return [text for _, text in said]

@@ -23,6 +23,7 @@ from interlace.ir import dump as ir_dump
 from interlace.ir import load, save
 from interlace.ir.dump import SUFFIX
 from interlace.local import launch
+from tests.processes import alive, wait_until
 from tests.strategies import World, programs
 
 NUM_RANKS = 4
@@ -35,13 +36,6 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for program in programs(World(pp=NUM_RANKS, mp=1, micro_batches=4)):
         save(program, folder / f"rank{program.rank}.ilp")
     return folder
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 40.0) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "waited too long"
-        time.sleep(0.02)
 
 
 def signalled(number: int, after: int = 1) -> Callable[..., Any]:
@@ -136,14 +130,6 @@ else:
     open(out + ".part", "w").write("x")
     time.sleep(60)
 """
-
-
-def alive(file: Path) -> bool:
-    try:
-        os.kill(int(file.read_text()), 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.fixture

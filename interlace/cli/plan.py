@@ -49,6 +49,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.ir.dump import find_dumps
     from interlace.planning.plan import make_plans, summary_text
     from interlace.planning.rows import CONFIG, ROWS, write_rows
+    from interlace.planning.together import usable_processes
     from interlace.report.sweep import SWEEP, write_sweep
     from interlace.units import ranks_text, size
 
@@ -75,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     if twice is not None:
         raise ProgramError(f"rank {twice} is given twice; give one dump a rank, and one world at a time")
     with Alive("plan", f"planning {ranks_text(sorted(rank for program in programs for rank in program.ranks))}"):
-        plans = make_plans(programs, config, cost, profile)
+        plans = make_plans(programs, config, cost, profile, usable_processes())
     curve = None
     if args.sweep:
         curve, found = _swept(args, programs, cost, profile, plans)
@@ -125,6 +126,7 @@ def _swept(
     """The curve of `--sweep`, with a line for each point as it is known, and the plans to take: those asked for, or faster ones of it."""
     from interlace.config import BUDGET, load_config, make_config
     from interlace.planning.sweep import sweep
+    from interlace.planning.together import usable_processes
     from interlace.units import size
 
     any_budget = {BUDGET: 1.0}
@@ -134,4 +136,4 @@ def _swept(
         took = f"{(point.step_us or 0) / 1e3:.3f} ms" if point.feasible else "not feasible"
         print(f"interlace plan: budget {size(point.budget_bytes)}: {took}", file=sys.stderr)
 
-    return sweep(programs, config, cost, profile, args.points, say, asked)
+    return sweep(programs, config, cost, profile, args.points, say, asked, usable_processes())

@@ -19,10 +19,11 @@ from interlace.ir.dump import MOST_BYTES, SUFFIX, find_dumps, write_whole
 from interlace.ir.stand_ins import seats
 from interlace.notice import say_once
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
-from interlace.passes.peers import Peers, gather, plan_together
+from interlace.passes.peers import Peers, gather
 from interlace.planning.budget import budget_bytes
 from interlace.planning.compare import Comparison, compare
 from interlace.planning.memory import run_in_paddles_memory, run_within
+from interlace.planning.together import plan_together
 from interlace.report.measured import Measured
 from interlace.report.outcome import Outcome
 from interlace.report.screen import report_text, rules_text, step_table
@@ -228,8 +229,12 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
                 compared=compared, memory_budget=budget, room_bytes=room)  # fmt: skip
 
 
-def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile: str) -> list[Plan]:
+def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile: str, processes: int = 1) -> list[Plan]:
     """Plan captured programs; all ranks of a world decide together (some may stand for others), fewer each for itself.
+
+    Args:
+        programs, config, cost, profile: As `make_plan`.
+        processes: How many plan at most, copies of this one among which the stages are spread; the plans are the same.
 
     Raises:
         InterlaceError: A pass cannot do what is asked.
@@ -237,7 +242,8 @@ def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile
     places = seats(programs)
     if places is None:
         return [make_plan(program, config, cost, profile) for program in programs]
-    return plan_together(lambda program, peers: make_plan(program, config, cost, profile, peers), programs, places)
+    where = [program.pipeline.stage % max(1, processes) for program in programs]
+    return plan_together(lambda program, peers: make_plan(program, config, cost, profile, peers), programs, places, where)
 
 
 def replay(path: str | Path, name: str) -> tuple[Program, Program]:

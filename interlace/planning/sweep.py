@@ -32,6 +32,7 @@ def sweep(
     points: int,
     each: Callable[[Point], None] = lambda _: None,
     asked: Sequence[Plan] = (),
+    processes: int = 1,
 ) -> tuple[Sweep, list[Plan]]:
     """The curve over `points` budgets, evenly apart, largest first.
 
@@ -47,6 +48,7 @@ def sweep(
         points: How many, two at least.
         each: Is given every point as soon as it is known.
         asked: Plans of all ranks, under a budget of their own or without; from that budget, or from what they hold, on no point is slower.
+        processes: As `make_plans`.
 
     Returns:
         The curve, and the fastest plans of it that fit into the budget of `asked`; those of `asked` where none is faster, or without
@@ -60,7 +62,7 @@ def sweep(
         raise ConfigError(f"--points {points}: expected {FEWEST} or more")
 
     def plans(budget: int) -> list[Plan]:
-        return make_plans(programs, msgspec.structs.replace(config, memory_budget=budget), cost, profile)
+        return make_plans(programs, msgspec.structs.replace(config, memory_budget=budget), cost, profile, processes)
 
     everything = plans(MOST_SIZE)
     before = _outcome(everything).before

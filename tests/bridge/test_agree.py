@@ -15,7 +15,8 @@ import pytest
 
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.passes.peers import Peers, plan_together
+from interlace.passes.peers import Peers
+from interlace.planning.together import plan_together
 from interlace.scheduler.hazards import RankComm, check, require_safe
 from interlace.scheduler.target import GPU
 from tests.scheduler.test_together import pair, three_ranks_in_a_circle

@@ -12,13 +12,14 @@ from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.errors import BudgetError
 from interlace.ir import Program
-from interlace.passes.peers import Peers, gather, plan_together, stand_ins
+from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.planning import memory
 from interlace.planning.budget import budget_bytes, bytes_over, bytes_over_in_step, peak_bytes, say_budget
 from interlace.planning.judge import Run
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.stock import stock_plan
+from interlace.planning.together import plan_together
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.memory import throttle
 from interlace.scheduler.memory.live import order_peak

@@ -18,8 +18,9 @@ from interlace.ir.kinds import is_comm, is_random
 from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
 from interlace.passes.choose_recompute import choices
 from interlace.passes.choose_recompute import recomputation as recomputation_of
-from interlace.passes.peers import Peers, plan_together
+from interlace.passes.peers import Peers
 from interlace.passes.weight_gradients import Backward
+from interlace.planning.together import plan_together
 from interlace.scheduler.early_repeats import with_early_repeats
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order

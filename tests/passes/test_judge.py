@@ -14,10 +14,11 @@ from interlace.errors import ConfigError, InterlaceError, PassError, PlanError
 from interlace.ir import Program
 from interlace.passes import Context, OffloadActivations, Pass, Schedule1F1B, ThrottleHost
 from interlace.passes import Pipeline as Passes
-from interlace.passes.peers import Peers, plan_together
+from interlace.passes.peers import Peers
 from interlace.planning.budget import peak_bytes
 from interlace.planning.judge import run_judged
 from interlace.planning.plan import make_plans
+from interlace.planning.together import plan_together
 from interlace.scheduler.memory.saved import saved_bytes
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.units import size

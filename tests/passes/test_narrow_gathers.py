@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from interlace.cost_model import GivenCosts
 from interlace.ir import Program, parse, verify
 from interlace.passes import NarrowGathers, Pipeline
-from interlace.passes.peers import plan_together
 from interlace.passes.pipeline import PassReport
+from interlace.planning.together import plan_together
 
 Array = NDArray[np.int64]
 COSTS = GivenCosts({"default": 1})

@@ -15,7 +15,8 @@ from interlace.ir import Program, parse, show, verify
 from interlace.passes import Pipeline
 from interlace.passes.base import Context
 from interlace.passes.offload_activations import OffloadActivations, apply
-from interlace.passes.peers import Peers, plan_together
+from interlace.passes.peers import Peers
+from interlace.planning.together import plan_together
 from interlace.scheduler.memory.live import OrderMemory, in_order
 from interlace.scheduler.offload import COPY_BACK, COPY_OUT, Choice, OffloadPlan, measure, plan_offload
 from tests.interpreter import assert_same

@@ -16,9 +16,10 @@ from interlace.errors import ConfigError, LoadError
 from interlace.ir import Program, load, save
 from interlace.local.stages import stages_of
 from interlace.passes import Pipeline
-from interlace.passes.peers import Peers, plan_together
+from interlace.passes.peers import Peers
 from interlace.planning.loaded import load_plan, require_ranks
 from interlace.planning.plan import Plan, make_plans
+from interlace.planning.together import plan_together
 from interlace.scheduler.hazards import check
 from tests.interpreter import assert_same
 from tests.strategies import World, programs

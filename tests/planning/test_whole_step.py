@@ -18,11 +18,12 @@ from interlace.cost_model.base import Estimate, Groups, Values
 from interlace.errors import BudgetError
 from interlace.ir import Op, Program, parse
 from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
-from interlace.passes.peers import Peers, plan_together
+from interlace.passes.peers import Peers
 from interlace.planning import budget, memory, whole_step
 from interlace.planning.budget import stock_peak_bytes
 from interlace.planning.judge import Run, run_judged
 from interlace.planning.plan import Plan, make_plans
+from interlace.planning.together import plan_together
 from interlace.planning.whole_step import Judged, Room, _Choice
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order

@@ -1,0 +1,203 @@
+"""Ranks that are planned by one call, in one process or several."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlace.config import make_config
+from interlace.cost_model import GivenCosts
+from interlace.errors import BudgetError, PassError, PlanError
+from interlace.passes.base import Context, Pass
+from interlace.passes.peers import Peers, gather
+from interlace.passes.pipeline import Pipeline
+from interlace.planning.plan import digest_of, make_plans
+from interlace.planning.together import plan_together, usable_processes
+from tests.processes import alive, wait_until
+from tests.strategies import World, programs
+
+COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
+
+
+def test_ranks_take_turns_and_end_together() -> None:
+    """Threads that all want Python's lock take it from each other; what they say is the same."""
+    running, most = list[int](), list[int]()
+
+    def plan(rank: int, peers: Peers) -> list[int]:
+        said = list[int]()
+        for turn in range(3):
+            running.append(rank)
+            time.sleep(0.002)
+            most.append(len(running))
+            running.remove(rank)
+            said = gather(peers, f"turn {turn}", rank + turn)
+        return said
+
+    assert plan_together(plan, [0, 1, 2]) == [[2, 3, 4]] * 3
+    assert most == [1] * 9
+
+
+def test_a_rank_that_fails_ends_those_that_wait_for_it() -> None:
+    def plan(rank: int, peers: Peers) -> int:
+        if rank == 1:
+            raise PlanError("no plan")
+        return gather(peers, "plans", rank)[0]
+
+    with pytest.raises(PlanError, match="no plan"):
+        plan_together(plan, [0, 1, 2])
+
+
+def test_ranks_whose_turn_comes_after_one_failed_do_not_plan() -> None:
+    planned = []
+
+    def plan(rank: int, peers: Peers) -> None:
+        planned.append(rank)
+        raise PlanError("no plan")
+
+    with pytest.raises(PlanError, match="no plan"):
+        plan_together(plan, [0, 1, 2])
+    assert len(planned) == 1
+
+
+def test_ranks_of_several_processes_hear_each_other() -> None:
+    """Two ranks that each speak for two of the world, of six; every process is another one, and all are gone afterwards."""
+
+    def plan(rank: int, peers: Peers) -> tuple[list[int], list[int], int]:
+        return gather(peers, "ranks", rank), gather(peers, "squares", rank * rank), os.getpid()
+
+    made = plan_together(plan, [0, 1, 2, 3], [0, 0, 1, 2, 3, 3], [0, 1, 0, 2])
+    assert [each[:2] for each in made] == [([0, 0, 1, 2, 3, 3], [0, 0, 1, 4, 9, 9])] * 4
+    assert made[0][2] == made[2][2] == os.getpid()
+    assert len({each[2] for each in made}) == 3
+    assert not multiprocessing.active_children()
+
+
+def failing(rank: int, peers: Peers) -> list[int]:
+    """Rank 1 fails; its peers wait for it."""
+    if rank == 1:
+        raise BudgetError("too little", 7)
+    return gather(peers, "plans", rank)
+
+
+@pytest.mark.parametrize("where", [[0, 1, 0], [0, 1, 1], [0, 1, 2]])
+def test_an_error_of_another_process_is_raised_here(where: list[int]) -> None:
+    with pytest.raises(BudgetError, match="too little") as found:
+        plan_together(failing, [0, 1, 2], (), where)
+    assert found.value.least_bytes == 7
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_here_ends_the_others() -> None:
+    def plan(rank: int, peers: Peers) -> list[int]:
+        if rank == 0:
+            raise PlanError("no plan")
+        return gather(peers, "plans", rank)
+
+    with pytest.raises(PlanError, match="no plan"):
+        plan_together(plan, [0, 1, 2], (), [0, 1, 2])
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_that_cannot_be_sent_is_told() -> None:
+    class Own(Exception):  # not known by name, as pickle needs it
+        pass
+
+    def plan(rank: int, peers: Peers) -> list[int]:
+        if rank:
+            raise Own("of a pass")
+        return gather(peers, "plans", rank)
+
+    with pytest.raises(PlanError, match="Own: of a pass"):
+        plan_together(plan, [0, 1], (), [0, 1])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_process_that_is_killed_is_named(late: bool) -> None:
+    """While the others wait for what it says, and for its plan."""
+
+    def plan(rank: int, peers: Peers) -> list[int]:
+        said = gather(peers, "plans", rank) if late else []
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return said or gather(peers, "plans", rank)
+
+    with pytest.raises(PlanError, match=r"the process that planned ranks 1-2 ended with code -9 before it was done"):
+        plan_together(plan, [0, 1, 2], (), [0, 1, 1])
+
+
+def test_different_topics_are_told_across_processes() -> None:
+    def say(topic: str, peers: Peers) -> list[bytes]:
+        return peers.gather(topic, topic.encode())
+
+    with pytest.raises(PlanError, match="ranks 0 and 1 planned with different options: one is at 'plan', the other at 'offload'"):
+        plan_together(say, ["plan", "offload"], (), [0, 1])
+
+
+def test_processes_end_with_the_one_that_made_them(tmp_path: Path) -> None:
+    """SIGKILL, while one waits for it; fails in `wait_until` where one lives on."""
+    code = f"""
+import os, time
+from pathlib import Path
+from interlace.planning.together import plan_together
+
+def plan(rank, peers):
+    (Path({str(tmp_path)!r}) / str(rank)).write_text(str(os.getpid()))
+    if rank == 0:
+        time.sleep(60)
+    return peers.gather("plans", b"")
+
+plan_together(plan, [0, 1, 2], (), [0, 1, 2])
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    files = [tmp_path / str(rank) for rank in range(3)]
+    wait_until(lambda: all(file.exists() and file.read_text() for file in files))
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(alive(file) for file in files[1:]))
+
+
+@pytest.mark.parametrize("budget", [None, 0.93])
+def test_plans_of_several_processes_are_those_of_one(budget: float | None) -> None:
+    given = programs(World(pp=3, mp=2, micro_batches=4, layers=2))
+    config = make_config({"memory_budget": budget} if budget else {})
+    one, *others = (make_plans(given, config, COSTS, "given", count) for count in (1, 2, 8))
+    for other in others:
+        assert [digest_of(plan.program) for plan in other] == [digest_of(plan.program) for plan in one]
+        assert [(plan.set_digest, plan.outcome, plan.room_bytes) for plan in other] == [(plan.set_digest, plan.outcome, plan.room_bytes)
+                                                                                        for plan in one]  # fmt: skip
+        assert [[(each.changed, each.declined) for each in plan.reports] for plan in other] == [
+            [(each.changed, each.declined) for each in plan.reports] for plan in one
+        ]
+
+
+class Picky(Pass):
+    """Fails on the last stage."""
+
+    name = "picky"
+
+    def run(self, program: Any, context: Context) -> Any:
+        """As it is."""
+        if program.pipeline.stage == program.pipeline.num_stages - 1:
+            raise ValueError("not here")
+        return program
+
+
+def test_a_pass_that_fails_in_another_process_is_named_once() -> None:
+    def plan(program: Any, peers: Peers) -> Any:
+        return Pipeline((Picky(),)).run(program, COSTS, peers)[0]
+
+    with pytest.raises(PassError) as found:
+        plan_together(plan, programs(World(pp=2, micro_batches=2)), (), [0, 1])
+    assert str(found.value) == "pass 'picky' failed with ValueError: not here; the program is as it was"
+
+
+def test_as_many_processes_as_cores() -> None:
+    assert usable_processes() == len(os.sched_getaffinity(0))
