@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
 
 from interlace.ir import Graph, Op, Program
 from interlace.ir.kinds import COMBINE, NO_KERNEL, SPLIT
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import Storage
 
+Ints = npt.NDArray[np.int64]
 PairOp = tuple[str, int]
 """An operation of a pair: label of its part, operation id."""
 
@@ -45,6 +50,7 @@ class PairMemory:
     def __init__(self, graph: Graph, parts: Sequence[PartOps]) -> None:
         self.graph = graph
         self._peaks: dict[tuple[PairOp, ...], int] = {}
+        self._table: _Table | None = None
         self.storages = graph.storages
         self.size = _sizes(graph.program)
         self.later_readers = _later_readers(graph.program)
@@ -73,24 +79,18 @@ class PairMemory:
         return self._peaks[key]
 
     def _peak(self, order: Sequence[PairOp]) -> int:
-        last: dict[tuple[str, int], int] = {}
-        for k, item in enumerate(order):
-            for storage in self.reads[item]:
-                last[item[0], storage] = k
-        frees: dict[int, int] = {}
-        for (side, storage), k in last.items():
-            if (side, storage) not in self.live_after:
-                frees[k] = frees.get(k, 0) + self.size[storage]
-        live = peak = self.start
-        born: set[tuple[str, int]] = set()
-        for k, item in enumerate(order):
-            for storage in self.allocs[item]:
-                if (item[0], storage) not in born and (item[0], storage) not in self.live_before:
-                    born.add((item[0], storage))
-                    live += self.size[storage]
-            peak = max(peak, live)
-            live -= frees.get(k, 0)
-        return peak
+        table = self._table = self._table or _Table(self)
+        place = np.full(len(table.number), -1)
+        place[[table.number[item] for item in order]] = np.arange(len(order))
+        last, first = np.full(len(table.size), -1), np.full(len(table.size), len(order))
+        np.maximum.at(last, table.reads[1], place[table.reads[0]])
+        issued = place[table.allocs[0]]
+        np.minimum.at(first, table.allocs[1], np.where(issued < 0, len(order), issued))
+        born, freed = (first < len(order)) & ~table.live_before, (last >= 0) & ~table.live_after
+        comes, goes = np.zeros(len(order) + 1, np.int64), np.zeros(len(order) + 1, np.int64)
+        np.add.at(comes, first[born], table.size[born])
+        np.add.at(goes, last[freed] + 1, table.size[freed])
+        return self.start + max(0, int(np.cumsum(comes - goes)[: len(order)].max(initial=0)))
 
     def _temporary(self, part: PartOps) -> set[int]:
         """Storages that the optimizer allocates and frees; it writes parameters and states into others."""
@@ -111,6 +111,32 @@ class PairMemory:
         accessed = {n for op in part.ops for n in self.reads[part.label, op.id]}
         inside = {op.id for op in part.ops}
         return {(part.label, n) for n in accessed if self.storages.storages[n].producer not in inside}
+
+
+class _Table:
+    """What the operations of a pair allocate and read, as arrays.
+
+    Attributes:
+        number: Of each operation.
+        size, live_before, live_after: Of each storage, once for each part. `[parts * storages]`
+        allocs, reads: Operations and storages of accesses. `[accesses]` each
+    """
+
+    def __init__(self, memory: PairMemory) -> None:
+        labels = {label: k * len(memory.size) for k, label in enumerate(dict.fromkeys(label for label, _ in memory.reads))}
+        self.number = {item: k for k, item in enumerate(memory.reads)}
+        self.size = np.tile(np.array(memory.size, np.int64), len(labels))
+        base = np.array([labels[label] for label, _ in memory.reads], np.int64)
+        self.allocs, self.reads = _flat(memory.allocs, base), _flat(memory.reads, base)
+        self.live_before, self.live_after = (np.zeros(len(self.size), np.bool_) for _ in range(2))
+        for flags, live in ((self.live_before, memory.live_before), (self.live_after, memory.live_after)):
+            flags[[labels[label] + storage for label, storage in live if label in labels]] = True
+
+
+def _flat(accesses: Mapping[PairOp, Sequence[int]], base: Ints) -> tuple[Ints, Ints]:
+    """Numbers of operations and of storages, `base` being the number of the first storage of each operation's part."""
+    ops = np.repeat(np.arange(len(base)), np.array([len(each) for each in accesses.values()], np.int64))
+    return ops, base[ops] + np.fromiter(chain.from_iterable(accesses.values()), np.int64)
 
 
 @once_per_ops

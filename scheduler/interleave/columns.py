@@ -118,7 +118,8 @@ class Columns(NamedTuple):
     def part(self, name: str, count: int) -> list[Any]:
         """The first entries of a part of whole numbers."""
         first = getattr(self.at, name)
-        return [int(entry) for entry in self.whole[first : first + count]]
+        entries = self.whole[first : first + count]
+        return entries if isinstance(entries, list) else entries.tolist()
 
     def with_parts(self, whole: Mapping[str, Sequence[int]], times: Mapping[str, Sequence[float]], **numbers: int) -> Columns:
         """Lists with more parts behind, and with numbers that are no parts."""

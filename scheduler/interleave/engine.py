@@ -10,6 +10,7 @@ from interlace.errors import PlanError
 from interlace.scheduler.interleave import clock, list_schedule
 from interlace.scheduler.interleave.columns import Columns
 from interlace.scheduler.interleave.list_schedule import TRIES, Weights
+from interlace.scheduler.interleave.local_search import Form
 
 WORTH_COMPILING = 2000
 """Nodes of all pairs of this process from which on `auto` uses the compiled engine: orders of fewer are there before it is loaded, which
@@ -22,23 +23,24 @@ class Engine(NamedTuple):
 
     Attributes:
         whole, times: Make its columns, of whole numbers and of times, from lists.
-        find_order, run_order: As in `list_schedule.py` and `clock.py`.
+        find_order, run_order, run_stamped: As in `list_schedule.py` and `clock.py`.
     """
 
     whole: Callable[[Sequence[int]], Any]
     times: Callable[[Sequence[float]], Any]
     find_order: Callable[..., None]
     run_order: Callable[..., tuple[float, float]]
+    run_stamped: Callable[..., float]
 
     def pack(self, columns: Columns) -> Columns:
         """Columns that are lists, as it wants them."""
         return Columns(self.whole(columns.whole), self.times(columns.times), columns.at)
 
-    def orders(self, task: Columns, cap_bytes: int, tries: Sequence[Weights] = TRIES) -> list[list[int]]:
-        """The list scheduler's order with each of these weights."""
-        packed, found = self.pack(task), []
+    def orders(self, task: Columns, form: Form, cap_bytes: int, tries: Sequence[Weights] = TRIES) -> list[list[int]]:
+        """The list scheduler's order with each of these weights, of a task that it has packed."""
+        task, found = task._replace(at=task.at._replace(is_mixed=int(form == "mixed"))), []
         for each in tries:
-            made = packed.copy()
+            made = task.copy()
             self.find_order(*made, cap_bytes, each.lead, each.save, each.backward, each.keep)
             found.append(made.part("order", made.at.num_nodes))
         return found
@@ -48,8 +50,14 @@ class Engine(NamedTuple):
         took, sent = self.run_order(*packed.copy(), self.whole(order))
         return float(took), float(sent)
 
+    def duration_and_times(self, packed: Columns, order: Sequence[int]) -> tuple[float, list[float]]:
+        """Time of an order of nodes that it has packed, and the time of the compute stream after each of them."""
+        after = self.times([0.0] * len(order))
+        took = self.run_stamped(*packed.copy(), self.whole(order), after)
+        return float(took), [float(each) for each in after]
 
-PLAIN = Engine(list, list, list_schedule.find_order, clock.run_order)
+
+PLAIN = Engine(list, list, list_schedule.find_order, clock.run_order, clock.run_stamped)
 _met = [0]
 """Nodes of all pairs so far."""
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from interlace.scheduler.interleave.clock import find_heads, is_blocked, run_node
 from interlace.scheduler.interleave.columns import Columns, Places, Times, Whole, rows
 from interlace.scheduler.interleave.live_bytes import PairBytes, Walk
-from interlace.scheduler.interleave.local_search import Form
 
 CANDIDATES = 6
 """Number of fillers that each decision considers."""
@@ -43,7 +42,7 @@ TRIES = (Weights(), Weights(0.3), Weights(0.0, 0.2), Weights(0.1, 0.2, 0.1), Wei
 """Weights that are tried; the local search starts from the fastest order."""
 
 
-def task_of(columns: Columns, sides: Sequence[str], form: Form, table: PairBytes, hides: Sequence[float]) -> Columns:
+def task_of(columns: Columns, sides: Sequence[str], table: PairBytes, hides: Sequence[float]) -> Columns:
     """The columns of nodes, of parts `sides`, with those of the task of ordering them: lists. `hides`: as in `Places`."""
     count = range(columns.at.num_nodes)
     dep_first, dep = columns.part("dep_first", len(count) + 1), columns.whole[columns.at.dep :]
@@ -68,7 +67,7 @@ def task_of(columns: Columns, sides: Sequence[str], form: Form, table: PairBytes
     }  # fmt: skip
     times = {"distance": _comm_distance(columns, lines.values()), "hides": hides, "ranks": [0.0] * len(count)}
     return columns.with_parts(whole, times, num_lines=len(lines), num_storages=len(table.size), start_bytes=table.start,
-                              largest_bytes=largest, is_mixed=int(form == "mixed"))  # fmt: skip
+                              largest_bytes=largest)  # fmt: skip
 
 
 def _rows(first: str, entries: str, listed: Sequence[Sequence[int]]) -> dict[str, list[int]]:

@@ -37,6 +37,7 @@ class Rules:
         self.nodes, self.form = nodes, form
         self.follows = [bool(node.stream) and bool(node.deps) for node in nodes]
         """Whether a node is a communication that follows what it waits for."""
+        self.num_deps = [len({*node.deps}) for node in nodes]
         self.triggers: list[list[int]] = [[] for _ in nodes]
         self.waits: list[list[int]] = [[] for _ in nodes]
         self.pred: list[set[int]] = [set() for _ in nodes]
@@ -63,17 +64,23 @@ class Rules:
     def full(self, listed: Sequence[int]) -> list[int]:
         """The order with all communication."""
         made: list[int] = []
-        seen: set[int] = set()
+        pending = self.num_deps.copy()
+        triggers = self.triggers
 
         def append(node: int) -> None:
-            seen.add(node)
             made.append(node)
-            for comm in self.triggers[node]:
-                if comm not in seen and all(dep in seen for dep in self.nodes[comm].deps):
+            for comm in triggers[node]:
+                pending[comm] -= 1
+            for comm in triggers[node]:
+                if not pending[comm]:
+                    pending[comm] = -1
                     append(comm)
 
         for node in listed:
-            append(node)
+            if triggers[node]:
+                append(node)
+            else:
+                made.append(node)
         return made
 
     def may_pass(self, node: int, other: int) -> bool:

@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from itertools import combinations, pairwise, product
 
 import msgspec
@@ -29,6 +30,7 @@ from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 from interlace.scheduler.interleave.allocations import PartOps as PartOps
 from interlace.scheduler.interleave.clock import Node, columns_of, serial_duration
+from interlace.scheduler.interleave.columns import Columns
 from interlace.scheduler.interleave.engine import engine_for
 from interlace.scheduler.interleave.list_schedule import task_of
 from interlace.scheduler.interleave.live_bytes import PairBytes
@@ -175,10 +177,15 @@ class Pair:
         self._listed: dict[tuple[Form, int], list[list[int]]] = {}
         self._took: dict[tuple[int, ...], tuple[float, float]] = {}
         self._rules: dict[Form, Rules] = {}
+        self._tasks: list[Columns] = []
         self._parts_key: list[bytes] = []
-        self.bytes = PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
         self.engine, self.columns = engine_for(len(self.nodes)), columns_of(self.nodes, self.stretch)
         self._packed = self.engine.pack(self.columns)
+
+    @cached_property
+    def node_bytes(self) -> PairBytes:
+        """Its live memory in terms of nodes."""
+        return PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
 
     def _after(self, parts: Sequence[PartOps]) -> dict[PairOp, set[PairOp]]:
         after: dict[PairOp, set[PairOp]] = {}
@@ -212,20 +219,13 @@ class Pair:
 
     def _shared_state(self, first: Sequence[Op], second: Sequence[Op]) -> Iterable[tuple[int, int]]:
         """Pairs (later, before): operations of both parts that access the same persistable state, where at least one writes it."""
-        touched: dict[int, list[tuple[int, bool]]] = {}
+        states, touched = _states(self.graph.program), dict[int, list[tuple[int, bool]]]()
         for op in first:
-            for storage, writes in self._state(op).items():
+            for storage, writes in states[op.id].items():
                 touched.setdefault(storage, []).append((op.id, writes))
         for op in second:
-            for storage, writes in self._state(op).items():
+            for storage, writes in states[op.id].items():
                 yield from ((op.id, other) for other, wrote in touched.get(storage, ()) if writes or wrote)
-
-    def _state(self, op: Op) -> dict[int, bool]:
-        """Persistable storages whose contents an operation accesses, and whether it writes them."""
-        table = self.graph.storages
-        written = {n for value in written_operands(op) for n in table.numbers(value)}
-        used = {n for value in (*self.graph.reads(op), *op.results) for n in table.numbers(value)}
-        return {n: n in written for n in used if table.storages[n].persistable}
 
     def _node(self, side: str, op: Op, filler: bool, forward: bool) -> None:
         dur, category = self._durations[op.id]
@@ -286,7 +286,7 @@ class Pair:
         categories = list(dict.fromkeys(node.category for node in self.nodes))
         stretches = [self.stretch(a, b) for a in categories for b in categories]
         after = [(label, op.id, sorted(self.after[label, op.id])) for label, op in self.all_ops]
-        table = self.bytes
+        table = self.node_bytes
         what = [nodes, stretches, after, table.size, table.allocs, table.reads, table.live_before, table.live_after]
         return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
 
@@ -309,21 +309,27 @@ class Pair:
     def _found(self, rules: Rules, form: Form, cap_bytes: int) -> list[int]:
         """The best first order, improved by local search."""
         best = min(self._firsts(rules, form, cap_bytes), key=self.time)
-        return Search(rules, self.stretch, self.bytes, cap_bytes, best, early=self.early).run(self.work) if self.work else best
+        return Search(rules, self.stretch, self.node_bytes, cap_bytes, best, early=self.early).run(self.work) if self.work else best
 
     def _firsts(self, rules: Rules, form: Form, cap_bytes: int) -> list[list[int]]:
         """Orders of the list scheduler, whatever sends weigh."""
         if (form, cap_bytes) not in self._listed:
-            beside = sorted({node.category for node in self.nodes if node.stream})
-            hides = [self._hides(node, beside) for node in self.nodes]
-            task = task_of(self.columns, [node.side for node in self.nodes], form, self.bytes, hides)
-            orders = dict.fromkeys(tuple(rules.full(rules.listed(order))) for order in self.engine.orders(task, cap_bytes))
+            orders = dict.fromkeys(tuple(rules.full(rules.listed(order))) for order in self.engine.orders(self._task(), form, cap_bytes))
             self._listed[form, cap_bytes] = [list(order) for order in orders]
         return self._listed[form, cap_bytes]
 
-    def _hides(self, node: Node, beside: Sequence[str]) -> float:
-        """The largest share of a communication beside a node that the node hides, of those of these categories."""
-        factors = [self.stretch(node.category, category) for category in beside] if not node.stream else []
+    def _task(self) -> Columns:
+        """The task of ordering the nodes, as the engine wants it."""
+        if not self._tasks:
+            beside = sorted({node.category for node in self.nodes if node.stream})
+            by_category = {category: self._hides(category, beside) for category in {node.category for node in self.nodes}}
+            hides = [0.0 if node.stream else by_category[node.category] for node in self.nodes]
+            self._tasks.append(self.engine.pack(task_of(self.columns, [node.side for node in self.nodes], self.node_bytes, hides)))
+        return self._tasks[0]
+
+    def _hides(self, category: str, beside: Sequence[str]) -> float:
+        """The largest share of a communication beside computation of a category that this hides, of those of these categories."""
+        factors = [self.stretch(category, other) for other in beside]
         return max((1 / other - (1 - 1 / slow) for slow, other in factors), default=0.0)
 
     def time(self, order: Sequence[int]) -> float:
@@ -336,6 +342,10 @@ class Pair:
         if key not in self._took:
             self._took[key] = self.engine.duration_and_sends(self._packed, order)
         return self._took[key]
+
+    def duration_and_times(self, order: Sequence[int]) -> tuple[float, list[float]]:
+        """Time of nodes in this order, and of the compute stream after each, in nanoseconds."""
+        return self.engine.duration_and_times(self._packed, order)
 
     def with_early(self, early: float) -> Pair:
         """The same parts with another weight of sends; first orders are found once for all weights."""
@@ -440,6 +450,18 @@ _graph = once_per_ops(Graph)
 """The graph of a program, whose jobs are not asked for."""
 _known_needs: Callable[[Program], dict[tuple[int, ...], dict[int, set[int]]]] = once_per_ops(lambda program: {})
 """By the operations of a part."""
+
+
+@once_per_ops
+def _states(program: Program) -> dict[int, dict[int, bool]]:
+    """By operation the persistable storages whose contents it accesses, and whether it writes them."""
+    graph, found = _graph(program), dict[int, dict[int, bool]]()
+    table = graph.storages
+    for op in program.ops:
+        written = {n for value in written_operands(op) for n in table.numbers(value)}
+        used = {n for value in (*graph.reads(op), *op.results) for n in table.numbers(value)}
+        found[op.id] = {n: n in written for n in used if table.storages[n].persistable}
+    return found
 
 
 def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from interlace.scheduler.interleave.allocations import PairOp
-from interlace.scheduler.interleave.clock import Clock
 from interlace.scheduler.interleave.planner import Form, Pair
 
 NEVER = -1.0
@@ -81,19 +80,16 @@ def _moved(base: float, before: float, after: float) -> float:
 
 def slot_times(pair: Pair, order: list[PairOp]) -> SlotTimes:
     """Times of a job whose operations run in this order, by the planner's clock. O(operations)."""
-    clock = Clock(pair.columns)
+    nodes = [pair.index[item] for item in order if item in pair.index]
+    took, after = pair.duration_and_times(nodes)
     need: dict[str, float] = {}
     sent: dict[str, float] = {}
-    for item in order:
-        if item not in pair.index:
-            continue
-        k = pair.index[item]
+    for k, before, now in zip(nodes, [0.0, *after], after, strict=False):
         node = pair.nodes[k]
         if node.side not in need and any(pair.nodes[dep].receive and pair.nodes[dep].side == node.side for dep in node.deps):
-            need[node.side] = clock.now
-        clock.run(k)
+            need[node.side] = before
         if node.leaves:
-            sent[node.side] = max(sent.get(node.side, 0.0), clock.now + node.send_ns)
+            sent[node.side] = max(sent.get(node.side, 0.0), now + node.send_ns)
     memory = pair.memory
     parts = tuple(PartTimes(part.kind, need.get(part.label, NEVER), sent.get(part.label, NEVER)) for part in pair.parts)
-    return SlotTimes(clock.finish(), parts, memory.peak(order) - memory.start, memory.end - memory.start)
+    return SlotTimes(took, parts, memory.peak(order) - memory.start, memory.end - memory.start)

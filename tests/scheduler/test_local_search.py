@@ -35,7 +35,7 @@ def test_kept_time_and_memory_are_those_of_the_whole_order(seed: int, layers: in
     rules = Rules(pair.nodes, form)
     plain = [pair.index[item] for item in pair.plain() if item in pair.index]
     cap = peak(pair, rules.full(rules.listed(plain))) + allowance
-    search = Search(rules, pair.stretch, pair.bytes, cap, plain)
+    search = Search(rules, pair.stretch, pair.node_bytes, cap, plain)
     found = search.run(3_000)
     full = rules.full(search.order)
     assert duration(pair.nodes, full, pair.stretch) == pytest.approx(search.time, rel=1e-6)
@@ -49,8 +49,8 @@ def test_kept_time_and_memory_are_those_of_the_whole_order(seed: int, layers: in
 @given(st.integers(0, 999), st.integers(1, 4), FORMS)
 def test_a_list_schedule_holds_every_dependency_and_node(seed: int, layers: int, form: Form) -> None:
     pair = pair_of(seed, layers)
-    task = task_of(pair.columns, [node.side for node in pair.nodes], form, pair.bytes, [0.0] * len(pair.nodes))
-    for order in PLAIN.orders(task, 1 << 40):
+    task = task_of(pair.columns, [node.side for node in pair.nodes], pair.node_bytes, [0.0] * len(pair.nodes))
+    for order in PLAIN.orders(task, form, 1 << 40):
         assert sorted(order) == list(range(len(pair.nodes)))
         assert all(order.index(dep) < order.index(k) for k in order for dep in pair.nodes[k].deps)
 
@@ -63,10 +63,10 @@ def test_compiled_orders_and_times_are_the_plain_ones(seed: int, layers: int, fo
     pytest.importorskip("numba")
     fast, pair = engine_for(0, "fast"), pair_of(seed, layers)
     beside = [0.1 * (k % 7) for k in range(len(pair.nodes))]
-    task = task_of(pair.columns, [node.side for node in pair.nodes], form, pair.bytes, beside)
+    task = task_of(pair.columns, [node.side for node in pair.nodes], pair.node_bytes, beside)
     cap = pair.memory.peak(pair.plain()) + allowance
-    orders = PLAIN.orders(task, cap)
-    assert fast.orders(task, cap) == orders
+    orders = PLAIN.orders(task, form, cap)
+    assert fast.orders(fast.pack(task), form, cap) == orders
     packed = fast.pack(pair.columns)
     assert [fast.duration_and_sends(packed, each) for each in orders] == [PLAIN.duration_and_sends(pair.columns, each) for each in orders]
 
@@ -85,7 +85,7 @@ def test_plans_are_the_same_each_time_and_no_slower_than_in_turn(seed: int, laye
 
 
 def peak(pair: Pair, order: list[int]) -> int:
-    walk = Walk(pair.bytes, [node.forward for node in pair.nodes])
+    walk = Walk(pair.node_bytes, [node.forward for node in pair.nodes])
     for node in order:
         walk.run(node)
     return walk.peak

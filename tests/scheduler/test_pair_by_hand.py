@@ -151,7 +151,7 @@ def no_bytes(nodes: list[Node]) -> Any:
 def first_order(nodes: list[Node], form: Form, stretch: Any = None, table: Any = None, cap: int = 1 << 40) -> list[int]:
     stretch = stretch or (lambda a, b: (1.0, 1.0))
     columns, sides = columns_of(nodes, stretch), [node.side for node in nodes]
-    return PLAIN.orders(task_of(columns, sides, form, table or no_bytes(nodes), [0.0] * len(nodes)), cap, [Weights()])[0]
+    return PLAIN.orders(task_of(columns, sides, table or no_bytes(nodes), [0.0] * len(nodes)), form, cap, [Weights()])[0]
 
 
 def rough(category: str, beside: str) -> tuple[float, float]:
