@@ -242,7 +242,8 @@ def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile
     places = seats(programs)
     if places is None:
         return [make_plan(program, config, cost, profile) for program in programs]
-    where = [program.pipeline.stage % max(1, processes) for program in programs]
+    stages = sorted({program.pipeline.stage for program in programs})
+    where = [stages.index(program.pipeline.stage) % max(1, processes) for program in programs]
     return plan_together(lambda program, peers: make_plan(program, config, cost, profile, peers), programs, places, where)
 
 

@@ -7,15 +7,16 @@ import os
 import pickle
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from threading import Barrier, BrokenBarrierError, Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from interlace.errors import PlanError
-from interlace.interrupts import SIGNALS
+from interlace.errors import InterlaceError, PlanError
+from interlace.interrupts import SIGNALS, uninterrupted
 from interlace.passes.peers import Peers, require_one_topic
 from interlace.units import ranks_text
 
@@ -43,25 +44,29 @@ def plan_together(
         plan: What each does.
         given: For whom.
         seats: For each rank the place of what is given for it, where one of them speaks for several ranks; else each for itself.
-        processes: For each of what is given the number of the process that plans it; 0, which must be among them, is this one. Else all
-            are planned here.
+        processes: For each of what is given the number of the process that plans it; 0 is this one. Else all are planned here.
 
     Raises:
-        PlanError: Another process ended before it had planned.
+        PlanError: Another process ended before it had planned, or what it made cannot be sent.
         Exception: What the first of them raised by itself; the others are ended.
     """
     where = tuple(processes) or (0,) * len(given)
     of_rank = tuple(seats) or tuple(range(len(given)))
-    others: list[_Other[Made]] = []
-    try:
-        for number in sorted({*where} - {0}):
-            others.append(_Other(plan, _given_to(number, given, where), of_rank, others))
-        made = _Table(_given_to(0, given, where), of_rank, lambda said: _told_to_all(said, others)).run(plan)
-        for other in others:
-            made |= other.heard()
-    finally:
+    others: list[_Other] = []
+
+    def end() -> None:
         for other in others:
             other.end()
+
+    try:
+        with uninterrupted():
+            for number in sorted({*where} - {0}):
+                others.append(_Other(plan, _given_to(number, given, where), of_rank, others))
+        made = _Table(_given_to(0, given, where), of_rank, lambda said: _told_to_all(said, others), end).run(plan)
+        for other in others:
+            made |= other.heard("made")
+    finally:
+        end()
     return [made[place] for place in range(len(given))]
 
 
@@ -76,10 +81,13 @@ class _Table(Generic[Given]):
         given: For whom this process plans, by place.
         of_rank: For each rank of the world the place of what is given for it.
         tell: Given what these say, gives what those of all processes say.
+        end: Ends the other processes, so that `tell` waits for them no longer.
     """
 
-    def __init__(self, given: Mapping[int, Given], of_rank: Sequence[int], tell: Callable[[Said], Said]) -> None:
-        self.given, self.of_rank, self.tell = given, of_rank, tell
+    def __init__(
+        self, given: Mapping[int, Given], of_rank: Sequence[int], tell: Callable[[Said], Said], end: Callable[[], None] = lambda: None
+    ) -> None:
+        self.given, self.of_rank, self.tell, self.end = given, of_rank, tell, end
         self.turn, self.barrier = Lock(), Barrier(max(1, len(given)), self._exchange)
         self.said, self.told = Said(), Said()
         self.elsewhere: BaseException | None = None
@@ -106,6 +114,7 @@ class _Table(Generic[Given]):
             futures |= {place: pool.submit(at, place) for place in self.given}
             wait(futures.values())
         except BaseException:  # an interrupt while they start, or of the wait for them
+            self.end()  # first: who waits for another process holds the barrier's lock
             self.barrier.abort()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -151,11 +160,11 @@ class _Seat:
         return [text for _, text in said]
 
 
-class _Other(Generic[Made]):
+class _Other:
     """Another process that plans, as this one sees it."""
 
     def __init__(
-        self, plan: Callable[[Given, Peers], Made], given: Mapping[int, Given], of_rank: Sequence[int], before: Sequence[_Other[Any]]
+        self, plan: Callable[[Given, Peers], Any], given: Mapping[int, Given], of_rank: Sequence[int], before: Sequence[_Other]
     ) -> None:
         context = multiprocessing.get_context("fork")
         self.link, theirs = context.Pipe()
@@ -165,39 +174,48 @@ class _Other(Generic[Made]):
         self.process.start()
         theirs.close()
 
-    def heard(self) -> Any:
-        """What it sends next: what its ranks say, or what it made for them.
+    def heard(self, wanted: Literal["said", "made"]) -> Any:
+        """What it sends next: what its ranks say, or what was made for them.
 
         Raises:
-            PlanError: It ended.
+            PlanError: It ended, or its ranks are at something else.
             Exception: What its ranks raised.
         """
         try:
-            heard = self.link.recv()
+            kind, heard = self.link.recv()
         except (EOFError, OSError):
             self.process.join()
-            raise PlanError(f"the process that planned {ranks_text(self.ranks)} ended with code {self.process.exitcode} before it was done "
-                            "(-9: ended from outside, often for want of memory)") from None  # fmt: skip
-        if isinstance(heard, BaseException):
-            raise heard
+            code, ranks = self.process.exitcode, ranks_text(self.ranks)
+            hint = " (from outside, often for want of memory: `taskset -c 0 interlace plan ...` plans in one process)" if code == -9 else ""
+            raise PlanError(f"the process that planned {ranks} ended with code {code} before it was done{hint}") from None
+        if kind == "failed":
+            error, trace = heard
+            raise error from (None if isinstance(error, InterlaceError) else RuntimeError(f"in the process that made it:\n{trace}"))
+        if kind != wanted:
+            raise PlanError(f"{ranks_text(self.ranks)}: found what was {kind} where rank 0 waits for what is {wanted}; "
+                            "give every rank the same configuration")  # fmt: skip
         return heard
 
     def end(self) -> None:
         """End it where it still runs."""
-        self.process.terminate()
+        self.process.kill()
         self.process.join()
         self.link.close()
 
 
-def _told_to_all(said: Said, others: Sequence[_Other[Any]]) -> Said:
+def _told_to_all(said: Said, others: Sequence[_Other]) -> Said:
     """What the ranks of all processes say, which all are told."""
     told = said
     for other in others:
-        told |= other.heard()
+        told |= other.heard("said")
     for other in others:
         with suppress(OSError):  # it has ended: the next time it should say something tells why
             other.link.send(told)
     return told
+
+
+class _Gone(Exception):
+    """The process that made this one is there no longer."""
 
 
 def _plan_for(
@@ -209,30 +227,39 @@ def _plan_for(
 ) -> None:
     """What another process does. The process that made it ends it, whatever signal comes; it ends by itself where that one is gone."""
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN)
     for other in not_mine:
         other.close()
 
     def tell(said: Said) -> Said:
-        link.send(said)
-        told: Said = link.recv()
+        try:
+            link.send(("said", said))
+            told: Said = link.recv()
+        except (EOFError, OSError) as error:
+            raise _Gone from error
         return told
 
-    sent: Any
     try:
-        sent = _Table(given, of_rank, tell).run(plan)
-    except (EOFError, OSError):
+        sent = _packed("made", _Table(given, of_rank, tell).run(plan))
+    except _Gone:
         return
     except BaseException as error:
-        sent = _sendable(error)
+        sent = _packed("failed", (error, traceback.format_exc()))
+    for stream in (sys.stdout, sys.stderr):  # it may be ended as soon as it has sent
+        with suppress(OSError, ValueError):
+            stream.flush()
     with suppress(OSError):
-        link.send(sent)
+        link.send_bytes(sent)
 
 
-def _sendable(error: BaseException) -> BaseException:
-    """The same, or one that says as much where it cannot be sent."""
+def _packed(kind: str, what: Any) -> bytes:
+    """A message, or one that says why it cannot be sent. An error is unpacked too: not all that can be packed can be made again."""
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return PlanError(f"{type(error).__name__}: {error}")
-    return error
+        packed = pickle.dumps((kind, what))
+        if kind == "failed":
+            pickle.loads(packed)
+    except Exception as error:
+        if kind == "failed":
+            return pickle.dumps((kind, (PlanError(f"{type(what[0]).__name__}: {what[0]}"), what[1])))
+        return pickle.dumps(("failed", (PlanError(f"a plan cannot be sent from the process that made it: {error}"), "")))
+    return packed

@@ -90,7 +90,7 @@ class PairMemory:
         comes, goes = np.zeros(len(order) + 1, np.int64), np.zeros(len(order) + 1, np.int64)
         np.add.at(comes, first[born], table.size[born])
         np.add.at(goes, last[freed] + 1, table.size[freed])
-        return self.start + max(0, int(np.cumsum(comes - goes)[: len(order)].max(initial=0)))
+        return self.start + int(np.cumsum(comes - goes)[: len(order)].max(initial=0))
 
     def _temporary(self, part: PartOps) -> set[int]:
         """Storages that the optimizer allocates and frees; it writes parameters and states into others."""

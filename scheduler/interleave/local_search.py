@@ -37,7 +37,7 @@ class Rules:
         self.nodes, self.form = nodes, form
         self.follows = [bool(node.stream) and bool(node.deps) for node in nodes]
         """Whether a node is a communication that follows what it waits for."""
-        self.num_deps = [len({*node.deps}) for node in nodes]
+        self.num_deps = [len(node.deps) for node in nodes]
         self.triggers: list[list[int]] = [[] for _ in nodes]
         self.waits: list[list[int]] = [[] for _ in nodes]
         self.pred: list[set[int]] = [set() for _ in nodes]

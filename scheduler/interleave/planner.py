@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from functools import cached_property
 from itertools import combinations, pairwise, product
 
 import msgspec
@@ -177,15 +176,18 @@ class Pair:
         self._listed: dict[tuple[Form, int], list[list[int]]] = {}
         self._took: dict[tuple[int, ...], tuple[float, float]] = {}
         self._rules: dict[Form, Rules] = {}
+        self._node_bytes: list[PairBytes] = []
         self._tasks: list[Columns] = []
         self._parts_key: list[bytes] = []
         self.engine, self.columns = engine_for(len(self.nodes)), columns_of(self.nodes, self.stretch)
         self._packed = self.engine.pack(self.columns)
 
-    @cached_property
+    @property
     def node_bytes(self) -> PairBytes:
-        """Its live memory in terms of nodes."""
-        return PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
+        """Its live memory in terms of nodes; found when it is asked for, once whatever sends weigh."""
+        if not self._node_bytes:
+            self._node_bytes.append(PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order))
+        return self._node_bytes[0]
 
     def _after(self, parts: Sequence[PartOps]) -> dict[PairOp, set[PairOp]]:
         after: dict[PairOp, set[PairOp]] = {}

@@ -16,6 +16,7 @@ import pytest
 from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.errors import BudgetError, PassError, PlanError
+from interlace.interrupts import as_interrupts
 from interlace.passes.base import Context, Pass
 from interlace.passes.peers import Peers, gather
 from interlace.passes.pipeline import Pipeline
@@ -168,7 +169,7 @@ plan_together(plan, [0, 1, 2], (), [0, 1, 2])
 def test_plans_of_several_processes_are_those_of_one(budget: float | None) -> None:
     given = programs(World(pp=3, mp=2, micro_batches=4, layers=2))
     config = make_config({"memory_budget": budget} if budget else {})
-    one, *others = (make_plans(given, config, COSTS, "given", count) for count in (1, 2, 8))
+    *others, one = (make_plans(given, config, COSTS, "given", count) for count in (8, 2, 1))  # this process knows nothing at first
     for other in others:
         assert [digest_of(plan.program) for plan in other] == [digest_of(plan.program) for plan in one]
         assert [(plan.set_digest, plan.outcome, plan.room_bytes) for plan in other] == [(plan.set_digest, plan.outcome, plan.room_bytes)
@@ -199,5 +200,75 @@ def test_a_pass_that_fails_in_another_process_is_named_once() -> None:
     assert str(found.value) == "pass 'picky' failed with ValueError: not here; the program is as it was"
 
 
-def test_as_many_processes_as_cores() -> None:
-    assert usable_processes() == len(os.sched_getaffinity(0))
+def test_as_many_processes_as_cores(monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
+    assert usable_processes() == 2
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert usable_processes() == 1
+
+
+def test_a_file_that_another_process_lacks_is_named() -> None:
+    """An error of the system is not taken for a broken pipe; where it was raised is told."""
+
+    def plan(rank: int, peers: Peers) -> list[int]:
+        if rank:
+            Path("/no/such/file").read_text()
+        return gather(peers, "plans", rank)
+
+    with pytest.raises(FileNotFoundError, match="/no/such/file") as found:
+        plan_together(plan, [0, 1], (), [0, 1])
+    assert "in plan" in str(found.value.__cause__)
+
+
+def test_plans_that_cannot_be_sent_are_told() -> None:
+    with pytest.raises(PlanError, match=r"a plan cannot be sent from the process that made it: .*lambda"):
+        plan_together(lambda rank, peers: lambda: rank, [0, 1], (), [0, 1])
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_processes_that_ask_for_other_things_are_told(more: int) -> None:
+    """Where this process has planned and another one asks on, and the other way round."""
+
+    def plan(rank: int, peers: Peers) -> int:
+        said = gather(peers, "plans", rank)
+        return len(gather(peers, "more", rank)) if rank == more else len(said)
+
+    with pytest.raises(PlanError, match=r"rank 1: found what was (said|made) where rank 0 waits for what is (made|said)"):
+        plan_together(plan, [0, 1], (), [0, 1])
+
+
+def test_what_another_process_prints_is_not_lost(tmp_path: Path) -> None:
+    """Standard output is a file, so that lines wait in a buffer."""
+    code = """
+from interlace.planning.together import plan_together
+
+def plan(rank, peers):
+    print("rank", rank)
+    return rank
+
+plan_together(plan, [0, 1, 2], (), [0, 1, 2])
+"""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, env=env, check=True)
+    assert sorted((tmp_path / "out").read_text().splitlines()) == ["rank 0", "rank 1", "rank 2"]
+
+
+@pytest.mark.main_thread
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_interrupt_is_heard_while_another_process_plans(waits: bool) -> None:
+    """While this process waits for what the other says, and for its plans; the other one hears no signal itself."""
+
+    def plan(rank: int, peers: Peers) -> int:
+        if rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(60)
+        return len(gather(peers, "plans", rank)) if waits else rank
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), as_interrupts():
+        plan_together(plan, [0, 1], (), [0, 1])
+    assert time.monotonic() - start < 20
+    assert not multiprocessing.active_children()

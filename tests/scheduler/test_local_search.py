@@ -69,6 +69,7 @@ def test_compiled_orders_and_times_are_the_plain_ones(seed: int, layers: int, fo
     assert fast.orders(fast.pack(task), form, cap) == orders
     packed = fast.pack(pair.columns)
     assert [fast.duration_and_sends(packed, each) for each in orders] == [PLAIN.duration_and_sends(pair.columns, each) for each in orders]
+    assert [fast.duration_and_times(packed, each) for each in orders] == [PLAIN.duration_and_times(pair.columns, each) for each in orders]
 
 
 @pytest.mark.slow
