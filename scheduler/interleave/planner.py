@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise, product
 
 import msgspec
@@ -144,6 +145,19 @@ class _Orders:
 _orders = _Orders(256)
 
 
+@dataclass
+class _Known:
+    """What is found out about a pair, once for all weights of sends."""
+
+    stretches: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    listed: dict[tuple[Form, int], list[list[int]]] = field(default_factory=dict)
+    took: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
+    rules: dict[Form, Rules] = field(default_factory=dict)
+    node_bytes: PairBytes | None = None
+    task: Columns | None = None
+    parts_key: bytes | None = None
+
+
 class Pair:
     """The parts of a job as nodes; operations that cost nothing belong to the first node that needs them.
 
@@ -172,22 +186,16 @@ class Pair:
                 self._node(label, ops[label, op_id], filler, kinds[label] == "F")
         self.plain_order = self.spread(range(len(self.nodes)))
         self.memory = PairMemory(self.graph, parts)
-        self._stretches: dict[tuple[str, str], tuple[float, float]] = {}
-        self._listed: dict[tuple[Form, int], list[list[int]]] = {}
-        self._took: dict[tuple[int, ...], tuple[float, float]] = {}
-        self._rules: dict[Form, Rules] = {}
-        self._node_bytes: list[PairBytes] = []
-        self._tasks: list[Columns] = []
-        self._parts_key: list[bytes] = []
+        self._known = _Known()
         self.engine, self.columns = engine_for(len(self.nodes)), columns_of(self.nodes, self.stretch)
         self._packed = self.engine.pack(self.columns)
 
     @property
     def node_bytes(self) -> PairBytes:
-        """Its live memory in terms of nodes; found when it is asked for, once whatever sends weigh."""
-        if not self._node_bytes:
-            self._node_bytes.append(PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order))
-        return self._node_bytes[0]
+        """Its live memory in terms of nodes."""
+        if self._known.node_bytes is None:
+            self._known.node_bytes = PairBytes(self.memory, [self._with_free(node) for node in self.nodes], self.plain_order)
+        return self._known.node_bytes
 
     def _after(self, parts: Sequence[PartOps]) -> dict[PairOp, set[PairOp]]:
         after: dict[PairOp, set[PairOp]] = {}
@@ -255,10 +263,10 @@ class Pair:
     def stretch(self, category: str, beside: str) -> tuple[float, float]:
         """Factors on both times while they run together."""
         key = (category, beside)
-        if key not in self._stretches:
+        if key not in self._known.stretches:
             found = self.cost.stretch_between(category, beside)
-            self._stretches[key] = (found.op, found.beside)
-        return self._stretches[key]
+            self._known.stretches[key] = (found.op, found.beside)
+        return self._known.stretches[key]
 
     def plain(self) -> list[PairOp]:
         """The parts one after another; receives of forward come before sends of backward that must follow them."""
@@ -277,9 +285,9 @@ class Pair:
 
     def key(self, form: Form, cap_bytes: int) -> bytes:
         """A digest of everything that determines the order: equal for pairs that get the same order. O(operations)."""
-        if not self._parts_key:
-            self._parts_key.append(self._key_of_parts())
-        what = [form, cap_bytes, self.early, self.work, self._parts_key[0]]
+        if self._known.parts_key is None:
+            self._known.parts_key = self._key_of_parts()
+        what = [form, cap_bytes, self.early, self.work, self._known.parts_key]
         return hashlib.blake2b(msgspec.msgpack.encode(what), digest_size=16).digest()
 
     def _key_of_parts(self) -> bytes:
@@ -296,9 +304,9 @@ class Pair:
         """The fastest order found whose live memory is within a cap."""
         best = self.plain()
         best_time = self.time(_indices(best, self.index))
-        if form not in self._rules:
-            self._rules[form] = Rules(self.nodes, form)
-        rules = self._rules[form]
+        if form not in self._known.rules:
+            self._known.rules[form] = Rules(self.nodes, form)
+        rules = self._known.rules[form]
         firm = cap_bytes
         for _ in range(3):
             listed = self.spread(self._found(rules, form, firm))
@@ -315,19 +323,19 @@ class Pair:
 
     def _firsts(self, rules: Rules, form: Form, cap_bytes: int) -> list[list[int]]:
         """Orders of the list scheduler, whatever sends weigh."""
-        if (form, cap_bytes) not in self._listed:
+        if (form, cap_bytes) not in self._known.listed:
             orders = dict.fromkeys(tuple(rules.full(rules.listed(order))) for order in self.engine.orders(self._task(), form, cap_bytes))
-            self._listed[form, cap_bytes] = [list(order) for order in orders]
-        return self._listed[form, cap_bytes]
+            self._known.listed[form, cap_bytes] = [list(order) for order in orders]
+        return self._known.listed[form, cap_bytes]
 
     def _task(self) -> Columns:
         """The task of ordering the nodes, as the engine wants it."""
-        if not self._tasks:
+        if self._known.task is None:
             beside = sorted({node.category for node in self.nodes if node.stream})
             by_category = {category: self._hides(category, beside) for category in {node.category for node in self.nodes}}
             hides = [0.0 if node.stream else by_category[node.category] for node in self.nodes]
-            self._tasks.append(self.engine.pack(task_of(self.columns, [node.side for node in self.nodes], self.node_bytes, hides)))
-        return self._tasks[0]
+            self._known.task = self.engine.pack(task_of(self.columns, [node.side for node in self.nodes], self.node_bytes, hides))
+        return self._known.task
 
     def _hides(self, category: str, beside: Sequence[str]) -> float:
         """The largest share of a communication beside computation of a category that this hides, of those of these categories."""
@@ -341,9 +349,9 @@ class Pair:
 
     def _duration_and_sends(self, order: Sequence[int]) -> tuple[float, float]:
         key = tuple(order)
-        if key not in self._took:
-            self._took[key] = self.engine.duration_and_sends(self._packed, order)
-        return self._took[key]
+        if key not in self._known.took:
+            self._known.took[key] = self.engine.duration_and_sends(self._packed, order)
+        return self._known.took[key]
 
     def duration_and_times(self, order: Sequence[int]) -> tuple[float, list[float]]:
         """Time of nodes in this order, and of the compute stream after each, in nanoseconds."""
