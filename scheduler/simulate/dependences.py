@@ -12,7 +12,7 @@ from interlace.errors import PlanError
 from interlace.ir import ABSENT, Graph, Program, describe
 from interlace.ir.copies import Renaming, items_of, places_of, renaming, variants
 from interlace.ir.graph import overwritten, written_operands
-from interlace.ir.kinds import is_boundary, is_comm, is_random
+from interlace.ir.kinds import is_boundary, is_comm, is_p2p, is_random
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
 from interlace.scheduler.simulate.arrays import Flags, Ints, direction, pairs_of, rows
 
@@ -25,7 +25,48 @@ def item_order(program: Program) -> Ints:
 
 @once_per_items
 def _without_events(program: Program) -> Ints:
-    items = items_of(program)
+    """Found once for jobs that differ only in where transfers stand among the rest: the same op instances wait for each other then."""
+    items, newest = items_of(program), _newest(program)
+    num_micro_batches, kept = program.pipeline.num_micro_batches, _kept_order(program, items)
+    for found in newest:
+        if found.num_micro_batches == num_micro_batches and np.array_equal(found.kept, kept):
+            return places_of(program, *found.items.T)[found.pairs]
+    pairs = _all_pairs(program, items)
+    newest[:] = [_Ordered(num_micro_batches, kept, items, pairs)]
+    return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """What op instances of one rank wait for.
+
+    Attributes:
+        num_micro_batches: Of the step.
+        kept: As `_kept_order`.
+        items: All, as issued. `[n, 2]`
+        pairs: Places among them. `[m, 2]`
+    """
+
+    num_micro_batches: int
+    kept: Ints
+    items: Ints
+    pairs: Ints
+
+
+_newest: Callable[[Program], list[_Ordered]] = once_per_ops(lambda program: [], FEW)
+"""Of the jobs that were looked at last."""
+
+
+def _kept_order(program: Program, items: Ints) -> Ints:
+    """The op instances without transfers, and then the transfers of each channel. `[n, 2]` Transfers of persistable memory stay where they
+    are."""
+    channel = _channels(program)[items[:, 0]]
+    moves = (channel < 0) & ~np.isin(items[:, 0], _persistable_accesses(program)[:, 0])
+    moving = np.flatnonzero(moves)
+    return np.concatenate([items[~moves], items[moving[np.argsort(channel[moving], kind="stable")]]])
+
+
+def _all_pairs(program: Program, items: Ints) -> Ints:
     pairs = [_persistable(program, items), _group_order(program, items)]
     for variant in variants(program):
         before, after = (places_of(program, op, np.array(variant.micro_batches)[:, None]) for op in op_edges(program, variant.absent).T)
@@ -165,24 +206,30 @@ def _write_edges(who: Ints, storage: Ints, write: Flags) -> Ints:
 
 def _group_order(program: Program, items: Ints) -> Ints:
     """Communications of one group and direction run one after the other, in issue order."""
-    channel = {op.id: (op.group, *direction(op)) for op in program.ops if is_comm(op)}
-    numbers = {key: n for n, key in enumerate(sorted(set(channel.values())))}
-    table = np.full(1 + int(items[:, 0].max(initial=0)), -1, np.int64)
-    for op_id, key in channel.items():
-        if op_id < len(table):
-            table[op_id] = numbers[key]
-    mine = table[items[:, 0]]
-    chosen = np.flatnonzero(mine >= 0)
+    mine = _channels(program)[items[:, 0]]
+    chosen = np.flatnonzero(mine)
     order = chosen[np.argsort(mine[chosen], kind="stable")]
     same = mine[order[1:]] == mine[order[:-1]]
     return np.stack([order[:-1][same], order[1:][same]], axis=1)
+
+
+@once_per_ops
+def _channels(program: Program) -> Ints:
+    """By operation id the number of a communication's group and direction: below 0 for transfers, above for collectives; 0 for the rest."""
+    channel = {op.id: (op.group, *direction(op)) for op in program.ops if is_comm(op)}
+    numbers = {key: n for n, key in enumerate(sorted(set(channel.values())), 1)}
+    table = np.zeros(1 + max((op.id for op in program.ops), default=-1), np.int64)
+    for op in program.ops:
+        if op.id in channel:
+            table[op.id] = -numbers[channel[op.id]] if is_p2p(op) else numbers[channel[op.id]]
+    return table
 
 
 def _events(program: Program) -> Ints:
     """Pairs that the plan's events order; events of the jobs that cut the batch and collect the outputs are left out."""
     if not program.events:
         return np.empty((0, 2), np.int64)
-    ends = {op.id for op in program.ops if is_boundary(op)}
+    ends = _boundaries(program)
     named = [(event, item) for event in program.events for item in (event.record, *event.waits) if item[0] not in ends]
     place = places_of(program, *pairs_of([item for _, item in named]).T).tolist()
     for (event, item), at in zip(named, place, strict=True):
@@ -190,6 +237,11 @@ def _events(program: Program) -> Ints:
             raise PlanError(f"rank {program.rank}: event {event.name!r} names op instance {item}, which no job runs")
     index = {item: at for (_, item), at in zip(named, place, strict=True)}
     return pairs_of([(index[event.record], index[item]) for event, item in named if event.record in index and item != event.record])
+
+
+@once_per_ops
+def _boundaries(program: Program) -> set[int]:
+    return {op.id for op in program.ops if is_boundary(op)}
 
 
 def reduced(pairs: Ints, stream: Ints, program: Program, items: Ints) -> Ints:

@@ -35,7 +35,8 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -94,19 +95,35 @@ class RankTime:
     pinned_bytes: int = 0
 
 
-@dataclass(slots=True)
+@dataclass
 class Result:
-    """A simulated step."""
+    """A simulated step.
+
+    Attributes:
+        memory: Of each rank, if it was asked for.
+        host_end: When the host of each rank has issued all of its jobs. `[num_ranks]`
+    """
 
     input: SimInput
     times: Times
-    ranks: list[RankTime]
-    memory: list[memory.Profile] = field(default_factory=list)
+    memory: list[memory.Profile]
+    host_end: Ints
+    _split: Any
 
     @property
     def step_ns(self) -> int:
         """Time of the step, the same on every rank."""
-        return max((rank.step_ns for rank in self.ranks), default=0)
+        return max(int(self.times.end.max(initial=0)), int(self.host_end.max(initial=0)))
+
+    @cached_property
+    def ranks(self) -> list[RankTime]:
+        """What the step of each rank is made of."""
+        return _rank_times(self, self._split)
+
+    @cached_property
+    def compute_ns(self) -> list[int]:
+        """`RankTime.compute_ns` of each rank, without the rest."""
+        return [_compute_ns(self.input, self.times, at) for at in range(len(self.input.ranks))]
 
 
 Engine = Literal["auto", "plain", "fast"]
@@ -138,7 +155,7 @@ def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_
     times = _times(sim, compiled)
     split = compiled.split_rank if compiled else split_rank
     profiles = [_profile(sim, times, at, target) for at in range(len(sim.ranks))] if with_memory else []
-    return Result(sim, times, _rank_times(sim, times, split, profiles), profiles)
+    return Result(sim, times, profiles, host_ends(sim, times), split)
 
 
 def device_peak(sim: SimInput, target: Target = IDEAL, placed: memory.Placed | None = None) -> int:
@@ -179,19 +196,27 @@ def _profile(sim: SimInput, times: Times, at: int, target: Target) -> memory.Pro
     return memory.over_time(sim.programs[at], times.issue[mine], times.start[mine], times.end[mine], sim.stream[mine], target)
 
 
-def _rank_times(sim: SimInput, times: Times, split: Any, profiles: Sequence[memory.Profile]) -> list[RankTime]:
-    host_end = host_ends(sim, times)
-    step = max(int(times.end.max(initial=0)), int(host_end.max(initial=0)))
+def _rank_times(result: Result, split: Any) -> list[RankTime]:
+    sim, times, step = result.input, result.times, result.step_ns
     found = []
     for at, rank in enumerate(sim.ranks):
         mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
-        compute, exposed, hidden, bubble, host, idle = split(columns_of(sim, times, at), step, int(host_end[at]))
+        compute, exposed, hidden, bubble, host, idle = split(columns_of(sim, times, at), step, int(result.host_end[at]))
         took = (times.end[mine] - times.start[mine] - sim.dur[mine])[~sim.side[mine]]
-        peaks = (profiles[at].peak("device"), profiles[at].peak("pinned")) if profiles else (0, 0)
+        peaks = (result.memory[at].peak("device"), result.memory[at].peak("pinned")) if result.memory else (0, 0)
         found.append(
             RankTime(rank, step, int(compute), int(exposed), int(hidden), int(bubble), int(host), int(idle), int(took.sum()), *peaks)
         )
     return found
+
+
+def _compute_ns(sim: SimInput, times: Times, at: int) -> int:
+    """Time in which compute ops of a rank run, as `gaps` gives it."""
+    mine = int(sim.first[at]) + np.flatnonzero(~sim.side[sim.first[at] : sim.first[at + 1]])
+    start, end = times.start[mine], times.end[mine]
+    order = np.argsort(start, kind="stable")
+    until = np.maximum.accumulate(end[order])
+    return int(np.maximum(0, end[order] - np.maximum(start[order], np.r_[0, until[:-1]])).sum()) if len(mine) else 0
 
 
 class Simulation:

@@ -164,8 +164,8 @@ class _Rank:
     """When op instances of one rank ran.
 
     Attributes:
-        computes: Those that took time on the compute stream and after which an event can be recorded, in the order they ran in.
-        places, ends: Where the plan issues these, and when they ended.
+        places, ends: Where the plan issues those that took time on the compute stream and after which an event can be recorded, and when
+            they ended; in the order they ran in.
         transfers: Items of the plan's transfers in the simulator's arrays.
     """
 
@@ -177,11 +177,22 @@ class _Rank:
         on_compute = np.array([name == COMPUTE for name in sim.stream_names])[sim.stream[items]]
         chosen = np.flatnonzero(plan.can_be_recorded(op) & on_compute & (end > times.start[items]))
         issued = plan.issued(op, micro_batch)
-        self.computes: list[OpInstance] = list(zip(op[chosen].tolist(), micro_batch[chosen].tolist(), strict=True))
+        self._op, self._micro_batch = op[chosen], micro_batch[chosen]
         self.places, self.ends = issued[chosen], end[chosen].tolist()
         item_at = np.zeros(2 + issued.max(initial=-1), np.int64)  # the last one for those of no job
         item_at[issued] = np.arange(items.start, items.stop)
         self.transfers = item_at[plan.places]
+
+    def compute(self, k: int) -> OpInstance:
+        """The k-th of those that computed."""
+        return int(self._op[k]), int(self._micro_batch[k])
+
+    def numbers(self, plan: Transfers, items: Sequence[OpInstance]) -> dict[OpInstance, int]:
+        """Which ones of those that computed these are, as far as they are among them."""
+        places = plan.issued(*pairs_of(items).T)
+        found = np.searchsorted(self.places, places)
+        there = np.append(self.places, -1)[found] == places
+        return {item: k for item, k, known in zip(items, found.tolist(), there.tolist(), strict=True) if known}
 
     def times(self) -> Iterator[tuple[int, int, int]]:
         """Issue, ready, start of each transfer."""
@@ -196,13 +207,13 @@ class _Rank:
 
     def is_less_busy(self, peers: Sequence[int]) -> bool:
         """Whether the ranks of these items have more to compute in a step."""
-        ranks, rank_index = self.result.ranks, self.result.input.rank_index
-        return all(ranks[rank_index(peer)].compute_ns > ranks[self.at].compute_ns for peer in peers)
+        compute_ns, rank_index = self.result.compute_ns, self.result.input.rank_index
+        return all(compute_ns[rank_index(peer)] > compute_ns[self.at] for peer in peers)
 
 
 def _of_rank(plan: Transfers, known: Mapping[OpInstance, OpInstance], rank: _Rank, margin_ns: int) -> dict[OpInstance, OpInstance]:
     """What the transfers of one rank wait for."""
-    ends, number, waits = rank.ends, {item: k for k, item in enumerate(rank.computes)}, dict[OpInstance, OpInstance]()
+    ends, number, waits = rank.ends, rank.numbers(plan, [*known.values()]), dict[OpInstance, OpInstance]()
     job, limit = -1, 0
     columns = (plan.spans.items(), plan.spans_among(rank.places), rank.times(), rank.peers())
     for (transfer, of_plan), span, (issue, ready, start), peers in zip(*columns, strict=True):
@@ -223,7 +234,7 @@ def _of_rank(plan: Transfers, known: Mapping[OpInstance, OpInstance], rank: _Ran
             last = bisect_right(ends, peer_ready - margin_ns) - 1
         last = min(last, limit - 1)
         if last >= (least if can_go_up and last >= span.begin else 0):
-            waits[transfer] = rank.computes[last]
+            waits[transfer] = rank.compute(last)
             limit = max(span.at, last + 1)
     return waits
 
@@ -234,9 +245,9 @@ def _between(program: Program, job: Job, collectives: set[int]) -> Iterator[tupl
     around, ops = _around(program), [op for op, _ in job.items]
     for k, op in enumerate(ops):
         if op in around:
-            needs, followers = (found | collectives for found in around[op])
-            yield (k, next((n for n in range(k - 1, 0, -1) if ops[n] in needs), 0),
-                   next((n for n in range(k + 1, len(ops)) if ops[n] in followers), len(ops)))  # fmt: skip
+            needs, followers = around[op]
+            yield (k, next((n for n in range(k - 1, 0, -1) if ops[n] in needs or ops[n] in collectives), 0),
+                   next((n for n in range(k + 1, len(ops)) if ops[n] in followers or ops[n] in collectives), len(ops)))  # fmt: skip
 
 
 @once_per_ops

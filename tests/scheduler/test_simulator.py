@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from random import Random
 
 import msgspec
 import numpy as np
@@ -16,8 +17,9 @@ from interlace.cost_model.base import GivenCosts
 from interlace.errors import PlanError
 from interlace.ir import Graph, Job, Program, dependencies, parse, verify
 from interlace.ir.copies import variants
+from interlace.ir.kinds import is_p2p
 from interlace.scheduler.simulate.arrays import ONE, Options, SimInput
-from interlace.scheduler.simulate.dependences import op_edges
+from interlace.scheduler.simulate.dependences import item_order, op_edges
 from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.simulator import NEVER, Result, Simulation, covered, issue_times, run, simulate
 from tests.scheduler.plans import Shape, shapes, world
@@ -42,6 +44,30 @@ def test_operations_are_ordered_as_by_the_dependencies_of_the_program_without_sk
         alone = [msgspec.structs.replace(op, group=-1) for op in form.program.ops]
         wanted = {(before, op) for op, befores in dependencies(Graph(form.program), alone).items() for before in befores}
         assert {(before, op) for before, op in op_edges(form.whole, form.absent).tolist()} == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes(2), st.randoms(use_true_random=False))
+def test_what_op_instances_wait_for_is_found_anew_where_more_than_transfers_moved(shape: Shape, random: Random) -> None:
+    """Jobs that are looked at one after another, some with transfers elsewhere and some with other op instances too, wait for what they
+    would wait for if they were the first."""
+    for first in world(shape):
+        transfers, program = {op.id for op in first.ops if is_p2p(op)}, first
+        for moves in (transfers, {op.id for op in first.ops}, transfers):
+            item_order(program)
+            program = msgspec.structs.replace(first, jobs=shuffled(program.jobs, moves, random))
+            anew = program.with_ops((*program.ops[:-1], program.ops[-1]), program.values)  # nothing is known of this tuple yet
+            assert set(map(tuple, item_order(program).tolist())) == set(map(tuple, item_order(anew).tolist()))
+
+
+def shuffled(jobs: Sequence[Job], moves: set[int], random: Random) -> tuple[Job, ...]:
+    """The jobs with some of these operations elsewhere."""
+    listed = [list(job.items) for job in jobs]
+    for item in [each for items in listed for each in items if each[0] in moves and random.random() < 0.5]:
+        next(items for items in listed if item in items).remove(item)
+        to = random.choice(listed)
+        to.insert(random.randint(0, len(to)), item)
+    return tuple(msgspec.structs.replace(job, items=tuple(items)) for job, items in zip(jobs, listed, strict=True))
 
 
 @st.composite
@@ -196,6 +222,7 @@ def test_every_read_follows_its_write(shape: Shape, cost: GivenCosts) -> None:
 def test_parts_of_the_step_by_the_nanosecond(shape: Shape, cost: GivenCosts, p2p: str) -> None:
     """The parts add up, and equal what looking at every single nanosecond gives."""
     found = simulate(world(shape), cost, Options(p2p=p2p), with_memory=False)  # type: ignore[arg-type]
+    assert found.compute_ns == [rank.compute_ns for rank in found.ranks]
     for at, rank in enumerate(found.ranks):
         assert rank.step_ns == rank.compute_ns + rank.exposed_comm_ns + rank.bubble_ns + rank.host_ns
         count = dict.fromkeys(("compute", "exposed", "hidden", "bubble", "host", "idle"), 0)
