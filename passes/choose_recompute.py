@@ -113,7 +113,9 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
             context.declined.append("ranks of this stage differ in what they recompute: what is read is recomputed on all of them")
             found = self._only_users(program, context)
             return self._applied(found, frozenset(range(len(found.groups))), context)
-        return self._applied(found, frozenset(ours[0].recomputed), context)
+        recomputed = frozenset(ours[0].recomputed)
+        made = self._applied(found, recomputed, context)
+        return made if recomputed or recomputes(program) else program
 
     def _chosen(self, found: Recomputation, program: Program, context: Context) -> tuple[int, ...]:
         """The groups that are recomputed on this stage, by index."""

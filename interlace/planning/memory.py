@@ -23,15 +23,15 @@ from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.passes.schedule_1f1b import Schedule1F1B, draws_twice
-from interlace.planning.budget import bytes_over, bytes_over_in_step, peak_bytes, say_budget
-from interlace.planning.judge import Run, noted
+from interlace.planning.budget import bytes_over, bytes_over_in_step, peak_bytes, say_budget, stock_peak_bytes
+from interlace.planning.judge import Run, noted, step_ns
 from interlace.planning.whole_step import Room, less_room, paddles_own, paddles_streams, recomputing, run_passes
 from interlace.scheduler.jobs import stock_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once
 from interlace.scheduler.recompute import Recomputation
 from interlace.scheduler.recompute_choices import LEVELS
 from interlace.scheduler.whole_step.search import Numbers
-from interlace.units import size
+from interlace.units import ms, size
 
 SOONER = (2, 8, 32)
 """So many times what a plan exceeds the budget by is taken off the room with each plan that is made again: offload moves whole values, so
@@ -67,14 +67,15 @@ def run_within(budget: int, asked: Pipeline, program: Program, cost: Costs, peer
     """Run the passes within a memory budget.
 
     Returns:
-        The run, and the bytes that its passes might use for the order of operations.
+        The run, and the bytes that its passes might use for the order of operations; 0 where they were to use as much as without a budget.
 
     Raises:
         BudgetError: No plan keeps the budget; with the least feasible one, and what holds it.
         PassError: As `Pipeline.run`.
     """
     choice = MemoryChoice(asked, program, cost, peers)
-    found = choice.fitting(budget) or choice.tightest()
+    found = choice.fitting(budget)
+    found = choice.or_without_budget(found, budget) if found else choice.tightest()
     if any(choice.bytes_over(found[0], budget)):
         choice.refuse(found[0], budget)
     return choice.told_in(found[0], budget), found[1]
@@ -145,6 +146,27 @@ class MemoryChoice:
                 if (found := self._with_less_room(self.made, each, budget if used is None else used, budget)) is not None:
                     return found
         return None
+
+    def or_without_budget(self, within: tuple[Run, int], budget: int) -> tuple[Run, int]:
+        """A run within a budget, or the run without one where that keeps the budget and is faster.
+
+        They look for schedules in different memory, so either may find the faster one. The run without a budget is made where Paddle's own
+        plan keeps the budget, which is then likely to be kept, and the form is open, as they are much the same otherwise.
+        """
+        paddles = max(gather(self.peers, "what Paddle's own plan holds", stock_peak_bytes(self.program, self.cost) or budget + 1))
+        if paddles > budget or not any(isinstance(each, Schedule1F1B) and each.is_open() for each in self.asked.passes):
+            return within
+        passes = Pipeline(tuple(each for each in self.asked.passes if not each.mistake()))  # offload without a budget has nothing to move
+        without = run_in_paddles_memory(passes, self.program, self.cost, self.peers)
+        took, other = (step_ns(run[1], self.cost, self.peers, self.stands_for) for run in (within[0], without))
+        if took is None or other is None:
+            return within
+        says = f"planned as without a budget: whole step simulated {ms(other)}"
+        if other >= took:
+            return noted(within[0], Schedule1F1B.name, [], [says]), within[1]
+        if any(bytes_over_in_step(without[1], budget, self.cost, self.peers, self.stands_for)):
+            return noted(within[0], Schedule1F1B.name, [], [f"{says}, more memory than the budget"]), within[1]
+        return noted(without, Schedule1F1B.name, [f"{says}, which keeps it; planned within it {ms(took)}"], []), 0
 
     def _needed_at_once(self, budget: int) -> int:
         """Device bytes without which the operations of this rank cannot run, however they are ordered and whatever is moved."""

@@ -17,6 +17,7 @@ from interlace.passes.pipeline import PassReport, Pipeline
 from interlace.planning import memory
 from interlace.planning.budget import budget_bytes, bytes_over, bytes_over_in_step, peak_bytes, say_budget
 from interlace.planning.judge import Run
+from interlace.planning.memory import MemoryChoice
 from interlace.planning.plan import Plan, make_plans
 from interlace.planning.stock import stock_plan
 from interlace.planning.together import plan_together
@@ -83,6 +84,22 @@ def test_a_larger_budget_is_no_slower() -> None:
         assert outcome is not None
         steps.append(outcome.plan.step_ns)
     assert steps == sorted(steps, reverse=True)
+
+
+def test_the_plan_without_a_budget_is_taken_where_it_keeps_the_budget_and_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not below what Paddle's own plan holds, where it is not made."""
+    plain = programs(SMALL)
+    monkeypatch.setattr(MemoryChoice, "fitting", lambda self, budget: (self.made(self.in_paddles_order(self.asked), budget), budget))
+    without, paddles = make_plans(plain, make_config({}), COPIES, "h200"), stock_peak(plain)
+    roomy, tight = within(plain, 2 * paddles), within(plain, paddles - 1)
+    assert [each.program.jobs for each in roomy] == [each.program.jobs for each in without]
+    assert [each.program.jobs for each in tight] != [each.program.jobs for each in without]
+    lines = [line for report in roomy[0].reports for line in report.changed]
+    assert any(line.startswith("planned as without a budget") for line in lines)
+    assert {each.room_bytes for each in roomy} == {0}
+    monkeypatch.setattr(memory, "bytes_over_in_step", lambda *_: [1] * len(plain))
+    declined = [line for report in within(plain, 2 * paddles)[0].reports for line in report.declined]
+    assert any(line.startswith("planned as without a budget") and line.endswith(", more memory than the budget") for line in declined)
 
 
 @pytest.mark.parametrize("form", ["dx-first", "mixed", "zb-h1"])
