@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from benchmarks.power_profile import power_part
 from interlace.cost_model.interference import RESULT
 from interlace.cost_model.profile import (
     SCHEMA,
@@ -418,7 +419,8 @@ def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]]) -> DeviceProfil
 def profiles() -> dict[str, DeviceProfile]:
     """All profiles of GPUs, by name."""
     h200 = build(read("pairs_"), read("oracle_"), read("single"), *read("testbed_host"), *read("beside_transfers"))
-    return {"h200": h200, "h100": h100(h200, read("single", "h100"))}
+    found = {"h200": h200, "h100": h100(h200, read("single", "h100"))}
+    return {name: msgspec.structs.replace(each, power=power_part(*read("power_kinds", name))) for name, each in found.items()}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,6 +11,7 @@ import msgspec
 
 from interlace.cost_model.families import ATTENTIONS, COMM, GEMMS, forward_kind, memory_family
 from interlace.cost_model.interference import WAIT, Stretch
+from interlace.cost_model.profile import Power
 from interlace.cost_model.work import Values, copy_direction, is_weight_gradient, work_of
 from interlace.errors import ConfigError
 from interlace.ir.kinds import is_copy, is_p2p
@@ -42,6 +43,14 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
     how: How
     rel_error: float
     detail: str = ""
+
+
+class Draw(NamedTuple):
+    """What an operation draws above the device's static power while it runs alone at the highest clock, and the part of its time that is
+    inversely proportional to the clock."""
+
+    milliwatts: int
+    clock_share: float
 
 
 class Row(NamedTuple):
@@ -76,6 +85,14 @@ class Costs(ABC):
     @abstractmethod
     def job_ns(self) -> int:
         """Time the host spends on one job beyond its operations."""
+
+    def power(self) -> Power | None:
+        """The device's limit of power; None where it is not known."""
+        return None
+
+    def draw(self, op: Op, values: Values, groups: Groups) -> Draw:
+        """What one operation draws; nothing where the device's power is not known."""
+        return Draw(0, 0.0)
 
     def category(self, op: Op, values: Values, groups: Groups) -> str:
         """`gemm`, `gemm:dw`, `attention`, `attention_grad`, `memory:<kind>`, `comm:<kind>@<ranks>`, `p2p`, `copy:d2h`,

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from interlace.cost_model.base import HOWS, Costs, Estimate, GivenCosts, Groups, How
+from interlace.cost_model.base import HOWS, Costs, Draw, Estimate, GivenCosts, Groups, How
 from interlace.cost_model.comm import CommTimes, CopyTimes, Found
 from interlace.cost_model.curves import Surface, check_error
 from interlace.cost_model.families import REPRESENTATIVES, is_free
 from interlace.cost_model.interference import InterferenceTable, Stretch
-from interlace.cost_model.profile import DeviceProfile, OpSample
+from interlace.cost_model.power import PowerSamples
+from interlace.cost_model.profile import DeviceProfile, OpSample, Power
 from interlace.cost_model.work import TRANSPOSES, Dims, Part, Values, work_of
 from interlace.ir.kinds import is_comm
 from interlace.ir.program import ABSENT, Op
@@ -77,6 +78,8 @@ class CostModel(Costs):
         self._known: dict[int, Estimate] = {}
         self._categories: dict[int, str] = {}
         self._beside_wait: dict[int, float] = {}
+        self._draws: dict[int, Draw] = {}
+        self._power = PowerSamples(profile.power) if profile.power else None
         self._slowness = self._memory_slowness()
 
     @staticmethod
@@ -144,6 +147,22 @@ class CostModel(Costs):
     def job_ns(self) -> int:
         """Time the host spends on one job beyond its operations."""
         return self.profile.host.job_ns
+
+    def power(self) -> Power | None:
+        """The profile's power part."""
+        return self.profile.power
+
+    def draw(self, op: Op, values: Values, groups: Groups) -> Draw:
+        """As in `Costs`; of several kernels in one operation the mean by time."""
+        key = self._number(op, values, groups)
+        if key not in self._draws:
+            ranks, _ = self._ranks(op, groups)
+            parts = work_of(op, values).parts if self._power else ()
+            found = [(self.part_time(part, ranks).dur_ns, self._power.of(part)) for part in parts] if self._power else []
+            total = sum(dur for dur, _ in found)
+            self._draws[key] = Draw(round(sum(dur * each.milliwatts for dur, each in found) / total),
+                                    sum(dur * each.clock_share for dur, each in found) / total) if total else Draw(0, 0.0)  # fmt: skip
+        return self._draws[key]
 
     # -- one operation ----------------------------------------------------------------------------------------------
 

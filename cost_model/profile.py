@@ -141,6 +141,48 @@ class HostCosts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
     note: str = ""
 
 
+class PowerSample(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """What a kind of kernel, collective or copy draws.
+
+    Attributes:
+        kind: As in `OpSample`, `CommSample` (a group's size is left out) and `CopySample`; `shortest` is a kernel that does nothing.
+        size: FLOPs of a product or attention, else bytes.
+        watts: Above `Power.static_w` while it runs alone at the highest clock: its energy over its time there.
+        clock_share: Part of its time that is inversely proportional to the clock.
+    """
+
+    kind: str
+    size: Count
+    watts: Annotated[float, msgspec.Meta(ge=0, le=1e5)]
+    clock_share: Annotated[float, msgspec.Meta(ge=0, le=1.5)] = 0.0
+    num_runs: Positive = 1
+    source: Source = "measured"
+
+
+class Power(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The limit of power of a device, and what its kernels draw.
+
+    Attributes:
+        static_w: Draw at the highest clock while nothing computes, at the temperature of training.
+        waiting_w: What a communication that waits for its peers adds.
+        highest_mhz, lowest_mhz, step_mhz: Clocks that the device chooses from.
+        response_ns: Time constant with which the limiter averages.
+        energy_exponent: A kernel's energy above static is proportional to this power of the clock.
+    """
+
+    limit_w: Rate
+    static_w: Rate
+    waiting_w: Annotated[float, msgspec.Meta(ge=0, le=1e4)]
+    highest_mhz: Positive
+    lowest_mhz: Positive
+    step_mhz: Positive
+    response_ns: Positive
+    energy_exponent: Annotated[float, msgspec.Meta(ge=0, le=4)]
+    samples: tuple[PowerSample, ...] = ()
+    source: Source = "measured"
+    note: str = ""
+
+
 class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything known about a device.
 
@@ -151,6 +193,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         shortest_kernel_ns: Lower bound of the duration of a kernel.
         matrix_flops: FLOP/s of matrix products, by dtype.
         memory_rate: Bytes/s read plus written by a plain device copy.
+        power: None where the driver gives no power, clocks and energy.
     """
 
     interlace_profile: int
@@ -169,6 +212,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p2p: tuple[CommSample, ...] = ()
     copies: tuple[CopySample, ...] = ()
     interference: tuple[Interference, ...] = ()
+    power: Power | None = None
 
 
 class _Header(msgspec.Struct):

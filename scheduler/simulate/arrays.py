@@ -11,13 +11,12 @@ import numpy.typing as npt
 
 from interlace.ir import Op, Program, describe
 from interlace.ir.kinds import is_receive, is_send
+from interlace.scheduler.simulate.power import ONE, PowerInput
 from interlace.scheduler.target import GPU, UNBOUNDED, Target
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-ONE = 1 << 20
-"""Fixed point of stretch factors and rates: a factor of 1."""
 MAX_DUR_NS = 1 << 40
 """Longest op (18 minutes); keeps work, `dur_ns * ONE`, inside 64 bits."""
 COMPUTE = "compute"
@@ -50,6 +49,7 @@ class Options:
         blocking: Kinds of captured copies that it waits for beside these.
         host_waits: Whether the host waits where the plan says so; off for targets on which it never runs ahead.
         job_end_waits: Whether the host waits for the compute stream at the end of each job.
+        power: Whether the limit of power lowers the clock, where the profile knows it.
     """
 
     p2p: Literal["rendezvous", "buffered"] = "rendezvous"
@@ -60,6 +60,7 @@ class Options:
     blocking: frozenset[str] = GPU.blocking
     host_waits: bool = True
     job_end_waits: bool = False
+    power: bool = False
 
     @classmethod
     def of(cls, target: Target, **others: Any) -> Options:
@@ -102,6 +103,7 @@ class SimInput:
         host_end: When the host of each rank has issued all of its jobs if it never waits. `[num_ranks]`
         job_first: Of each rank, `(job name, first op instance)`.
         absent: Rendezvous -> text that says which rank does not issue its part.
+        power: What op instances draw, and the device's limit; None where clocks are constant.
     """
 
     ranks: list[int]
@@ -129,6 +131,7 @@ class SimInput:
     job_first: list[list[tuple[str, int]]]
     absent: dict[int, str]
     programs: list[Program]
+    power: PowerInput | None = None
     _ops: dict[int, dict[int, Op]] = field(default_factory=dict, repr=False)
 
     @property

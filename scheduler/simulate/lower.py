@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from interlace.cost_model import Costs
-from interlace.cost_model.base import tables_of
+from interlace.cost_model.base import Draw, tables_of
 from interlace.cost_model.work import copy_direction
 from interlace.errors import PlanError
 from interlace.ir import Group, Op, Program, Value, describe
@@ -38,6 +38,7 @@ from interlace.scheduler.simulate.arrays import (
     rows,
 )  # fmt: skip
 from interlace.scheduler.simulate.dependences import item_order, reduced
+from interlace.scheduler.simulate.power import PowerInput
 from interlace.scheduler.simulate.rendezvous import meetings
 
 __all__ = ["ONE", "Options", "SimInput", "lower"]
@@ -61,6 +62,9 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     )
     column["stream"] += np.repeat(first_stream[:-1], np.diff(first))
     column["awaits"] = np.where(column["awaits"] >= 0, column["awaits"] + np.repeat(first[:-1], np.diff(first)), -1)
+    draw, share = column.pop("draw", None), column.pop("share", None)
+    limit = cost.power() if options.power else None
+    power = PowerInput.of(limit, draw, share) if limit and draw is not None else None
     deps = joined([part.deps + first[k] for k, part in enumerate(parts)])
     dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
     return SimInput(
@@ -68,7 +72,7 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
         excess=classes.excess(), blocked_excess=classes.blocked_excess(), dep_first=dep_first, dep=dep,
         host_end=np.array([p.host_end for p in parts], np.int64),
         job_first=[[(name, at + int(first[k])) for name, at in part.job_first] for k, part in enumerate(parts)],
-        programs=list(programs), **column, **meetings(parts, first, options),
+        programs=list(programs), power=power, **column, **meetings(parts, first, options),
     )  # fmt: skip
 
 
@@ -89,7 +93,7 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
     columns = {
         "op": items[:, 0], "micro_batch": items[:, 1], "stream": table.stream[row], "issue": issue, "dur": table.dur[row],
         "side": table.side[row], "awaits": awaits(program, table.blocking[row], ends),
-        "kind": classes.numbered(table.classes)[table.kind[row]],
+        "kind": classes.numbered(table.classes)[table.kind[row]], "draw": table.draw[row], "share": table.share[row],
     }  # fmt: skip
     deps = reduced(item_order(program), columns["stream"], program, items)
     return RankItems(program, items, table.ops, table.stream_names, columns, deps, host_end, job_first)
@@ -109,6 +113,8 @@ class _OpTable:
     classes: list[Class]
     side: Flags
     blocking: Flags
+    draw: Ints
+    share: Ints
 
     @staticmethod
     def make(program: Program, cost: Costs, options: Options) -> _OpTable:
@@ -124,12 +130,14 @@ class _OpTable:
             _checked(program, op, 0 if op.name in NO_KERNEL else cost.op_time(op, values, groups).dur_ns) for op in listed
         ]
         classes = [_class_of(op, cost, values, groups) for op in listed]
+        draws = [Draw(0, 0.0) if op.name in NO_KERNEL or not cost.power() else cost.draw(op, values, groups) for op in listed]
         place = {each: k for k, each in enumerate(dict.fromkeys(classes))}
         return _OpTable(
             ops, names, row, ints([cost.host_ns(op) for op in listed]), ints(durs), ints([stream_of[op.stream] for op in listed]),
             ints([place[each] for each in classes]), list(place),
             np.array([resource not in (COMPUTE, NOTHING) for _, resource, _ in classes], np.bool_),
             np.array([options.blocks(op) or (op.origin >= 0 and op.kind in options.blocking) for op in listed], np.bool_),
+            ints([each.milliwatts for each in draws]), ints([round(ONE * each.clock_share) for each in draws]),
         )  # fmt: skip
 
 

@@ -14,6 +14,9 @@ ns. The pace is `ONE * ONE / stretch` units per nanosecond, rounded up; an end i
 instance that is due at a time stays due whatever else happens at that time; nothing else is rounded. Hence the result does not
 depend on the order of simultaneous events.
 
+Where a device's limit of power is known, its clock follows what it draws (`simulate/power.py`), and time that follows the clock is
+stretched besides.
+
 `simulate/compiled.py` implements this clock exactly; `interleave/clock.py` simplifies it for one rank, for planners.
 
 The step of every rank lasts until the last op instance and the last host have finished. Each moment of it belongs to one part
@@ -48,6 +51,7 @@ from interlace.scheduler.memory import live as memory
 from interlace.scheduler.simulate.arrays import ONE, Ints, Options, SimInput
 from interlace.scheduler.simulate.circular_wait import explain_stall
 from interlace.scheduler.simulate.lower import lower
+from interlace.scheduler.simulate.power import TICK_NS, PowerTrace, limiter
 from interlace.scheduler.target import IDEAL, Target
 
 NEVER = 1 << 62
@@ -55,6 +59,8 @@ NEVER = 1 << 62
 WORTH_COMPILING = 5000
 """Op instances from which on `auto` uses the compiled engine, if no other run has loaded it; below, the plain one ends before numba
 is imported (0.2 s)."""
+MOST_STEPS = 4
+"""Steps that are simulated one after another at most, until one begins with the clocks with which it ends."""
 COMPILED = "interlace.scheduler.simulate.compiled"
 
 
@@ -102,12 +108,14 @@ class Result:
     Attributes:
         memory: Of each rank, if it was asked for.
         host_end: When the host of each rank has issued all of its jobs. `[num_ranks]`
+        power: Clock and energy of each rank; of use where `input.power` is known.
     """
 
     input: SimInput
     times: Times
     memory: list[memory.Profile]
     host_end: Ints
+    power: PowerTrace
     _split: Any
 
     @property
@@ -119,6 +127,26 @@ class Result:
     def ranks(self) -> list[RankTime]:
         """What the step of each rank is made of."""
         return _rank_times(self, self._split)
+
+    @property
+    def joules(self) -> list[float]:
+        """Energy of each rank in the step; empty where the device's power is not known."""
+        power = self.input.power
+        return [(power.static_mw * self.step_ns + int(spent)) / 1e12 for spent in self.power.spent] if power else []
+
+    def mean_mhz(self, at: int) -> float:
+        """The clock of the rank with index `at`, averaged over the step.
+
+        Raises:
+            PlanError: The device's power is not known.
+        """
+        if self.input.power is None:
+            raise PlanError("the clock of a rank was asked for, but the step was simulated without a limit of power")
+        when, ranks, levels = self.power.changes
+        mine = ranks == at
+        until = np.r_[when[mine][1:], self.step_ns]
+        spans = np.maximum(0, until - when[mine])
+        return float((spans * self.input.power.clocks.mhz[levels[mine]]).sum() / max(1, spans.sum()))
 
     @cached_property
     def compute_ns(self) -> list[int]:
@@ -152,10 +180,10 @@ def simulate(
 def run(sim: SimInput, *, engine: Engine = "auto", target: Target = IDEAL, with_memory: bool = True) -> Result:
     """Simulate from arrays."""
     compiled = _compiled(engine, sim.num_items)
-    times = _times(sim, compiled)
+    times, trace = _times(sim, compiled)
     split = compiled.split_rank if compiled else split_rank
     profiles = [_profile(sim, times, at, target) for at in range(len(sim.ranks))] if with_memory else []
-    return Result(sim, times, profiles, host_ends(sim, times), split)
+    return Result(sim, times, profiles, host_ends(sim, times), trace, split)
 
 
 def device_peak(sim: SimInput, target: Target = IDEAL, placed: memory.Placed | None = None) -> int:
@@ -165,15 +193,22 @@ def device_peak(sim: SimInput, target: Target = IDEAL, placed: memory.Placed | N
 
 def device_memory(sim: SimInput, target: Target = IDEAL, placed: memory.Placed | None = None) -> tuple[Times, memory.Profile]:
     """When the op instances of the only rank run, and its memory; as `device_peak`."""
-    times = _times(sim, _compiled("auto", sim.num_items))
+    times, _ = _times(sim, _compiled("auto", sim.num_items))
     return times, memory.over_time(sim.programs[0], times.issue, times.start, times.end, sim.stream, target, placed)
 
 
-def _times(sim: SimInput, compiled: Any) -> Times:
-    start, ready, end = compiled.run_items(sim) if compiled else Simulation(sim).run()
-    if (end < 0).any():
-        raise Stall(explain_stall(sim, end))
-    return Times(issue_times(sim, end), ready, start, end)
+def _times(sim: SimInput, compiled: Any) -> tuple[Times, PowerTrace]:
+    """Of a step; with a limit of power, of one that begins as it ends: its device is as warm as training makes it."""
+    trace = PowerTrace.begin(len(sim.ranks))
+    for again in range(MOST_STEPS if sim.power else 1):
+        trace = trace.again() if again else trace
+        before = trace.level.copy()
+        start, ready, end = compiled.run_items(sim, trace) if compiled else Simulation(sim, trace).run()
+        if (end < 0).any():
+            raise Stall(explain_stall(sim, end))
+        if (before == trace.level).all():
+            break
+    return Times(issue_times(sim, end), ready, start, end), trace
 
 
 def _compiled(engine: Engine, num_items: int) -> Any:
@@ -222,7 +257,7 @@ def _compute_ns(sim: SimInput, times: Times, at: int) -> int:
 class Simulation:
     """The plain engine: a queue of the times at which an op instance is issued or ends."""
 
-    def __init__(self, sim: SimInput) -> None:
+    def __init__(self, sim: SimInput, trace: PowerTrace | None = None) -> None:
         self.sim = sim
         count = sim.num_items
         self.now = 0
@@ -251,6 +286,15 @@ class Simulation:
         self.host_late = [0] * len(sim.ranks)
         self.host_at = [self._next_wait(at, int(sim.first[at])) for at in range(len(sim.ranks))]
         self.changed: set[int] = set()
+        self.power, self.trace = sim.power, trace or PowerTrace.begin(len(sim.ranks))
+        if sim.power is not None:
+            clocks = sim.power.clocks
+            self.draw, self.share, self.slower = sim.power.draw.tolist(), sim.power.share.tolist(), clocks.slower.tolist()
+            self.energy, self.load = clocks.energy.tolist(), clocks.load.tolist()
+            self.level, self.mean = (column.tolist() for column in (self.trace.level, self.trace.mean))
+            self.work, self.charged, self.charge, self.spent = [0] * count, [0] * count, [0] * len(sim.ranks), [0] * len(sim.ranks)
+            self.changes = [(0, at, level) for at, level in enumerate(self.level)]
+            self.next_tick = TICK_NS
 
     def run(self) -> tuple[Ints, Ints, Ints]:
         """Start, ready and end of every op instance; -1 for those that never end because ranks wait for each other."""
@@ -258,8 +302,14 @@ class Simulation:
             self._look(stream, 0)
         while True:
             self._settle()
+            if self.power is not None:
+                self._drop_stale()
             if not self.queue:
+                self._store_trace()
                 return tuple(np.array(column, np.int64) for column in (self.start, self.ready, self.end))  # type: ignore[return-value]
+            if self.power is not None and self.next_tick <= self.queue[0][0]:
+                self._tick()
+                continue
             now, item, due = heapq.heappop(self.queue)
             self.now = now
             if due < 0:
@@ -307,11 +357,16 @@ class Simulation:
         follower = self.followers.get(item, -1)
         if follow >= 0:
             self.left[item] = 0 if self.end[follow] >= 0 else NEVER
+        elif self.power is not None:
+            for mate in mates:
+                self.work[mate] = self.left[mate]
         if follower >= 0 and self.ready[follower] >= 0:
             self._meet(follower, now)
 
     def _finish(self, mates: Sequence[int], now: int) -> None:
         for item in mates:
+            if self.power is not None:
+                self._charge(item, self.work[item])
             self.end[item] = now
             self.running[self.rank[item]].remove(item)
             self.changed.add(self.rank[item])
@@ -351,6 +406,8 @@ class Simulation:
                 kind = self.kind[item]
                 beside = sum(self.excess[kind][self.kind[other]] for other in self.running[at] if other != item)
                 self.stretch[item] = ONE + beside + self.blocked_excess[kind] * len(self.blocked[at])
+                if self.power is not None:
+                    self.stretch[item] += (self.share[item] * self.slower[self.level[at]]) >> 20
                 mates = self._mates(item)
                 changed[mates[0]] = mates
         self.changed.clear()
@@ -367,6 +424,59 @@ class Simulation:
         self.since[leader], self.pace[leader] = self.now, pace
         self.due[leader] = self.now + max(0, -(-self.left[leader] // pace))
         heapq.heappush(self.queue, (self.due[leader], leader, self.due[leader]))
+
+
+    # -- power ------------------------------------------------------------------------------------------------------
+
+    def _drop_stale(self) -> None:
+        """Take events from the front of the queue that will come to nothing, so that its first one will happen."""
+        while self.queue:
+            _, item, due = self.queue[0]
+            happens = self.ready[item] < 0 if due < 0 else self.end[item] < 0 and self.due[item] == due
+            if happens:
+                return
+            heapq.heappop(self.queue)
+
+    def _charge(self, item: int, done: int) -> None:
+        """Count the energy of work that was done since the last count, as at the highest clock."""
+        self.charge[self.rank[item]] += (((done - self.charged[item]) >> 10) * self.draw[item]) >> 10
+        self.charged[item] = done
+
+    def _spend(self, at: int) -> int:
+        """The energy above static that a rank spent since the last tick, at the clock that it had."""
+        spent = ((self.charge[at] >> 4) * self.energy[self.level[at]]) >> 16
+        self.charge[at] = 0
+        self.spent[at] += spent
+        return spent
+
+    def _tick(self) -> None:
+        """Let the limiter of each rank look at what was drawn."""
+        assert self.power is not None
+        self.now = self.next_tick
+        self.next_tick += TICK_NS
+        for at in range(len(self.sim.ranks)):
+            for item in self.running[at]:
+                leader = self._mates(item)[0]
+                if self.left[leader] != NEVER:
+                    left = self.left[leader] - self.pace[leader] * (self.now - self.since[leader])
+                    self._charge(item, self.work[item] - min(self.work[item], max(0, left)))
+            self.charge[at] += self.power.waiting_mw * len(self.blocked[at]) * TICK_NS
+            room = self.power.limit_mw - self.power.static_mw
+            self.mean[at], level = limiter(self.mean[at], self.level[at], self._spend(at), self.power.response, room, self.load)  # type: ignore[arg-type]
+            if level != self.level[at]:
+                self.level[at] = level
+                self.changes.append((self.now, at, level))
+                self.changed.add(at)
+
+    def _store_trace(self) -> None:
+        """Write what the limiters did into the trace."""
+        if self.power is None:
+            return
+        for at in range(len(self.sim.ranks)):
+            self._spend(at)
+        for column, found in ((self.trace.level, self.level), (self.trace.mean, self.mean), (self.trace.spent, self.spent)):
+            column[:] = found
+        self.trace.changes = np.array(self.changes, np.int64).T
 
 
 def issue_times(sim: SimInput, end: Ints) -> Ints:

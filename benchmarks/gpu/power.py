@@ -1,0 +1,581 @@
+"""Power, clock and energy of kernels on one GPU, and of collectives on several, by PyTorch, CuPy and NVML; no setting of a card is changed.
+
+    python -m benchmarks.gpu.power OUT.json        (every GPU there is, side by side; about four minutes; nothing of Interlace)
+
+Clocks are read on the device: a thread counts its cycles over 20 us of the global timer. Energy is NVML's counter since start, read where it
+changes, so that a window's mean power is exact to its ends. What waits on the device sleeps in one thread (`wait`), so that gaps have exact
+lengths. Data are random: products of zeros draw less.
+
+Parts: `windows` (each kind repeated for a second, alone, and with gaps that keep the card below its limit), `follow` (how long a kernel takes
+at the clock that load before it has left), `steps` (clock and power after load begins and ends), `waves` (load that comes and goes, by
+period), `ranks` (collectives, and collectives and receives that wait for a peer).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import cupy
+import numpy as np
+import pynvml
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+import torch.nn.functional as F
+
+from benchmarks.gpu.single import A, drawn, empty, meta, sets
+
+WINDOW_S, SETTLE_S = 1.4, 0.4
+CHUNK_MS = 2.0
+DEPTH = 4
+"""Chunks that the host is ahead of the device."""
+BUSY = (1.0, 0.75, 0.5)
+SOURCE = r"""
+extern "C" __global__ void clock_rate(float* out) {
+    unsigned long long t0, t1, tick; long long c0, c1;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(tick));
+    do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t0)); } while (t0 == tick);
+    c0 = clock64();
+    do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(tick)); } while (tick - t0 < 20000);
+    do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t1)); } while (t1 == tick);
+    c1 = clock64();
+    *out = 1e3f * (float)(c1 - c0) / (float)(t1 - t0);
+}
+extern "C" __global__ void sleep_ns(unsigned long long ns) {
+    unsigned long long t0, t1;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t0));
+    do { __nanosleep(1000); asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t1)); } while (t1 - t0 < ns);
+}
+extern "C" __global__ void spin_ns(unsigned long long ns, volatile int* flag) {
+    unsigned long long t0, t1;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t0));
+    do { if (*flag) break; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t1)); } while (t1 - t0 < ns);
+}
+"""
+Step = Callable[[], object]
+
+
+class Sampler:
+    """NVML's readings of one GPU, by a thread: energy where it changes, and power, clock, temperature and reasons every 20 ms."""
+
+    def __init__(self, index: int) -> None:
+        pynvml.nvmlInit()
+        self.gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self.energy: list[tuple[float, int]] = []
+        self.rows: list[tuple[float, float, int, int, int]] = []
+        self.going = True
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        last, told = -1, 0.0
+        while self.going:
+            now, millijoules = time.perf_counter(), pynvml.nvmlDeviceGetTotalEnergyConsumption(self.gpu)
+            if millijoules != last:
+                last = millijoules
+                self.energy.append((now, millijoules))
+            if now - told > 0.02:
+                told = now
+                watts = pynvml.nvmlDeviceGetFieldValues(self.gpu, [186])[0].value.uiVal / 1e3
+                self.rows.append((now, watts, pynvml.nvmlDeviceGetClockInfo(self.gpu, pynvml.NVML_CLOCK_SM),
+                                  pynvml.nvmlDeviceGetTemperature(self.gpu, pynvml.NVML_TEMPERATURE_GPU),
+                                  pynvml.nvmlDeviceGetCurrentClocksEventReasons(self.gpu)))  # fmt: skip
+            time.sleep(0.002)
+
+    def between(self, begin: float, end: float) -> dict[str, Any]:
+        """Mean power and medians of what was read; the power is None where the counter changed less than twice."""
+        at = [each for each in self.energy if begin <= each[0] <= end]
+        rows = [each for each in self.rows if begin <= each[0] <= end]
+        watts = (at[-1][1] - at[0][1]) / 1e3 / (at[-1][0] - at[0][0]) if len(at) > 1 else None
+        return {"watts": watts and round(watts, 1), "energy_s": round(at[-1][0] - at[0][0], 3) if len(at) > 1 else 0.0,
+                "nvml_watts": rows and round(median(each[1] for each in rows), 1),
+                "nvml_mhz": rows and median(each[2] for each in rows), "celsius": rows and median(each[3] for each in rows),
+                "capped": rows and round(sum(bool(each[4] & 4) for each in rows) / len(rows), 3)}  # fmt: skip
+
+    def limits(self) -> dict[str, Any]:
+        """Limit of power, default and enforced, and highest clocks."""
+        return {"limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(self.gpu) / 1e3,
+                "default_limit_w": pynvml.nvmlDeviceGetPowerManagementDefaultLimit(self.gpu) / 1e3,
+                "max_sm_mhz": pynvml.nvmlDeviceGetMaxClockInfo(self.gpu, pynvml.NVML_CLOCK_SM),
+                "max_mem_mhz": pynvml.nvmlDeviceGetMaxClockInfo(self.gpu, pynvml.NVML_CLOCK_MEM)}  # fmt: skip
+
+
+class Bench:
+    """One GPU with its sampler, probes and chunks."""
+
+    def __init__(self, index: int) -> None:
+        torch.cuda.set_device(index)
+        cupy.cuda.Device(index).use()
+        self.sampler = Sampler(index)
+        module = cupy.RawModule(code=SOURCE)
+        self._rate, self._sleep, self._spin = (module.get_function(name) for name in ("clock_rate", "sleep_ns", "spin_ns"))
+        self.flag = cupy.zeros(1, dtype=cupy.int32)
+        self.stream = torch.cuda.Stream()
+        self.outer = cupy.cuda.ExternalStream(self.stream.cuda_stream)
+        self.clocks = cupy.zeros(1 << 16, dtype=cupy.float32)
+        self.used = 0
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        with torch.cuda.stream(self.stream), self.outer:
+            yield
+
+    def probe(self) -> int:
+        """Queue a reading of the clock; where it will stand in `clocks`."""
+        at = self.used % len(self.clocks)
+        self.used += 1
+        self._rate((1,), (1,), (self.clocks[at : at + 1],))
+        return at
+
+    def sleep(self, ns: int) -> None:
+        self._sleep((1,), (1,), (np.uint64(ns),))
+
+    def spin(self, ns: int, blocks: int) -> None:
+        self._spin((blocks,), (512,), (np.uint64(ns), self.flag))
+
+    def read(self, at: Sequence[int]) -> list[float]:
+        values = self.clocks.get()
+        return [float(values[each]) for each in at]
+
+    def chunk(self, steps: Sequence[Step], ms: float = CHUNK_MS) -> tuple[Callable[[], None], int, float]:
+        """A CUDA graph of the steps in turn that takes about `ms`: its replay, how many steps it has, and one step's microseconds."""
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(self.stream):
+            for _ in range(2):
+                for step in steps:
+                    step()
+            start.record()
+            for step in steps:
+                step()
+            stop.record()
+        torch.cuda.synchronize()
+        one = max(1e-3, start.elapsed_time(stop) / len(steps))
+        count = max(1, min(2000, round(ms / one)))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            for k in range(count):
+                steps[k % len(steps)]()
+
+        def replay() -> None:
+            assert steps, "the graph's buffers live as long as its replay"
+            with torch.cuda.stream(self.stream):
+                graph.replay()
+
+        replay()
+        torch.cuda.synchronize()
+        return replay, count, one * 1e3
+
+    def window(self, run: Callable[[], None], gap_ns: int = 0, seconds: float = WINDOW_S) -> dict[str, Any]:
+        """Repeat chunks, with gaps, and say what was read after the card has settled: durations of chunks in ms, clocks, power."""
+        spans: list[tuple[Any, Any]] = []
+        probes: list[int] = []
+        settled, begin = 0, time.perf_counter()
+        since = begin + SETTLE_S
+        with self.on_stream():
+            while time.perf_counter() - begin < seconds:
+                if len(spans) >= DEPTH:
+                    spans[-DEPTH][1].synchronize()
+                if time.perf_counter() < since:
+                    settled = len(spans)
+                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                run()
+                stop.record()
+                spans.append((start, stop))
+                probes.append(self.probe())
+                if gap_ns:
+                    self.sleep(gap_ns)
+        torch.cuda.synchronize()
+        end = time.perf_counter()
+        spans, probes = spans[settled:], probes[settled:]
+        times = sorted(start.elapsed_time(stop) for start, stop in spans)
+        clocks = sorted(self.read(probes))
+        every = spans[0][0].elapsed_time(spans[-1][0]) / max(1, len(spans) - 1)
+        return {"chunk_ms": round(median(times), 4), "chunk_ms_p10_p90": _ends(times), "every_ms": round(every, 4), "mhz": round(median(clocks), 1),
+                "mhz_p10_p90": _ends(clocks), "chunks": len(spans), **self.sampler.between(since, end)}  # fmt: skip
+
+
+def _ends(ordered: Sequence[float]) -> list[float]:
+    return [round(ordered[len(ordered) // 10], 4), round(ordered[len(ordered) * 9 // 10], 4)]
+
+
+# -- kinds ------------------------------------------------------------------------------------------------------------
+
+
+def _product(m: int, n: int, k: int, dtype: str = "bfloat16") -> list[Step]:
+    return [partial(torch.mm, drawn(m, k, dtype=dtype), drawn(k, n, dtype=dtype), out=empty(m, n, dtype=dtype)) for _ in range(2)]
+
+
+def _attention(tokens: int, heads: int, back: bool) -> list[Step]:
+    q, k, v = (drawn(1, heads, tokens, 128) for _ in range(3))
+    fa = A._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
+    if not back:
+        return [partial(A._scaled_dot_product_flash_attention, q, k, v, 0.0, True)]
+    return [partial(A._scaled_dot_product_flash_attention_backward, q, q, k, v, *fa[:6], 0.0, True, *fa[6:8])]
+
+
+def _by_element(n: int, kernel: Callable[..., object], dtype: str = "bfloat16") -> list[Step]:
+    bufs = [(drawn(n, dtype=dtype), drawn(n, dtype=dtype), empty(n, dtype=dtype)) for _ in sets(6 * n)]
+    return [partial(kernel, *each) for each in bufs]
+
+
+def _cast(n: int) -> list[Step]:
+    return [partial(empty(n, dtype="float32").copy_, drawn(n)) for _ in sets(6 * n)]
+
+
+def _norm(rows: int, cols: int, back: bool) -> list[Step]:
+    g, w = drawn(cols), drawn(cols)
+    steps: list[Step] = []
+    for _ in sets(6 * rows * cols):
+        x, y = drawn(rows, cols), drawn(rows, cols)
+        _, mean, rstd = A.native_layer_norm(x, [cols], g, w, 1e-5)
+        steps.append(partial(A.native_layer_norm_backward, y, x, [cols], mean, rstd, g, w, [True] * 3) if back
+                     else partial(A.native_layer_norm, x, [cols], g, w, 1e-5))  # fmt: skip
+    return steps
+
+
+def _copy(size: int, way: str) -> list[Step]:
+    device, host = torch.empty(size, dtype=torch.uint8, device="cuda"), torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    return [partial(host.copy_, device, non_blocking=True) if way == "d2h" else partial(device.copy_, host, non_blocking=True)]
+
+
+def _adamw(n: int) -> list[Step]:
+    p, g, m, v = ([torch.rand(n, device="cuda")] for _ in range(4))
+    step = [torch.ones((), device="cuda")]
+    return [partial(torch._fused_adamw_, p, g, m, v, [], step, lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False,
+                    maximize=False)]  # fmt: skip
+
+
+def kinds() -> dict[str, Callable[[], list[Step]]]:
+    """Kind and sizes -> the steps of it."""
+    found: dict[str, Callable[[], list[Step]]] = {
+        f"gemm {m}x{n}x{k}": partial(_product, m, n, k)
+        for m, n, k in ((8192, 8192, 8192), (8192, 16384, 4096), (4096, 4096, 4096), (2048, 12288, 4096), (2048, 4096, 4096), (4096, 4096, 8192),
+                        (2048, 2048, 4096), (2048, 1024, 1024), (512, 4096, 4096))
+    }  # fmt: skip
+    found["gemm float32 4096x4096x4096"] = partial(_product, 4096, 4096, 4096, "float32")
+    for tokens in (2048, 4096):
+        found[f"attention 32x{tokens}x128"] = partial(_attention, tokens, 32, False)
+        found[f"attention_grad 32x{tokens}x128"] = partial(_attention, tokens, 32, True)
+    n = 1 << 26
+    found |= {
+        "add 67M": partial(_by_element, n, lambda x, y, o: torch.add(x, y, out=o)),
+        "add 8M": partial(_by_element, 1 << 23, lambda x, y, o: torch.add(x, y, out=o)),
+        "gelu 67M": partial(_by_element, n, lambda x, y, o: F.gelu(x, approximate="tanh")),
+        "gelu_grad 67M": partial(_by_element, n, lambda x, y, o: A.gelu_backward(x, y, approximate="tanh")),
+        "copy 67M": partial(_by_element, n, lambda x, y, o: o.copy_(x)),
+        "cast 67M": partial(_cast, n),
+        "layer_norm 8192x4096": partial(_norm, 8192, 4096, False),
+        "layer_norm_grad 8192x4096": partial(_norm, 8192, 4096, True),
+        "softmax 16384x4096": lambda: [partial(torch.softmax, drawn(16384, 4096), -1)],
+        "adamw 67M": partial(_adamw, n),
+        "shortest": lambda: [partial(torch.zeros(32, device="cuda").add_, 1.0)],
+        "d2h 64M": partial(_copy, 1 << 26, "d2h"),
+        "h2d 64M": partial(_copy, 1 << 26, "h2d"),
+    }
+    return found
+
+
+FOLLOWED = ("gemm 8192x8192x8192", "gemm 4096x4096x4096", "gemm 2048x4096x4096", "gemm 2048x1024x1024", "gemm float32 4096x4096x4096",
+            "attention 32x2048x128", "attention_grad 32x2048x128", "attention 32x4096x128", "attention_grad 32x4096x128", "add 67M", "add 8M",
+            "gelu 67M", "cast 67M", "layer_norm 8192x4096", "layer_norm_grad 8192x4096", "softmax 16384x4096", "shortest", "d2h 64M")  # fmt: skip
+"""Kinds of which the time is also measured at other clocks."""
+GAPPED = ("gemm 8192x8192x8192", "gemm 4096x4096x4096", "gemm 2048x4096x4096", "attention 32x4096x128", "attention_grad 32x4096x128", "add 67M")
+"""Kinds that are also repeated with gaps."""
+
+
+# -- one GPU ------------------------------------------------------------------------------------------------------------
+
+
+def idle_windows(bench: Bench) -> list[dict[str, Any]]:
+    """Nothing queued, a thread that sleeps, and blocks that wait for a flag, as collectives wait for their peers."""
+    begin = time.perf_counter()
+    time.sleep(WINDOW_S)
+    found: list[dict[str, Any]] = [{"kind": "idle", "busy": 0.0, **bench.sampler.between(begin + SETTLE_S, time.perf_counter())}]
+    found.append({"kind": "wait 1 thread", "busy": 1.0, **bench.window(lambda: bench.sleep(2_000_000))})
+    for blocks in (16, 32, 132):
+        found.append({"kind": f"spin {blocks} blocks", "busy": 1.0, **bench.window(lambda blocks=blocks: bench.spin(2_000_000, blocks))})
+    return found
+
+
+def windows(bench: Bench) -> list[dict[str, Any]]:
+    """Each kind repeated, without gaps and for some kinds with them."""
+    found = []
+    for kind, make in kinds().items():
+        steps = make()
+        run, count, one = bench.chunk(steps)
+        for busy in BUSY if kind in GAPPED else BUSY[:1]:
+            gap = 0 if busy == 1.0 else round(CHUNK_MS * 1e6 * (1 - busy) / busy)
+            row = bench.window(run, gap)
+            row |= {"us": round(row["chunk_ms"] / count * 1e3, 3), "first_us": round(one, 3)}
+            if row["watts"]:
+                row["millijoules"] = round(row["watts"] * row["every_ms"] / count, 4)
+            found.append({"kind": kind, "busy": busy, "count": count, **row})
+            print(found[-1], flush=True)
+        del run, steps
+        torch.cuda.empty_cache()
+    return found
+
+
+def follow(bench: Bench) -> list[dict[str, Any]]:
+    """Each kind at the clock that products before it have left: medians of its time, by how much of 10 ms the products took."""
+    heavy, _, _ = bench.chunk(_product(8192, 8192, 8192), 1.0)
+    found = []
+    for kind, make in kinds().items():
+        if kind not in FOLLOWED:
+            continue
+        steps = make()
+        run, count, _ = bench.chunk(steps, 0.4)
+        for load in (0, 3, 5, 7, 9):
+            marks = []
+            with bench.on_stream():
+                for turn in range(70):
+                    for _ in range(load):
+                        heavy()
+                    bench.sleep(max(20_000, (9 - load) * 1_500_000))
+                    before, start, stop = bench.probe(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    start.record()
+                    run()
+                    stop.record()
+                    marks.append((before, start, stop, bench.probe()))
+                    if turn >= DEPTH:
+                        marks[-DEPTH][2].synchronize()
+            torch.cuda.synchronize()
+            marks = marks[30:]
+            clocks = [sum(pair) / 2 for pair in zip(bench.read([each[0] for each in marks]), bench.read([each[3] for each in marks]), strict=True)]
+            times = [each[1].elapsed_time(each[2]) / count * 1e3 for each in marks]
+            found.append({"kind": kind, "load": load, "mhz": round(median(clocks), 1), "us": round(median(times), 3), "us_p10_p90": _ends(sorted(times))})
+        print(found[-5:], flush=True)
+        del run, steps
+        torch.cuda.empty_cache()
+    return found
+
+
+def steps_of_load(bench: Bench) -> list[dict[str, Any]]:
+    """Clock after load begins, from idle, and after it ends: milliseconds, MHz, and microseconds of each product."""
+    found = []
+    for kind in ("gemm 8192x8192x8192", "gemm 2048x4096x4096", "attention_grad 32x4096x128"):
+        run, count, _ = bench.chunk(kinds()[kind](), 1.0)
+        time.sleep(1.5)
+        marks = []
+        zero = torch.cuda.Event(enable_timing=True)
+        begin = time.perf_counter()
+        with bench.on_stream():
+            zero.record()
+            while time.perf_counter() - begin < 2.0:
+                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                run()
+                stop.record()
+                marks.append((start, stop, bench.probe()))
+                if len(marks) > DEPTH:
+                    marks[-DEPTH][1].synchronize()
+            ends = torch.cuda.Event(enable_timing=True)
+            ends.record()
+            after = []
+            for _ in range(800):
+                bench.sleep(1_000_000)
+                at = torch.cuda.Event(enable_timing=True)
+                at.record()
+                after.append((at, bench.probe()))
+        torch.cuda.synchronize()
+        end = time.perf_counter()
+        up = [[round(zero.elapsed_time(start), 2), round(mhz), round(start.elapsed_time(stop) / count * 1e3, 2)]
+              for (start, stop, _), mhz in zip(marks, bench.read([each[2] for each in marks]), strict=True)]  # fmt: skip
+        down = [[round(ends.elapsed_time(at), 2), round(mhz)] for (at, _), mhz in zip(after, bench.read([each[1] for each in after]), strict=True)]
+        power = [[round(at - begin, 3), watts] for at, watts, *_ in bench.sampler.rows if begin - 0.2 <= at <= end]
+        energy = [[round(at - begin, 4), mj - bench.sampler.energy[0][1]] for at, mj in bench.sampler.energy if begin - 0.2 <= at <= end]
+        found.append({"kind": kind, "up": _thinned(up), "down": _thinned(down), "nvml_watts": power[::3], "millijoules": energy})
+        print(kind, up[:3], up[-1], down[:2], down[-1], flush=True)
+    return found
+
+
+def _thinned(rows: list[list[float]]) -> list[list[float]]:
+    """All of the first fifty, then ever fewer: about three hundred."""
+    kept, at = rows[:50], 50.0
+    while at < len(rows):
+        kept.append(rows[int(at)])
+        at *= 1.012
+        at = max(at, int(at) + 1) if at < 90 else at
+    return kept
+
+
+def waves(bench: Bench) -> list[dict[str, Any]]:
+    """Products for half of each period: clock where the load begins and ends, and mean power."""
+    found = []
+    for kind in ("gemm 8192x8192x8192", "gemm 2048x4096x4096"):
+        run, _, one = bench.chunk(kinds()[kind](), 0.5)
+        for period_ms in (2, 6, 20, 60, 200, 600):
+            times = max(1, round(period_ms / 2 / max(0.5, one / 1e3)))
+            first, last, begin = [], [], time.perf_counter()
+            seconds = max(1.2, 5 * period_ms / 1e3)
+            stops: list[Any] = []
+            with bench.on_stream():
+                while time.perf_counter() - begin < seconds:
+                    first.append(bench.probe())
+                    for _ in range(times):
+                        run()
+                    last.append(bench.probe())
+                    bench.sleep(period_ms * 500_000)
+                    stops.append(torch.cuda.Event())
+                    stops[-1].record()
+                    if len(stops) > 2:
+                        stops[-3].synchronize()
+            torch.cuda.synchronize()
+            end = time.perf_counter()
+            skip = len(first) // 3
+            found.append({"kind": kind, "period_ms": period_ms, "mhz_first": round(median(bench.read(first[skip:])), 1),
+                          "mhz_last": round(median(bench.read(last[skip:])), 1), **bench.sampler.between(begin + SETTLE_S, end)})  # fmt: skip
+            print(found[-1], flush=True)
+    return found
+
+
+# -- all GPUs -----------------------------------------------------------------------------------------------------------
+
+
+def collectives(bench: Bench, rank: int, world: int) -> list[dict[str, Any]]:
+    """Collectives of all GPUs repeated, alone and beside products, and calls that wait a second for their peer."""
+    found = []
+    big = torch.ones(1 << 26, device="cuda", dtype=torch.bfloat16)
+    part = torch.ones((1 << 26) // world, device="cuda", dtype=torch.bfloat16)
+    product = _product(8192, 8192, 8192)[0]
+
+    def exchange() -> None:
+        ops = [dist.P2POp(dist.isend if rank % 2 == 0 else dist.irecv, big[: 1 << 24], rank ^ 1)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce 128M": lambda: dist.all_reduce(big),
+        "all_reduce 16M": lambda: dist.all_reduce(big[: 1 << 23]),
+        "all_gather 128M": lambda: dist.all_gather_into_tensor(big, part),
+        "reduce_scatter 128M": lambda: dist.reduce_scatter_tensor(part, big),
+        "send/recv 32M": exchange,
+        "products on all GPUs": product,
+    }
+    for name, call in calls.items():
+        with torch.cuda.stream(bench.stream):
+            for _ in range(4):
+                call()
+        torch.cuda.synchronize()
+        count = 40 if "16M" in name or "32M" in name else 8
+
+        def chunk(call: Step = call, count: int = count) -> None:
+            for _ in range(count):
+                call()
+
+        dist.barrier()
+        torch.cuda.synchronize()
+        row = _fixed(bench, chunk, 250 if "128M" in name else 400 if "6M" in name else 150, count)
+        found.append({"kind": name, "rank": rank, **row})
+    for name in ("all_reduce waits", "recv waits", "all_reduce waits beside products"):
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        if rank == 0:
+            with torch.cuda.stream(bench.stream):
+                work = dist.irecv(big, 1) if name == "recv waits" else dist.all_reduce(big, async_op=True)
+            side = torch.cuda.Stream()
+            while time.perf_counter() - begin < 1.5:
+                if "beside" in name:
+                    with torch.cuda.stream(side):
+                        product()
+                    side.synchronize()
+                else:
+                    time.sleep(0.01)
+            reading = bench.sampler.between(begin + SETTLE_S, time.perf_counter())
+            work.wait()
+        else:
+            time.sleep(1.7)
+            reading = bench.sampler.between(begin + SETTLE_S, time.perf_counter())
+            if rank == 1 or name != "recv waits":
+                (dist.send(big, 0) if name == "recv waits" else dist.all_reduce(big))
+        torch.cuda.synchronize()
+        found.append({"kind": name, "rank": rank, **reading})
+    return found
+
+
+def _fixed(bench: Bench, run: Callable[[], None], chunks: int, count: int) -> dict[str, Any]:
+    """As `Bench.window`, with a number of chunks that is the same on all ranks."""
+    spans, probes, begin = [], [], time.perf_counter()
+    with bench.on_stream():
+        for k in range(chunks):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            stop.record()
+            spans.append((start, stop))
+            probes.append(bench.probe())
+            if k >= DEPTH:
+                spans[-DEPTH][1].synchronize()
+    torch.cuda.synchronize()
+    end = time.perf_counter()
+    times = sorted(start.elapsed_time(stop) / count * 1e3 for start, stop in spans[chunks // 3 :])
+    clocks = sorted(bench.read(probes[chunks // 3 :]))
+    return {"us": round(median(times), 2), "us_p10_p90": _ends(times), "mhz": round(median(clocks), 1),
+            **bench.sampler.between(begin + (end - begin) / 3, end)}  # fmt: skip
+
+
+def one_gpu(index: int, out: str) -> None:
+    """All parts of one GPU; each is stored when it ends, and one that fails says so in its place."""
+    bench = Bench(index)
+    torch.manual_seed(index)
+    found: dict[str, Any] = {"gpu": index, "meta": meta() | {"gpu": torch.cuda.get_device_name(index)}, "limits": bench.sampler.limits()}
+    parts: dict[str, Callable[[Bench], Any]] = {"idle": idle_windows, "windows": windows, "steps": steps_of_load, "waves": waves, "follow": follow}
+    for name, part in parts.items():
+        if len(sys.argv) > 2 and name not in sys.argv[2:]:
+            continue
+        began = time.time()
+        try:
+            found[name] = part(bench)
+        except Exception as error:
+            found[name] = {"failed": f"{type(error).__name__}: {error}"[:800]}
+            print(name, found[name], flush=True)
+        print(f"GPU {index}: {name}, {time.time() - began:.0f} s", flush=True)
+        Path(out).write_text(json.dumps(found))
+
+
+def one_rank(rank: int, world: int, out: str) -> None:
+    """The part of one GPU in collectives."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    bench = Bench(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=world, device_id=torch.device("cuda", rank))
+    rows = collectives(bench, rank, world)
+    Path(out).write_text(json.dumps(rows))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """All GPUs side by side, then together; one file."""
+    target, count = Path(sys.argv[1]), torch.cuda.device_count()
+    context = processes.get_context("spawn")
+    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M")}
+    for name, work, given in (("gpus", one_gpu, lambda k, out: (k, out)), ("ranks", one_rank, lambda k, out: (k, count, out))):
+        if name == "ranks" and count < 2:
+            continue
+        outs = [f"{target}.{name}.{k}" for k in range(count)]
+        started = [context.Process(target=work, args=given(k, out)) for k, out in enumerate(outs)]
+        for each in started:
+            each.start()
+        for each in started:
+            each.join(timeout=330 if name == "gpus" else 90)
+            if each.is_alive():
+                each.kill()
+        found[name] = [json.loads(Path(out).read_text()) if Path(out).exists() else {"failed": "no result"} for out in outs]
+        target.write_text(json.dumps(found) + "\n")
+        for out in outs:
+            Path(out).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The power part of a device profile, from `power_kinds.json` of `benchmarks/gpu/power.py`.
+
+What a device draws while nothing computes rises with its temperature; a line through its idle readings gives it at any. A kernel's energy
+above that, over its time, is what it draws at the clock of its window; windows with gaps give the exponent with which products' energy
+follows the clock, and kernels timed behind a load of products give the part of their time that follows it. With both, what was drawn at a
+lower clock is carried to the highest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from interlace.cost_model.profile import Power, PowerSample
+
+TRAINING_CELSIUS = 60
+HIGHEST_MHZ, LOWEST_MHZ, STEP_MHZ = 1980, 345, 15
+RESPONSE_NS = 40_000_000
+"""From idle the clock fell 36 to 85 ms after products began that draw 980 of 700 W, and rose again 25 to 60 ms after they ended (medians over
+four GPUs); load that comes and goes within 20 ms is averaged, within 200 ms it is not."""
+BYTES_AN_ELEMENT = {"add": 6, "gelu": 4, "gelu_grad": 6, "copy": 4, "cast": 6, "adamw": 28, "layer_norm": 4, "layer_norm_grad": 6, "softmax": 4}
+KERNEL_OF_NOTHING = ("shortest", 256)
+COLLECTIVES = {"all_reduce 128M": ("all_reduce", 128 << 20), "all_reduce 16M": ("all_reduce", 16 << 20),
+               "all_gather 128M": ("all_gather", 128 << 20), "reduce_scatter 128M": ("reduce_scatter", 128 << 20),
+               "send/recv 32M": ("send", 32 << 20)}  # fmt: skip
+Row = dict[str, Any]
+
+
+def power_part(raw: Row) -> Power:
+    """From the raw file of one kind of device."""
+    static = _static(raw)
+    at, a_degree = static
+    windows = [row for gpu in raw["gpus"] for row in gpu["windows"] if row["watts"]]
+    for row in windows:
+        drawn = row["watts"] - at - a_degree * (row["celsius"] - TRAINING_CELSIUS)
+        row["millijoules_above"] = drawn * row["every_ms"] / row["count"]
+    exponent = _exponent(windows)
+    shares = _shares(raw)
+    samples = [*_kernels(windows, shares, exponent), *_moves(raw, static)]
+    waits = [row["watts"] - at - a_degree * (row["celsius"] - TRAINING_CELSIUS)
+             for row in raw["ranks"][0] if row["kind"] in ("all_reduce waits", "recv waits")]  # fmt: skip
+    return Power(
+        limit_w=raw["gpus"][0]["limits"]["limit_w"], static_w=round(at, 1), waiting_w=round(max(0.0, median(waits)), 1), highest_mhz=HIGHEST_MHZ,
+        lowest_mhz=LOWEST_MHZ, step_mhz=STEP_MHZ, response_ns=RESPONSE_NS, energy_exponent=round(exponent, 2), samples=tuple(samples),
+        note=f"{len(raw['gpus'])} GPUs, {raw['date']}, at {TRAINING_CELSIUS} C; static draw rises by {a_degree:.1f} W a degree",
+    )  # fmt: skip
+
+
+def _static(raw: Row) -> tuple[float, float]:
+    """Watts at `TRAINING_CELSIUS` and watts a degree of a device that does nothing, or kernels that do nothing."""
+    points = [(row["celsius"], row["watts"]) for gpu in raw["gpus"] for row in gpu["idle"] if row["kind"] in ("idle", "wait 1 thread")]
+    points += [(row["celsius"], row["watts"]) for gpu in raw["gpus"] for row in gpu["windows"] if row["kind"] in ("shortest", "h2d 64M")]
+    slope, at = np.polyfit([celsius - TRAINING_CELSIUS for celsius, _ in points], [watts for _, watts in points], 1)
+    return float(at), float(slope)
+
+
+def _exponent(windows: list[Row]) -> float:
+    """Of products' energy over the clock: median over products that ran with and without gaps at clocks that differ."""
+    found = []
+    for full in windows:
+        for row in windows:
+            same = row["kind"] == full["kind"] and full["kind"].startswith("gemm") and (full["busy"], row["busy"]) == (1.0, 0.5)
+            if same and row["mhz"] > full["mhz"] + 100:
+                found.append(np.log(full["millijoules_above"] / row["millijoules_above"]) / np.log(full["mhz"] / row["mhz"]))
+    return float(median(found))
+
+
+def _shares(raw: Row) -> dict[str, float]:
+    """Part of each kind's time that follows the clock: its time at the two lowest clocks against that at the highest."""
+    found: dict[str, list[float]] = {}
+    for gpu in raw["gpus"]:
+        fastest = {row["kind"]: row for row in gpu["follow"] if row["load"] == 3}
+        for row in gpu["follow"]:
+            base = fastest[row["kind"]]
+            if row["load"] >= 7:
+                found.setdefault(row["kind"], []).append((row["us"] / base["us"] - 1) / (base["mhz"] / row["mhz"] - 1))
+    return {kind: max(0.0, median(each)) for kind, each in found.items()}
+
+
+def _kernels(windows: list[Row], shares: dict[str, float], exponent: float) -> Iterator[PowerSample]:
+    """Kernels in the windows in which their clock was highest, carried to the highest there is; one sample for each kind and size."""
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for name in dict.fromkeys(row["kind"] for row in windows if "float32" not in row["kind"]):
+        kind, size = sized(name)
+        share = min(1.0, shares.get(name, _nearest(shares, kind)))
+        rows = [row for row in windows if row["kind"] == name]
+        highest = max(row["mhz"] for row in rows)
+        for row in rows:
+            if row["mhz"] > highest - 2 * STEP_MHZ:
+                ratio = min(1.0, row["mhz"] / HIGHEST_MHZ)
+                energy, took_us = row["millijoules_above"] / ratio**exponent, row["us"] / (1 + share * (1 / ratio - 1))
+                found.setdefault((kind, size), []).append((max(0.0, 1e3 * energy / took_us), share))
+    for (kind, size), each in sorted(found.items()):
+        watts, share = (median(column) for column in zip(*each, strict=True))
+        yield PowerSample(kind, size, round(watts, 1), round(share, 2), num_runs=len(each))
+
+
+def _nearest(shares: dict[str, float], kind: str) -> float:
+    """The median share of a kind's other sizes, or of its forward kernel."""
+    for prefix in (kind, kind.removesuffix("_grad")):
+        found = [share for name, share in shares.items() if name.split()[0] == prefix and "float32" not in name]
+        if found:
+            return median(found)
+    return 0.0
+
+
+def _moves(raw: Row, static: tuple[float, float]) -> Iterator[PowerSample]:
+    """Collectives and exchanges of two GPUs, of both."""
+    at, a_degree = static
+    for name, (kind, size) in COLLECTIVES.items():
+        watts = [row["watts"] - at - a_degree * (row["celsius"] - TRAINING_CELSIUS) for rank in raw["ranks"] for row in rank if row["kind"] == name]
+        yield PowerSample(kind, size, round(max(0.0, median(watts)), 1), num_runs=len(watts))
+
+
+def sized(name: str) -> tuple[str, int]:
+    """Kind and size of a window's name: FLOPs of a product or of causal attention, else bytes.
+
+    >>> sized("gemm 8x8x64"), sized("add 67M"), sized("d2h 64M")
+    (('gemm', 8192), ('add', 402653184), ('d2h', 67108864))
+    """
+    if name == KERNEL_OF_NOTHING[0]:
+        return KERNEL_OF_NOTHING
+    kind, numbers = name.split()
+    sizes = [int(each) for each in re.findall(r"\d+", numbers)]
+    if kind == "gemm":
+        return kind, 2 * sizes[0] * sizes[1] * sizes[2]
+    if kind.startswith("attention"):
+        heads, tokens, dim = sizes
+        return kind, (10 if kind.endswith("_grad") else 4) * heads * tokens * tokens // 2 * dim
+    if kind in ("d2h", "h2d"):
+        return kind, sizes[0] << 20
+    elements = (1 << 26 if sizes[0] == 67 else 1 << 23) if numbers.endswith("M") else sizes[0] * sizes[1]
+    return kind, BYTES_AN_ELEMENT[kind] * elements

@@ -1,0 +1,46 @@
+"""What operations draw, from the samples of a profile's power part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from interlace.cost_model.base import Draw
+from interlace.cost_model.profile import Power, PowerSample
+from interlace.cost_model.work import Part
+
+IDLE_KERNEL = "shortest"
+"""The sample of a kernel that does nothing."""
+STANDS_FOR = {"gemm": "gemm", "attention": "attention", "comm": "all_reduce", "p2p": "send"}
+"""Family of a part -> the kind whose samples answer for kinds without their own. Of all else it is `MEMORY`."""
+MEMORY = "add"
+
+
+class PowerSamples:
+    """Watts and shares over sizes, by kind."""
+
+    def __init__(self, power: Power) -> None:
+        self._of_kind: dict[str, list[PowerSample]] = {}
+        for sample in sorted(power.samples, key=lambda each: (each.kind, each.size)):
+            self._of_kind.setdefault(sample.kind, []).append(sample)
+
+    def of(self, part: Part) -> Draw:
+        """From samples of the kind, between two sizes by their logarithm, beyond them as the nearest; else of the kind that stands for it.
+
+        A kernel smaller than all samples draws less, down to what one draws that does nothing.
+        """
+        kind = next((each for each in (part.kind, part.kind.removesuffix("_mixed"), part.kind.removesuffix("_grad"),
+                                       STANDS_FOR.get(part.family, MEMORY)) if each in self._of_kind), None)  # fmt: skip
+        if kind is None:
+            return Draw(0, 0.0)
+        samples = self._of_kind[kind]
+        if part.family not in ("comm", "p2p", "copy"):
+            samples = [*self._of_kind.get(IDLE_KERNEL, ()), *samples]
+        watts, share = (_between(samples, part.flops or part.size_bytes, name) for name in ("watts", "clock_share"))
+        return Draw(round(watts * 1000), share)
+
+
+def _between(samples: Sequence[PowerSample], size: int, name: str) -> float:
+    sizes = np.log([max(1, sample.size) for sample in samples])
+    return float(np.interp(np.log(max(1, size)), sizes, [getattr(sample, name) for sample in samples]))

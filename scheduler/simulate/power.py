@@ -1,0 +1,115 @@
+"""Power and clock of simulated devices: what both engines know of a limit of power, and the limiter that they share.
+
+Every kernel has an energy above the device's static draw. It is spent in proportion to the kernel's work, and scales with a power of the
+clock. A limiter looks at what was drawn every `TICK_NS`, averages it with the device's time constant, and takes the highest clock at which
+the average would stay within the limit. At a lower clock the part of a kernel's time that follows the clock is stretched. All quantities
+are whole numbers, so that engines agree exactly: milliwatts, nanoseconds, their products, and factors in units of 1 / ONE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import exp
+
+import numpy as np
+import numpy.typing as npt
+
+from interlace.cost_model.profile import Power
+
+Ints = npt.NDArray[np.int64]
+ONE = 1 << 20
+TICK_NS = 2_000_000
+"""Between two looks of the limiter. H100 and H200 were seen to change clocks every 20 to 40 ms; the average decides, not the tick."""
+FOLLOWS = 0.6
+"""Part of the time of what draws most that follows the clock: products of 8192 to 2048 rows, 0.5 to 0.7 on H100 and H200. Only how fast the
+limiter finds its clock depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The clocks that a device chooses from, highest first, and what holds at each. `[num_levels]` each.
+
+    Attributes:
+        mhz: The clock.
+        slower: By how much time that follows the clock is stretched, over 1.
+        energy: A kernel's energy, as a part of that at the highest clock.
+        load: Power of what draws most, as a part of that at the highest clock.
+    """
+
+    mhz: Ints
+    slower: Ints
+    energy: Ints
+    load: Ints
+
+    @classmethod
+    def of(cls, power: Power) -> Clocks:
+        """From the highest down to the lowest clock."""
+        mhz = np.arange(power.highest_mhz, power.lowest_mhz - 1, -power.step_mhz, dtype=np.int64)
+        ratio = mhz / power.highest_mhz
+        energy = ratio**power.energy_exponent
+        load = energy / (1 + FOLLOWS * (1 / ratio - 1))
+        return cls(mhz, *(np.round(ONE * each).astype(np.int64) for each in (1 / ratio - 1, energy, load)))
+
+
+@dataclass(frozen=True, slots=True)
+class PowerInput:
+    """The power part of `SimInput`.
+
+    Attributes:
+        draw: Of each op instance, milliwatts above static while it runs alone at the highest clock. `[num_items]`
+        share: Part of its time that follows the clock, in units of 1 / ONE. `[num_items]`
+        clocks: What the device chooses from.
+        static_mw, limit_mw, waiting_mw: As in `Power`.
+        response: Part of the difference by which the average moves in a tick, in units of 1 / ONE.
+    """
+
+    draw: Ints
+    share: Ints
+    clocks: Clocks
+    static_mw: int
+    limit_mw: int
+    waiting_mw: int
+    response: int
+
+    @classmethod
+    def of(cls, power: Power, draw: Ints, share: Ints) -> PowerInput:
+        """Whole numbers from a profile's power part."""
+        static, limit, waiting = (round(1000 * watts) for watts in (power.static_w, power.limit_w, power.waiting_w))
+        return cls(draw, share, Clocks.of(power), static, limit, waiting, round(ONE * (1 - exp(-TICK_NS / power.response_ns))))
+
+
+@dataclass(slots=True)
+class PowerTrace:
+    """What the limiter of each rank did in a step.
+
+    Attributes:
+        level: Index into `Clocks`; before a simulation that with which the step begins, after it that with which it ends. `[num_ranks]`
+        mean: Average of what was drawn above static, as if at the highest clock, in milliwatts; before and after, as `level`.
+        spent: Energy above static, in milliwatts times nanoseconds. `[num_ranks]`
+        changes: Times, ranks and levels of changes of the clock, the first ones at time 0. `[3, num_changes]`
+    """
+
+    level: Ints
+    mean: Ints
+    spent: Ints
+    changes: Ints = field(default_factory=lambda: np.zeros((3, 0), np.int64))
+
+    @classmethod
+    def begin(cls, num_ranks: int) -> PowerTrace:
+        """Before anything was drawn."""
+        return cls(*(np.zeros(num_ranks, np.int64) for _ in range(3)))
+
+    def again(self) -> PowerTrace:
+        """The next step begins where this one ended."""
+        return PowerTrace(self.level.copy(), self.mean.copy(), np.zeros_like(self.spent))
+
+
+def limiter(mean: int, level: int, spent: int, response: int, room_mw: int, load: Ints) -> tuple[int, int]:
+    """The average and the level after a tick in which so much was spent above static at this level's clock; `room_mw` is the limit less
+    static. Runs in both engines."""
+    drawn = (spent // TICK_NS) * ONE // load[level]
+    mean += ((drawn - mean) * response) >> 20
+    level = 0
+    while level < len(load) - 1 and (mean * load[level]) >> 20 > room_mw:
+        level += 1
+    return mean, level
