@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
 
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.cost_model.base import Draw, GivenCosts, Groups
-from interlace.cost_model.profile import Power, PowerSample
-from interlace.cost_model.work import Values
+from interlace.cost_model.power import PowerSamples
+from interlace.cost_model.profile import Power, PowerSample, load_profile
+from interlace.cost_model.work import Part, Values
+from interlace.errors import PlanError
 from interlace.ir import Program
 from interlace.ir.program import Op
 from interlace.scheduler.simulate.arrays import Options
@@ -20,9 +24,11 @@ from interlace.scheduler.simulate.lower import lower
 from interlace.scheduler.simulate.power import TICK_NS, PowerTrace
 from interlace.scheduler.simulate.simulator import Result, Simulation, run
 from tests.scheduler.plans import Shape, shapes, world
+from tests.scheduler.test_simulator_by_hand import rank
 
 fast = pytest.importorskip("interlace.scheduler.simulate.compiled")
 
+ROOT = Path(__file__).resolve().parents[2]
 POWER = Power(limit_w=700, static_w=150, waiting_w=10, highest_mhz=1980, lowest_mhz=345, step_mhz=15, response_ns=40_000_000, energy_exponent=1.2)
 MS = 1_000_000
 STRETCHED = {("gemm", "comm"): (1.5, 2.0), ("memory", "comm"): (1.2, 1.7), ("copy:d2h", "copy:h2d"): (1.4, 1.4), ("gemm", "wait"): (1.3, 1.0)}
@@ -79,3 +85,110 @@ def test_with_an_unlimited_device_times_are_those_without_power(shape: Shape) ->
             assert (getattr(with_power.times, name) == getattr(without.times, name)).all()
         assert len(with_power.joules) == len(programs)
         assert without.joules == []
+
+
+def products(count: int, cost_ns: int, gap_ns: int = 0) -> tuple[list[Program], Drawing]:
+    """One rank that computes products one after another; behind each, something that draws nothing for `gap_ns`."""
+    ops, items = [], []
+    for k in range(count):
+        at = 10 + 3 * k
+        ops += [f"#{at} %{at}:float32[2] = pd_op.matmul(%0, %0) forward", f"#{at + 1} %{at + 1}:float32[2] = pd_op.relu(%{at}) forward"]
+        items += [f"{at}@0"] + ([f"{at + 1}@0"] if gap_ns else [])
+    program = rank("\n".join(ops), f"job all forward 0: {' '.join(items)}")
+    found = costs(matmul=cost_ns, relu=gap_ns)
+    found.draws = {"gemm": DRAWS["gemm"]}
+    return [program], found
+
+
+def test_a_step_at_the_limit_takes_its_energy_over_the_limit() -> None:
+    found = simulated(*products(400, 5 * MS), "fast")
+    assert found.joules[0] / (found.step_ns / 1e9) == pytest.approx(700, rel=0.01)
+    assert found.step_ns > 400 * 5 * MS * 1.1
+    assert 1300 < found.mean_mhz(0) < 1800
+
+
+def test_below_the_limit_the_clock_stays_and_energy_is_what_was_drawn() -> None:
+    programs, cost = products(200, MS, gap_ns=MS)
+    found = simulated(programs, cost, "fast")
+    assert found.mean_mhz(0) == 1980
+    assert found.step_ns < 200 * 2 * MS * 1.01
+    assert found.joules[0] == pytest.approx(0.2 * 850 + 150 * found.step_ns / 1e9, rel=0.001)
+
+
+def test_hiding_waits_at_the_limit_saves_time_as_it_saves_energy_and_less_than_the_waits() -> None:
+    """The same products with waits between them that draw nothing, and without."""
+    waiting, dense = (simulated(*products(400, 5 * MS, gap), "fast") for gap in (MS, 0))
+    assert dense.step_ns / waiting.step_ns == pytest.approx(dense.joules[0] / waiting.joules[0], rel=0.01)
+    assert 0 < waiting.step_ns - dense.step_ns < 0.8 * 400 * MS
+
+
+def test_time_that_does_not_follow_the_clock_is_not_stretched() -> None:
+    programs, cost = products(400, 5 * MS)
+    cost.draws = {"gemm": Draw(850_000, 0.0)}
+    assert simulated(programs, cost, "fast").step_ns < 400 * 5 * MS * 1.001
+
+
+def test_the_clock_falls_within_some_time_constants_and_the_next_step_begins_with_it() -> None:
+    found = simulated(*products(100, 5 * MS), "fast")
+    when, _, levels = found.power.changes
+    assert levels[0] > 0, "the step before left the device at its limit"
+    sim = lower(products(100, 5 * MS)[0], products(100, 5 * MS)[1], Options(power=True))
+    cold = PowerTrace.begin(1)
+    fast.run_items(sim, cold)
+    fell = cold.changes[0][1]
+    assert TICK_NS <= fell <= 2 * POWER.response_ns
+    assert when[0] == 0
+
+
+def test_a_rank_that_waits_for_another_draws_what_waiting_draws() -> None:
+    """Two ranks, one collective, one rank late: the other draws its waiting power meanwhile."""
+    groups = "group 0=0,1\n"
+    late = rank("#1 %1:float32[2] = pd_op.matmul(%0, %0) forward\n#2 %2:float32[2] = pd_op.all_reduce(%1) forward group=0",
+                "job all forward 0: 1@0 2@0", 0, 2, groups)  # fmt: skip
+    early = rank("#2 %2:float32[2] = pd_op.all_reduce(%0) forward group=0", "job all forward 0: 2@0", 1, 2, groups)
+    cost = costs(matmul=100 * MS, all_reduce=10 * MS)
+    found = simulated([late, early], cost)
+    static, waited = 150 * found.step_ns / 1e9, 10 * 0.1
+    assert found.joules[1] == pytest.approx(static + waited + 150 * 0.01, rel=0.01)
+
+
+def test_a_clock_that_is_not_known_is_not_made_up() -> None:
+    found = simulated(*products(2, MS), power=False)
+    with pytest.raises(PlanError, match="without a limit of power"):
+        found.mean_mhz(0)
+
+
+@pytest.mark.parametrize("device", ["h100", "h200"])
+@pytest.mark.parametrize("busy", [1.0, 0.75, 0.5])
+def test_measured_products_come_back_with_their_clock_and_energy(device: str, busy: float) -> None:
+    """`power_kinds.json`: products repeated without and with gaps, on two GPUs each."""
+    raw = json.loads((ROOT / "benchmarks" / "results" / device / "power_kinds.json").read_text())
+    power = load_profile(device).power
+    assert power is not None
+    for kind, flops in (("gemm 8192x8192x8192", 2 * 8192**3), ("gemm 4096x4096x4096", 2 * 4096**3)):
+        rows = [row for gpu in raw["gpus"] for row in gpu["windows"] if (row["kind"], row["busy"]) == (kind, busy)]
+        fastest = min(row["us"] for gpu in raw["gpus"] for row in gpu["windows"] if row["kind"] == kind)
+        part = Part("gemm", "gemm", "bfloat16", (), flops, 0)
+        chunk_ns = round(1000 * fastest * rows[0]["count"])
+        gap_ns = round(1e6 * median(row["every_ms"] - row["chunk_ms"] for row in rows))
+        programs, cost = products(600, chunk_ns, gap_ns)
+        cost.limit, cost.draws = power, {"gemm": PowerSamples(power).of(part)}
+        found = simulated(programs, cost, "fast")
+        measured = {name: median(row[name] for row in rows) for name in ("every_ms", "mhz")}
+        watts = median(row["nvml_watts"] for row in rows)
+        assert found.step_ns / 600 / 1e6 == pytest.approx(measured["every_ms"], rel=0.06), kind
+        assert found.mean_mhz(0) == pytest.approx(measured["mhz"], rel=0.09), kind
+        assert found.joules[0] / (found.step_ns / 1e9) == pytest.approx(watts, rel=0.08), kind
+
+
+def test_what_is_drawn_is_found_by_kind_and_size() -> None:
+    samples = (PowerSample("gemm", 1 << 40, 850, 0.6), PowerSample("gemm", 1 << 30, 600, 0.7), PowerSample("add", 1 << 28, 390),
+               PowerSample("shortest", 256, 10, 0.3), PowerSample("all_reduce", 1 << 27, 150))  # fmt: skip
+    drawn = PowerSamples(msgspec.structs.replace(POWER, samples=samples))
+    assert drawn.of(Part("gemm", "gemm", "bfloat16", (), 1 << 40, 1)) == Draw(850_000, 0.6)
+    assert 600_000 < drawn.of(Part("gemm", "gemm", "bfloat16", (), 1 << 35, 1)).milliwatts < 850_000
+    assert drawn.of(Part("gemm", "gemm", "bfloat16", (), 1 << 50, 1)).milliwatts == 850_000, "beyond the samples, as the nearest"
+    assert drawn.of(Part("tanh", "elementwise", "bfloat16", (), 0, 1 << 28)).milliwatts == 390_000, "no sample: as an addition"
+    assert 10_000 < drawn.of(Part("tanh", "elementwise", "bfloat16", (), 0, 1 << 16)).milliwatts < 390_000
+    assert drawn.of(Part("broadcast", "comm", "bfloat16", (), 0, 1 << 27)) == Draw(150_000, 0.0)
+    assert drawn.of(Part("gemm_batched", "gemm", "bfloat16", (), 1 << 40, 1)).milliwatts == 850_000
