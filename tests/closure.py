@@ -348,7 +348,20 @@ def signature(program: Program, place: int) -> tuple[object, ...]:
     op_id, micro_batch = whole(program)[place]
     op = ops[op_id]
     value = values[op.operands[0] if op.operands else op.results[0]]
-    return ("p2p" if is_send(op) or is_receive(op) else op.kind, value.size_bytes, value.dtype, op.role, micro_batch)
+    size = -1 if op.kind.startswith(("global_", "margin_", "class_center_")) else value.size_bytes
+    return ("p2p" if is_send(op) or is_receive(op) else op.kind, size, value.dtype, op.role, micro_batch, captured_before(program, op))
+
+
+def captured_before(program: Program, op: Op) -> int:
+    """How many calls of the same role with the same partners were captured before this one."""
+
+    def stands_for(other: Op) -> tuple[int, int]:
+        return (other.id if other.origin == -1 else other.origin, other.id)
+
+    def way(other: Op) -> tuple[object, ...]:
+        return (other.group, other.role, is_send(other), is_receive(other), other.attrs.get("peer"))
+
+    return sum(way(other) == way(op) and stands_for(other) < stands_for(op) for other in program.ops)
 
 
 def mismatched(programs: Sequence[Program]) -> bool:

@@ -124,7 +124,8 @@ def _first_difference(left: tuple[Skeleton, Channel | None], right: tuple[Skelet
     a, b = (skeleton.channels[channel] if channel is not None else [] for skeleton, channel in (left, right))
     one, two = left[0].calls, right[0].calls
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if not agree[one.signature[x]][two.signature[y]] or (one.role[x], one.micro_batch[x]) != (two.role[y], two.micro_batch[y]):
+        same = (one.role[x], one.micro_batch[x], one.place[x]) == (two.role[y], two.micro_batch[y], two.place[y])
+        if not same or not agree[one.signature[x]][two.signature[y]]:
             return index
     return None if len(a) == len(b) else min(len(a), len(b))
 
@@ -165,7 +166,8 @@ def _number(world: World, name: RingName) -> int:
 def _call_text(skeleton: Skeleton, call: int) -> str:
     calls = skeleton.calls
     kind, size, dtype, more = skeleton.signatures[calls.signature[call]]
-    return f"{kind} {size} B {dtype}{' ' + more if more else ''} {ROLES[calls.role[call]]} of micro-batch {calls.micro_batch[call]}"
+    part = f"{ROLES[calls.role[call]]} call {calls.place[call]} of micro-batch {calls.micro_batch[call]}"
+    return f"{kind} {size} B {dtype}{' ' + more if more else ''}, {part}"
 
 
 def unclear(world: World) -> list[Finding]:
