@@ -51,7 +51,7 @@ class World:
         for channel in self.skeletons[self.kind[comm.rank]].channels:
             if channel[0] in rings:
                 name, index = rings[channel[0]]
-                line = _line(name, index, channel[1])
+                line = line_of(name, index, channel[1])
                 if line is not None:
                     self.lines[line][comm.rank] = channel
 
@@ -61,7 +61,7 @@ class World:
         return [rank for rank in ((source, target) if source != NOBODY else ranks) if rank in self.comms]
 
 
-def _line(name: RingName, index: int, way: int) -> Line | None:
+def line_of(name: RingName, index: int, way: int) -> Line | None:
     """The line of a channel of the rank with this index in a ring; None if it has no other rank as peer."""
     ranks, peer = name[0], abs(way) - 1
     if way == COLLECTIVE:
@@ -148,10 +148,15 @@ def difference_text(world: World, found: Difference, answers: Sequence[CallAnswe
     what, mend = ("message", "send and receive in one order, with equal sizes and dtypes") if p2p else (
         "collective", "issue the group's collectives in one order on all its ranks")  # fmt: skip
     mend += f". {VPP_CROSSES}" if p2p and ring.skeleton.schedule == "VPP" else ""
-    way = f", {found.line[1]} to {found.line[2]}" if p2p else ""
-    title = f"group {_number(world, found.line[0])} of ranks {list(found.line[0][0])}{way}"
+    title = line_text(found.line, _number(world, found.line[0]))
     return Finding("p2p-mismatch" if p2p else "collective-order", tuple(sorted(found.ranks)), tuple(each.call for each in answers),
                    f"{title}: {what} {found.index} differs: {', '.join(texts)}", mend)  # fmt: skip
+
+
+def line_text(line: Line, group: int) -> str:
+    """A line as messages name it."""
+    way = f", {line[1]} to {line[2]}" if line[1] != NOBODY else ""
+    return f"group {group} of ranks {list(line[0][0])}{way}"
 
 
 def _number(world: World, name: RingName) -> int:

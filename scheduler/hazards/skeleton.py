@@ -42,7 +42,7 @@ class Calls(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         signature: Index in the skeleton's `signatures`.
         role: Index in `ROLES`.
         micro_batch: As in the plan.
-        place: Which call of its channel and part of the step it is in the captured program (`places_of_calls`).
+        place: Which call of the captured program it is, see `places_of_calls`.
         num_waits: Number of earlier calls of the same rank that the call waits for.
         waits: For each of these, how many calls earlier it is.
     """
@@ -178,24 +178,22 @@ def skeleton_of(trace: Trace, target: Target) -> Skeleton:
 
 
 def places_of_calls(program: Program) -> dict[int, int]:
-    """Operation -> which call it is, from 0, of its channel and part of the step in the captured program.
+    """Operation -> which call it is of its channel and part of the step in the captured program, from 0; a repetition of a call that is
+    still there is -1 - that one's place.
 
-    Programs of partners differ, and so do their numbers of operations; which call of a channel comes first, second, ... they share: by
-    that order Paddle's own plan pairs them. The numbers of operations ascend as captured. A repetition is where its original is, another
-    call that a pass made behind all captured ones.
+    Programs of partners differ, and so do the numbers of their operations, which ascend as captured. Which call of a channel comes first,
+    second, ... they share: so Paddle's own plan pairs them. A call that a pass made of none comes behind the captured ones.
     """
+    calls = {op.id: op for op in program.ops if is_comm(op)}
+    again = [op for op in calls.values() if op.origin != op.id and op.origin in calls]
+    first = calls.keys() - {op.id for op in again}
     count: Counter[tuple[int, int, str]] = Counter()
-    places = {}
-    for op in sorted(filter(is_comm, program.ops), key=captured_order):
+    places: dict[int, int] = {}
+    for op in sorted((calls[number] for number in first), key=lambda op: (op.origin if op.origin >= 0 else op.id, op.id)):
         channel = (op.group, way_of(op), op.role)
         places[op.id] = count[channel]
         count[channel] += 1
-    return places
-
-
-def captured_order(op: Op) -> tuple[int, int]:
-    """Ascends as operations were captured."""
-    return (op.origin if op.origin >= 0 else op.id), op.id
+    return places | {op.id: -1 - places.get(op.origin, 0) for op in again}
 
 
 def way_of(op: Op) -> int:
