@@ -19,6 +19,7 @@ from interlace.passes import REGISTRY, Pass, register
 from interlace.passes.base import Context
 from interlace.planning.plan import Plan, make_plan, make_plans
 from interlace.scheduler.hazards import check
+from interlace.scheduler.hazards.pass_orders import changes, orders_of
 from tests.strategies import World, programs
 
 Item = TypeVar("Item")
@@ -202,6 +203,27 @@ def test_check_names_the_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     alone(replicas(), tmp_path / "right", moves={"ranks": [0, 1]})
     assert main(["check", str(tmp_path / "right")]) == 0
     assert "safe: no race" in capsys.readouterr().out
+
+
+def test_captured_programs_that_differ_blame_no_pass() -> None:
+    """One rank sums one gradient less: the calls themselves are told by the common proof."""
+    first, second = replicas()
+    less = Drops(ranks=(1,)).run(second, Context(COSTS))
+    plans = make_plans([first, less], config(moves={"ranks": []}), COSTS, "cpu")
+    assert [finding.kind for finding in check([plan.program for plan in plans])] == ["collective-order"]
+
+
+def test_micro_batches_in_another_order_are_another_order() -> None:
+    program = make_plan(programs(World(pp=2, micro_batches=2))[0], config(), COSTS, "cpu").program
+    call = next(op.id for op in program.ops if is_p2p(op) and op.role == "forward")
+    jobs = [msgspec.structs.replace(job, items=tuple((op, 1 - m if op == call else m) for op, m in job.items)) for job in program.jobs]
+    (change,) = changes(orders_of(program), orders_of(msgspec.structs.replace(program, jobs=tuple(jobs))))
+    assert change.group == next(op.group for op in program.ops if op.id == call)
+
+
+def test_orders_of_a_program_are_those_of_its_operations() -> None:
+    program = replicas()[0]
+    assert changes(orders_of(program), orders_of(Moves(ranks=(0,)).run(program, Context(COSTS))))
 
 
 def test_records_without_orders_blame_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,15 @@ def test_a_new_operation_is_the_captured_call_that_it_stands_for() -> None:
         assert bool(check(ranks)) == wrong
 
 
+def test_messages_and_collectives_of_one_ring_are_numbered_apart() -> None:
+    """Rank 0 sends before the sum, rank 1 receives behind it; the sum is the first of the ring on both."""
+    total = '#2 %2:float32[2] = pd_op.all_reduce(%0) forward group=7 layer="a"\n'
+    send, receive = '#4 pd_op.send_v2(%0) forward group=7 {"peer":1}\n', '#4 %4:float32[2] = pd_op.recv_v2() forward group=7 {"peer":0}\n'
+    ranks = world((send.replace("#4", "#9") + total, total + receive), ("job f forward 0: 9@0 2@0", "job f forward 0: 2@0 4@0"))
+    assert not mismatched(ranks)
+    assert [finding.kind for finding in check(ranks)] == ["deadlock"]
+
+
 def test_repetitions_of_different_calls_are_different_calls() -> None:
     """Each rank computes one sum again in backward, both of one size."""
     again = '#8 %8:float32[2] = pd_op.all_reduce(%{}) backward group=7 origin={} layer="{}"\n'
