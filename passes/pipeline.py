@@ -17,11 +17,13 @@ from interlace.errors import InterlaceError, PassError, PlanError
 from interlace.ir import Program, verify
 from interlace.passes.base import REGISTRY, Context, Pass, is_built_in
 from interlace.passes.peers import Peers, gather, plans_of_stages, stand_ins
+from interlace.scheduler.hazards.pass_orders import Change, changes, orders_of
 from interlace.scheduler.whole_step.orders import Orders, simulation
 
 
 class PassReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one pass did: lines of what changed and what was declined, operation counts, and its run time."""
+    """What one pass did: lines of what changed and what was declined, operation counts, its run time, and the orders of calls that it
+    changed, which partners compare (none in a draft)."""
 
     name: str
     changed: tuple[str, ...]
@@ -29,6 +31,7 @@ class PassReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ops_before: int
     ops_after: int
     run_ns: int
+    orders: tuple[Change, ...] = ()
 
     def head(self) -> str:
         """How much it did, in one line."""
@@ -133,8 +136,9 @@ class Pipeline:
             raise PassError(f"pass {each.name!r} failed with {type(error).__name__}: {error}; the program is as it was") from error
         if not context.changed and not context.declined:
             context.declined.append("found nothing to do")
+        orders = () if self.is_draft else changes(orders_of(program), orders_of(result))
         report = PassReport(each.name, tuple(context.changed), tuple(context.declined), len(program.ops), len(result.ops),
-                            time.perf_counter_ns() - start)  # fmt: skip
+                            time.perf_counter_ns() - start, orders)  # fmt: skip
         return result, report
 
 

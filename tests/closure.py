@@ -348,7 +348,22 @@ def signature(program: Program, place: int) -> tuple[object, ...]:
     op_id, micro_batch = whole(program)[place]
     op = ops[op_id]
     value = values[op.operands[0] if op.operands else op.results[0]]
-    return ("p2p" if is_send(op) or is_receive(op) else op.kind, value.size_bytes, value.dtype, op.role, micro_batch)
+    size = -1 if op.kind.startswith(("global_", "margin_", "class_center_")) else value.size_bytes
+    return ("p2p" if is_send(op) or is_receive(op) else op.kind, size, value.dtype, op.role, micro_batch, captured_before(program, op))
+
+
+def captured_before(program: Program, op: Op) -> tuple[bool, int]:
+    """Whether a call repeats another one, and how many calls of the same role with the same partners were captured before that one."""
+
+    def way(other: Op) -> tuple[object, ...]:
+        return (other.group, other.role, is_send(other), is_receive(other), other.attrs.get("peer"))
+
+    calls = [other for other in program.ops if other.group >= 0]
+    age = {call.id: (call.id if call.origin == -1 else call.origin, call.id) for call in calls}
+    repeated = {call.id: next((other for other in calls if other.id == call.origin), call) for call in calls}
+    original = repeated[op.id]
+    earlier = [call for call in calls if repeated[call.id] is call and way(call) == way(original) and age[call.id] < age[original.id]]
+    return original is not op, len(earlier)
 
 
 def mismatched(programs: Sequence[Program]) -> bool:

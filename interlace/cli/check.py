@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from interlace.cli.target import Setting, add_options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from interlace.ir import Program
     from interlace.scheduler.hazards import Finding
 
@@ -45,11 +47,12 @@ def main(args: argparse.Namespace) -> int:
     files = [(path, load(path)) for path in find_dumps(args.files)]
     programs = sorted((program for _, program in files), key=lambda program: program.rank)
     _require_alike(programs)
-    findings = check(programs, setting.target)
+    faults = {path: why_not_its_record(path, program) for path, program in files if has_record(path)}
+    findings = [*check(programs, setting.target), *_breaks([(path, program) for path, program in files if faults.get(path) == ""])]
     scheduled = all(program.jobs for program in programs)
     times, stall = _times(programs, setting) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "")
     write_json(args.json, {"device": setting.profile, "target": setting.target.name, "ranks": times, "findings": findings, "stall": stall})
-    changed = [fault for path, program in files if has_record(path) and (fault := why_not_its_record(path, program))]
+    changed = [fault for fault in faults.values() if fault]
     said = [*_head(programs, setting.target.name), *changed, *_finding_lines(findings, args.all, bool(missing_ranks(programs)))]
     print("\n".join([*said, *([stall] if stall else []), *_time_lines(times, setting)]))
     return 1 if findings or stall or changed else 0
@@ -57,6 +60,16 @@ def main(args: argparse.Namespace) -> int:
 
 STALLS = frozenset({"deadlock", "collective-order", "p2p-mismatch", "event-order", "read-before-write", "wrong-group"})
 """Classes with which a step has no times."""
+
+
+def _breaks(files: Sequence[tuple[Path, Program]]) -> list[Finding]:
+    """What the records of plans tell of passes after which ranks have different orders of communication."""
+    from interlace.planning.orders import history_of
+    from interlace.planning.plan import read_record
+    from interlace.scheduler.hazards.pass_orders import breaks
+
+    records = [(program, read_record(path)) for path, program in files]
+    return [each.finding() for each in breaks([history_of(program, record.captured_orders, record.reports) for program, record in records])]
 
 
 def _require_alike(programs: Sequence[Program]) -> None:

@@ -19,15 +19,18 @@ from interlace.ir.dump import MOST_BYTES, SUFFIX, find_dumps, write_whole
 from interlace.ir.stand_ins import seats
 from interlace.notice import say_once
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
+from interlace.passes.base import is_built_in
 from interlace.passes.peers import Peers, gather
 from interlace.planning.budget import budget_bytes
 from interlace.planning.compare import Comparison, compare
 from interlace.planning.memory import run_in_paddles_memory, run_within
+from interlace.planning.orders import captured_orders, require_one_order
 from interlace.planning.together import plan_together
 from interlace.report.measured import Measured
 from interlace.report.outcome import Outcome
 from interlace.report.screen import report_text, rules_text, step_table
 from interlace.report.sweep import read_sweep
+from interlace.scheduler.hazards.pass_orders import Change
 from interlace.units import ranks_text
 
 
@@ -36,7 +39,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `digest` is of the planned program, `set_digest` of the digests of all ranks that planned at the same time; empty in a record of
     an older version. `outcome` is what the whole step is simulated to take. `memory_budget` are the device bytes that the plan was to
-    stay under, `room_bytes` those that passes might use in the order of operations; 0 without a budget.
+    stay under, `room_bytes` those that passes might use in the order of operations; 0 without a budget. `captured_orders` are the orders
+    of calls before the first pass.
     """
 
     profile: str
@@ -48,6 +52,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outcome: Outcome | None = None
     memory_budget: int = 0
     room_bytes: int = 0
+    captured_orders: tuple[Change, ...] = ()
 
     def passes(self, names: Sequence[str]) -> tuple[Pass, ...]:
         """Some of the passes with their options.
@@ -174,7 +179,7 @@ class Plan:
         """What each pass did, for machines."""
         pipe = self.program.pipeline
         return {"rank": self.program.rank, "stage": pipe.stage, "profile": self.profile, "ops": len(self.program.ops),
-                "jobs": len(self.program.jobs), "passes": [msgspec.to_builtins(report) for report in self.reports],
+                "jobs": len(self.program.jobs), "passes": [_said(report) for report in self.reports],
                 "outcome": msgspec.to_builtins(self.outcome), "measured_step_ns": self.measured.step_ns,
                 "sentence": self.sentence()}  # fmt: skip
 
@@ -182,7 +187,12 @@ class Plan:
         options = {each.name: msgspec.to_builtins(each) for each in self.passes}
         order = tuple(each.name for each in self.passes)
         return Record(self.profile, options, order, self.reports, digest_of(self.program), self.set_digest, self.outcome,
-                      self.memory_budget, self.room_bytes)  # fmt: skip
+                      self.memory_budget, self.room_bytes, captured_orders(self.captured))  # fmt: skip
+
+
+def _said(report: PassReport) -> dict[str, Any]:
+    """What a report says to a reader."""
+    return {name: each for name, each in msgspec.to_builtins(report).items() if name != "orders"}
 
 
 def digest_of(program: Program) -> str:
@@ -224,6 +234,8 @@ def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers
         (pipeline, planned, reports), room = run_within(budget, config.pipeline(), program, cost, peers)
     else:
         pipeline, planned, reports = run_in_paddles_memory(config.pipeline(), program, cost, peers)
+    if config.check and not all(is_built_in(type(each)) for each in pipeline.passes):
+        require_one_order(program, planned, reports, peers)
     digests = gather(peers, "finished plans", digest_of(planned))
     compared, outcome = compare(program, planned, reports, cost, profile, budget, peers)
     return Plan(program, planned, tuple(reports), profile, pipeline.passes, set_digest=digest_of_set(digests), outcome=outcome,

@@ -51,7 +51,7 @@ class World:
         for channel in self.skeletons[self.kind[comm.rank]].channels:
             if channel[0] in rings:
                 name, index = rings[channel[0]]
-                line = _line(name, index, channel[1])
+                line = line_of(name, index, channel[1])
                 if line is not None:
                     self.lines[line][comm.rank] = channel
 
@@ -61,7 +61,7 @@ class World:
         return [rank for rank in ((source, target) if source != NOBODY else ranks) if rank in self.comms]
 
 
-def _line(name: RingName, index: int, way: int) -> Line | None:
+def line_of(name: RingName, index: int, way: int) -> Line | None:
     """The line of a channel of the rank with this index in a ring; None if it has no other rank as peer."""
     ranks, peer = name[0], abs(way) - 1
     if way == COLLECTIVE:
@@ -124,7 +124,8 @@ def _first_difference(left: tuple[Skeleton, Channel | None], right: tuple[Skelet
     a, b = (skeleton.channels[channel] if channel is not None else [] for skeleton, channel in (left, right))
     one, two = left[0].calls, right[0].calls
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if not agree[one.signature[x]][two.signature[y]] or (one.role[x], one.micro_batch[x]) != (two.role[y], two.micro_batch[y]):
+        same = (one.role[x], one.micro_batch[x], one.place[x]) == (two.role[y], two.micro_batch[y], two.place[y])
+        if not same or not agree[one.signature[x]][two.signature[y]]:
             return index
     return None if len(a) == len(b) else min(len(a), len(b))
 
@@ -147,10 +148,15 @@ def difference_text(world: World, found: Difference, answers: Sequence[CallAnswe
     what, mend = ("message", "send and receive in one order, with equal sizes and dtypes") if p2p else (
         "collective", "issue the group's collectives in one order on all its ranks")  # fmt: skip
     mend += f". {VPP_CROSSES}" if p2p and ring.skeleton.schedule == "VPP" else ""
-    way = f", {found.line[1]} to {found.line[2]}" if p2p else ""
-    title = f"group {_number(world, found.line[0])} of ranks {list(found.line[0][0])}{way}"
+    title = line_text(found.line, _number(world, found.line[0]))
     return Finding("p2p-mismatch" if p2p else "collective-order", tuple(sorted(found.ranks)), tuple(each.call for each in answers),
                    f"{title}: {what} {found.index} differs: {', '.join(texts)}", mend)  # fmt: skip
+
+
+def line_text(line: Line, group: int) -> str:
+    """A line as messages name it."""
+    way = f", {line[1]} to {line[2]}" if line[1] != NOBODY else ""
+    return f"group {group} of ranks {list(line[0][0])}{way}"
 
 
 def _number(world: World, name: RingName) -> int:
@@ -165,7 +171,8 @@ def _number(world: World, name: RingName) -> int:
 def _call_text(skeleton: Skeleton, call: int) -> str:
     calls = skeleton.calls
     kind, size, dtype, more = skeleton.signatures[calls.signature[call]]
-    return f"{kind} {size} B {dtype}{' ' + more if more else ''} {ROLES[calls.role[call]]} of micro-batch {calls.micro_batch[call]}"
+    part = f"{ROLES[calls.role[call]]} call {calls.place[call]} of micro-batch {calls.micro_batch[call]}"
+    return f"{kind} {size} B {dtype}{' ' + more if more else ''}, {part}"
 
 
 def unclear(world: World) -> list[Finding]:

@@ -33,7 +33,7 @@ Signature = tuple[str, int, str, str]
 def signature(op: Op, values: dict[int, Value]) -> Signature:
     """What partners of a call must agree on: kind, bytes (-1: unknown until run time), dtype, root and reduction.
 
-    In a plan they must also agree on the part of the step and on the micro-batch.
+    In a plan they must also agree on which call of the captured program it is, and on the micro-batch (`skeleton.Calls`).
     """
     data = values.get(op.operands[0] if op.operands else op.results[0] if op.results else -1)
     kind = op.kind if not is_p2p(op) else "partial_p2p" if op.kind.startswith("partial") else "p2p"

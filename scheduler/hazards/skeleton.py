@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,6 +42,7 @@ class Calls(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         signature: Index in the skeleton's `signatures`.
         role: Index in `ROLES`.
         micro_batch: As in the plan.
+        place: Which call of the captured program it is, see `places_of_calls`.
         num_waits: Number of earlier calls of the same rank that the call waits for.
         waits: For each of these, how many calls earlier it is.
     """
@@ -51,6 +52,7 @@ class Calls(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     signature: list[int]
     role: list[int]
     micro_batch: list[int]
+    place: list[int]
     num_waits: list[int]
     waits: list[int]
 
@@ -160,21 +162,42 @@ def skeleton_of(trace: Trace, target: Target) -> Skeleton:
     values = {value.id: value for value in program.values}
     rings = {group: number for number, group in enumerate(dict.fromkeys(op.group for op in program.ops if is_comm(op)))}
     numbers: dict[Signature, int] = {}
-    rows: dict[int, tuple[int, int, int, int]] = {}
+    rows: dict[int, tuple[int, int, int, int, int]] = {}
+    places = places_of_calls(program)
     for position, op in enumerate(program.ops):
         if is_comm(op):
             signed = numbers.setdefault(signature(op, values), len(numbers))
-            rows[position] = (rings[op.group], _way(op), signed, ROLES.index(op.role))
+            rows[position] = (rings[op.group], way_of(op), signed, ROLES.index(op.role), places[op.id])
     items = call_items(plan)
-    ring, way, signed_as, role = ([rows[plan.op[item]][k] for item in items] for k in range(4))
+    ring, way, signed_as, role, place = ([rows[plan.op[item]][k] for item in items] for k in range(5))
     waits = _waits(trace, items, target)
     back = [number - earlier for number, found in enumerate(waits) for earlier in found]
     micro_batches = [plan.micro_batch[item] for item in items]
-    calls = Calls(ring, way, signed_as, role, micro_batches, [len(found) for found in waits], back)
+    calls = Calls(ring, way, signed_as, role, micro_batches, place, [len(found) for found in waits], back)
     return Skeleton(program.pipeline.stage, program.pipeline.schedule, tuple(numbers), calls)
 
 
-def _way(op: Op) -> int:
+def places_of_calls(program: Program) -> dict[int, int]:
+    """Operation -> which call it is of its channel and part of the step in the captured program, from 0; a repetition of a call that is
+    still there is -1 - that one's place.
+
+    Programs of partners differ, and so do the numbers of their operations, which ascend as captured. Which call of a channel comes first,
+    second, ... they share: so Paddle's own plan pairs them. A call that a pass made of none comes behind the captured ones.
+    """
+    calls = {op.id: op for op in program.ops if is_comm(op)}
+    again = [op for op in calls.values() if op.origin != op.id and op.origin in calls]
+    first = calls.keys() - {op.id for op in again}
+    count: Counter[tuple[int, int, str]] = Counter()
+    places: dict[int, int] = {}
+    for op in sorted((calls[number] for number in first), key=lambda op: (op.origin if op.origin >= 0 else op.id, op.id)):
+        channel = (op.group, way_of(op), op.role)
+        places[op.id] = count[channel]
+        count[channel] += 1
+    return places | {op.id: -1 - places.get(op.origin, 0) for op in again}
+
+
+def way_of(op: Op) -> int:
+    """The direction of a call, see `Channel`."""
     if not is_p2p(op):
         return COLLECTIVE
     peer = int(op.attrs.get("peer", -1))

@@ -200,8 +200,8 @@ def test_unequal_order_within_a_group_is_shown_with_both_operations() -> None:
     assert finding.kind == "collective-order"
     assert finding.message == (
         "group 7 of ranks [0, 1]: collective 0 differs: rank 0 #1 pd_op.all_reduce (a) of micro-batch 0 on the compute "
-        "stream (all_reduce 8 B float32 forward of micro-batch 0), rank 1 #3 pd_op.all_reduce (b) of micro-batch 0 on the compute stream "
-        "(all_reduce 16 B float32 forward of micro-batch 0)"
+        "stream (all_reduce 8 B float32, forward call 0 of micro-batch 0), rank 1 #3 pd_op.all_reduce (b) of micro-batch 0 on the compute "
+        "stream (all_reduce 16 B float32, forward call 1 of micro-batch 0)"
     )
 
 

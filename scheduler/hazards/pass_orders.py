@@ -1,0 +1,173 @@
+"""Which pass gave partners different orders of calls: each rank notes the orders after every pass, and ranks compare them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import msgspec
+import numpy as np
+
+from interlace.ir import Program, describe
+from interlace.ir.copies import items_of
+from interlace.ir.kinds import is_comm
+from interlace.ir.per_ops import once_per_items
+from interlace.ir.stand_ins import with_given_partners
+from interlace.scheduler.hazards.channels import NOBODY, Line, line_of, line_text
+from interlace.scheduler.hazards.finding import Finding, Kind
+from interlace.scheduler.hazards.flat_plan import item_lists
+from interlace.scheduler.hazards.skeleton import ROLES, Channel, places_of_calls, way_of
+from interlace.scheduler.rings import RingNames
+
+Orders = dict[Channel, str]
+"""Ring and direction -> digest of the order of the calls there, equal on partners with the same order; without calls no entry, or "".
+The ring is the rank's own number of the group."""
+
+REMEDY = "let the pass keep the order of communication inside each group, or change it on all ranks alike"
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The order of calls on one channel of a rank, where it is another one than before; see `Orders`."""
+
+    group: int
+    way: int
+    digest: str
+
+
+class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The orders of a rank's calls from pass to pass.
+
+    Attributes:
+        seat: The rank and its groups: its program without operations.
+        captured: The orders in the captured program.
+        steps: Of each pass the name, and what it changed.
+    """
+
+    seat: Program
+    captured: tuple[Change, ...]
+    steps: tuple[tuple[str, tuple[Change, ...]], ...]
+
+    def names(self) -> list[str]:
+        """Of the passes."""
+        return [name for name, _ in self.steps]
+
+    def channels(self) -> set[Channel]:
+        """Those on which it ever calls."""
+        return {(each.group, each.way) for found in (self.captured, *(found for _, found in self.steps)) for each in found}
+
+    def digests(self, channel: Channel | None) -> list[str]:
+        """Of one channel, before the first pass and after each."""
+        found = [""]
+        for changes in (self.captured, *(changes for _, changes in self.steps)):
+            found.append(next((each.digest for each in changes if (each.group, each.way) == channel), found[-1]))
+        return found[1:]
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A call as partners compare it (part of the step, place, micro-batch), and its operation by name."""
+
+    same: tuple[str, int, int]
+    text: str
+
+
+class Calls(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The calls of a rank on one channel, in its order."""
+
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class Break:
+    """A pass after which two ranks no longer have one order of calls.
+
+    Attributes:
+        name: Of the pass.
+        line: What they share.
+        ranks: The two.
+        channels: Each one's own name of the line; None for a rank that never calls there.
+    """
+
+    name: str
+    line: Line
+    ranks: tuple[int, int]
+    channels: tuple[Channel | None, Channel | None]
+
+    def message(self) -> str:
+        """In one sentence."""
+        number = next(channel[0] for channel in self.channels if channel is not None)
+        what = "issue the same collectives" if self.line[1] == NOBODY else "send and receive the same messages"
+        return (f"{line_text(self.line, number)}: after pass {self.name!r} ranks {self.ranks[0]} and {self.ranks[1]} no longer {what} "
+                "in one order")  # fmt: skip
+
+    def finding(self) -> Finding:
+        """For the report of a check."""
+        kind: Kind = "collective-order" if self.line[1] == NOBODY else "p2p-mismatch"
+        return Finding(kind, self.ranks, (), self.message(), REMEDY)
+
+
+def calls_on(program: Program, channel: Channel | None) -> Calls:
+    """The calls of a plan on one channel; without jobs those of its operations."""
+    places, ops = places_of_calls(program), {op.id: op for op in program.ops if is_comm(op) and (op.group, way_of(op)) == channel}
+    items = [item for each in item_lists(program) for item in each if item[0] in ops]
+    return Calls(tuple(Call((ops[number].role, places[number], m), f"{describe(ops[number])} of micro-batch {m}") for number, m in items))
+
+
+def first_difference(told: Sequence[Calls], ranks: Sequence[int]) -> str:
+    """Where the calls of two ranks differ first, by name; empty where they do not."""
+    for index, pair in enumerate(zip_longest(*(each.calls for each in told))):
+        if len({None if each is None else each.same for each in pair}) > 1:
+            words = (f"{each.text if each else 'none'} on rank {rank}" for each, rank in zip(pair, ranks, strict=True))
+            return f"number {index} is {', '.join(words)}"
+    return ""
+
+
+@once_per_items
+def orders_of(program: Program) -> Orders:
+    """The orders of a program's calls; without jobs those of its operations. O(op instances). Nobody may change it."""
+    calls, places = [op for op in program.ops if is_comm(op)], places_of_calls(program)
+    channels = list(dict.fromkeys((op.group, way_of(op)) for op in calls))
+    table = np.full((1 + max((op.id for op in program.ops), default=-1), 3), -1, np.int64)
+    for op in calls:
+        table[op.id] = channels.index((op.group, way_of(op))), ROLES.index(op.role), places[op.id]
+    items = items_of(program) if program.jobs else np.array([(op.id, 0) for op in calls], np.int64).reshape(-1, 2)
+    items = items[table[items[:, 0], 0] >= 0]
+    rows = np.column_stack((table[items[:, 0]], items[:, 1]))
+    return {channel: hashlib.blake2b(rows[rows[:, 0] == k, 1:].tobytes(), digest_size=8).hexdigest() for k, channel in enumerate(channels)}
+
+
+def changes(before: Orders, after: Orders) -> tuple[Change, ...]:
+    """What is different now."""
+    return tuple(Change(*channel, after.get(channel, "")) for channel in {**before, **after} if before.get(channel) != after.get(channel))
+
+
+def breaks(histories: Sequence[History]) -> list[Break]:
+    """For each line on which two known ranks end in different orders the last pass before which they had the same one.
+
+    Nothing is found between ranks that other passes ran on, nor where the captured programs differ already.
+    """
+    by_rank = {each.seat.rank: each for each in histories}
+    seats = with_given_partners([each.seat for each in by_rank.values()])
+    names = RingNames({seat.rank: seat.groups for seat in seats})
+    lines: dict[Line, dict[int, Channel]] = defaultdict(dict)
+    for seat in seats:
+        members = {group.id: group.ranks for group in seat.groups}
+        for group, way in by_rank[seat.rank].channels():
+            if seat.rank in members.get(group, ()) and members[group] not in names.unclear:
+                line = line_of(names.name(seat.rank, group), members[group].index(seat.rank), way)
+                if line is not None:
+                    lines[line][seat.rank] = group, way
+    return [found for line in sorted(lines) if (found := _break(line, lines[line], by_rank)) is not None]
+
+
+def _break(line: Line, channels: dict[int, Channel], histories: dict[int, History]) -> Break | None:
+    (ranks, _), source, target = line
+    first, *others = (rank for rank in ((source, target) if source != NOBODY else ranks) if rank in histories)
+    for other in others:
+        one, two = (histories[rank].digests(channels.get(rank)) for rank in (first, other))
+        if histories[first].names() == histories[other].names() and one[0] == two[0] and one[-1] != two[-1]:
+            step = max(k for k, (mine, theirs) in enumerate(zip(one, two, strict=True)) if mine == theirs)
+            return Break(histories[first].names()[step], line, (first, other), (channels.get(first), channels.get(other)))
+    return None

@@ -1,0 +1,241 @@
+"""A user's pass that gives partners different orders of communication is refused by its name, and `interlace check` names it too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from interlace.cli import main
+from interlace.config import Config, make_config
+from interlace.cost_model import GivenCosts
+from interlace.errors import PassError
+from interlace.ir import Op, Program, Value
+from interlace.ir.kinds import is_p2p
+from interlace.passes import REGISTRY, Pass, register
+from interlace.passes.base import Context
+from interlace.planning.plan import Plan, make_plan, make_plans
+from interlace.scheduler.hazards import check
+from interlace.scheduler.hazards.pass_orders import changes, orders_of
+from tests.strategies import World, programs
+
+Item = TypeVar("Item")
+COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10})
+
+
+def behind(listed: Sequence[Item], one: Item, other: Item) -> list[Item]:
+    """The list with one behind the other, where it has them."""
+    if one not in listed or other not in listed:
+        return list(listed)
+    rest = [each for each in listed if each != one]
+    return [*rest[: rest.index(other) + 1], one, *rest[rest.index(other) + 1 :]]
+
+
+class Moves(Pass, frozen=True, kw_only=True):
+    """Move one of two equal calls behind the other."""
+
+    name = "moves"
+    after = ("split-backward",)
+    ranks: tuple[int, ...] = ()
+    late: bool = False
+    """In the jobs, and not in the program."""
+
+    def wanted(self, program: Program) -> list[int]:
+        """Numbers of the two operations."""
+        return [op.id for op in program.ops if op.layer == "sums"]
+
+    def run(self, program: Program, context: Context) -> Program:
+        if program.rank not in self.ranks or bool(program.jobs) != self.late:
+            return program
+        one, two = self.wanted(program)[:2]
+        context.changed.append("moved")
+        if self.late:
+            jobs = [msgspec.structs.replace(job, items=tuple(behind(job.items, (one, 0), (two, 0)))) for job in program.jobs]
+            return msgspec.structs.replace(program, jobs=tuple(jobs))
+        ops = {op.id: op for op in program.ops}
+        return program.with_ops([ops[number] for number in behind(list(ops), one, two)])
+
+
+class MovesLate(Moves, frozen=True, kw_only=True):
+    """The same behind the schedule."""
+
+    name = "moves-late"
+    after = ("schedule-1f1b",)
+    late: bool = True
+
+
+class MovesMessages(Moves, frozen=True, kw_only=True):
+    """The mask of a stage is sent behind its activation, of equal size."""
+
+    name = "moves-messages"
+
+    def wanted(self, program: Program) -> list[int]:
+        return [op.id for op in program.ops if is_p2p(op) and op.role == "forward"]
+
+
+class Drops(Moves, frozen=True, kw_only=True):
+    """One sum is left out."""
+
+    name = "drops"
+
+    def run(self, program: Program, context: Context) -> Program:
+        gone = self.wanted(program)[0]
+        if program.rank not in self.ranks:
+            return program
+        results = {value for op in program.ops if op.id == gone for value in op.results}
+        return program.with_ops([op for op in program.ops if op.id != gone], [each for each in program.values if each.id not in results])
+
+
+OWN = (Moves, MovesLate, MovesMessages, Drops)
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    for kind in OWN:
+        register(kind)
+    yield
+    for kind in OWN:
+        REGISTRY.pop(kind.name)
+
+
+def with_sums(program: Program) -> Program:
+    """Gradients of two layers of equal size, summed over the replicas, before the optimizer's first operation."""
+    group, ops, values = program.groups[0].id, list(program.ops), list(program.values)
+    buffers = [value for value in values if value.name.startswith("g")]
+    at = next(k for k, op in enumerate(ops) if op.role == "optimize")
+    for k, buffer in enumerate(buffers):
+        values.append(Value(len(values), buffer.shape, buffer.dtype, buffer.storage, persistable=True))
+        ops.insert(at + k, Op(len(program.ops) + k, "pd_op.all_reduce_", (buffer.id,), (values[-1].id,), "optimize", layer="sums",
+                              group=group, inplace=((0, 0),), attrs={"reduce_type": 0}))  # fmt: skip
+    return program.with_ops(ops, values)
+
+
+def replicas() -> list[Program]:
+    return [with_sums(program) for program in programs(World(dp=2, layers=2, micro_batches=2, schedule="accumulate"))]
+
+
+def stages() -> list[Program]:
+    return programs(World(pp=2, micro_batches=3, masks=True))
+
+
+def config(**options: Any) -> Config:
+    return make_config({"schedule_1f1b": {"interleave": "off"}, **options})
+
+
+def refused(given: list[Program], **options: Any) -> str:
+    with pytest.raises(PassError) as found:
+        make_plans(given, config(**options), COSTS, "cpu")
+    return str(found.value)
+
+
+@pytest.mark.parametrize("name", ["moves", "moves_late"])
+def test_a_pass_that_moves_an_equal_sum_on_one_rank_is_refused_by_name(name: str) -> None:
+    told = refused(replicas(), **{name: {"ranks": [1]}})
+    kebab = name.replace("_", "-")
+    ids = [op.id for op in replicas()[0].ops if op.layer == "sums"]
+    assert told == (
+        f"pass '{kebab}': group 50 of ranks [0, 1]: after pass '{kebab}' ranks 0 and 1 no longer issue the same collectives in "
+        f"one order; number 0 is #{ids[0]} pd_op.all_reduce_ (sums) of micro-batch 0 on rank 0, "
+        f"#{ids[1]} pd_op.all_reduce_ (sums) of micro-batch 0 on rank 1; let the pass keep the order of communication inside each group, "
+        "or change it on all ranks alike"
+    )
+
+
+def test_a_pass_that_moves_a_message_on_one_stage_is_refused_by_name() -> None:
+    told = refused(stages(), moves_messages={"ranks": [0]})
+    assert told.startswith("pass 'moves-messages': group 100 of ranks [0, 1], 0 to 1: after pass 'moves-messages' ranks 0 and 1 no longer "
+                           "send and receive the same messages in one order; number 0 is #")  # fmt: skip
+
+
+def test_ranks_that_stand_for_others_are_compared() -> None:
+    first, _, second, _ = programs(World(pp=2, dp=2, micro_batches=3, masks=True))
+    given = [msgspec.structs.replace(first, alike=(1,)), msgspec.structs.replace(second, alike=(3,))]
+    assert refused(given, moves_messages={"ranks": [2]}).startswith("pass 'moves-messages': group ")
+    assert len(make_plans(given, config(moves_messages={"ranks": [0, 2]}), COSTS, "cpu")) == 2
+
+
+def test_a_call_that_one_rank_lacks_is_told() -> None:
+    told = refused(replicas(), drops={"ranks": [0]})
+    assert told.startswith("pass 'drops': group 50 of ranks [0, 1]: after pass 'drops' ")
+    assert "number 1 is none on rank 0, #" in told
+
+
+@pytest.mark.parametrize("name", ["moves", "moves_late", "drops"])
+def test_a_pass_that_does_the_same_on_all_ranks_passes(name: str) -> None:
+    plans = make_plans(replicas(), config(**{name: {"ranks": [0, 1]}}), COSTS, "cpu")
+    assert check([plan.program for plan in plans]) == []
+
+
+def test_the_pass_that_breaks_the_order_is_named_and_none_that_changes_it_on_all_ranks() -> None:
+    assert refused(replicas(), moves={"ranks": [0, 1]}, moves_messages={"ranks": []}, moves_late={"ranks": [1]}).startswith(
+        "pass 'moves-late': group 50"
+    )
+
+
+def test_passes_after_which_the_ranks_have_one_order_again_pass() -> None:
+    plans = make_plans(replicas(), config(moves={"ranks": [1]}, moves_late={"ranks": [0]}), COSTS, "cpu")
+    assert check([plan.program for plan in plans]) == []
+
+
+def test_nothing_is_refused_without_the_check() -> None:
+    plans = make_plans(replicas(), config(moves={"ranks": [1]}, check=False), COSTS, "cpu")
+    assert [finding.kind for finding in check([plan.program for plan in plans])] == ["collective-order"]
+
+
+def alone(given: list[Program], folder: Path, **options: Any) -> list[Plan]:
+    """Plans of ranks that do not know of each other."""
+    plans = [make_plan(program, config(**options), COSTS, "cpu") for program in given]
+    for plan in plans:
+        plan.dump(folder)
+    return plans
+
+
+def test_check_names_the_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks that are planned one by one are first compared there."""
+    alone(replicas(), tmp_path / "wrong", moves={"ranks": [1]})
+    assert main(["check", str(tmp_path / "wrong")]) == 1
+    said = capsys.readouterr().out
+    assert "- collective-order: group 50 of ranks [0, 1]: collective 2 differs: rank 0 #" in said or "collective 0 differs" in said
+    assert "- collective-order: group 50 of ranks [0, 1]: after pass 'moves' ranks 0 and 1 no longer issue the same " in said
+    alone(replicas(), tmp_path / "right", moves={"ranks": [0, 1]})
+    assert main(["check", str(tmp_path / "right")]) == 0
+    assert "safe: no race" in capsys.readouterr().out
+
+
+def test_captured_programs_that_differ_blame_no_pass() -> None:
+    """One rank sums one gradient less: the calls themselves are told by the common proof."""
+    first, second = replicas()
+    less = Drops(ranks=(1,)).run(second, Context(COSTS))
+    plans = make_plans([first, less], config(moves={"ranks": []}), COSTS, "cpu")
+    assert [finding.kind for finding in check([plan.program for plan in plans])] == ["collective-order"]
+
+
+def test_micro_batches_in_another_order_are_another_order() -> None:
+    program = make_plan(programs(World(pp=2, micro_batches=2))[0], config(), COSTS, "cpu").program
+    call = next(op.id for op in program.ops if is_p2p(op) and op.role == "forward")
+    jobs = [msgspec.structs.replace(job, items=tuple((op, 1 - m if op == call else m) for op, m in job.items)) for job in program.jobs]
+    (change,) = changes(orders_of(program), orders_of(msgspec.structs.replace(program, jobs=tuple(jobs))))
+    assert change.group == next(op.group for op in program.ops if op.id == call)
+
+
+def test_orders_of_a_program_are_those_of_its_operations() -> None:
+    program = replicas()[0]
+    assert changes(orders_of(program), orders_of(Moves(ranks=(0,)).run(program, Context(COSTS))))
+
+
+def test_records_without_orders_blame_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of an older version; the calls themselves are told all the same."""
+    alone(replicas(), tmp_path, moves={"ranks": [1]})
+    for path in (tmp_path / "captured").glob("*.json"):
+        record = msgspec.json.decode(path.read_bytes())
+        del record["captured_orders"]
+        for report in record["reports"]:
+            del report["orders"]
+        path.write_bytes(msgspec.json.encode(record))
+    assert main(["check", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "collective-order: group 50 of ranks [0, 1]: collective" in said
+    assert "after pass" not in said

@@ -1,0 +1,151 @@
+"""Partners issue the same call, not one that is as large: the checker finds each swap on one rank, and so does the oracle."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from interlace.ir import Program, parse, verify
+from interlace.scheduler.hazards import check
+from interlace.scheduler.target import CPU
+from tests.closure import channels, mismatched, whole
+from tests.strategies import World, plan, worlds
+
+HEAD = """program rank={rank} world=2 mode=train
+pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none
+group 7 = 0,1
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2]"y" = pd_op.data() forward
+"""
+SUMS = """
+#2 %2:float32[2] = pd_op.all_reduce(%0) forward group=7 layer="a"
+#3 %3:float32[2] = pd_op.all_reduce(%1) forward group=7 layer="b"
+"""
+EXCHANGES = """
+#2 %2:float32[2] = pd_op.global_scatter(%0) forward group=7 layer="a"
+#3 %3:float32[2] = pd_op.global_scatter(%1) forward group=7 layer="b"
+"""
+SENDS = """
+#2 pd_op.send_v2(%0) forward group=7 layer="a" {"peer":1}
+#3 pd_op.send_v2(%1) forward group=7 layer="b" {"peer":1}
+"""
+RECEIVES = """
+#2 %2:float32[2] = pd_op.recv_v2() forward group=7 layer="a" {"peer":0}
+#3 %3:float32[2] = pd_op.recv_v2() forward group=7 layer="b" {"peer":0}
+"""
+INPUTS = {"sums": (SUMS, SUMS), "uneven exchanges": (EXCHANGES, EXCHANGES), "messages": (SENDS, RECEIVES)}
+STRAIGHT, SWAPPED = "job f forward 0: 2@0 3@0", "job f forward 0: 3@0 2@0"
+
+
+def world(texts: tuple[str, str], orders: tuple[str, str]) -> list[Program]:
+    made = [parse(HEAD.format(rank=rank) + text + order) for rank, (text, order) in enumerate(zip(texts, orders, strict=True))]
+    for program in made:
+        verify(program)
+    return made
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("texts", INPUTS.values(), ids=INPUTS)
+def test_two_equal_calls_in_the_other_order_on_one_rank_are_found(texts: tuple[str, str], rank: int) -> None:
+    ranks = world(texts, (SWAPPED, STRAIGHT) if rank == 0 else (STRAIGHT, SWAPPED))
+    assert mismatched(ranks)
+    (finding,) = check(ranks)
+    assert finding.kind == ("p2p-mismatch" if texts[0] == SENDS else "collective-order")
+    assert all(f"forward call {number} of micro-batch 0" in finding.message for number in (0, 1))
+    assert {item.layer for item in finding.items} == {"a", "b"}
+
+
+@pytest.mark.parametrize("texts", INPUTS.values(), ids=INPUTS)
+@pytest.mark.parametrize("order", [STRAIGHT, SWAPPED])
+def test_the_same_order_on_all_ranks_passes(texts: tuple[str, str], order: str) -> None:
+    ranks = world(texts, (order, order))
+    assert not mismatched(ranks)
+    assert check(ranks) == []
+
+
+def test_operations_moved_in_the_program_keep_their_place() -> None:
+    """A pass moves the operation itself, and jobs follow its order."""
+    ranks = world((SUMS, SUMS), (STRAIGHT, SWAPPED))
+    moved = [*ranks[1].ops[:2], ranks[1].ops[3], ranks[1].ops[2]]
+    for jobs in (ranks[1].jobs, ()):
+        other = msgspec.structs.replace(ranks[1].with_ops(moved), jobs=jobs)
+        both = [msgspec.structs.replace(ranks[0], jobs=jobs and ranks[0].jobs), other]
+        assert mismatched(both)
+        assert [finding.kind for finding in check(both)] == ["collective-order"]
+
+
+def test_numbers_of_operations_may_differ_between_ranks() -> None:
+    """On rank 1 other operations come before, and the calls have other numbers; a call that a pass made anew comes behind them."""
+    other = SUMS.replace("#3", "#9").replace("#2", "#5")
+    made = '#{} %4:float32[2] = pd_op.all_to_all(%0) forward group=7 layer="c"\n'
+    texts = (SUMS + made.format(20), other + made.format(30))
+    orders = ("job f forward 0: 20@0 2@0 3@0", "job f forward 0: 30@0 5@0 9@0")
+    assert check(world(texts, orders)) == []
+    assert not mismatched(world(texts, orders))
+    wrong = world(texts, (orders[0], "job f forward 0: 30@0 9@0 5@0"))
+    assert mismatched(wrong)
+    assert [finding.kind for finding in check(wrong)] == ["collective-order"]
+
+
+def test_a_new_operation_is_the_captured_call_that_it_stands_for() -> None:
+    """Rank 1's first sum was made anew, with a number behind all others."""
+    texts = (SUMS, SUMS.replace("#2", "#12").replace("group=7 layer", "group=7 origin=2 layer", 1))
+    for order, wrong in (("12@0 3@0", False), ("3@0 12@0", True)):
+        ranks = world(texts, (STRAIGHT, f"job f forward 0: {order}"))
+        assert mismatched(ranks) == wrong
+        assert bool(check(ranks)) == wrong
+
+
+def test_messages_and_collectives_of_one_ring_are_numbered_apart() -> None:
+    """Rank 0 sends before the sum, rank 1 receives behind it; the sum is the first of the ring on both."""
+    total = '#2 %2:float32[2] = pd_op.all_reduce(%0) forward group=7 layer="a"\n'
+    send, receive = '#4 pd_op.send_v2(%0) forward group=7 {"peer":1}\n', '#4 %4:float32[2] = pd_op.recv_v2() forward group=7 {"peer":0}\n'
+    texts = (send.replace("#4", "#2") + total.replace("#2", "#5"), total + receive)
+    ranks = world(texts, ("job f forward 0: 2@0 5@0", "job f forward 0: 2@0 4@0"))
+    assert not mismatched(ranks)
+    assert check(ranks, CPU) == []
+
+
+def test_repetitions_of_different_calls_are_different_calls() -> None:
+    """Each rank computes one sum again in backward, both of one size."""
+    again = '#8 %8:float32[2] = pd_op.all_reduce(%{}) backward group=7 origin={} layer="{}"\n'
+    captured = SUMS.replace("group=7", "group=7 origin=2", 1).replace("group=7 layer", "group=7 origin=3 layer")
+    first, second = captured + again.format(0, 2, "a"), captured + again.format(1, 3, "b")
+    order = STRAIGHT + "\njob b backward 0: 8@0"
+    assert check(world((first, first), (order, order))) == []
+    assert not mismatched(world((first, first), (order, order)))
+    ranks = world((first, second), (order, order))
+    assert mismatched(ranks)
+    (finding,) = check(ranks)
+    assert finding.kind == "collective-order"
+    assert [item.op for item in finding.items] == [8, 8]
+
+
+def swapped(program: Program, rng: random.Random) -> Program | None:
+    """A plan with two calls of one channel in each other's place, and without events; None where no channel has two."""
+    lines = [places for places in channels(program).values() if len(places) > 1]
+    if not lines:
+        return None
+    items = whole(program)
+    one, two = (items[place] for place in rng.sample(rng.choice(lines), 2))
+    other = {one: two, two: one}
+    jobs = [msgspec.structs.replace(job, items=tuple(other.get(item, item) for item in job.items)) for job in program.jobs]
+    return msgspec.structs.replace(program, jobs=tuple(jobs), events=())
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(max_pp=2, max_dp=2, max_micro_batches=3, max_layers=2), st.integers(0, 2**16))
+def test_any_two_calls_of_a_channel_swapped_on_one_rank_are_found(drawn: World, seed: int) -> None:
+    rng, ranks = random.Random(seed), plan(drawn)
+    rank = rng.randrange(len(ranks))
+    changed = swapped(ranks[rank], rng)
+    assume(changed is not None)
+    assert changed is not None
+    assert not mismatched(ranks)
+    ranks[rank] = changed
+    assert mismatched(ranks)
+    assert {finding.kind for finding in check(ranks)} & {"collective-order", "p2p-mismatch"}
