@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,42 +20,73 @@ from interlace.cost_model.profile import Power, PowerSample
 TRAINING_CELSIUS = 60
 HIGHEST_MHZ, LOWEST_MHZ, STEP_MHZ = 1980, 345, 15
 RESPONSE_NS = 40_000_000
-"""From idle the clock fell 36 to 85 ms after products began that draw 980 of 700 W, and rose again 25 to 60 ms after they ended (medians over
-four GPUs); load that comes and goes within 20 ms is averaged, within 200 ms it is not."""
-BYTES_AN_ELEMENT = {"add": 6, "gelu": 4, "gelu_grad": 6, "copy": 4, "cast": 6, "adamw": 28, "layer_norm": 4, "layer_norm_grad": 6, "softmax": 4}
+"""From idle the clock fell 36 to 85 ms after products began that draw 980 of 700 W, and rose again 25 to 60 ms after they ended (four
+GPUs); load that comes and goes within 20 ms is averaged, within 200 ms it is not."""
+BYTES_AN_ELEMENT = {
+    "add": 6,
+    "gelu": 4,
+    "gelu_grad": 6,
+    "copy": 4,
+    "cast": 6,
+    "adamw": 28,
+    "layer_norm": 4,
+    "layer_norm_grad": 6,
+    "softmax": 4,
+}
 KERNEL_OF_NOTHING = ("shortest", 256)
-COLLECTIVES = {"all_reduce 128M": ("all_reduce", 128 << 20), "all_reduce 16M": ("all_reduce", 16 << 20),
-               "all_gather 128M": ("all_gather", 128 << 20), "reduce_scatter 128M": ("reduce_scatter", 128 << 20),
-               "send/recv 32M": ("send", 32 << 20)}  # fmt: skip
+COLLECTIVES = {
+    "all_reduce 128M": ("all_reduce", 128 << 20),
+    "all_reduce 16M": ("all_reduce", 16 << 20),
+    "all_gather 128M": ("all_gather", 128 << 20),
+    "reduce_scatter 128M": ("reduce_scatter", 128 << 20),
+    "send/recv 32M": ("send", 32 << 20),
+}
 Row = dict[str, Any]
 
 
 def power_part(raw: Row) -> Power:
     """From the raw file of one kind of device."""
     static = _static(raw)
-    at, a_degree = static
-    windows = [row for gpu in raw["gpus"] for row in gpu["windows"] if row["watts"]]
-    for row in windows:
-        drawn = row["watts"] - at - a_degree * (row["celsius"] - TRAINING_CELSIUS)
-        row["millijoules_above"] = drawn * row["every_ms"] / row["count"]
-    exponent = _exponent(windows)
-    shares = _shares(raw)
-    samples = [*_kernels(windows, shares, exponent), *_moves(raw, static)]
-    waits = [row["watts"] - at - a_degree * (row["celsius"] - TRAINING_CELSIUS)
-             for row in raw["ranks"][0] if row["kind"] in ("all_reduce waits", "recv waits")]  # fmt: skip
+    windows = [
+        row | {"millijoules_above": _above(row, static) * row["every_ms"] / row["count"]}
+        for gpu in raw["gpus"]
+        for row in gpu["windows"]
+        if row["watts"]
+    ]
+    exponent, shares = _exponent(windows), _shares(raw)
+    waits = [_above(row, static) for row in raw["ranks"][0] if row["kind"] in ("all_reduce waits", "recv waits")]
     return Power(
-        limit_w=raw["gpus"][0]["limits"]["limit_w"], static_w=round(at, 1), waiting_w=round(max(0.0, median(waits)), 1), highest_mhz=HIGHEST_MHZ,
-        lowest_mhz=LOWEST_MHZ, step_mhz=STEP_MHZ, response_ns=RESPONSE_NS, energy_exponent=round(exponent, 2), samples=tuple(samples),
-        note=f"{len(raw['gpus'])} GPUs, {raw['date']}, at {TRAINING_CELSIUS} C; static draw rises by {a_degree:.1f} W a degree",
-    )  # fmt: skip
+        limit_w=raw["gpus"][0]["limits"]["limit_w"],
+        static_w=round(static.watts, 1),
+        waiting_w=round(max(0.0, median(waits)), 1),
+        highest_mhz=HIGHEST_MHZ,
+        lowest_mhz=LOWEST_MHZ,
+        step_mhz=STEP_MHZ,
+        response_ns=RESPONSE_NS,
+        energy_exponent=round(exponent, 2),
+        samples=(*_kernels(windows, shares, exponent), *_moves(raw, static)),
+        note=f"{len(raw['gpus'])} GPUs, {raw['date']}, at {TRAINING_CELSIUS} C; static draw rises by {static.a_degree:.1f} W a degree",
+    )
 
 
-def _static(raw: Row) -> tuple[float, float]:
-    """Watts at `TRAINING_CELSIUS` and watts a degree of a device that does nothing, or kernels that do nothing."""
+class Static(NamedTuple):
+    """What a device draws while nothing computes: at `TRAINING_CELSIUS`, and by how much it rises with each degree."""
+
+    watts: float
+    a_degree: float
+
+
+def _above(row: Row, static: Static) -> float:
+    """What was drawn in a window above the static draw at its temperature, in watts."""
+    return row["watts"] - static.watts - static.a_degree * (row["celsius"] - TRAINING_CELSIUS)
+
+
+def _static(raw: Row) -> Static:
+    """From a device that does nothing, or kernels that do nothing."""
     points = [(row["celsius"], row["watts"]) for gpu in raw["gpus"] for row in gpu["idle"] if row["kind"] in ("idle", "wait 1 thread")]
     points += [(row["celsius"], row["watts"]) for gpu in raw["gpus"] for row in gpu["windows"] if row["kind"] in ("shortest", "h2d 64M")]
     slope, at = np.polyfit([celsius - TRAINING_CELSIUS for celsius, _ in points], [watts for _, watts in points], 1)
-    return float(at), float(slope)
+    return Static(float(at), float(slope))
 
 
 def _exponent(windows: list[Row]) -> float:
@@ -108,11 +139,10 @@ def _nearest(shares: dict[str, float], kind: str) -> float:
     return 0.0
 
 
-def _moves(raw: Row, static: tuple[float, float]) -> Iterator[PowerSample]:
+def _moves(raw: Row, static: Static) -> Iterator[PowerSample]:
     """Collectives and exchanges of two GPUs, of both."""
-    at, a_degree = static
     for name, (kind, size) in COLLECTIVES.items():
-        watts = [row["watts"] - at - a_degree * (row["celsius"] - TRAINING_CELSIUS) for rank in raw["ranks"] for row in rank if row["kind"] == name]
+        watts = [_above(row, static) for rank in raw["ranks"] for row in rank if row["kind"] == name]
         yield PowerSample(kind, size, round(max(0.0, median(watts)), 1), num_runs=len(watts))
 
 

@@ -2,12 +2,12 @@
 
     python -m benchmarks.gpu.power OUT.json        (every GPU there is, side by side; about four minutes; nothing of Interlace)
 
-Clocks are read on the device: a thread counts its cycles over 20 us of the global timer. Energy is NVML's counter since start, read where it
-changes, so that a window's mean power is exact to its ends. What waits on the device sleeps in one thread (`wait`), so that gaps have exact
-lengths. Data are random: products of zeros draw less.
+Clocks are read on the device: a thread counts its cycles over 20 us of the global timer. Energy is NVML's counter since start, read where
+it changes, so that a window's mean power is exact to its ends. What waits on the device sleeps in one thread (`wait`), so that gaps have
+exact lengths. Data are random: products of zeros draw less.
 
-Parts: `windows` (each kind repeated for a second, alone, and with gaps that keep the card below its limit), `follow` (how long a kernel takes
-at the clock that load before it has left), `steps` (clock and power after load begins and ends), `waves` (load that comes and goes, by
+Parts: `windows` (each kind repeated for a second, alone, and with gaps that keep the card below its limit), `follow` (how long a kernel
+takes at the clock that load before it has left), `steps` (clock and power after load begins and ends), `waves` (load that comes and goes, by
 period), `ranks` (collectives, and collectives and receives that wait for a peer).
 """
 
@@ -87,9 +87,15 @@ class Sampler:
             if now - told > 0.02:
                 told = now
                 watts = pynvml.nvmlDeviceGetFieldValues(self.gpu, [186])[0].value.uiVal / 1e3
-                self.rows.append((now, watts, pynvml.nvmlDeviceGetClockInfo(self.gpu, pynvml.NVML_CLOCK_SM),
-                                  pynvml.nvmlDeviceGetTemperature(self.gpu, pynvml.NVML_TEMPERATURE_GPU),
-                                  pynvml.nvmlDeviceGetCurrentClocksEventReasons(self.gpu)))  # fmt: skip
+                self.rows.append(
+                    (
+                        now,
+                        watts,
+                        pynvml.nvmlDeviceGetClockInfo(self.gpu, pynvml.NVML_CLOCK_SM),
+                        pynvml.nvmlDeviceGetTemperature(self.gpu, pynvml.NVML_TEMPERATURE_GPU),
+                        pynvml.nvmlDeviceGetCurrentClocksEventReasons(self.gpu),
+                    )
+                )
             time.sleep(0.002)
 
     def between(self, begin: float, end: float) -> dict[str, Any]:
@@ -97,17 +103,23 @@ class Sampler:
         at = [each for each in self.energy if begin <= each[0] <= end]
         rows = [each for each in self.rows if begin <= each[0] <= end]
         watts = (at[-1][1] - at[0][1]) / 1e3 / (at[-1][0] - at[0][0]) if len(at) > 1 else None
-        return {"watts": watts and round(watts, 1), "energy_s": round(at[-1][0] - at[0][0], 3) if len(at) > 1 else 0.0,
-                "nvml_watts": rows and round(median(each[1] for each in rows), 1),
-                "nvml_mhz": rows and median(each[2] for each in rows), "celsius": rows and median(each[3] for each in rows),
-                "capped": rows and round(sum(bool(each[4] & 4) for each in rows) / len(rows), 3)}  # fmt: skip
+        return {
+            "watts": watts and round(watts, 1),
+            "energy_s": round(at[-1][0] - at[0][0], 3) if len(at) > 1 else 0.0,
+            "nvml_watts": rows and round(median(each[1] for each in rows), 1),
+            "nvml_mhz": rows and median(each[2] for each in rows),
+            "celsius": rows and median(each[3] for each in rows),
+            "capped": rows and round(sum(bool(each[4] & 4) for each in rows) / len(rows), 3),
+        }
 
     def limits(self) -> dict[str, Any]:
         """Limit of power, default and enforced, and highest clocks."""
-        return {"limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(self.gpu) / 1e3,
-                "default_limit_w": pynvml.nvmlDeviceGetPowerManagementDefaultLimit(self.gpu) / 1e3,
-                "max_sm_mhz": pynvml.nvmlDeviceGetMaxClockInfo(self.gpu, pynvml.NVML_CLOCK_SM),
-                "max_mem_mhz": pynvml.nvmlDeviceGetMaxClockInfo(self.gpu, pynvml.NVML_CLOCK_MEM)}  # fmt: skip
+        return {
+            "limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(self.gpu) / 1e3,
+            "default_limit_w": pynvml.nvmlDeviceGetPowerManagementDefaultLimit(self.gpu) / 1e3,
+            "max_sm_mhz": pynvml.nvmlDeviceGetMaxClockInfo(self.gpu, pynvml.NVML_CLOCK_SM),
+            "max_mem_mhz": pynvml.nvmlDeviceGetMaxClockInfo(self.gpu, pynvml.NVML_CLOCK_MEM),
+        }
 
 
 class Bench:
@@ -201,8 +213,15 @@ class Bench:
         times = sorted(start.elapsed_time(stop) for start, stop in spans)
         clocks = sorted(self.read(probes))
         every = spans[0][0].elapsed_time(spans[-1][0]) / max(1, len(spans) - 1)
-        return {"chunk_ms": round(median(times), 4), "chunk_ms_p10_p90": _ends(times), "every_ms": round(every, 4), "mhz": round(median(clocks), 1),
-                "mhz_p10_p90": _ends(clocks), "chunks": len(spans), **self.sampler.between(since, end)}  # fmt: skip
+        return {
+            "chunk_ms": round(median(times), 4),
+            "chunk_ms_p10_p90": _ends(times),
+            "every_ms": round(every, 4),
+            "mhz": round(median(clocks), 1),
+            "mhz_p10_p90": _ends(clocks),
+            "chunks": len(spans),
+            **self.sampler.between(since, end),
+        }
 
 
 def _ends(ordered: Sequence[float]) -> list[float]:
@@ -239,8 +258,11 @@ def _norm(rows: int, cols: int, back: bool) -> list[Step]:
     for _ in sets(6 * rows * cols):
         x, y = drawn(rows, cols), drawn(rows, cols)
         _, mean, rstd = A.native_layer_norm(x, [cols], g, w, 1e-5)
-        steps.append(partial(A.native_layer_norm_backward, y, x, [cols], mean, rstd, g, w, [True] * 3) if back
-                     else partial(A.native_layer_norm, x, [cols], g, w, 1e-5))  # fmt: skip
+        steps.append(
+            partial(A.native_layer_norm_backward, y, x, [cols], mean, rstd, g, w, [True] * 3)
+            if back
+            else partial(A.native_layer_norm, x, [cols], g, w, 1e-5)
+        )
     return steps
 
 
@@ -252,17 +274,42 @@ def _copy(size: int, way: str) -> list[Step]:
 def _adamw(n: int) -> list[Step]:
     p, g, m, v = ([torch.rand(n, device="cuda")] for _ in range(4))
     step = [torch.ones((), device="cuda")]
-    return [partial(torch._fused_adamw_, p, g, m, v, [], step, lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False,
-                    maximize=False)]  # fmt: skip
+    return [
+        partial(
+            torch._fused_adamw_,
+            p,
+            g,
+            m,
+            v,
+            [],
+            step,
+            lr=1e-4,
+            beta1=0.9,
+            beta2=0.95,
+            weight_decay=0.1,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+    ]
 
 
 def kinds() -> dict[str, Callable[[], list[Step]]]:
     """Kind and sizes -> the steps of it."""
     found: dict[str, Callable[[], list[Step]]] = {
         f"gemm {m}x{n}x{k}": partial(_product, m, n, k)
-        for m, n, k in ((8192, 8192, 8192), (8192, 16384, 4096), (4096, 4096, 4096), (2048, 12288, 4096), (2048, 4096, 4096), (4096, 4096, 8192),
-                        (2048, 2048, 4096), (2048, 1024, 1024), (512, 4096, 4096))
-    }  # fmt: skip
+        for m, n, k in (
+            (8192, 8192, 8192),
+            (8192, 16384, 4096),
+            (4096, 4096, 4096),
+            (2048, 12288, 4096),
+            (2048, 4096, 4096),
+            (4096, 4096, 8192),
+            (2048, 2048, 4096),
+            (2048, 1024, 1024),
+            (512, 4096, 4096),
+        )
+    }
     found["gemm float32 4096x4096x4096"] = partial(_product, 4096, 4096, 4096, "float32")
     for tokens in (2048, 4096):
         found[f"attention 32x{tokens}x128"] = partial(_attention, tokens, 32, False)
@@ -286,11 +333,35 @@ def kinds() -> dict[str, Callable[[], list[Step]]]:
     return found
 
 
-FOLLOWED = ("gemm 8192x8192x8192", "gemm 4096x4096x4096", "gemm 2048x4096x4096", "gemm 2048x1024x1024", "gemm float32 4096x4096x4096",
-            "attention 32x2048x128", "attention_grad 32x2048x128", "attention 32x4096x128", "attention_grad 32x4096x128", "add 67M", "add 8M",
-            "gelu 67M", "cast 67M", "layer_norm 8192x4096", "layer_norm_grad 8192x4096", "softmax 16384x4096", "shortest", "d2h 64M")  # fmt: skip
+FOLLOWED = (
+    "gemm 8192x8192x8192",
+    "gemm 4096x4096x4096",
+    "gemm 2048x4096x4096",
+    "gemm 2048x1024x1024",
+    "gemm float32 4096x4096x4096",
+    "attention 32x2048x128",
+    "attention_grad 32x2048x128",
+    "attention 32x4096x128",
+    "attention_grad 32x4096x128",
+    "add 67M",
+    "add 8M",
+    "gelu 67M",
+    "cast 67M",
+    "layer_norm 8192x4096",
+    "layer_norm_grad 8192x4096",
+    "softmax 16384x4096",
+    "shortest",
+    "d2h 64M",
+)
 """Kinds of which the time is also measured at other clocks."""
-GAPPED = ("gemm 8192x8192x8192", "gemm 4096x4096x4096", "gemm 2048x4096x4096", "attention 32x4096x128", "attention_grad 32x4096x128", "add 67M")
+GAPPED = (
+    "gemm 8192x8192x8192",
+    "gemm 4096x4096x4096",
+    "gemm 2048x4096x4096",
+    "attention 32x4096x128",
+    "attention_grad 32x4096x128",
+    "add 67M",
+)
 """Kinds that are also repeated with gaps."""
 
 
@@ -352,9 +423,19 @@ def follow(bench: Bench) -> list[dict[str, Any]]:
                         marks[-DEPTH][2].synchronize()
             torch.cuda.synchronize()
             marks = marks[30:]
-            clocks = [sum(pair) / 2 for pair in zip(bench.read([each[0] for each in marks]), bench.read([each[3] for each in marks]), strict=True)]
+            clocks = [
+                sum(pair) / 2 for pair in zip(bench.read([each[0] for each in marks]), bench.read([each[3] for each in marks]), strict=True)
+            ]
             times = [each[1].elapsed_time(each[2]) / count * 1e3 for each in marks]
-            found.append({"kind": kind, "load": load, "mhz": round(median(clocks), 1), "us": round(median(times), 3), "us_p10_p90": _ends(sorted(times))})
+            found.append(
+                {
+                    "kind": kind,
+                    "load": load,
+                    "mhz": round(median(clocks), 1),
+                    "us": round(median(times), 3),
+                    "us_p10_p90": _ends(sorted(times)),
+                }
+            )
         print(found[-5:], flush=True)
         del run, steps
         torch.cuda.empty_cache()
@@ -390,9 +471,14 @@ def steps_of_load(bench: Bench) -> list[dict[str, Any]]:
                 after.append((at, bench.probe()))
         torch.cuda.synchronize()
         end = time.perf_counter()
-        up = [[round(zero.elapsed_time(start), 2), round(mhz), round(start.elapsed_time(stop) / count * 1e3, 2)]
-              for (start, stop, _), mhz in zip(marks, bench.read([each[2] for each in marks]), strict=True)]  # fmt: skip
-        down = [[round(ends.elapsed_time(at), 2), round(mhz)] for (at, _), mhz in zip(after, bench.read([each[1] for each in after]), strict=True)]
+        up = [
+            [round(zero.elapsed_time(start), 2), round(mhz), round(start.elapsed_time(stop) / count * 1e3, 2)]
+            for (start, stop, _), mhz in zip(marks, bench.read([each[2] for each in marks]), strict=True)
+        ]
+        down = [
+            [round(ends.elapsed_time(at), 2), round(mhz)]
+            for (at, _), mhz in zip(after, bench.read([each[1] for each in after]), strict=True)
+        ]
         power = [[round(at - begin, 3), watts] for at, watts, *_ in bench.sampler.rows if begin - 0.2 <= at <= end]
         energy = [[round(at - begin, 4), mj - bench.sampler.energy[0][1]] for at, mj in bench.sampler.energy if begin - 0.2 <= at <= end]
         found.append({"kind": kind, "up": _thinned(up), "down": _thinned(down), "nvml_watts": power[::3], "millijoules": energy})
@@ -434,8 +520,15 @@ def waves(bench: Bench) -> list[dict[str, Any]]:
             torch.cuda.synchronize()
             end = time.perf_counter()
             skip = len(first) // 3
-            found.append({"kind": kind, "period_ms": period_ms, "mhz_first": round(median(bench.read(first[skip:])), 1),
-                          "mhz_last": round(median(bench.read(last[skip:])), 1), **bench.sampler.between(begin + SETTLE_S, end)})  # fmt: skip
+            found.append(
+                {
+                    "kind": kind,
+                    "period_ms": period_ms,
+                    "mhz_first": round(median(bench.read(first[skip:])), 1),
+                    "mhz_last": round(median(bench.read(last[skip:])), 1),
+                    **bench.sampler.between(begin + SETTLE_S, end),
+                }
+            )
             print(found[-1], flush=True)
     return found
 
@@ -522,8 +615,12 @@ def _fixed(bench: Bench, run: Callable[[], None], chunks: int, count: int) -> di
     end = time.perf_counter()
     times = sorted(start.elapsed_time(stop) / count * 1e3 for start, stop in spans[chunks // 3 :])
     clocks = sorted(bench.read(probes[chunks // 3 :]))
-    return {"us": round(median(times), 2), "us_p10_p90": _ends(times), "mhz": round(median(clocks), 1),
-            **bench.sampler.between(begin + (end - begin) / 3, end)}  # fmt: skip
+    return {
+        "us": round(median(times), 2),
+        "us_p10_p90": _ends(times),
+        "mhz": round(median(clocks), 1),
+        **bench.sampler.between(begin + (end - begin) / 3, end),
+    }
 
 
 def one_gpu(index: int, out: str) -> None:
@@ -531,7 +628,13 @@ def one_gpu(index: int, out: str) -> None:
     bench = Bench(index)
     torch.manual_seed(index)
     found: dict[str, Any] = {"gpu": index, "meta": meta() | {"gpu": torch.cuda.get_device_name(index)}, "limits": bench.sampler.limits()}
-    parts: dict[str, Callable[[Bench], Any]] = {"idle": idle_windows, "windows": windows, "steps": steps_of_load, "waves": waves, "follow": follow}
+    parts: dict[str, Callable[[Bench], Any]] = {
+        "idle": idle_windows,
+        "windows": windows,
+        "steps": steps_of_load,
+        "waves": waves,
+        "follow": follow,
+    }
     for name, part in parts.items():
         if len(sys.argv) > 2 and name not in sys.argv[2:]:
             continue

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from interlace.ir import Op, Program, describe
 from interlace.ir.kinds import is_receive, is_send
-from interlace.scheduler.simulate.power import ONE, PowerInput
+from interlace.scheduler.simulate.power import PowerInput
 from interlace.scheduler.target import GPU, UNBOUNDED, Target
 
 Ints = npt.NDArray[np.int64]

@@ -29,9 +29,16 @@ from tests.scheduler.test_simulator_by_hand import rank
 fast = pytest.importorskip("interlace.scheduler.simulate.compiled")
 
 ROOT = Path(__file__).resolve().parents[2]
-POWER = Power(limit_w=700, static_w=150, waiting_w=10, highest_mhz=1980, lowest_mhz=345, step_mhz=15, response_ns=40_000_000, energy_exponent=1.2)
+POWER = Power(
+    limit_w=700, static_w=150, waiting_w=10, highest_mhz=1980, lowest_mhz=345, step_mhz=15, response_ns=40_000_000, energy_exponent=1.2
+)
 MS = 1_000_000
-STRETCHED = {("gemm", "comm"): (1.5, 2.0), ("memory", "comm"): (1.2, 1.7), ("copy:d2h", "copy:h2d"): (1.4, 1.4), ("gemm", "wait"): (1.3, 1.0)}
+STRETCHED = {
+    ("gemm", "comm"): (1.5, 2.0),
+    ("memory", "comm"): (1.2, 1.7),
+    ("copy:d2h", "copy:h2d"): (1.4, 1.4),
+    ("gemm", "wait"): (1.3, 1.0),
+}
 DRAWS = {"gemm": Draw(850_000, 0.6), "memory": Draw(390_000, 0.05), "comm": Draw(150_000, 0.0)}
 
 
