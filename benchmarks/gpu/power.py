@@ -7,8 +7,8 @@ it changes, so that a window's mean power is exact to its ends. What waits on th
 exact lengths. Data are random: products of zeros draw less.
 
 Parts: `windows` (each kind repeated for a second, alone, and with gaps that keep the card below its limit), `follow` (how long a kernel
-takes at the clock that load before it has left), `steps` (clock and power after load begins and ends), `waves` (load that comes and goes, by
-period), `ranks` (collectives, and collectives and receives that wait for a peer).
+takes at the clock that load before it has left), `steps` (clock and power after load begins and ends), `waves` (load that comes and goes,
+by period), `ranks` (collectives, and collectives and receives that wait for a peer).
 """
 
 from __future__ import annotations

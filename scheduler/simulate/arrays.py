@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from interlace.ir import Op, Program, describe
 from interlace.ir.kinds import is_receive, is_send
-from interlace.scheduler.simulate.power import PowerInput
 from interlace.scheduler.target import GPU, UNBOUNDED, Target
+
+if TYPE_CHECKING:
+    from interlace.scheduler.simulate.power import PowerInput
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+ONE = 1 << 20
+"""Fixed point of stretch factors and rates: a factor of 1."""
 MAX_DUR_NS = 1 << 40
 """Longest op (18 minutes); keeps work, `dur_ns * ONE`, inside 64 bits."""
 COMPUTE = "compute"

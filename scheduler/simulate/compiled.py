@@ -173,7 +173,7 @@ def _put(tree: Ints, leaves: int, stream: int, when: int) -> None:
 @_jit
 def _spend(at: int, charge: Ints, level: Ints, spent: Ints, energy: Ints) -> int:
     """As `Simulation._spend`."""
-    found = ((charge[at] >> 4) * energy[level[at]]) >> 16
+    found: int = ((charge[at] >> 4) * energy[level[at]]) >> 16
     charge[at] = 0
     spent[at] += found
     return found

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import exp
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from interlace.cost_model.profile import Power
+from interlace.scheduler.simulate.arrays import ONE, Ints
 
-Ints = npt.NDArray[np.int64]
-ONE = 1 << 20
 TICK_NS = 2_000_000
 """Between two looks of the limiter. H100 and H200 were seen to change clocks every 20 to 40 ms; the average decides, not the tick."""
 FOLLOWS = 0.6
@@ -104,7 +103,7 @@ class PowerTrace:
         return PowerTrace(self.level.copy(), self.mean.copy(), np.zeros_like(self.spent))
 
 
-def limiter(mean: int, level: int, spent: int, response: int, room_mw: int, load: Ints) -> tuple[int, int]:
+def limiter(mean: Any, level: int, spent: int, response: int, room_mw: int, load: Any) -> tuple[int, int]:
     """The average and the level after a tick in which so much was spent above static at this level's clock; `room_mw` is the limit less
     static. Runs in both engines."""
     drawn = (spent // TICK_NS) * ONE // load[level]

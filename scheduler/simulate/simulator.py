@@ -444,7 +444,7 @@ class Simulation:
 
     def _spend(self, at: int) -> int:
         """The energy above static that a rank spent since the last tick, at the clock that it had."""
-        spent = ((self.charge[at] >> 4) * self.energy[self.level[at]]) >> 16
+        spent: int = ((self.charge[at] >> 4) * self.energy[self.level[at]]) >> 16
         self.charge[at] = 0
         self.spent[at] += spent
         return spent
@@ -462,7 +462,7 @@ class Simulation:
                     self._charge(item, self.work[item] - min(self.work[item], max(0, left)))
             self.charge[at] += self.power.waiting_mw * len(self.blocked[at]) * TICK_NS
             room = self.power.limit_mw - self.power.static_mw
-            self.mean[at], level = limiter(self.mean[at], self.level[at], self._spend(at), self.power.response, room, self.load)  # type: ignore[arg-type]
+            self.mean[at], level = limiter(self.mean[at], self.level[at], self._spend(at), self.power.response, room, self.load)
             if level != self.level[at]:
                 self.level[at] = level
                 self.changes.append((self.now, at, level))
