@@ -99,15 +99,15 @@ class Closure:
     """
 
     def __init__(self, program: Program, like: Closure | None = None, target: Target = GPU) -> None:
-        """With `like`, the closure of the same plan with other events, only what depends on events is worked out."""
-        self.program, self.target = program, target
+        """With `like`, a closure of the same plan with other events or for another target, what depends on neither is taken from it."""
         if like is None:
             self._tables(program)
             self.tables = dict(self.__dict__)
         else:
             self.tables = like.tables
             self.__dict__.update(like.tables)
-            self.program = program
+        self.program, self.target = program, target
+        self._take_rules()
         self.waits: dict[int, list[int]] = defaultdict(list)
         for event in program.events:
             for item in event.waits:
@@ -116,6 +116,7 @@ class Closure:
         self.before = self._close()
 
     def _tables(self, program: Program) -> None:
+        self.found: dict[str, list[tuple[int, int]]] = {}
         self.rank = Rank(program)
         self.items = whole(program)
         self.num_fed = len(fed(program))
@@ -124,19 +125,28 @@ class Closure:
         inner = [k for k, job in enumerate(program.jobs) for _ in job.items] if program.jobs else [0] * len(items_of(program))
         self.job = [-1] * self.num_fed + inner
         self.job += [len(program.jobs) + 1] * (self.count - len(self.job))
-        self.stream = [self._stream(self.rank.ops[op]) for op, _ in self.items]
+        self.in_job: dict[int, list[int]] = defaultdict(list)
+        for place, job in enumerate(self.job):
+            self.in_job[job].append(place)
         self.cells: dict[int, tuple[int, int]] = {}
         self.access = [self._access(item) for item in self.items]
         self.touching: dict[int, list[int]] = defaultdict(list)
-        self.on_stream: dict[str | None, list[int]] = defaultdict(list)
-        for place, (access, stream) in enumerate(zip(self.access, self.stream, strict=True)):
-            self.on_stream[stream].append(place)
+        for place, access in enumerate(self.access):
             for cell in access.reads | access.writes:
                 self.touching[cell].append(place)
         self.partners = [sorted(self._partners(node)) for node in range(2 * self.count)]
-        self.named_before = [sorted(self._named_before(node)) for node in range(2 * self.count)]
+        named = [self._named_before(node) for node in range(2 * self.count)]
+        self.named_before = {on_host: [sorted({prior for prior, device in found if device or on_host}) for found in named]
+                             for on_host in (False, True)}  # fmt: skip
+
+    def _take_rules(self) -> None:
+        """What the target decides: streams, and where the host waits."""
+        self.stream = [self._stream(self.rank.ops[op]) for op, _ in self.items]
+        self.on_stream: dict[str | None, list[int]] = defaultdict(list)
+        for place, stream in enumerate(self.stream):
+            self.on_stream[stream].append(place)
         self.blocking = [self._blocks(self.rank.ops[op]) for op, _ in self.items]
-        waits = [pair for job in program.jobs for pair in job.host_waits] if self.target.host_runs_ahead else []
+        waits = [pair for job in self.program.jobs for pair in job.host_waits] if self.target.host_runs_ahead else []
         self.host_waits = {self.place[after]: self.place[awaited] for after, awaited in waits}
 
     def _stream(self, op: Op) -> str | None:
@@ -223,7 +233,7 @@ class Closure:
             known = host
             for prior in [last.get(stream, -1), *(p + step * self.count for p in self.waits[here])]:
                 known |= before[prior] | 1 << prior if prior >= 0 else 0
-            for prior in self.named_before[node]:
+            for prior in self.named_before[self.target.host_memory_edges][node]:
                 if not known >> prior & 1:
                     known |= before[prior] | 1 << prior
             before.append(known)
@@ -245,19 +255,26 @@ class Closure:
                 found |= {place} if step and self.lasting(cell) else set()
         return {prior for prior in found if self.conflicts(prior, node)}
 
-    def _named_before(self, node: int) -> list[int]:
-        """Earlier nodes of the same job, in this step or the one before, that use a variable of this one, one of the two giving it."""
+    def _named_before(self, node: int) -> list[tuple[int, bool]]:
+        """Earlier nodes of the same job, in this step or the one before, that use a variable of this one, one of the two giving it.
+
+        Each with whether one of these variables is in device memory.
+        """
         step, here = divmod(node, self.count)
         mine = self.access[here]
         found = []
-        for place in range(self.count if step else here):
-            if self.job[place] == self.job[here]:
-                other = self.access[place]
-                shared = mine.gives & (other.uses | other.gives) | mine.uses & other.gives
-                shared = {name for name in shared if self.target.host_memory_edges or self.rank.values[name[0]].memory == "device"}
-                found += [place + step * self.count] if shared and place < here else []
-                found += [place] if step and any(self._name_lasts(name) for name in shared) else []
+        for place in self.in_job[self.job[here]]:
+            if place >= here and not step:
+                break
+            other = self.access[place]
+            if shared := mine.gives & (other.uses | other.gives) | mine.uses & other.gives:
+                found += [(place + step * self.count, self._any_on_device(shared))] if place < here else []
+                lasting = {name for name in shared if self._name_lasts(name)} if step else set()
+                found += [(place, self._any_on_device(lasting))] if lasting else []
         return found
+
+    def _any_on_device(self, names: set[Name]) -> bool:
+        return any(self.rank.values[name[0]].memory == "device" for name in names)
 
     def _name_lasts(self, name: Name) -> bool:
         value = self.rank.values[name[0]]
@@ -292,11 +309,21 @@ class Closure:
 
     def unwritten(self) -> list[tuple[int, int]]:
         """Reads (place, cell) that see another write than the value they name has in the sequential step, or none."""
+        if "unwritten" not in self.found:
+            self.found["unwritten"] = self._unwritten()
+        return self.found["unwritten"]
+
+    def _unwritten(self) -> list[tuple[int, int]]:
         want: dict[tuple[int, int], int] = {}
-        latest: dict[tuple[int, tuple[int, int]], int] = {}
-        for place in [self.place[item] for item in sequential(self.program)]:
-            for name in self._held(place, writes=False):
-                want[place, name[0]] = latest.get(name, -1)
+        latest: dict[tuple[int, int], int] = {}
+        for item in sequential(self.program, self.rank.skipped):
+            if item in self.rank.skipped:  # where it is left out, what it gives is still what it would have copied here
+                copy = self.rank.ops[item[0]]
+                source, result = (self._contents(value, item[1]) for value in (copy.operands[0], copy.results[0]))
+                latest.update({new: latest.get(old, -1) for old, new in zip(source, result, strict=True)})
+                continue
+            place = self.place[item]
+            want.update({(place, name[0]): latest.get(name, -1) for name in self._held(place, writes=False)})
             latest.update(dict.fromkeys(self._held(place, writes=True), place))
         have: dict[tuple[int, int], int] = {}
         writer: dict[int, int] = {}
@@ -305,15 +332,29 @@ class Closure:
             writer.update(dict.fromkeys(self.access[place].writes, place))
         return [key for key, source in have.items() if want[key] != source]
 
-    def _held(self, place: int, writes: bool) -> list[tuple[int, tuple[int, int]]]:
+    def _held(self, place: int, writes: bool) -> list[tuple[int, int]]:
         """Cells that an item reads or writes, each with the value whose contents it holds there."""
         op, m = self.op(place), self.items[place][1]
         if op.name in (COMBINE, SPLIT):
             return []
         viewed = {op.results[r] for r, _ in op.views}
         values = [v for v in op.results if v not in viewed] if writes else self.rank.content_operands(op)
-        return [(id(cell), root) for value in values
-                for cell, root in zip(self.rank.cells_of(value, m), self.rank.roots_of(value, m), strict=True)]  # fmt: skip
+        return [held for value in values for held in self._contents(value, m)]
+
+    def _contents(self, value: int, micro_batch: int) -> list[tuple[int, int]]:
+        """Cells of a value, each with the value whose contents it holds in the program as it is written, with all copies."""
+        return [(id(cell), root) for cell, root in zip(self.rank.cells_of(value, micro_batch), self._made(value), strict=True)]
+
+    def _made(self, value: int) -> list[int]:
+        producer = self.rank.producer[value]
+        if producer.name == COMBINE:
+            return [root for part in producer.operands for root in self._made(part)]
+        if producer.name == SPLIT:
+            return [self._made(producer.operands[0])[producer.results.index(value)]]
+        for result, operand in (*producer.inplace, *producer.views):
+            if producer.results[result] == value:
+                return self._made(producer.operands[operand])
+        return [value] * (len(self.rank.values[value].elements) or 1)
 
     def freed_early(self) -> list[tuple[int, int]]:
         """Uses (place, place of the last use) that a freed block's next owner may overtake."""
@@ -353,22 +394,29 @@ class Closure:
         return [use for use in places if not any(use == k or self.ordered(use, k) for k in marks)]
 
 
-_closures: dict[tuple[int, str], Closure] = {}
+_closures: dict[int, dict[str, Closure]] = {}
 
 
 def closure_of(program: Program, target: Target = GPU) -> Closure:
     """The closure of a plan; of the plans asked for last it is worked out once, however many worlds they are part of."""
-    known = _closures.pop((id(program), target.name), None)
-    found = known if known is not None and known.program is program else Closure(program, target=target)
-    _closures[id(program), target.name] = found
+    known = _closures.pop(id(program), {})
+    like = next(iter(known.values()), None)
+    if like is None or like.program is not program:
+        known, like = {}, None
+    if target.name not in known:
+        known[target.name] = Closure(program, like, target)
+    _closures[id(program)] = known
     if len(_closures) > MOST_CLOSURES:
         del _closures[next(iter(_closures))]
-    return found
+    return known[target.name]
 
 
-def sequential(program: Program) -> list[Item]:
-    """The order whose results a plan must give: micro-batches in turn, then what runs once; outputs as they are where they are named."""
-    done = {*items_of(program), *collected(program)}
+def sequential(program: Program, left_out: Iterable[Item] = ()) -> list[Item]:
+    """The order whose results a plan must give: micro-batches in turn, then what runs once; outputs as they are where they are named.
+
+    With items of copies that no job runs, these too, at their places.
+    """
+    done = {*items_of(program), *collected(program), *left_out}
     count = program.pipeline.num_micro_batches
     body = [(op.id, m) for m in range(count) for op in program.ops if op.role != "optimize"]
     once = [(op.id, m) for op in program.ops if op.role == "optimize" for m in range(count)]
