@@ -41,6 +41,8 @@ Name = tuple[int, int, int]
 MOST_CLOSURES = 64
 LAUNCH_NOTHING = frozenset({COMBINE, SPLIT, "cf.stack_create", "pd_op.share_var", "pd_op.full_int_array"})
 """Operations that the host is done with when it has issued them: no stream has them, and no event is recorded or waited for there."""
+OWN_INSTRUCTIONS = frozenset({"pd_op.assert", "pd_op.has_elements", "pd_op.select_input", "pd_op.select_output"})
+ON_HOST = frozenset({"pd_op.shape", "pd_op.shape64"})
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ class Closure:
         self.waits: dict[int, list[int]] = defaultdict(list)
         for event in program.events:
             for item in event.waits:
-                if not self._loses_waits(self.place[item]):
+                if self._has_events(event.record) and self._has_events(item) and not self._loses_waits(self.place[item]):
                     self.waits[self.place[item]].append(self.place[event.record])
         self.before = self._close()
 
@@ -153,7 +155,20 @@ class Closure:
         """The stream that runs an operation, None for what only the host does."""
         if op.name in LAUNCH_NOTHING:
             return None
-        return "" if self.target.serial or op.name in BOUNDARY or op.stream in COMPUTE_STREAMS else op.stream
+        return "" if self.target.serial or op.name in BOUNDARY or op.num_blocks or op.stream in COMPUTE_STREAMS else op.stream
+
+    def _has_events(self, item: Item) -> bool:
+        """Whether the executor marks an operation's end with an event, and keeps its start behind others."""
+        op = self.rank.ops[item[0]]
+        if op.name in BOUNDARY:
+            return True
+        ignored = op.num_blocks or op.name in LAUNCH_NOTHING | OWN_INSTRUCTIONS | ON_HOST or not op.name.startswith("pd_op.")
+        return not ignored and op.attrs.get("place") != "Place(cpu)"
+
+    def never_recorded(self) -> list[Item]:
+        """Recorders of which Paddle's executor says at the first step that there is no such event."""
+        waited = [event.record for event in self.program.events if event.waits]
+        return [] if self.target.serial else [item for item in waited if not self._has_events(item)]
 
     def _blocks(self, op: Op) -> bool:
         """Whether the host stands still until an operation is over."""
@@ -296,7 +311,8 @@ class Closure:
     @cached_property
     def is_unsafe(self) -> bool:
         """Whether the plan of this rank has a fault, whatever other ranks do."""
-        return bool(self.unwritten() or self.races() or self.freed_early()) or not draws_in_turn(self.program)
+        faults = self.unwritten() or self.never_recorded() or self.races() or self.freed_early()
+        return bool(faults) or not draws_in_turn(self.program)
 
     def races(self) -> list[tuple[int, int, int]]:
         """Conflicting nodes (a, b, cell) that nothing orders, a earlier in host order."""

@@ -161,15 +161,15 @@ class Maker:
 
     def constant(self) -> None:
         """What needs no operand, on the device or on the host."""
-        if self.rng.random() < 0.5:
-            self.op("pd_op.full", [])
+        if self.rng.random() < 0.6:
+            self.op("pd_op.full", [], attrs={"place": "Place(cpu)"} if self.rng.random() < 0.2 else {})
         else:
             made = self.build.op("pd_op.full_int_array", [], [ROW])
             self.op("pd_op.reshape_like", [self.any(), *made])
 
     def branch(self) -> None:
         """Control flow, moved as one."""
-        self.op("pd_op.if", [self.any(), self.any()], num_blocks=2, stream="")
+        self.op(self.rng.choice(["pd_op.if", "pd_op.while"]), [self.any(), self.any()], num_blocks=2)
 
     def reduce(self) -> None:
         """A collective of one of three rings."""
@@ -239,8 +239,10 @@ def _planned(program: Program, rng: random.Random) -> Program:
 def _order(program: Program, rng: random.Random) -> list[Item]:
     """Host order: forward and backward of the micro-batches in turn or mixed, then what runs once; at times a few places are swapped."""
     count = program.pipeline.num_micro_batches
-    copies = {op.id for op in program.ops if op.kind.startswith("memcpy") and op.origin < 0}
-    absent = {(op, m) for op in copies for m in range(count) if rng.random() < 0.1}
+    absent = set()
+    for out in [op for op in program.ops if op.kind in ("memcpy", "memcpy_d2h") and op.origin < 0 and op.attrs["dst_place_type"]]:
+        back = [op.id for op in program.ops if op.kind == "memcpy_h2d" and op.operands == out.results and op.origin < 0]
+        absent |= {(op, m) for m in range(count) if rng.random() < 0.2 for op in (out.id, *back)}
 
     def items(role: str, m: int) -> list[Item]:
         return [(op.id, m) for op in program.ops if op.role == role and op.name not in (PARAMETER, DATA, SHADOW_OUTPUT)

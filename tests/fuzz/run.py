@@ -160,7 +160,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=3600.0, help="how long (default: an hour)")
     parser.add_argument("--seed", type=int, default=None, help="the first plan's; the ones after it follow (default: the time)")
-    parser.add_argument("--strict", type=int, default=0, metavar="N", help="also print N plans that the checker alone refuses")
+    parser.add_argument("--strict", type=int, default=0, metavar="N", help="also print plans that the checker alone refuses, of N classes")
     given = parser.parse_args(words)
     first = given.seed if given.seed is not None else time.time_ns() % 1_000_000 * 1_000_000
     end = time.monotonic() + given.seconds
@@ -170,7 +170,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(f"{outcome.plans} plans in {spent:.0f} s, {outcome.refused} more that the IR refuses; oracle: {dict(sorted(outcome.verdicts.items()))}")
     strict = Counter(f"{target.name}: {', '.join(kinds)}" for _, target, kinds in outcome.too_strict)
     print(f"refused by the checker alone: {dict(strict.most_common())}")
-    for seed, target, kinds in outcome.too_strict[: given.strict]:
+    for seed, target, kinds in list({each[2]: each for each in outcome.too_strict}.values())[: given.strict]:
         _print(f"seed {seed}: the checker finds {', '.join(kinds)} on {target.name}, the oracle nothing", seed, target, too_strict(kinds))
     for seed, target in outcome.too_safe:
         _print(f"seed {seed}: the checker calls unsafe plans safe on {target.name}", seed, target, too_safe)
