@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from interlace.ir import Op, Program, describe
+from interlace.ir import ABSENT, Op, Program, describe
 from interlace.ir.kinds import takes_events
 from interlace.scheduler.hazards.finding import Finding, Kind, item_text, where
 from interlace.scheduler.hazards.happens_before import NEVER, Fault, Trace
@@ -52,7 +52,8 @@ class Words:
         plan, count = self.trace.plan, self.trace.plan.num_micro_batches
         ops = [plan.op[k] for k in (self.fault.second, self.fault.first) if k != NEVER]
         accesses = [access for op in ops for access in (*plan.reads[op], *plan.writes[op])]
-        value = next((t.value for t in accesses if t.base // count == self.fault.key // count), None)
+        named = (t.root if t.value == ABSENT else t.value for t in accesses)  # an element that no operation takes out: its vector
+        value = next((v for t, v in zip(accesses, named, strict=True) if t.base // count == self.fault.key // count), None)
         return "a storage" if value is None else _value_text(plan.program, value)
 
     @property

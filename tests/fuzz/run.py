@@ -68,7 +68,11 @@ def compare(seeds: Iterator[int], until: Callable[[], bool], targets: Sequence[T
             continue
         outcome.plans += 1
         for target in targets:
-            kinds, unsafe = found_kinds(plans, target), is_unsafe(plans, target)
+            try:
+                kinds, unsafe = found_kinds(plans, target), is_unsafe(plans, target)
+            except Exception as error:
+                error.add_note(f"seed {seed}, target {target.name}")
+                raise
             outcome.verdicts[f"{target.name} {'unsafe' if unsafe else 'safe'}"] += 1
             if unsafe and not kinds:
                 outcome.too_safe.append((seed, target))
