@@ -19,8 +19,7 @@ from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
-from interlace.scheduler.whole_step import orders
-from interlace.scheduler.whole_step.orders import find_orders, simulation, transfers_in_time, transfers_of, with_orders
+from interlace.scheduler.whole_step.orders import _recorders, find_orders, simulation, transfers_in_time, transfers_of, with_orders
 from interlace.units import ms
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
@@ -249,4 +248,4 @@ def test_transfers_wait_only_for_what_an_event_is_recorded_after() -> None:
 #3 %3:int32[1] = pd_op.shape(%1) forward
 #4 %4:float32[2] = custom_op.mine(%1) forward
 """
-    assert orders._recorders(parse(text)) == {1}
+    assert _recorders(parse(text)) == {1}

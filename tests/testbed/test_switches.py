@@ -49,8 +49,8 @@ def test_events_between_jobs(scenes: Scenes) -> None:
 
 def test_only_kernels_on_the_device_take_events(scenes: Scenes) -> None:
     """Paddle refuses a plan that waits for an event behind control flow or a kernel of the host, and ignores waits in front of them."""
-    assert scenes["where_events_are_recorded"] == {"kernel": "right", "if": "refused", "shape": "refused", "constant of the host": "refused"}
-    waits = scenes["where_events_are_waited_for"]
+    records, waits = scenes["where_events_are_recorded"], scenes["where_events_are_waited_for"]
+    assert records == {"kernel": "right", "if": "refused", "shape": "refused", "constant of the host": "refused"}
     assert waits.pop("kernel") == "right"
     assert set(waits) == {"if", "while", "constant of the host"}
     assert set(waits.values()) <= WRONG
