@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -285,7 +286,7 @@ def _jobs(program: Program, order: list[Item], rng: random.Random) -> tuple[Job,
     once = next((k for k, (op, _) in enumerate(order) if ops[op].role == "optimize"), len(order))
     cuts = {*rng.sample(inner, min(len(inner), rng.randint(0, most))), once if rng.random() < 0.8 else 0}
     bounds = sorted({0, *cuts, len(order)})
-    parts = [order[a:b] for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    parts = [order[a:b] for a, b in pairwise(bounds) if b > a]
     return tuple(Job(f"job_{k}", "forward", items[0][1], tuple(items)) for k, items in enumerate(parts))
 
 

@@ -171,7 +171,8 @@ def main(words: Sequence[str] | None = None) -> int:
     print(f"plans from seed {first} on", flush=True)
     outcome = compare(iter(range(first, sys.maxsize)), lambda: time.monotonic() > end)
     spent = given.seconds - (end - time.monotonic())
-    print(f"{outcome.plans} plans in {spent:.0f} s, {outcome.refused} more that the IR refuses; oracle: {dict(sorted(outcome.verdicts.items()))}")
+    print(f"{outcome.plans} plans in {spent:.0f} s, {outcome.refused} more that the IR refuses")
+    print(f"verdicts of the oracle: {dict(sorted(outcome.verdicts.items()))}")
     strict = Counter(f"{target.name}: {', '.join(kinds)}" for _, target, kinds in outcome.too_strict)
     print(f"refused by the checker alone: {dict(strict.most_common())}")
     for seed, target, kinds in list({each[2]: each for each in outcome.too_strict}.values())[: given.strict]:
