@@ -330,7 +330,7 @@ class Closure:
         return self.found["unwritten"]
 
     def _unwritten(self) -> list[tuple[int, int]]:
-        want: dict[tuple[int, int], int] = {}
+        want: dict[tuple[int, int], set[int]] = defaultdict(set)
         latest: dict[tuple[int, int], int] = {}
         for item in sequential(self.program, self.rank.skipped):
             if item in self.rank.skipped:  # where it is left out, what it gives is still what it would have copied here
@@ -339,14 +339,15 @@ class Closure:
                 latest.update({new: latest.get(old, -1) for old, new in zip(source, result, strict=True)})
                 continue
             place = self.place[item]
-            want.update({(place, name[0]): latest.get(name, -1) for name in self._held(place, writes=False)})
+            for held in self._held(place, writes=False):
+                want[place, held[0]].add(latest.get(held, -1))
             latest.update(dict.fromkeys(self._held(place, writes=True), place))
         have: dict[tuple[int, int], int] = {}
         writer: dict[int, int] = {}
         for place in range(self.count):
             have.update({(place, cell): writer.get(cell, -1) for cell in self.access[place].reads})
             writer.update(dict.fromkeys(self.access[place].writes, place))
-        return [key for key, source in have.items() if want[key] != source]
+        return [key for key, source in have.items() if want[key] != {source}]
 
     def _held(self, place: int, writes: bool) -> list[tuple[int, int]]:
         """Cells that an item reads or writes, each with the value whose contents it holds there."""

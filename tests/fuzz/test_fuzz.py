@@ -135,6 +135,8 @@ job one forward 0: 0@0 3-4@0
 """
     assert Closure(program(text.format("%2"))).unwritten() != []
     assert Closure(program(text.format("%3"))).unwritten() == []
+    for operands in ("%2, %3", "%3, %2"):  # one memory cannot be both
+        assert Closure(program(text.format(operands))).unwritten() != []
 
 
 def test_an_element_of_a_vector_that_is_written_over_is_the_same_memory() -> None:
