@@ -2,7 +2,7 @@
 
 What the checker calls safe must be safe: a plan of which the oracle says otherwise is made smaller and printed as text that `parse` reads,
 for a test. What the checker refuses and the oracle does not is counted, by class of finding; `--strict` prints such plans too. One plan in
-250 is one, and all that were looked at are orders from step to step that the checker does not follow: through a variable of a parameter
+400 is one on a target, and those seen are orders from step to step that the checker does not follow: through a variable of a parameter
 that has several, or through what an operation of the next step waits for by another storage.
 
     python -m tests.fuzz.run --seconds 600 --seed 1
