@@ -244,17 +244,17 @@ class Closure:
             if stream is None or self.target.serial:
                 before.append(host)
                 host |= 1 << node
-                continue
-            known = host
-            for prior in [last.get(stream, -1), *(p + step * self.count for p in self.waits[here])]:
-                known |= before[prior] | 1 << prior if prior >= 0 else 0
-            for prior in self.named_before[self.target.host_memory_edges][node]:
-                if not known >> prior & 1:
-                    known |= before[prior] | 1 << prior
-            before.append(known)
-            last[stream] = node
-            if self.blocking[here]:
-                host |= known | 1 << node
+            else:
+                known = host
+                for prior in [last.get(stream, -1), *(p + step * self.count for p in self.waits[here])]:
+                    known |= before[prior] | 1 << prior if prior >= 0 else 0
+                for prior in self.named_before[self.target.host_memory_edges][node]:
+                    if not known >> prior & 1:
+                        known |= before[prior] | 1 << prior
+                before.append(known)
+                last[stream] = node
+                if self.blocking[here]:
+                    host |= known | 1 << node
             if here in self.host_waits:
                 awaited = self.host_waits[here] + step * self.count
                 host |= before[awaited] | 1 << awaited
