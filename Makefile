@@ -9,11 +9,15 @@ TRAIN := examples/gpt.py --world 4
 BIG := --preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8
 SHAPE := --pp 2 --mp 2 --micro-batches 8 --steps 5
 
+# `make fuzz SECONDS=600 SEED=7`: for how long, and the number of the first plan; without a number the plans are others each time.
+SECONDS ?= 3600
+SEED ?=
+
 # Processes that run tests side by side; on a machine with more cores, more of them: `make test WORKERS=8`.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help demo test test-fast test-long mutants testbed lint setup clean
+.PHONY: help demo test test-fast test-long mutants fuzz testbed lint setup clean
 
 help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, stock against Interlace; plan a large one (about 2 minutes)"
@@ -21,6 +25,7 @@ help:
 	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 2)"
 	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration, and training on up to eight ranks (an hour)"
 	@echo "make mutants  plants small faults and says which the tests do not find (ONLY=\"word ...\" for some of them)"
+	@echo "make fuzz     random plans for an hour: what the checker calls safe on any target must be safe by the oracle (SECONDS=600 SEED=7)"
 	@echo "make lint     ruff and mypy"
 	@echo "make testbed  build the custom device that stands for a GPU in tests"
 	@echo "make clean    remove .venv and all outputs"
@@ -83,6 +88,9 @@ test-long: setup
 
 mutants: setup
 	$(BIN)/python -m tests.mutants.run $(ONLY)
+
+fuzz: setup
+	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 testbed: setup
 	$(BIN)/python -m testbed.build

@@ -13,7 +13,7 @@ from math import prod
 from msgspec.structs import replace as replace_fields
 
 from interlace.cost_model.families import ATTENTIONS, COMM, GEMMS, NORMS, PICKS, VIEWS, forward_kind, is_free, memory_family
-from interlace.ir.kinds import is_p2p, is_send
+from interlace.ir.kinds import HOST_PLACE, is_p2p, is_send
 from interlace.ir.program import ABSENT, DTYPE_BYTES, Op, Value
 
 Values = Mapping[int, Value]
@@ -62,8 +62,6 @@ class Work:
 
 NOTHING = Work()
 _ROW_WISE = ("norm", "norm_grad", "softmax", "softmax_grad")
-ON_HOST = "Place(cpu)"
-"""Attribute `place` of a constant that the host keeps for the attributes of operations (the factor of a `scale`): no kernel runs."""
 
 
 def names_of_dims(kind: str) -> tuple[str, ...]:
@@ -86,7 +84,7 @@ def dims_of(**sizes: int) -> Dims:
 
 def work_of(op: Op, values: Values) -> Work:
     """The kernels of an operation; cost O(operands)."""
-    if is_free(op) or _is_view(op) or op.attrs.get("place") == ON_HOST:
+    if is_free(op) or _is_view(op) or op.attrs.get("place") == HOST_PLACE:
         return NOTHING
     if op.num_blocks:
         sized = {**values, **_assumed(op, values)}

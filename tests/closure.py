@@ -5,7 +5,7 @@ ordered. *Variables* are names: inside a job the executor orders those that use 
 The job that cuts the batch comes first, the one that collects the outputs last.
 
 Written without a line of the checker, quadratic on purpose. Two steps are unrolled, so that what one step leaves behind for
-the next (parameters, pinned buffers) is seen. Rules: `interlace/scheduler/hazards` states them; place: GPU.
+the next (parameters, pinned buffers) is seen. Rules: docs/gpu-place.md, for the target that is asked for; a GPU by default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,21 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 from interlace.ir import Op, Program
-from interlace.ir.kinds import BOUNDARY, COMBINE, DATA, SHADOW_OUTPUT, SPLIT, is_collective, is_random, is_receive, is_send
+from interlace.ir.kinds import (
+    BOUNDARY,
+    COMBINE,
+    COMPUTE_STREAMS,
+    DATA,
+    SHADOW_OUTPUT,
+    SPLIT,
+    is_collective,
+    is_copy,
+    is_random,
+    is_receive,
+    is_send,
+)
+from interlace.ir.storage import FETCH
+from interlace.scheduler.target import GPU, UNBOUNDED, Target
 from tests.interpreter import Item, Rank, items_of
 
 Name = tuple[int, int, int]
@@ -25,6 +39,10 @@ Name = tuple[int, int, int]
 
 
 MOST_CLOSURES = 64
+LAUNCH_NOTHING = frozenset({COMBINE, SPLIT, "cf.stack_create", "pd_op.share_var", "pd_op.full_int_array"})
+"""Operations that the host is done with when it has issued them: no stream has them, and no event is recorded or waited for there."""
+OWN_INSTRUCTIONS = frozenset({"pd_op.assert", "pd_op.has_elements", "pd_op.select_input", "pd_op.select_output"})
+ON_HOST = frozenset({"pd_op.shape", "pd_op.shape64"})
 
 
 @dataclass(slots=True)
@@ -46,12 +64,16 @@ def fed(program: Program) -> list[Item]:
 
 
 def collected(program: Program) -> list[Item]:
-    """Outputs that exist for each micro-batch, as the last job reads them."""
+    """Outputs as the last job reads them: those that exist for each micro-batch, and what the user fetches."""
     rank = Rank(program)
-    once = {v for op in program.ops if op.role == "optimize" for v in op.results}
-    return [(op.id, m) for op in program.ops if op.name == SHADOW_OUTPUT and op.operands[0] not in once
-            and not rank.values[variable(rank, op.operands[0], 0)].persistable
-            for m in range(program.pipeline.num_micro_batches)]  # fmt: skip
+    optimized = {v for op in program.ops if op.role == "optimize" for v in op.results}
+    found = []
+    for op in program.ops:
+        if op.name == SHADOW_OUTPUT:
+            kept = rank.values[variable(rank, op.operands[0], 0)]
+            once = op.operands[0] in optimized or (kept.persistable and bool(kept.name))
+            found += [(op.id, m) for m in range(1 if once else program.pipeline.num_micro_batches)] if FETCH in op.attrs or not once else []
+    return found
 
 
 def whole(program: Program) -> list[Item]:
@@ -78,23 +100,25 @@ class Closure:
     `before[k]` has bit j set where node j is over when node k starts; node = step * number of items + place in host order.
     """
 
-    def __init__(self, program: Program, like: Closure | None = None) -> None:
-        """With `like`, the closure of the same plan with other events, only what depends on events is worked out."""
-        self.program = program
+    def __init__(self, program: Program, like: Closure | None = None, target: Target = GPU) -> None:
+        """With `like`, a closure of the same plan with other events or for another target, what depends on neither is taken from it."""
         if like is None:
             self._tables(program)
             self.tables = dict(self.__dict__)
         else:
             self.tables = like.tables
             self.__dict__.update(like.tables)
-            self.program = program
+        self.program, self.target = program, target
+        self._take_rules()
         self.waits: dict[int, list[int]] = defaultdict(list)
         for event in program.events:
             for item in event.waits:
-                self.waits[self.place[item]].append(self.place[event.record])
+                if self._has_events(event.record) and self._has_events(item) and not self._loses_waits(self.place[item]):
+                    self.waits[self.place[item]].append(self.place[event.record])
         self.before = self._close()
 
     def _tables(self, program: Program) -> None:
+        self.found: dict[str, list[tuple[int, int]]] = {}
         self.rank = Rank(program)
         self.items = whole(program)
         self.num_fed = len(fed(program))
@@ -103,17 +127,61 @@ class Closure:
         inner = [k for k, job in enumerate(program.jobs) for _ in job.items] if program.jobs else [0] * len(items_of(program))
         self.job = [-1] * self.num_fed + inner
         self.job += [len(program.jobs) + 1] * (self.count - len(self.job))
-        self.stream = ["" if self.rank.ops[op].name in BOUNDARY else self.rank.ops[op].stream for op, _ in self.items]
+        self.in_job: dict[int, list[int]] = defaultdict(list)
+        for place, job in enumerate(self.job):
+            self.in_job[job].append(place)
         self.cells: dict[int, tuple[int, int]] = {}
         self.access = [self._access(item) for item in self.items]
         self.touching: dict[int, list[int]] = defaultdict(list)
-        self.on_stream: dict[str, list[int]] = defaultdict(list)
         for place, access in enumerate(self.access):
-            self.on_stream[self.stream[place]].append(place)
             for cell in access.reads | access.writes:
                 self.touching[cell].append(place)
         self.partners = [sorted(self._partners(node)) for node in range(2 * self.count)]
-        self.named_before = [sorted(self._named_before(node)) for node in range(2 * self.count)]
+        named = [self._named_before(node) for node in range(2 * self.count)]
+        self.named_before = {on_host: [sorted({prior for prior, device in found if device or on_host}) for found in named]
+                             for on_host in (False, True)}  # fmt: skip
+
+    def _take_rules(self) -> None:
+        """What the target decides: streams, and where the host waits."""
+        self.stream = [self._stream(self.rank.ops[op]) for op, _ in self.items]
+        self.on_stream: dict[str | None, list[int]] = defaultdict(list)
+        for place, stream in enumerate(self.stream):
+            self.on_stream[stream].append(place)
+        self.blocking = [self._blocks(self.rank.ops[op]) for op, _ in self.items]
+        waits = [pair for job in self.program.jobs for pair in job.host_waits] if self.target.host_runs_ahead else []
+        self.host_waits = {self.place[after]: self.place[awaited] for after, awaited in waits}
+
+    def _stream(self, op: Op) -> str | None:
+        """The stream that runs an operation, None for what only the host does."""
+        if op.name in LAUNCH_NOTHING:
+            return None
+        return "" if self.target.serial or op.name in BOUNDARY or op.num_blocks or op.stream in COMPUTE_STREAMS else op.stream
+
+    def _has_events(self, item: Item) -> bool:
+        """Whether the executor marks an operation's end with an event, and keeps its start behind others."""
+        op = self.rank.ops[item[0]]
+        if op.name in BOUNDARY:
+            return True
+        ignored = op.num_blocks or op.name in LAUNCH_NOTHING | OWN_INSTRUCTIONS | ON_HOST or not op.name.startswith("pd_op.")
+        return not ignored and op.attrs.get("place") != "Place(cpu)"
+
+    def never_recorded(self) -> list[Item]:
+        """Recorders of which Paddle's executor says at the first step that there is no such event."""
+        waited = [event.record for event in self.program.events if event.waits]
+        return [] if self.target.serial else [item for item in waited if not self._has_events(item)]
+
+    def _blocks(self, op: Op) -> bool:
+        """Whether the host stands still until an operation is over."""
+        captured = op.origin >= 0 and op.kind in self.target.blocking
+        return is_copy(op) and (captured or any(self.rank.values[v].memory == "host" for v in op.results))
+
+    def _loses_waits(self, place: int) -> bool:
+        """Whether Paddle's executor drops an operation's waits: of such kinds where nothing that they read is computed in their job."""
+        op = self.op(place)
+        if op.origin < 0 or op.kind not in self.target.loses_waits:
+            return False
+        latest = {cell: k for k in range(place) for cell in self.access[k].writes}
+        return not any(self.job[latest[cell]] == self.job[place] for cell in self.access[place].reads if cell in latest)
 
     def op(self, place: int) -> Op:
         """The operation at a place in host order."""
@@ -130,9 +198,9 @@ class Closure:
     def _ids(self, values: Iterable[int], micro_batch: int) -> set[int]:
         found = set()
         for value in values:
-            for cell in self.rank.cells_of(value, micro_batch):
+            for cell, root in zip(self.rank.cells_of(value, micro_batch), self.rank.roots_of(value, micro_batch), strict=True):
                 found.add(id(cell))
-                self.cells.setdefault(id(cell), (value, micro_batch))
+                self.cells.setdefault(id(cell), root)
         return found
 
     def _names(self, values: Iterable[int], micro_batch: int) -> set[Name]:
@@ -146,6 +214,8 @@ class Closure:
         if producer is not None and producer.name == SPLIT:
             return [self.names(producer.operands[0], micro_batch)[producer.results.index(value)]]
         found = variable(self.rank, value, micro_batch)
+        if found != value:
+            return self.names(found, micro_batch)
         own = -1 if self.rank.values[found].persistable else micro_batch
         elements = self.rank.values[value].elements if self.rank.values[value].dtype == "vector" else (None,)
         return [(found, k, own) for k in range(len(elements))]
@@ -163,20 +233,31 @@ class Closure:
 
     def _close(self) -> list[int]:
         before: list[int] = []
-        last: dict[str, int] = {}
-        host = 0
+        last: dict[str | None, int] = {}
+        host, job = 0, None
         for node in range(2 * self.count):
             here, step = node % self.count, node // self.count
-            known = host
-            for prior in [last.get(self.stream[here], -1), *(p + step * self.count for p in self.waits[here])]:
-                known |= before[prior] | 1 << prior if prior >= 0 else 0
-            for prior in self.named_before[node]:
-                if not known >> prior & 1:
-                    known |= before[prior] | 1 << prior
-            before.append(known)
-            last[self.stream[here]] = node
-            if self.op(node).kind == "memcpy_d2h":
-                host |= known | 1 << node
+            if self.target.job_end_waits and (step, self.job[here]) != job and "" in last:
+                host |= before[last[""]] | 1 << last[""]
+            job = (step, self.job[here])
+            stream = self.stream[here]
+            if stream is None or self.target.serial:
+                before.append(host)
+                host |= 1 << node
+            else:
+                known = host
+                for prior in [last.get(stream, -1), *(p + step * self.count for p in self.waits[here])]:
+                    known |= before[prior] | 1 << prior if prior >= 0 else 0
+                for prior in self.named_before[self.target.host_memory_edges][node]:
+                    if not known >> prior & 1:
+                        known |= before[prior] | 1 << prior
+                before.append(known)
+                last[stream] = node
+                if self.blocking[here]:
+                    host |= known | 1 << node
+            if here in self.host_waits:
+                awaited = self.host_waits[here] + step * self.count
+                host |= before[awaited] | 1 << awaited
         return before
 
     def _partners(self, node: int) -> set[int]:
@@ -189,18 +270,26 @@ class Closure:
                 found |= {place} if step and self.lasting(cell) else set()
         return {prior for prior in found if self.conflicts(prior, node)}
 
-    def _named_before(self, node: int) -> list[int]:
-        """Earlier nodes of the same job, in this step or the one before, that use a variable of this one, one of the two giving it."""
+    def _named_before(self, node: int) -> list[tuple[int, bool]]:
+        """Earlier nodes of the same job, in this step or the one before, that use a variable of this one, one of the two giving it.
+
+        Each with whether one of these variables is in device memory.
+        """
         step, here = divmod(node, self.count)
         mine = self.access[here]
         found = []
-        for place in range(self.count if step else here):
-            if self.job[place] == self.job[here]:
-                other = self.access[place]
-                shared = mine.gives & (other.uses | other.gives) | mine.uses & other.gives
-                found += [place + step * self.count] if shared and place < here else []
-                found += [place] if step and any(self._name_lasts(name) for name in shared) else []
+        for place in self.in_job[self.job[here]]:
+            if place >= here and not step:
+                break
+            other = self.access[place]
+            if shared := mine.gives & (other.uses | other.gives) | mine.uses & other.gives:
+                found += [(place + step * self.count, self._any_on_device(shared))] if place < here else []
+                lasting = {name for name in shared if self._name_lasts(name)} if step else set()
+                found += [(place, self._any_on_device(lasting))] if lasting else []
         return found
+
+    def _any_on_device(self, names: set[Name]) -> bool:
+        return any(self.rank.values[name[0]].memory == "device" for name in names)
 
     def _name_lasts(self, name: Name) -> bool:
         value = self.rank.values[name[0]]
@@ -222,7 +311,8 @@ class Closure:
     @cached_property
     def is_unsafe(self) -> bool:
         """Whether the plan of this rank has a fault, whatever other ranks do."""
-        return bool(self.unwritten() or self.races() or self.freed_early()) or not draws_in_turn(self.program)
+        faults = self.unwritten() or self.never_recorded() or self.races() or self.freed_early()
+        return bool(faults) or not draws_in_turn(self.program)
 
     def races(self) -> list[tuple[int, int, int]]:
         """Conflicting nodes (a, b, cell) that nothing orders, a earlier in host order."""
@@ -235,28 +325,53 @@ class Closure:
 
     def unwritten(self) -> list[tuple[int, int]]:
         """Reads (place, cell) that see another write than the value they name has in the sequential step, or none."""
-        want: dict[tuple[int, int], int] = {}
-        latest: dict[tuple[int, tuple[int, int]], int] = {}
-        for place in [self.place[item] for item in sequential(self.program)]:
-            for name in self._held(place, writes=False):
-                want[place, name[0]] = latest.get(name, -1)
+        if "unwritten" not in self.found:
+            self.found["unwritten"] = self._unwritten()
+        return self.found["unwritten"]
+
+    def _unwritten(self) -> list[tuple[int, int]]:
+        want: dict[tuple[int, int], set[int]] = defaultdict(set)
+        latest: dict[tuple[int, int], int] = {}
+        for item in sequential(self.program, self.rank.skipped):
+            if item in self.rank.skipped:  # where it is left out, what it gives is still what it would have copied here
+                copy = self.rank.ops[item[0]]
+                source, result = (self._contents(value, item[1]) for value in (copy.operands[0], copy.results[0]))
+                latest.update({new: latest.get(old, -1) for old, new in zip(source, result, strict=True)})
+                continue
+            place = self.place[item]
+            for held in self._held(place, writes=False):
+                want[place, held[0]].add(latest.get(held, -1))
             latest.update(dict.fromkeys(self._held(place, writes=True), place))
         have: dict[tuple[int, int], int] = {}
         writer: dict[int, int] = {}
         for place in range(self.count):
             have.update({(place, cell): writer.get(cell, -1) for cell in self.access[place].reads})
             writer.update(dict.fromkeys(self.access[place].writes, place))
-        return [key for key, source in have.items() if want[key] != source]
+        return [key for key, source in have.items() if want[key] != {source}]
 
-    def _held(self, place: int, writes: bool) -> list[tuple[int, tuple[int, int]]]:
+    def _held(self, place: int, writes: bool) -> list[tuple[int, int]]:
         """Cells that an item reads or writes, each with the value whose contents it holds there."""
         op, m = self.op(place), self.items[place][1]
         if op.name in (COMBINE, SPLIT):
             return []
         viewed = {op.results[r] for r, _ in op.views}
         values = [v for v in op.results if v not in viewed] if writes else self.rank.content_operands(op)
-        return [(id(cell), root) for value in values
-                for cell, root in zip(self.rank.cells_of(value, m), self.rank.roots_of(value, m), strict=True)]  # fmt: skip
+        return [held for value in values for held in self._contents(value, m)]
+
+    def _contents(self, value: int, micro_batch: int) -> list[tuple[int, int]]:
+        """Cells of a value, each with the value whose contents it holds in the program as it is written, with all copies."""
+        return [(id(cell), root) for cell, root in zip(self.rank.cells_of(value, micro_batch), self._made(value), strict=True)]
+
+    def _made(self, value: int) -> list[int]:
+        producer = self.rank.producer[value]
+        if producer.name == COMBINE:
+            return [root for part in producer.operands for root in self._made(part)]
+        if producer.name == SPLIT:
+            return [self._made(producer.operands[0])[producer.results.index(value)]]
+        for result, operand in (*producer.inplace, *producer.views):
+            if producer.results[result] == value:
+                return self._made(producer.operands[operand])
+        return [value] * (len(self.rank.values[value].elements) or 1)
 
     def freed_early(self) -> list[tuple[int, int]]:
         """Uses (place, place of the last use) that a freed block's next owner may overtake."""
@@ -266,6 +381,8 @@ class Closure:
         users: dict[int, list[int]] = defaultdict(list)
         last_by_name: dict[int, dict[Name, int]] = defaultdict(dict)
         for place in range(self.count):
+            if self.stream[place] is None:
+                continue
             for cell in self.access[place].reads | self.access[place].writes:
                 users[cell].append(place)
             for value in self._named(place):
@@ -277,7 +394,8 @@ class Closure:
                 for use in self._uncovered(places, last_by_name[cell].values())]  # fmt: skip
 
     def _on_device(self, cell: int) -> bool:
-        return self.rank.values[self.cells[cell][0]].memory == "device"
+        computed = not any(cell in self.access[place].writes for place in self.on_stream[None])
+        return computed and self.rank.values[self.cells[cell][0]].memory == "device"
 
     def _named(self, place: int) -> list[int]:
         op = self.op(place)
@@ -293,26 +411,33 @@ class Closure:
         return [use for use in places if not any(use == k or self.ordered(use, k) for k in marks)]
 
 
-_closures: dict[int, Closure] = {}
+_closures: dict[int, dict[str, Closure]] = {}
 
 
-def closure_of(program: Program) -> Closure:
+def closure_of(program: Program, target: Target = GPU) -> Closure:
     """The closure of a plan; of the plans asked for last it is worked out once, however many worlds they are part of."""
-    known = _closures.pop(id(program), None)
-    found = known if known is not None and known.program is program else Closure(program)
-    _closures[id(program)] = found
+    known = _closures.pop(id(program), {})
+    like = next(iter(known.values()), None)
+    if like is None or like.program is not program:
+        known, like = {}, None
+    if target.name not in known:
+        known[target.name] = Closure(program, like, target)
+    _closures[id(program)] = known
     if len(_closures) > MOST_CLOSURES:
         del _closures[next(iter(_closures))]
-    return found
+    return known[target.name]
 
 
-def sequential(program: Program) -> list[Item]:
-    """The order whose results a plan must give: micro-batches in turn, then what runs once."""
-    done = set(items_of(program))
+def sequential(program: Program, left_out: Iterable[Item] = ()) -> list[Item]:
+    """The order whose results a plan must give: micro-batches in turn, then what runs once; outputs as they are where they are named.
+
+    With items of copies that no job runs, these too, at their places.
+    """
+    done = {*items_of(program), *collected(program), *left_out}
     count = program.pipeline.num_micro_batches
     body = [(op.id, m) for m in range(count) for op in program.ops if op.role != "optimize"]
     once = [(op.id, m) for op in program.ops if op.role == "optimize" for m in range(count)]
-    return [*fed(program), *(item for item in body + once if item in done), *collected(program)]
+    return [*fed(program), *(item for item in body + once if item in done)]
 
 
 def draws_in_turn(program: Program) -> bool:
@@ -379,11 +504,12 @@ def mismatched(programs: Sequence[Program]) -> bool:
     return False
 
 
-def circular(programs: Sequence[Program], buffered: bool = False) -> bool:
+def circular(programs: Sequence[Program], target: Target = GPU) -> bool:
     """Whether some rank waits for ever: a cycle among items, where the partners of one communication are one node."""
+    buffered = target.p2p_buffer_bytes == UNBOUNDED
     before: dict[Hashable, set[Hashable]] = defaultdict(set)
     meet: dict[tuple[int, int], Hashable] = {}
-    closures = [closure_of(program) for program in programs]
+    closures = [closure_of(program, target) for program in programs]
     for k, program in enumerate(programs):
         for channel, places in channels(program).items():
             for number, place in enumerate(places):
@@ -407,3 +533,8 @@ def circular(programs: Sequence[Program], buffered: bool = False) -> bool:
     except CycleError:
         return True
     return False
+
+
+def is_unsafe(programs: Sequence[Program], target: Target = GPU) -> bool:
+    """The verdict on the plans of a whole world."""
+    return any(closure_of(program, target).is_unsafe for program in programs) or mismatched(programs) or circular(programs, target)

@@ -303,6 +303,8 @@ class Rank:
         if producer is not None and producer.name == SPLIT:
             return [self.roots_of(producer.operands[0], micro_batch)[producer.results.index(value_id)]]
         root, instance = self.root(value, micro_batch)
+        if root is not value:
+            return self.roots_of(root.id, micro_batch)
         return [(root.id, instance)] * (len(value.elements) if value.dtype == "vector" else 1)
 
     def content_operands(self, op: Op) -> list[int]:
@@ -317,6 +319,9 @@ class Rank:
             return [cell for part in producer.operands for cell in self.cells_of(part, micro_batch)]
         if producer is not None and producer.name == SPLIT:
             return [self.cells_of(producer.operands[0], micro_batch)[producer.results.index(value_id)]]
+        root, _ = self.root(value, micro_batch)
+        if root is not value:
+            return self.cells_of(root.id, micro_batch)
         if value.dtype == "vector":
             return self.parts.setdefault((value_id, micro_batch), [Cell() for _ in value.elements])
         slot = self.slot(value, micro_batch)

@@ -51,13 +51,26 @@ OPAQUE = "unreadable"
 """Placeholder in a captured program for an attribute that Paddle cannot return; lowering clones the operation with the attribute."""
 NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, SHARE_VAR, "pd_op.full_int_array"}
 """Names of operations that launch nothing on the device."""
+HOST_PLACE = "Place(cpu)"
+"""Attribute `place` of a constant that the host makes, for the attributes of operations (the factor of a `scale`)."""
+NO_EVENTS = frozenset({"shape", "shape64", "assert", "has_elements", "select_input", "select_output"})
+"""Kinds with a kernel on the host, or with an instruction of their own, after which the executor records no event."""
 COMPUTE_STREAMS = frozenset({"", "DefaultStream"})
 """Stream names of operations on the compute stream: none, and the executor's own name."""
 
 
 def stream_of(op: Op) -> str:
-    """An operation's stream; empty for the compute stream, whatever its name."""
-    return "" if op.stream in COMPUTE_STREAMS else op.stream
+    """An operation's stream; empty for the compute stream, whatever its name. Control flow runs there, whatever stream it is given."""
+    return "" if op.stream in COMPUTE_STREAMS or op.num_blocks else op.stream
+
+
+def takes_events(op: Op) -> bool:
+    """Whether the executor records and awaits events at an operation: at Paddle's own kernels on the device, and at both ends of the step.
+
+    Control flow and users' own operators ignore events, and none is recorded after a kernel on the host (docs/gpu-place.md, rule 14).
+    """
+    kernel = op.name.startswith("pd_op.") and op.name not in NO_KERNEL and not op.num_blocks and op.kind not in NO_EVENTS
+    return is_boundary(op) or (kernel and op.attrs.get("place") != HOST_PLACE)
 
 
 def views_of(op: Op) -> tuple[tuple[int, int], ...]:

@@ -68,7 +68,9 @@ class FlatPlan:
         reads, writes: Accesses of each operation, by position.
         views: For each operation the variables that it defines without writing: views of its operands.
         storages: By number.
-        omitted: `(value, micro-batch)` of an omitted copy's result -> the copy, and the access of its operand.
+        omitted: `(value, micro-batch)` of an omitted copy's result -> the copy, the access of its operand, and the key of the result's
+            variable.
+        viewed: Keys of storages to which results of omitted copies add the variables of their views.
         num_fed: Number of op instances, the first ones, that cut the batch.
         index: Op instance -> index in host order.
         stock: `(operation, key base, micro-batch)` of an access with `Version.STOCK` -> position and micro-batch of the operation
@@ -85,7 +87,8 @@ class FlatPlan:
     writes: list[list[Access]] = field(default_factory=list)
     views: list[list[Access]] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
-    omitted: dict[OpInstance, tuple[int, Access]] = field(default_factory=dict)
+    omitted: dict[OpInstance, tuple[int, Access, int]] = field(default_factory=dict)
+    viewed: set[int] = field(default_factory=set)
     index: dict[OpInstance, int] = field(default_factory=dict)
     stock: dict[tuple[int, int, int], OpInstance] = field(default_factory=dict)
     num_fed: int = 0
@@ -281,7 +284,12 @@ def item_lists(program: Program) -> list[list[OpInstance]]:
 def _find_omitted(plan: FlatPlan) -> None:
     """Record the copies that the plan omits for a micro-batch: there a result is its operand."""
     positions = {op.id: k for k, op in enumerate(plan.program.ops)}
-    for op_id, micro_batch in omitted_copies(plan.program):
+    for op_id, micro_batch in sorted(omitted_copies(plan.program), key=lambda item: positions[item[0]]):
         position = positions[op_id]
         for source, result in zip(plan.reads[position], plan.writes[position], strict=False):
-            plan.omitted[result.root, micro_batch] = (position, source)
+            plan.omitted[result.root, micro_batch] = (position, source, result.variable + result.own * micro_batch)
+            seen, home = plan.storage(result.base), source
+            while (earlier := plan.omitted.get((home.root, micro_batch))) is not None:
+                home = earlier[1]
+            if len(seen.variables) > 1:
+                plan.viewed.add(home.base + home.stride * micro_batch)

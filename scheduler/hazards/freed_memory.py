@@ -59,17 +59,18 @@ def overlapping_steps(trace: Trace, target: Target) -> list[Fault]:
     for key, write in trace.first_write.items():
         last = trace.writer[key]
         reads = trace.first_reads.get(key, {}).values()
-        faults += [Fault("next-step-read", last, read, key) for read in reads if not _across(trace, last, read, key)]
+        faults += [Fault("next-step-read", last, read, key) for read in reads if not _across(trace, target, last, read, key)]
         users = {last, *trace.readers.get(key, ())}
-        faults += [Fault("next-step-write", use, write, key) for use in sorted(users) if not _across(trace, use, write, key)]
+        faults += [Fault("next-step-write", use, write, key) for use in sorted(users) if not _across(trace, target, use, write, key)]
     return faults
 
 
-def _across(trace: Trace, use: int, item: int, key: int) -> bool:
-    """Whether a use of one step has completed when an access of the next step starts; a job waits for its own last use of a variable."""
-    plan = trace.plan
-    one_variable = len(plan.storage(key).variables) == 1
-    return (one_variable and plan.job[use] == plan.job[item]) or _reaches_next_step(trace, use, item)
+def _across(trace: Trace, target: Target, use: int, item: int, key: int) -> bool:
+    """Whether a use of one step has completed when an access of the next step starts; a job waits for its own last use of a variable,
+    if that is in memory by which the executor orders streams."""
+    plan, storage = trace.plan, trace.plan.storage(key)
+    waits = len(storage.variables) == 1 and (target.host_memory_edges or storage.memory == "device")
+    return (waits and plan.job[use] == plan.job[item]) or _reaches_next_step(trace, use, item)
 
 
 def _reaches_next_step(trace: Trace, use: int, item: int) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from interlace.ir import Op
-from interlace.ir.kinds import is_copy
+from interlace.ir.kinds import is_copy, takes_events
 from interlace.scheduler.hazards.flat_plan import HOST, Access, FlatPlan, Version
 from interlace.scheduler.target import Target
 
@@ -133,15 +133,18 @@ class Tracer:
         return {index[after]: index[item] for job in jobs for after, item in job.host_waits} if self.target.host_runs_ahead else {}
 
     def _waits(self) -> dict[int, list[tuple[int, str]]]:
-        """Waiting item -> the events that it waits for; an event that is not recorded before is a fault."""
-        index, waits = self.plan.index, defaultdict(list)
-        for event in self.plan.program.events:
-            record = index.get(event.record, NEVER)
+        """Waiting item -> the events that it waits for; an event that is not recorded, or not recorded before, is a fault."""
+        plan, waits = self.plan, defaultdict(list)
+        takes = [takes_events(op) for op in plan.program.ops]
+        for event in plan.program.events:
+            record = plan.index.get(event.record, NEVER)
             for item in event.waits:
-                wait = index.get(item, NEVER)
+                wait = plan.index.get(item, NEVER)
                 if record == NEVER or wait == NEVER or record >= wait:
                     self.trace.faults.append(Fault("event-order", record, wait, NEVER))
-                else:
+                elif not self.target.serial and not takes[plan.op[record]]:
+                    self.trace.faults.append(Fault("no-event", record, wait, NEVER))
+                elif takes[plan.op[wait]]:
                     waits[wait].append((record, f"event {event.name}"))
         return waits
 
@@ -201,10 +204,10 @@ class Tracer:
             else:
                 clock = self._access(item, stream, access, key, writes, clock, late)
         for access in plan.views[position]:
-            key = access.base + access.stride * micro_batch
+            key, name = self._place(access, micro_batch)
             if self._has_several(key):
-                clock = self._known_by_variable(item, stream, access, key, True, clock)
-                trace.last_of_variable[key, access.variable + access.own * micro_batch] = item
+                clock = self._known_by_variable(item, stream, name, True, clock)
+                trace.last_of_variable[name] = item
         if late:
             clock = self._settled(item, stream, clock, late)
         trace.clock.append(clock)
@@ -238,7 +241,7 @@ class Tracer:
         op = self.plan.program.ops[position]
         if op.origin < 0 or op.kind not in self.target.loses_waits:
             return False  # a copy that a pass added is lowered to the device's own asynchronous one
-        keys = [t.base + t.stride * self.plan.micro_batch[item] for t in self.plan.reads[position]]
+        keys = [self._place(access, self.plan.micro_batch[item])[0] for access in self.plan.reads[position]]
         makers = [self.trace.writer.get(key, NEVER) for key in keys]
         return not any(maker != NEVER and self.plan.job[maker] == self.plan.job[item] for maker in makers)
 
@@ -251,8 +254,9 @@ class Tracer:
         """
         trace, streams, jobs = self.trace, self.plan.stream, self.plan.job
         expected, version = access.writer, access.version
+        key, name = self._place(access, self.plan.micro_batch[item])
         if self.plan.omitted:
-            access, key, expected, version = self._resolved(access, key, item)
+            access, expected, version = self._resolved(access, item)
         writer = trace.writer.get(key, NEVER)
         if version == Version.STOCK:
             wanted = self._stock_writer(item, access)
@@ -262,7 +266,7 @@ class Tracer:
             trace.faults.append(self._version_fault(item, writer, key, expected, version))
         several = self._has_several(key)
         if several and self._ordered_in_job(key):
-            clock = self._known_by_variable(item, stream, access, key, writes, clock)
+            clock = self._known_by_variable(item, stream, name, writes, clock)
         others: Iterable[int] = (writer, *trace.readers.get(key, ())) if writes else (writer,)
         for other in others:
             if other in (NEVER, item) or streams[other] in (stream, HOST) or clock[streams[other]] >= other:
@@ -271,13 +275,12 @@ class Tracer:
                 clock = self._learn(item, stream, clock, other, "data")
             else:
                 late.append(("read" if not writes else "write", other, key))
-        self._note(item, stream, access, key, writes, writer)
+        self._note(item, stream, name, writes, writer)
         return clock
 
-    def _known_by_variable(self, item: int, stream: int, access: Access, key: int, defines: bool, clock: Clock) -> Clock:
+    def _known_by_variable(self, item: int, stream: int, name: tuple[int, int], defines: bool, clock: Clock) -> Clock:
         """Add what the executor orders inside a job if several variables name one storage: users of the same variable."""
         jobs, streams = self.plan.job, self.plan.stream
-        name = (key, access.variable + access.own * self.plan.micro_batch[item])
         producer = self.defined_by.get(name, NEVER)
         for other in (producer, *self.used.get(name, {}).values()) if defines else (producer,):
             if other not in (NEVER, item) and jobs[other] == jobs[item]:
@@ -290,22 +293,32 @@ class Tracer:
         return clock
 
     def _has_several(self, key: int) -> bool:
-        """Whether several variables name one storage; an omitted copy adds none to its operand's storage."""
-        return len(self.plan.storage(key).variables) > 1
+        """Whether several variables name one storage; an omitted copy adds those of views of its result to its operand's storage."""
+        return len(self.plan.storage(key).variables) > 1 or key in self.plan.viewed
 
     def _ordered_in_job(self, key: int) -> bool:
         return self.target.host_memory_edges or self.plan.storage(key).memory == "device"
 
-    def _resolved(self, access: Access, key: int, item: int) -> tuple[Access, int, int, Version]:
-        """Follow results of omitted copies to their operands: access, key, expected writer and version there."""
+    def _place(self, access: Access, micro_batch: int) -> tuple[int, tuple[int, int]]:
+        """The key of an access's storage, and its variable with that key, where results of omitted copies are their operands."""
+        key, variable = access.base + access.stride * micro_batch, access.variable + access.own * micro_batch
+        while self.plan.omitted and (found := self.plan.omitted.get((access.root, micro_batch))) is not None:
+            _, source, copied = found
+            same = variable == copied
+            access = source
+            key = source.base + source.stride * micro_batch
+            variable = source.variable + source.own * micro_batch if same else variable
+        return key, (key, variable)
+
+    def _resolved(self, access: Access, item: int) -> tuple[Access, int, Version]:
+        """Follow results of omitted copies to their operands: access, expected writer and version there."""
         expected, version = access.writer, access.version
         micro_batch = self.plan.micro_batch[item]
         while (found := self.plan.omitted.get((access.root, micro_batch))) is not None:
-            copy, access = found
-            key = access.base + access.stride * micro_batch
+            copy, access, _ = found
             if expected == copy:
                 expected, version = access.writer, access.version
-        return access, key, expected, version
+        return access, expected, version
 
     def _stock_writer(self, item: int, access: Access) -> int:
         """The item that writes before an access in Paddle's own schedule."""
@@ -338,8 +351,8 @@ class Tracer:
         kind = "wrong-version" if writer != NEVER else "read-before-write"
         return Fault(kind, writer if writer != NEVER else source, item, key, source)
 
-    def _note(self, item: int, stream: int, access: Access, key: int, writes: bool, writer: int) -> None:
-        trace, streams = self.trace, self.plan.stream
+    def _note(self, item: int, stream: int, name: tuple[int, int], writes: bool, writer: int) -> None:
+        trace, streams, key = self.trace, self.plan.stream, name[0]
         storage = self.plan.storage(key)
         if storage.lasting and writer == NEVER:
             if writes:
@@ -349,7 +362,7 @@ class Tracer:
         if not storage.persistable:
             self._note_user(item, stream, key, writer)
             if self._has_several(key):
-                trace.last_of_variable[key, access.variable + access.own * self.plan.micro_batch[item]] = item
+                trace.last_of_variable[name] = item
         if writes:
             trace.writer[key] = item
             trace.readers.pop(key, None)

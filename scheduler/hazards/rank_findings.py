@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from interlace.ir import Program, describe
+from interlace.ir import ABSENT, Op, Program, describe
+from interlace.ir.kinds import takes_events
 from interlace.scheduler.hazards.finding import Finding, Kind, item_text, where
 from interlace.scheduler.hazards.happens_before import NEVER, Fault, Trace
 
@@ -24,6 +25,10 @@ class Words:
             return "an operation that no job runs"
         plan = self.trace.plan
         return item_text(plan.program.ops[plan.op[item]], plan.micro_batch[item])
+
+    def op(self, item: int) -> Op:
+        """The operation of an op instance."""
+        return self.trace.plan.program.ops[self.trace.plan.op[item]]
 
     @property
     def first(self) -> str:
@@ -47,17 +52,18 @@ class Words:
         plan, count = self.trace.plan, self.trace.plan.num_micro_batches
         ops = [plan.op[k] for k in (self.fault.second, self.fault.first) if k != NEVER]
         accesses = [access for op in ops for access in (*plan.reads[op], *plan.writes[op])]
-        value = next((t.value for t in accesses if t.base // count == self.fault.key // count), None)
+        named = (t.root if t.value == ABSENT else t.value for t in accesses)  # an element that no operation takes out: its vector
+        value = next((v for t, v in zip(accesses, named, strict=True) if t.base // count == self.fault.key // count), None)
         return "a storage" if value is None else _value_text(plan.program, value)
 
     @property
     def mend(self) -> str:
         """The event that would order the second after the first."""
-        plan = self.trace.plan
-        a, b = (
-            f"#{plan.program.ops[plan.op[k]].id}@{plan.micro_batch[k]}" for k in (self.fault.first, self.fault.second)
-        )
-        return f"record an event after {a} and wait for it before {b}"
+        first, second = self.op(self.fault.first), self.op(self.fault.second)
+        a, b = (f"#{op.id}@{self.trace.plan.micro_batch[k]}" for op, k in ((first, self.fault.first), (second, self.fault.second)))
+        after = f"after {a}" if takes_events(first) else f"after a kernel that follows {a} on its stream ({a} records none)"
+        before = f"before {b}" if takes_events(second) else f"before a kernel that precedes {b} on its stream ({b} waits for none)"
+        return f"record an event {after} and wait for it {before}"
 
 
 def _value_text(program: Program, value: int) -> str:
@@ -140,6 +146,11 @@ def _event(w: Words) -> Text:
     return "event-order", message, "record the event before its waits"
 
 
+def _no_event(w: Words) -> Text:
+    message = f"{w.second} waits for an event of {w.first}, after which Paddle's executor records none"
+    return "event-order", message, "record the event after a kernel that follows on its stream"
+
+
 def _draw(w: Words) -> Text:
     message = f"{w.second} draws random numbers at the position where {w.first} draws in Paddle's own schedule"
     return "draw-order", message, "keep draws in the order of Paddle's own schedule: one generator gives the numbers of all"
@@ -155,4 +166,5 @@ _TEXTS = {
     "next-step-read": _next_read,
     "next-step-write": _next_write,
     "event-order": _event,
+    "no-event": _no_event,
 }

@@ -21,7 +21,7 @@ from interlace.errors import PlanError
 from interlace.ir import Event, Graph, Job, OpInstance, Program
 from interlace.ir.copies import items_of, places_of
 from interlace.ir.graph import dependencies
-from interlace.ir.kinds import is_collective, is_comm, is_copy, is_p2p, is_receive
+from interlace.ir.kinds import is_collective, is_comm, is_copy, is_p2p, is_receive, takes_events
 from interlace.ir.per_ops import once_per_items, once_per_ops
 from interlace.ir.stand_ins import groups_within_stage
 from interlace.scheduler.simulate.arrays import COMPUTE, Flags, Ints, Options, pairs_of
@@ -274,7 +274,7 @@ def _not_passed(program: Program, alike: bool) -> set[int]:
 def _recorders(program: Program) -> set[int]:
     """Operations that compute from tensors, after which an event can be recorded: constants are folded away."""
     tensors = {value.id for value in program.values if value.dtype not in ("vector", "null")}
-    kernels = (op for op in program.ops if op.name.startswith("pd_op.") and op.operands and not is_comm(op) and not is_copy(op))
+    kernels = (op for op in program.ops if takes_events(op) and op.operands and not is_comm(op) and not is_copy(op))
     return {op.id for op in kernels if not tensors.isdisjoint(op.results)}
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from interlace.cost_model import CostModel, load_profile
 from interlace.cost_model.families import is_free
-from interlace.cost_model.work import ON_HOST
 from interlace.ir import Graph, parse
-from interlace.ir.kinds import NO_KERNEL
+from interlace.ir.kinds import HOST_PLACE, NO_KERNEL
 from interlace.ir.program import Op
 from tests.captured.test_targets import stored
 
@@ -40,7 +39,7 @@ def unpaid(listed: list[tuple[Op, Graph]], cost: CostModel) -> list[str]:
     """Operations that launch something, are no view and communicate with nobody absent, and cost nothing or nobody knows what."""
     found = []
     for op, graph in listed:
-        if op.name in NO_KERNEL or is_free(op) or op.views or op.attrs.get("place") == ON_HOST:
+        if op.name in NO_KERNEL or is_free(op) or op.views or op.attrs.get("place") == HOST_PLACE:
             continue
         groups = {group.id: group for group in graph.program.groups}
         alone = op.group in groups and len(groups[op.group].ranks) == 1

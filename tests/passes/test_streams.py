@@ -183,3 +183,38 @@ job b forward 0: 2-3@0
 """)
     require_proved(made)
     assert ((2, 0), ((3, 0),)) in [(event.record, event.waits) for event in made.events]
+
+
+BRANCHES = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.{branch}(%0) forward
+#2 %2:float32[2] = pd_op.exp(%0) forward
+#3 %3:float32[2] = pd_op.exp(%1) forward stream="side"
+#4 %4:float32[2] = pd_op.tanh(%2) backward
+#5 %5:float32[2] = pd_op.{branch}(%3) backward
+job one forward 0: 1@0{after}
+job two forward 0: 3@0
+job three backward 0:{before} 5@0
+"""
+
+
+def branches(kind: str, after: str, before: str) -> Program:
+    """A value that control flow gives goes to a side stream and comes back to control flow."""
+    text = "\n".join(line + " num_blocks=2" if "{branch}" in line else line for line in BRANCHES.splitlines())
+    program = parse(HEAD.format(count=1) + text.format(branch=kind, after=after, before=before))
+    verify(program)
+    return program
+
+
+@pytest.mark.parametrize("kind", ["if", "while"])
+def test_events_stand_at_the_nearest_kernels_where_control_flow_takes_none(kind: str) -> None:
+    program = branches(kind, " 2@0", " 4@0")
+    planned = msgspec.structs.replace(program, events=insert_events.events_of(program))
+    require_proved(planned)
+    assert [(event.record, event.waits) for event in planned.events] == [((2, 0), ((3, 0),)), ((3, 0), ((4, 0),))]
+
+
+@pytest.mark.parametrize(("after", "before"), [("", " 2@0 4@0"), (" 2@0 4@0", "")], ids=["behind", "in front"])
+def test_control_flow_without_a_kernel_beside_it_is_refused_by_name(after: str, before: str) -> None:
+    with pytest.raises(PlanError, match=r"still misses 1 order\(s\), the first: #\d .* must wait for #\d "):
+        insert_events.events_of(branches("if", after, before))

@@ -374,6 +374,27 @@ def test_inside_a_job_the_executor_orders_by_variable_and_not_by_memory() -> Non
     assert check([program(VIEW)], CPU) == []
 
 
+LEFT_OUT = """
+#0 %0:float32[4] = pd_op.full() forward
+#1 %1:float32[4]^pinned = pd_op.memcpy(%0) forward
+#2 %2:float32[4] = pd_op.memcpy_h2d(%1) backward
+#3 %3:float32[2,2]~2 = pd_op.reshape(%2) backward views=0:0
+#4 %4:float32[2,2] = pd_op.exp(%3) backward stream="side"
+#5 %5:float32[4]~2 = pd_op.relu_(%2) backward inplace=0:0
+job one forward 0: 0@0 3-5@0
+"""
+
+
+def test_a_view_of_what_a_copy_that_is_left_out_would_give_is_a_variable_of_its_own() -> None:
+    """No order by memory inside a job, as for a view of the value itself; the copy's own result is the value's variable."""
+    (finding,) = check([program(LEFT_OUT)])
+    assert finding.kind == "race"
+    assert "#5 pd_op.relu_ of micro-batch 0 on the compute stream may overwrite" in finding.message
+    assert check([program(LEFT_OUT + "event e 4@0 -> 5@0")]) == []
+    copied = LEFT_OUT.replace("~2 = pd_op.reshape", " = pd_op.reshape").replace(" views=0:0", "")
+    assert check([program(copied)]) == []
+
+
 TWO_VARIABLES = """
 #0 %0:float32[4] = pd_op.full() forward
 #1 %1:float32[4]~0 = pd_op.share_data(%0) forward views=0:0
@@ -548,6 +569,86 @@ def test_the_command_refuses_wrong_files_and_devices(tmp_path: Path) -> None:
         command(str(tmp_path), "--device", "nowhere")
     with pytest.raises(ConfigError, match=r"--json .*race\.ilp is a file; expected a folder there"):
         command(str(tmp_path), "--json", str(tmp_path / "race.ilp" / "out.json"))
+
+
+# ------------------------------------------------------------------------------------------------------- places of events
+
+PLACES = """
+#0 %0:float32[4]"x" = pd_op.data() forward
+#1 %1:float32[4] = pd_op.relu(%0) forward
+#2 %2:float32[4] = pd_op.exp(%1) forward
+#3 %3:float32[4] = pd_op.exp(%2) forward stream="side"
+#4 %4:float32[4] = pd_op.tanh(%3) forward
+job one forward 0: 1-2@0
+job two forward 0: 3@0
+job three forward 0: 4@0
+event there 2@0 -> 3@0
+event back 3@0 -> 4@0
+"""
+NO_PLACES = {"control flow": "pd_op.if({}) forward num_blocks=2", "a loop": "pd_op.while({}) forward num_blocks=1",
+             "a shape": "pd_op.shape({}) forward", "a constant of the host": 'pd_op.full({}) forward {{"place":"Place(cpu)"}}',
+             "a user's operator": "custom_op.mine({}) forward"}  # fmt: skip
+"""Operations at which the executor takes no events; on which targets it has none at all."""
+
+
+@pytest.mark.parametrize("instead", NO_PLACES.values(), ids=NO_PLACES)
+def test_an_event_that_the_executor_never_records_is_refused(instead: str) -> None:
+    text = PLACES.replace("pd_op.exp(%1) forward", instead.format("%1"))
+    first, second = check([program(text)])
+    assert (first.kind, second.kind) == ("event-order", "race")
+    assert "after which Paddle's executor records none" in first.message
+    assert "record an event after a kernel that follows #2@0 on its stream (#2@0 records none)" in second.remedy
+    assert kinds(check([program(text)], CUSTOM)) == ["event-order"]  # its host waits for the compute stream
+    assert check([program(text)], CPU) == []
+
+
+@pytest.mark.parametrize("instead", NO_PLACES.values(), ids=NO_PLACES)
+def test_a_wait_that_the_executor_ignores_orders_nothing(instead: str) -> None:
+    text = PLACES.replace("pd_op.tanh(%3) forward", instead.format("%3"))
+    for target in (GPU, CUSTOM):
+        (finding,) = check([program(text)], target)
+        assert finding.kind == "race"
+        assert "wait for it before a kernel that precedes #4@0 on its stream (#4@0 waits for none)" in finding.remedy
+    assert check([program(text)], CPU) == []
+
+
+def test_control_flow_runs_on_the_compute_stream_whatever_its_stream() -> None:
+    branch = PLACES.replace('pd_op.exp(%2) forward stream="side"', 'pd_op.if(%2) forward stream="side" num_blocks=2')
+    one_stream = branch.replace("event there 2@0 -> 3@0\nevent back 3@0 -> 4@0\n", "")
+    assert check([program(one_stream)]) == check([program(one_stream)], CUSTOM) == []
+
+
+PINNED = """
+#0 %0:float32[4]"x" = pd_op.data() forward
+#1 %1:float32[4] = pd_op.exp(%0) forward
+#2 %2:float32[4]^pinned = pd_op.memcpy_d2h(%1) forward stream="out"
+#3 %3:float32[4] = pd_op.memcpy_h2d(%2) forward stream="in"
+#4 %4:float32[4] = pd_op.exp(%3) forward{}
+job one forward 0: 1-2@0{}3-4@0
+event copied 2@0 -> 3@0
+event back 3@0 -> 4@0
+"""
+
+
+@pytest.mark.parametrize("cut", [" ", "\njob two forward 0: "], ids=["one job", "two jobs"])
+def test_a_copy_out_of_the_next_step_waits_for_a_copy_in_where_the_host_or_a_stream_does(cut: str) -> None:
+    """A custom device orders no stream by host memory, and so not two steps of one job either."""
+    (finding,) = check([program(PINNED.format(' stream="in"', cut))], CUSTOM)
+    assert finding.kind == "buffer-reused"
+    assert "#2 pd_op.memcpy_d2h of micro-batch 0 on stream 'out' of the next step may overwrite" in finding.message
+    assert check([program(PINNED.format("", cut))], CUSTOM) == []
+
+
+def test_a_fault_about_an_element_that_nothing_takes_out_names_the_vector() -> None:
+    text = """
+#0 %0:float32[4]"x" = pd_op.data() forward
+#1 %1:vector<float32[2];float32[2]> = pd_op.split_with_num(%0) forward
+#2 %2:float32[2] = pd_op.add_n(%1) forward
+job one forward 0: 2@0 1@0
+"""
+    (finding,) = check([program(text)])
+    assert (finding.kind, finding.count) == ("read-before-write", 1)
+    assert "#2 pd_op.add_n of micro-batch 0 on the compute stream uses %1 of #1 pd_op.split_with_num" in finding.message
 
 
 # ------------------------------------------------------------------------------------------------------------------ speed

@@ -18,16 +18,11 @@ from interlace.ir import Event, Job, Op, Program
 from interlace.ir.kinds import is_comm, is_receive, is_send
 from interlace.scheduler.hazards import Finding, check
 from interlace.scheduler.target import CPU
-from tests.closure import circular, closure_of, collected, fed, mismatched
+from tests.closure import collected, fed, is_unsafe
 from tests.interpreter import Poisoned, Stuck, assert_same
 from tests.strategies import World, plan, programs, random_world, worlds
 
 Mutation = Callable[[list[Program], random.Random], list[Program] | None]
-
-
-def is_unsafe(programs: Sequence[Program]) -> bool:
-    """The oracle's verdict on a world, on a GPU."""
-    return any(closure_of(program).is_unsafe for program in programs) or mismatched(programs) or circular(programs)
 
 
 # -------------------------------------------------------------------------------------------------------------- mutations

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from interlace.config import make_config
 from interlace.cost_model import GivenCosts
-from interlace.ir import Graph, OpInstance, Program, dependencies
+from interlace.ir import Graph, OpInstance, Program, dependencies, parse
 from interlace.ir.kinds import is_comm, is_p2p, is_receive
 from interlace.passes import Context, DelayTransfers
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.hazards import check
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import CPU, CUSTOM, GPU
-from interlace.scheduler.whole_step.orders import find_orders, simulation, transfers_in_time, transfers_of, with_orders
+from interlace.scheduler.whole_step.orders import _recorders, find_orders, simulation, transfers_in_time, transfers_of, with_orders
 from interlace.units import ms
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
@@ -238,3 +238,14 @@ def test_what_a_transfer_waits_for_ends_the_margin_before_it_starts(margin_ns: i
         for transfer, after in waits.items():
             assert times.end[place[after]] + margin_ns <= times.start[place[transfer]]
             assert times.ready[place[transfer]] < times.end[place[after]]
+
+
+def test_transfers_wait_only_for_what_an_event_is_recorded_after() -> None:
+    text = """program rank=0 world=1 mode=train
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward
+#2 %2:float32[2] = pd_op.if(%1) forward num_blocks=2
+#3 %3:int32[1] = pd_op.shape(%1) forward
+#4 %4:float32[2] = custom_op.mine(%1) forward
+"""
+    assert _recorders(parse(text)) == {1}

@@ -380,6 +380,139 @@ def events_between_jobs() -> dict[str, str]:
     return found
 
 
+def _on_host() -> Any:
+    return paddle._C_ops.full([1], 1.0, paddle.bool, paddle.CPUPlace())
+
+
+def _branch(value: Any, taken: Callable[[Any], Any]) -> Any:
+    """Control flow that takes its first branch."""
+    return paddle.static.nn.cond(_on_host(), lambda: taken(value), lambda: value * 3.0)
+
+
+def _loop(value: Any, body: Callable[[Any], Any]) -> Any:
+    """Control flow that goes through its body once."""
+    first, last = (paddle._C_ops.full([1], k, paddle.int64, paddle.CPUPlace()) for k in (0, 1))
+    return paddle.static.nn.while_loop(lambda k, _: k < last, lambda k, v: [k + 1, body(v)], [first, value])[1]
+
+
+RECORDERS: dict[str, Callable[[Any], list[Any]]] = {
+    "kernel": lambda x: [out := paddle.tanh(x), out],
+    "if": lambda x: [out := _branch(x, paddle.tanh), out],
+    "shape": lambda x: [out := paddle.tanh(x), paddle._C_ops.shape(out)],
+    "constant of the host": lambda x: [paddle.tanh(x), _on_host()],
+}
+"""What gives a value on the compute stream, and what records an event behind it."""
+WAITERS: dict[str, Callable[[Any], list[Any]]] = {
+    "kernel": lambda x: [out := x * 2.0, out],
+    "if": lambda x: [out := _branch(x, lambda v: v * 2.0), out],
+    "while": lambda x: [out := _loop(x, lambda v: v * 2.0), out],
+    "constant of the host": lambda x: [_on_host(), x * 2.0][::-1],
+}
+"""What reads a value on the compute stream, and what waits for its event in front of it."""
+
+
+def _handed_over(give: Callable[[Any], list[Any]], read: Callable[[Any], list[Any]], sides: tuple[str, str]) -> str:
+    """One job gives a value and records an event, the next one waits for the event and reads the value: on these streams."""
+    made, kinds = Program(), []
+
+    def first() -> None:
+        out, recorder = give(data("x", N, N))
+        if sides[0]:
+            on(out, sides[0])
+        recorder.get_defining_op().set_bool_attr("force_record_event", True)
+        recorder.get_defining_op().set_str_attr("event_to_record", "made")
+        kinds.append(out.type())
+        keep(out, "handed")
+
+    def second() -> None:
+        out, waiter = read(given("handed", kinds[0]))
+        if sides[1]:
+            on(out, sides[1])
+        waiter.get_defining_op().set_str_array_attr("events_to_wait", ["made"])
+        keep(paddle._C_ops.scale(out, 1.0, 0.0, True) if not sides[1] else out, "out")
+
+    made.job(first, "first")
+    made.job(second, "second")
+    x = random(N, N)
+    made.feed(x=x)
+    executor = made.executor()
+    try:
+        slow(lambda: executor.run(["x"], False), "tanh")
+    except ValueError as error:
+        return "refused" if "don't have the event made" in str(error) else str(error)
+    made.feed(x=-x)
+    executor.run(["x"], False)
+    found = wrong(made.value("out"), 2 * np.tanh(-x))
+    delays.off()
+    return found
+
+
+@scene
+def where_events_are_recorded() -> dict[str, str]:
+    return {name: _sequential(lambda give=give: _handed_over(give, WAITERS["kernel"], ("", "side"))) for name, give in RECORDERS.items()}
+
+
+@scene
+def where_events_are_waited_for() -> dict[str, str]:
+    return {name: _sequential(lambda read=read: _handed_over(RECORDERS["kernel"], read, ("side", ""))) for name, read in WAITERS.items()}
+
+
+@scene
+def streams_of_control_flow() -> dict[str, int]:
+    """Streams of what a branch computes, and of an operation, where both are given one."""
+    made = Program()
+
+    def build() -> None:
+        x = data("x", N, N)
+        keep(on(_branch(x, paddle.exp), "side") * 2.0, "out")
+        keep(on(paddle.tanh(x), "side"), "more0")
+
+    made.job(build, "job")
+    made.feed(x=random(N, N))
+    with device.traced() as trace:
+        made.executor().run(["x"], False)
+        device.synchronize()
+    return {each.name: each.stream for each in trace.intervals}
+
+
+@scene
+def a_pinned_buffer_in_the_next_step() -> dict[str, list[str]]:
+    """A copy out, its event and a copy in, which is late: in which order two steps copy, in one job and in two."""
+
+    def ran(two_jobs: bool) -> list[str]:
+        made, kinds = Program(), []
+
+        def out() -> Any:
+            host = on(paddle._C_ops.memcpy_d2h(paddle.tanh(data("x", N, N)), 1), "out_stream")
+            host.get_defining_op().set_bool_attr("force_record_event", True)
+            host.get_defining_op().set_str_attr("event_to_record", "copied")
+            kinds.append(host.type())
+            paddle._C_ops.set_persistable_value(host, "host")
+            return host
+
+        def back(host: Any) -> None:
+            value = on(paddle._C_ops.memcpy_h2d(host, 1), "in_stream")
+            value.get_defining_op().set_str_array_attr("events_to_wait", ["copied"])
+            keep(on(value * 2.0, "in_stream"), "out")
+
+        if two_jobs:
+            made.job(lambda: [out()].clear(), "out")  # a job gives nothing back
+            made.job(lambda: back(given("host", kinds[0])), "back")
+        else:
+            made.job(lambda: back(out()), "both")
+        made.feed(x=random(N, N))
+        executor = made.executor()
+        slow(lambda: executor.run(["x"], False), "copy_h2d")
+        with device.traced() as trace:
+            executor.run(["x"], False)
+            executor.run(["x"], False)
+            device.synchronize()
+        delays.off()
+        return [each.name for each in sorted(trace.intervals, key=lambda each: each.begin_us) if each.name.startswith("copy")]
+
+    return {"one job": _sequential(lambda: ran(False)), "two jobs": _sequential(lambda: ran(True))}
+
+
 @scene
 def the_end_of_a_job() -> dict[str, Any]:
     """Whether the host waits: by the plugin's record, and by the clock."""

@@ -47,6 +47,26 @@ def test_events_between_jobs(scenes: Scenes) -> None:
     assert found["without"] in WRONG
 
 
+def test_only_kernels_on_the_device_take_events(scenes: Scenes) -> None:
+    """Paddle refuses a plan that waits for an event behind control flow or a kernel of the host, and ignores waits in front of them."""
+    records, waits = scenes["where_events_are_recorded"], scenes["where_events_are_waited_for"]
+    assert records == {"kernel": "right", "if": "refused", "shape": "refused", "constant of the host": "refused"}
+    assert waits.pop("kernel") == "right"
+    assert set(waits) == {"if", "while", "constant of the host"}
+    assert set(waits.values()) <= WRONG
+
+
+def test_control_flow_runs_on_the_compute_stream(scenes: Scenes) -> None:
+    streams = scenes["streams_of_control_flow"]
+    assert streams["exp"] == streams["scale"] == 0 != streams["tanh"]
+
+
+def test_a_copy_out_of_the_next_step_does_not_wait_for_a_copy_in(scenes: Scenes) -> None:
+    """No step's job waits for the last use of a pinned buffer in the step before."""
+    overtaken = ["copy_d2h", "copy_d2h", "copy_h2d", "copy_h2d"]
+    assert scenes["a_pinned_buffer_in_the_next_step"] == {"one job": overtaken, "two jobs": overtaken}
+
+
 def test_the_host_waits_at_the_end_of_a_job_or_not(scenes: Scenes) -> None:
     assert scenes["the_end_of_a_job"] == {"waits": [["sync_stream"], True], "goes on": [["sync_stream_left_out"], False]}
 
