@@ -13,7 +13,7 @@ from interlace.ir import Graph, Op, Program, dependencies, describe
 from interlace.ir.graph import is_topological, written_operands
 from interlace.ir.kinds import is_boundary, is_comm, stream_of
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.streams import mp_stream
+from interlace.passes.streams import AutoParallelStreamType, ring_stream
 from interlace.passes.weight_gradients import ACCUMULATING, GEMM_GRADS, Backward, check_modules, check_unscheduled, in_modules
 from interlace.units import ms, ms_figure, size
 
@@ -184,7 +184,7 @@ class _Work:
         """The program in its new order, streams named."""
         rings = {op.group for op in self.done.values()}
         assert is_topological(self.order, self.after)
-        named = {comm.id: msgspec.structs.replace(comm, stream=stream_of(comm) or mp_stream(comm.group, rings))
+        named = {comm.id: msgspec.structs.replace(comm, stream=stream_of(comm) or ring_stream(AutoParallelStreamType.MP, comm.group, rings))
                  for comm in self.done.values()}  # fmt: skip
         return self.graph.program.with_ops([named.get(op_id, self.graph.ops[op_id]) for op_id in self.order])
 
