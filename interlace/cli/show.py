@@ -122,11 +122,11 @@ def _difference(path: Path, name: str, every: bool) -> Shown:
 
 def _why(path: Path, every: bool) -> Shown:
     from interlace.planning.plan import read_record
-    from interlace.report.screen import report_text
+    from interlace.report.screen import reports_text
 
     record = read_record(path)
-    texts = [report.text() if every else report_text(report) for report in record.reports]
-    return Shown([line for text in texts for line in text.splitlines()], {"record": record})
+    lines = [line for report in record.reports for line in report.text().splitlines()] if every else reports_text(record.reports)
+    return Shown(lines, {"record": record})
 
 
 def _why_of_stages(folder: Path, every: bool) -> Shown:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from interlace.report.sweep import write_sweep
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
 from interlace.scheduler.target import GPU
+from interlace.units import size
 from tests.report.pages import SWEEP, columns, data_in, make_plans, make_recomputing
 from tests.scheduler.plans import Shape
 from tests.scheduler.plans import world as stuck_world
@@ -346,3 +348,13 @@ def test_a_broken_curve_is_refused(repeated: Path, tmp_path: Path, capsys: pytes
     (plan / "sweep.json").write_text('{"points": 1}', encoding="utf-8")
     assert main(["report", str(plan), "-o", str(tmp_path / "page.html")]) == 2
     assert "sweep.json: not what `interlace plan --sweep` wrote" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node (Debian: apt-get install nodejs)")
+def test_the_page_writes_sizes_as_texts_do() -> None:
+    sizes = [0, 1, 1023, 1024, 16384, (1 << 20) - 1, 1 << 20, 3 << 19, 5_153_325_072]
+    functions = re.findall(r"^const (?:gib|size) = .*?;$", template(), re.M | re.S)
+    assert len(functions) == 2
+    script = "\n".join([*functions, f"console.log(JSON.stringify({sizes}.map(size)))"])
+    said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert json.loads(said) == [size(each) for each in sizes]
