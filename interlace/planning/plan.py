@@ -26,7 +26,7 @@ from interlace.planning.memory import run_in_paddles_memory, run_within
 from interlace.planning.together import plan_together
 from interlace.report.measured import Measured
 from interlace.report.outcome import Outcome
-from interlace.report.screen import reports_text, rules_text, step_table
+from interlace.report.screen import imbalance_lines, reports_text, rules_text, step_table
 from interlace.report.sweep import read_sweep
 from interlace.units import ranks_text
 
@@ -117,7 +117,7 @@ class Plan:
             return f"Interlace is off ({self.why_off}): Paddle's plan is untouched"
         loaded = f", loaded from {self.loaded_from}" if self.loaded_from else ""
         head = f"{heading([self.program], self.profile)}{loaded}"
-        return "\n".join([head, *reports_text(self.reports, limit), self.sentence()])
+        return "\n".join([head, *imbalance_lines(self.outcome), *reports_text(self.reports, limit), self.sentence()])
 
     def sentence(self) -> str:
         """Paddle's own step and this plan's, in one sentence, measured too once steps have run; or why they are not compared."""
@@ -208,7 +208,7 @@ def summary_text(plans: Sequence[Plan], trust: str) -> str:
     """All plans on one screen: the step by stage, what was done and declined by rule, how well times are known."""
     head = heading([plan.program for plan in plans], plans[0].profile)
     reports = {plan.program.pipeline.stage: plan.reports for plan in reversed(plans)}
-    table = [step_table(plans[0].outcome)] if plans[0].outcome else []
+    table = [step_table(plans[0].outcome), *imbalance_lines(plans[0].outcome)] if plans[0].outcome else []
     return "\n".join([head, *table, rules_text(reports), trust])
 
 

@@ -28,6 +28,11 @@ def step_table(outcome: Outcome) -> str:
     return "\n".join(label + "".join(f"{cell:>10}" for cell in cells) for label, cells in lines)
 
 
+def imbalance_lines(outcome: Outcome | None) -> list[str]:
+    """What an even split over the stages would bring, where it would."""
+    return list(filter(None, [outcome.plan.imbalance()])) if outcome else []
+
+
 def _cells(step_ns: int, stage: StageStep) -> list[str]:
     times = [step_ns, *(getattr(stage, field) for _, field in COLUMNS)]
     return [*(ms_figure(time) for time in times), *(f"{size / 2**30:.3f}" for size in (stage.peak_bytes, stage.pinned_bytes))]

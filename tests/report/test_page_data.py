@@ -164,6 +164,27 @@ def test_communication_is_hidden_exposed_or_in_a_bubble(page: dict[str, Any]) ->
         assert {"send_v2", "recv_v2"} <= shown
 
 
+def test_the_table_and_check_say_the_same_of_each_site(made: Path, page: dict[str, Any], tmp_path: Path) -> None:
+    """And nothing else says how much of a communication is hidden: what a pass says comes before the plan is done."""
+    assert main(["check", str(made / "plan"), "--json", str(tmp_path / "check.json")]) == 0
+    ranks = json.loads((tmp_path / "check.json").read_text(encoding="utf-8"))["ranks"]
+    sums: dict[tuple[str, str, int], list[float]] = {}
+    for rank in ranks:
+        for row in rank["communication"]:
+            mine = sums.setdefault((row["kind"], row["layer"], row["num_ranks"]), [0, 0, 0, 0])
+            for k, name in enumerate(("count", "time_ns", "hidden_ns", "exposed_ns")):
+                mine[k] += row[name] / len(ranks)
+    shown = {(row["kind"], row["layer"], row["num_ranks"]): [row["count"], row["time_ns"], row["hidden_ns"], row["exposed_ns"]]
+             for row in page["plans"][1]["communication"]}  # fmt: skip
+    assert sums.keys() == shown.keys()
+    for key, mine in sums.items():
+        assert mine == pytest.approx(shown[key], abs=1), key
+    for rank in ranks:
+        assert max((row["exposed_ns"] for row in rank["communication"]), default=0) <= rank["exposed_comm_ns"]
+    said = [rule["text"] for rule in (*page["done"], *page["declined"])]
+    assert not [text for text in said if re.search(r"hidden|exposed|done beside|saves \d", text)]
+
+
 def test_offload_is_told_with_bytes_and_slack(page: dict[str, Any], results: list[Result]) -> None:
     assert page["plans"][0]["offload"] == []
     moved = page["plans"][1]["offload"]
