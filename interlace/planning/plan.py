@@ -23,6 +23,7 @@ from interlace.passes.peers import Peers, gather
 from interlace.planning.budget import budget_bytes
 from interlace.planning.compare import Comparison, compare
 from interlace.planning.memory import run_in_paddles_memory, run_within
+from interlace.planning.stock import is_paddles_order
 from interlace.planning.together import plan_together
 from interlace.report.measured import Measured
 from interlace.report.outcome import Outcome
@@ -177,6 +178,10 @@ class Plan:
                 "jobs": len(self.program.jobs), "passes": [msgspec.to_builtins(report) for report in self.reports],
                 "outcome": msgspec.to_builtins(self.outcome), "measured_step_ns": self.measured.step_ns,
                 "sentence": self.sentence()}  # fmt: skip
+
+    def is_paddles_order(self) -> bool:
+        """Whether operations run as Paddle built them, in its own order, so that a run on CPU ranks compares nothing of this plan."""
+        return bool(self.jobs) and is_paddles_order(self.captured, self.program, CostModel(load_profile(self.profile)))
 
     def _record(self) -> Record:
         options = {each.name: msgspec.to_builtins(each) for each in self.passes}
