@@ -30,7 +30,8 @@ class NameStreams(Pass, frozen=True, kw_only=True):
     Collectives go on one stream for each ring, receives and sends on one for each ring and direction. A ring that moves more of weights
     and their gradients than of activations is one of data parallelism and named so, any other one of tensor parallelism. Collectives of an
     optimizer that has a job of its own, those that name a stream already, and p2p of the optimizer part on the compute stream keep theirs.
-    Of a parameter that is gathered (sharding stage 3) `insert-events` orders the first gathering of the next step behind this step's update.
+    Of a parameter that is gathered (sharding stage 3) `insert-events` orders the first gathering of the next step behind this step's
+    update.
 
     Options:
         priority: Stream priority of communication; 0 is normal, lower runs first. When: 0 where communication takes compute units away

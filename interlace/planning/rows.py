@@ -69,8 +69,11 @@ def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
     return True
 
 
-FORCED = {"overlap-column-backward": {"only_gains": False}, "schedule-1f1b": {"extra_live_bytes": 1 << 30},
-          "offload-activations": {"min_bytes": 1}}  # fmt: skip
+FORCED: dict[str, dict[str, Any]] = {
+    "overlap-column-backward": {"only_gains": False},
+    "schedule-1f1b": {"extra_live_bytes": 1 << 30},
+    "offload-activations": {"min_bytes": 1},
+}
 """What makes decisions for a large model hold on a small one, where they gain nothing and the values are small: by pass."""
 
 
@@ -83,7 +86,8 @@ def forced(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG
     if not path.is_file() or not (folder / ROWS).is_file():
-        raise PlanError(f"{folder}: no {ROWS} with {CONFIG}; expected the folder of the plans of all stages, as `interlace plan -o` writes it")
+        raise PlanError(f"{folder}: no {ROWS} with {CONFIG}; expected the folder of the plans of all stages, as `interlace plan -o` "
+                        "writes it")  # fmt: skip
     options: dict[str, Any] = yaml.safe_load(read_file(path, MOST_BYTES, f"what `interlace plan` wrote as {CONFIG}", PlanError))
     options.pop("memory_budget", None)
     for name, given in FORCED.items():

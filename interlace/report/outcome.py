@@ -9,7 +9,6 @@ import msgspec
 from interlace.scheduler.simulate.simulator import Result
 from interlace.units import ms, ms_figure, ranges, size
 
-
 UNBALANCED = 0.02
 """Stages are told to be unbalanced where an even split would shorten a step by this part."""
 
@@ -51,8 +50,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         >>> alike = dict(exposed_ns=0, bubble_ns=0, host_ns=0, hidden_ns=0, peak_bytes=0, pinned_bytes=0)
         >>> stages = tuple(StageStep(stage=k, ranks=(k,), compute_ns=ns, **alike) for k, ns in enumerate((191_000_000, 295_000_000)))
         >>> Step(300_000_000, 0, 0, 0, stages).imbalance()
-        'Stages are unbalanced: stage 1 computes 295.000 ms of a step, stage 0 191.000 ms; with 243.000 ms on each, and the waiting of stage \
-1 as it is, a step would take 248.000 ms (-17.3 %).'
+        'Stages are unbalanced: stage 1 computes 295.000 ms of a step, stage 0 191.000 ms; with 243.000 ms on each, and the waiting of \
+stage 1 as it is, a step would take 248.000 ms (-17.3 %).'
         """
         compute = {each.stage: max(other.compute_ns for other in self.stages if other.stage == each.stage) for each in self.stages}
         if len(compute) < 2:

@@ -126,7 +126,7 @@ def test_under_a_budget_the_baseline_is_paddles_own_plan() -> None:
     assert made[0].outcome is not None
     assert made[0].outcome.before is not None
     peak = max(stock_peak_bytes(program, costs) or 0 for program in plain)
-    line = f"Paddle's own plan {ms(made[0].outcome.before.step_ns)}, {size(peak)} on the worst stage"
+    line = f"Paddle's own plan {ms(made[0].outcome.before.step_ns)}, {size(peak)} live on the fullest stage"
     assert any(line in each for each in told(made)), told(made)
 
 

@@ -74,8 +74,8 @@ def build_page(
     world = _world(ours.result.input.programs, labels)
     return Page(
         VERSION, world, _device(given, [row for rows in costs.values() for row in rows]),
-        outcome, outcome.sentence(measured, ours.name), "" if world.missing else outcome.plan.imbalance(), memory_budget, labels, parts, rules(of_stage, lambda report: report.changed),
-        rules(of_stage, lambda report: report.declined), sweep,
+        outcome, outcome.sentence(measured, ours.name), "" if world.missing else outcome.plan.imbalance(), memory_budget, labels,
+        parts, rules(of_stage, lambda report: report.changed), rules(of_stage, lambda report: report.declined), sweep,
     )  # fmt: skip
 
 
