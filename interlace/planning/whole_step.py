@@ -562,7 +562,7 @@ class _Choice:
 
     def _how_counted(self) -> str:
         """What the bytes of the choice are, where they are not a GPU's."""
-        return "" if self.room else " (live: with operations one after another; on a GPU, what other streams still read comes on top)"
+        return "" if self.room else " (live memory with operations one after another: on a GPU, what other streams still read comes on top)"
 
     def _lost(self, judged: list[Judged], limit: int) -> list[str]:
         """A line for each form that was not taken, with the reason."""
@@ -608,4 +608,4 @@ def less_room(made: Program, room_bytes: int, over_bytes: int) -> int:
 
 def _text(judged: Judged) -> str:
     took = "stages wait for each other" if judged.step_ns is None else ms(judged.step_ns)
-    return f"{took}, {size(judged.peak_bytes)} live on the fullest stage"
+    return f"{took}, {size(judged.peak_bytes)} on the fullest stage"
