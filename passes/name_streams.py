@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from interlace.ir import Op, Program
+from interlace.ir import ABSENT, Graph, Op, Program
 from interlace.ir.kinds import is_collective, is_receive, is_send, stream_of
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.streams import AutoParallelStreamType, mp_stream
+from interlace.passes.streams import AutoParallelStreamType, ring_stream
+from interlace.passes.weight_gradients import Backward
 
 PRIORITIES = range(-5, 1)
 """Stream priorities that CUDA tells apart; it silently takes the nearest of these for any other."""
@@ -26,9 +27,11 @@ class NameStreams(Pass, frozen=True, kw_only=True):
     Before / After:
         #5 %5 = pd_op.c_allreduce_sum(%4) group 12      #5 %5 = pd_op.c_allreduce_sum(%4) group 12 stream auto_parallel_mp priority -1
 
-    Collectives go on one stream for each ring, receives and sends on one for each ring and direction. Collectives of an optimizer that
-    has a job of its own, those that name a stream already, and p2p of the optimizer part on the compute stream keep theirs. Of a parameter
-    that is gathered (sharding stage 3) `insert-events` orders the first gathering of the next step behind this step's update.
+    Collectives go on one stream for each ring, receives and sends on one for each ring and direction. A ring that moves more of weights
+    and their gradients than of activations is one of data parallelism and named so, any other one of tensor parallelism. Collectives of an
+    optimizer that has a job of its own, those that name a stream already, and p2p of the optimizer part on the compute stream keep theirs.
+    Of a parameter that is gathered (sharding stage 3) `insert-events` orders the first gathering of the next step behind this step's
+    update.
 
     Options:
         priority: Stream priority of communication; 0 is normal, lower runs first. When: 0 where communication takes compute units away
@@ -55,7 +58,8 @@ class NameStreams(Pass, frozen=True, kw_only=True):
         joined = _joined(program)
         key = (self.name, id(program.ops), self.priority, joined)
         if key not in context.memo:  # plans that are compared hold the same operations, and what follows from these is worked out once
-            context.memo[key] = (program.ops, _with_names(program.ops, _names(program, joined), self.priority))
+            replicas = _known_replicas(program, context)
+            context.memo[key] = (program.ops, _with_names(program.ops, _names(program, joined, replicas), self.priority))
         named: tuple[Op, ...] = context.memo[key][1]
         count = Counter(new.stream for op, new in zip(program.ops, named, strict=True) if new is not op)
         context.changed += [f"stream {name}: {number} operations, priority {self.priority}" for name, number in sorted(count.items())]
@@ -70,20 +74,44 @@ def _with_names(ops: Iterable[Op], names: Mapping[int, str], priority: int) -> t
                  for op in ops)  # fmt: skip
 
 
-def _names(program: Program, joined: frozenset[int]) -> dict[int, str]:
+def _known_replicas(program: Program, context: Context) -> frozenset[int]:
+    """`_replicas`, once for a rank: passes do not change what a ring is for."""
+    key = ("rings of data parallelism", program.rank, program.groups)
+    if key not in context.memo:
+        context.memo[key] = _replicas(program)
+    found: frozenset[int] = context.memo[key]
+    return found
+
+
+def _replicas(program: Program) -> frozenset[int]:
+    """Rings of data parallelism: their collectives move more bytes of weights and weights' gradients than of activations."""
+    graph, more = Graph(program), Counter[int]()
+    backward = Backward(graph)
+    for op in filter(is_collective, program.ops):
+        values = {value for value in (*op.operands, *op.results) if value != ABSENT}
+        is_weights = op.role == "optimize" or op.id in backward.sinks or bool(values & backward.weights)
+        moved = max((max(0, graph.values[value].size_bytes) for value in values), default=0)
+        more[op.group] += moved if is_weights else -moved
+    return frozenset(ring for ring, surplus in more.items() if surplus > 0)
+
+
+def _names(program: Program, joined: frozenset[int], replicas: frozenset[int]) -> dict[int, str]:
     """Stream names of operations that get one; of the optimizer's collectives, those that share a job with others."""
+    tensor = AutoParallelStreamType.MP
     inner = [op for op in program.ops if op.role != "optimize" and op.group >= 0]
     every = [op for op in program.ops if is_collective(op)]
-    given = {op.group: op.stream for op in every if stream_of(op) and not op.stream.startswith(AutoParallelStreamType.MP.value)}
+    given = {op.group: op.stream for op in every if stream_of(op) and not op.stream.startswith(tensor.value)}
     collectives = [op for op in every if (op.role != "optimize" or op.id in joined)
-                   and (not stream_of(op) or op.stream.startswith(AutoParallelStreamType.MP.value))]  # fmt: skip
+                   and (not stream_of(op) or op.stream.startswith(tensor.value))]  # fmt: skip
     rings = {op.group for op in collectives}
-    names = {op.id: given.get(op.group, mp_stream(op.group, rings)) for op in collectives}
+    kinds = {ring: AutoParallelStreamType.DP if ring in replicas else tensor for ring in rings}
+    names = {op.id: given.get(op.group, ring_stream(kinds[op.group], op.group, [ring for ring in rings if kinds[ring] == kinds[op.group]]))
+             for op in collectives}  # fmt: skip
     p2p = [*inner, *(op for op in program.ops if op.role == "optimize" and op.group >= 0 and op.stream)]
     for kind, stream in ((is_send, AutoParallelStreamType.PP_SEND), (is_receive, AutoParallelStreamType.PP_RECV)):
         found = [op for op in p2p if kind(op)]
-        single = len({op.group for op in found}) <= 1
-        names.update({op.id: stream.value if single else f"{stream.value}_{op.group}" for op in found})
+        rings_of_p2p = {op.group for op in found}
+        names.update({op.id: ring_stream(stream, op.group, rings_of_p2p) for op in found})
     shared = set(names.values())  # a stream has one priority: what Paddle put on one of these gets ours
     return {**{op.id: op.stream for op in program.ops if op.stream in shared}, **names}
 

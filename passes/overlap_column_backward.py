@@ -13,9 +13,9 @@ from interlace.ir import Graph, Op, Program, dependencies, describe
 from interlace.ir.graph import is_topological, written_operands
 from interlace.ir.kinds import is_boundary, is_comm, stream_of
 from interlace.passes.base import Context, Pass, register
-from interlace.passes.streams import mp_stream
+from interlace.passes.streams import AutoParallelStreamType, ring_stream
 from interlace.passes.weight_gradients import ACCUMULATING, GEMM_GRADS, Backward, check_modules, check_unscheduled, in_modules
-from interlace.units import ms, ms_figure, size
+from interlace.units import ms, size
 
 PRODUCTS = frozenset({"matmul", ACCUMULATING, *GEMM_GRADS})
 REACH = 2
@@ -184,7 +184,7 @@ class _Work:
         """The program in its new order, streams named."""
         rings = {op.group for op in self.done.values()}
         assert is_topological(self.order, self.after)
-        named = {comm.id: msgspec.structs.replace(comm, stream=stream_of(comm) or mp_stream(comm.group, rings))
+        named = {comm.id: msgspec.structs.replace(comm, stream=stream_of(comm) or ring_stream(AutoParallelStreamType.MP, comm.group, rings))
                  for comm in self.done.values()}  # fmt: skip
         return self.graph.program.with_ops([named.get(op_id, self.graph.ops[op_id]) for op_id in self.order])
 
@@ -304,7 +304,7 @@ class _Work:
         else:
             self._apply(moved, comm)
             self.used.update(op_id for op_id in fillers if op_id in self.backward.sinks)
-            self.context.change(comm, self._said(comm, own, moved, found))
+            self.context.change(comm, self._said(comm, own, moved))
 
     def _apply(self, moved: set[int], comm: Op) -> None:
         end = self.index[comm.id] + 1
@@ -323,14 +323,13 @@ class _Work:
             return f"{describe(bound[0])} must come first: it feeds more than its gradient's sum"
         return "no weight gradient comes before it" + ("" if products else ", and no matmul with a weight feeds it")
 
-    def _said(self, comm: Op, own: set[int], moved: set[int], found: Estimate) -> str:
+    def _said(self, comm: Op, own: set[int], moved: set[int]) -> str:
+        """What was moved. How much of the collective is hidden in the end is not known here: later passes order the step."""
         dx = ", ".join(f"#{op.id}" for op in self.backward.sources(comm))
-        head = f"starts right after dX {dx}" if own else "runs beside work of other layers"
+        head = f"put right after dX {dx}" if own else "put before work of other layers"
         lent = len([op_id for op_id in moved - own if self.graph.ops[op_id].kind in PRODUCTS])
         more = f" ({_count(lent, 'matmul')} borrowed from other layers)" if lent else ""
-        rest = f"; what was moved runs {ms(found.both - found.comm)} longer" if found.both > found.comm else ""
-        what = f"{_count(len(moved), 'operation')} moved after it{more}"
-        return f"{head}; {what}; {ms_figure(found.done)} of its {ms(found.comm)} done beside them, gain {ms(found.gain)}{rest}"
+        return f"{head}; {_count(len(moved), 'operation')} moved after it{more}"
 
 
 def _count(number: int, noun: str) -> str:

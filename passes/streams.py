@@ -16,6 +16,7 @@ class AutoParallelStreamType(str, Enum):
     CALC = "default"
     MP = "auto_parallel_mp"
     SHARDING = "auto_parallel_sharding"
+    DP = "auto_parallel_dp"
     PP_SEND = "auto_parallel_pp_send"
     PP_RECV = "auto_parallel_pp_recv"
     D2H = "auto_parallel_d2h"
@@ -23,10 +24,10 @@ class AutoParallelStreamType(str, Enum):
     HOST_WAIT = "auto_parallel_host_wait"
 
 
-def mp_stream(ring: int, rings: Iterable[int]) -> str:
-    """The stream of one tensor-parallel ring: two rings on one name would share the first one's communicator.
+def ring_stream(kind: AutoParallelStreamType, ring: int, rings: Iterable[int]) -> str:
+    """The stream of one of the rings of a kind: two rings on one name would share the first one's communicator.
 
-    >>> mp_stream(12, {12}), mp_stream(12, {12, 17})
-    ('auto_parallel_mp', 'auto_parallel_mp_12')
+    >>> [ring_stream(AutoParallelStreamType.MP, 12, rings) for rings in ({12}, {12, 17})]
+    ['auto_parallel_mp', 'auto_parallel_mp_12']
     """
-    return AutoParallelStreamType.MP.value + ("" if set(rings) <= {ring} else f"_{ring}")
+    return kind.value + ("" if set(rings) <= {ring} else f"_{ring}")

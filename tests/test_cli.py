@@ -160,7 +160,10 @@ def test_show_tells_why_and_what_a_pass_changed(plans: Path, dumps: Path, capsys
     """Offline, sites reported. The record of the plan, and the program before and after one pass."""
     lines, data = shown(capsys, plans / "rank1.ilp", "--why")
     heads = [line for line in lines if not line.startswith(" ")]
-    assert [head.partition(":")[0] for head in heads] == list(data["record"]["order"])
+    told = " ".join(line.strip() for line in lines)
+    assert [name for name in data["record"]["order"] if name not in told] == []
+    changed = [report["name"] for report in data["record"]["reports"] if report["changed"]]
+    assert [head.partition(":")[0] for head in heads if " changed, " in head] == changed
     assert any(line.startswith("  + ") for line in lines)
     every = shown(capsys, plans / "rank1.ilp", "--why", "--all")[0]
     reports = data["record"]["reports"]
@@ -211,7 +214,8 @@ def test_reasons_of_a_folder_are_those_of_each_stage(plans: Path, capsys: Any) -
     lines, data = shown(capsys, plans, "--why")
     heads = [line for line in lines if line.startswith("stage ")]
     assert heads == [f"stage {stage} ({plans}/rank{stage}.ilp):" for stage in (0, 1)]
-    assert lines[lines.index(heads[1]) + 1 :] == shown(capsys, plans / "rank1.ilp", "--why")[0]
+    alone = shown(capsys, plans / "rank1.ilp", "--why")[0]
+    assert lines[lines.index(heads[1]) + 1 :] == [line for line in alone if not line.startswith("Stages are unbalanced")]
     assert list(data["records"]) == ["0", "1"]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from interlace.cli import main
@@ -14,7 +15,7 @@ from interlace.cli import run as run_command
 from interlace.errors import LaunchError
 from interlace.local.launch import LaunchResult
 from interlace.local.rank_report import STEPS_VARIABLE, RankReport, StepLoss, read_report
-from interlace.local.verdict import FAULTS, judge
+from interlace.local.verdict import EVALUATED, FAULTS, PLAN_ALONE, judge
 
 GOOD = ("train 01", "eval 02", "train 03")
 DIED = LaunchError("rank 1 failed: killed by signal SIGSEGV\nlog of rank 1: ...")
@@ -76,6 +77,30 @@ def test_who_is_to_blame(name: str) -> None:
     assert (FAULTS[0].told in found.faults) == (verdict == "same" and found.trains_only)
     if "stock-no-inplace" in runs.ran:
         assert runs.ran["stock-no-inplace"]["FLAGS_pir_apply_inplace_pass"] == "0"
+
+
+def counting(found: LaunchResult, mean: str) -> LaunchResult:
+    """The same run with running statistics."""
+    reports = tuple(msgspec.structs.replace(each, state={"buffer": {"mean": mean}}) for each in found.reports)
+    return LaunchResult(reports, found.wall_s, found.log_dir)
+
+
+@pytest.mark.parametrize(
+    ("alone", "weights", "verdict"),
+    [("m1", "aa", "same"), ("m3", "aa", "different"), ("m1", "bb", "different")],
+    ids=["evaluation changes them", "the plan changes them", "the plan changes weights too"],
+)
+def test_running_statistics_that_evaluation_changes_are_no_plans_fault(alone: str, weights: str, verdict: str) -> None:
+    """Stock dies of its evaluation: where nothing but buffers differs, Interlace trains without evaluation too, and these count."""
+    planned = counting(result(*GOOD, weights=weights, plan={}), "m2")
+    only = counting(result("train 01", "train 03", plan={}), alone)
+    stock = counting(TRAINED, "m1")
+    runs = Runs(stock_training_only=stock, stock_no_inplace=stock, interlace_training_only=only)
+    found = judge(DIED, planned, lambda name, env: runs.given[name.replace("-", "_")])  # type: ignore[arg-type, return-value]
+    assert found.verdict == verdict
+    assert (EVALUATED in found.faults, found.of) == ((True, PLAN_ALONE) if verdict == "same" else (False, "interlace"))
+    assert bool(found.difference) == (verdict == "different")
+    assert (PLAN_ALONE in found.runs) == (weights == "aa")
 
 
 def test_without_evaluation_there_is_none_to_leave_out() -> None:

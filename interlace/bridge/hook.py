@@ -356,4 +356,4 @@ def _value_id(mode: Mode, value: Any) -> int:
 
 def last_plan_summary() -> dict[str, Any] | None:
     """Machine-readable summary of the last training plan made in this process; None before one is made."""
-    return _last_plan[-1].summary() if _last_plan else None
+    return {**_last_plan[-1].summary(), "is_paddles_order": _last_plan[-1].is_paddles_order()} if _last_plan else None

@@ -50,11 +50,12 @@ def main(args: argparse.Namespace) -> int:
     faults = {path: why_not_its_record(path, program) for path, program in files if has_record(path)}
     findings = [*check(programs, setting.target), *_breaks([(path, program) for path, program in files if faults.get(path) == ""])]
     scheduled = all(program.jobs for program in programs)
-    times, stall = _times(programs, setting) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "")
-    write_json(args.json, {"device": setting.profile, "target": setting.target.name, "ranks": times, "findings": findings, "stall": stall})
+    times, imbalance, stall = _times(programs, setting) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "", "")
+    write_json(args.json, {"device": setting.profile, "target": setting.target.name, "ranks": times, "imbalance": imbalance,
+                           "findings": findings, "stall": stall})  # fmt: skip
     changed = [fault for fault in faults.values() if fault]
     said = [*_head(programs, setting.target.name), *changed, *_finding_lines(findings, args.all, bool(missing_ranks(programs)))]
-    print("\n".join([*said, *([stall] if stall else []), *_time_lines(times, setting)]))
+    print("\n".join([*said, *([stall] if stall else []), *_time_lines(times, imbalance, setting)]))
     return 1 if findings or stall or changed else 0
 
 
@@ -81,19 +82,24 @@ def _require_alike(programs: Sequence[Program]) -> None:
         raise PlanError(f"rank(s) {', '.join(planned)} have a schedule, rank(s) {', '.join(bare)} have none; give plans or dumps, not both")
 
 
-def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str, Any]], str]:
-    """Each rank's step as the simulator divides it, absent ranks being always ready; or why there is none."""
+def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str, Any]], str, str]:
+    """Each rank's step as the simulator divides it, absent ranks being always ready, and how unequal the stages are; or why there is
+    none."""
     from interlace.errors import PlanError
+    from interlace.ir.stand_ins import missing_ranks
     from interlace.report.causes import held, waits
+    from interlace.report.outcome import Step
+    from interlace.report.page.tables import communication_of
 
     try:
         result = setting.simulate(programs)
     except PlanError as error:
-        return [], f"no times: {error}"
-    names = (*COLUMNS, "peak_bytes", "pinned_bytes")
-    return [{"rank": rank.rank, **{name: int(getattr(rank, name)) for name in names},
-             "ranks": list(programs[at].ranks), "waits_for": waits(result, at), "holds": held(result.memory[at].at_peak())}
-            for at, rank in enumerate(result.ranks)], ""  # fmt: skip
+        return [], "", f"no times: {error}"
+    names = (*COLUMNS, "hidden_comm_ns", "peak_bytes", "pinned_bytes")
+    times = [{"rank": rank.rank, **{name: int(getattr(rank, name)) for name in names}, "ranks": list(programs[at].ranks),
+              "waits_for": waits(result, at), "communication": communication_of(result, at), "holds": held(result.memory[at].at_peak())}
+             for at, rank in enumerate(result.ranks)]  # fmt: skip
+    return times, "" if missing_ranks(programs) else Step.of(result).imbalance(), ""
 
 
 def _head(programs: Sequence[Program], target: str) -> list[str]:
@@ -119,9 +125,11 @@ def _finding_lines(findings: Sequence[Finding], in_full: bool, in_part: bool) ->
     return [f"{len(findings)} finding(s):", *lines, *rest]
 
 
-def _time_lines(times: Sequence[dict[str, Any]], setting: Setting) -> list[str]:
-    """One line for ranks that are alike, milliseconds and GiB; then what their compute waits for and what memory holds."""
+def _time_lines(times: Sequence[dict[str, Any]], imbalance: str, setting: Setting) -> list[str]:
+    """One line for ranks that are alike, milliseconds and GiB; then how unequal stages are, what their compute waits for, how much of each
+    communication is hidden, and what memory holds."""
     from interlace.report.causes import held_text, waits_text
+    from interlace.report.page.tables import communication_text
     from interlace.report.split import merged
 
     if not times:
@@ -133,11 +141,12 @@ def _time_lines(times: Sequence[dict[str, Any]], setting: Setting) -> list[str]:
         cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [
             f"{row[name] / 2**30:16.3f}" for name in ("peak_bytes", "pinned_bytes")
         ]
-        waited = f"compute waits for {waits_text(row['waits_for'])}\n      at the peak: {held_text(row['holds'])}"
+        waited = (f"compute waits for {waits_text(row['waits_for'])}\n      communication: {communication_text(row['communication'])}\n"
+                  f"      at the peak: {held_text(row['holds'])}")  # fmt: skip
         bodies |= dict.fromkeys(row["ranks"], " ".join(cells))
         causes |= dict.fromkeys(row["ranks"], waited)
     title = f"{setting}, a step of each rank:"
     wide = max(5, *(len(label) for label, _ in (*merged(bodies), *merged(causes))))
     table = [" ".join(["ranks".rjust(wide), *(f"{head:>16}" for head in heads)]),
              *(f"{label:>{wide}} {bodies[rank]}" for label, rank in merged(bodies))]  # fmt: skip
-    return [title, *table, *(f"{label:>{wide}} {causes[rank]}" for label, rank in merged(causes))]
+    return [title, *table, *filter(None, [imbalance]), *(f"{label:>{wide}} {causes[rank]}" for label, rank in merged(causes))]

@@ -43,6 +43,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; takes the place of the script's own")
     parser.add_argument("--plan", metavar="DIR", help="run the plans in this folder (`interlace plan -o DIR`) in the place of planning")
+    parser.add_argument("--decisions", metavar="DIR", help="plan this script with the decisions of the plans in this folder, of a larger "
+                                                           "model with as many stages and micro-batches, whether it gains by them or "
+                                                           "not: with --verify they are compared bit by bit")  # fmt: skip
     parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a fraction of what Paddle's own plan "
                                                                 "holds, as 0.8; on top of --config, else of the script's own")  # fmt: skip
     add_import(parser)
@@ -65,9 +68,31 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 where results differ or stock gives none to compare with, 2 where nothing was verified."""
-    _check(args)
-    with _logs(args):
-        return _verify(args) if args.verify else _run_once(args)
+    with _decisions(args):
+        _check(args)
+        with _logs(args):
+            return _verify(args) if args.verify else _run_once(args)
+
+
+@contextlib.contextmanager
+def _decisions(args: argparse.Namespace) -> Iterator[None]:
+    """Those of `--decisions` as a configuration, in the place of one that `--config` names."""
+    if not args.decisions:
+        yield
+        return
+    import yaml
+
+    from interlace.errors import ConfigError
+    from interlace.planning.rows import forced
+
+    other = next((f"{option} {given}" for option, given in (("--config", args.config), ("--plan", args.plan)) if given), "")
+    if other:
+        raise ConfigError(f"--decisions {args.decisions} beside {other}: each says what is planned; leave one of them out")
+    options = forced(Path(args.decisions))
+    with tempfile.TemporaryDirectory(prefix="interlace-decisions-") as folder:
+        args.config = os.path.join(folder, "decisions.yaml")
+        Path(args.config).write_text(yaml.safe_dump(options, sort_keys=False), encoding="utf-8")
+        yield
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -122,12 +147,12 @@ def _run_once(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from interlace.local.rank_report import counted
-    from interlace.local.verdict import judge, training
+    from interlace.local.verdict import PLAN_ALONE, judge, training
 
     stock = _attempt(args, _environment(args, stock=True), "stock")
     planned = _attempt(args, _environment(args, stock=False), "interlace")
-    found = judge(stock, planned, lambda name, env: _launch(args, {**_environment(args, stock=True), **env}, name))
-    mine, theirs = found.runs["interlace"], found.runs.get(found.against)
+    found = judge(stock, planned, lambda name, env: _launch(args, {**_environment(args, stock=name != PLAN_ALONE), **env}, name))
+    mine, theirs = found.runs[found.of], found.runs.get(found.against)
     compared = sum(bool(loss.raw_hex) for report in theirs.reports for loss in report.losses) if theirs else 0
     idle = _why_idle(args, mine, compared) if found.verdict == "same" else ""
     args.failed = found.verdict != "same"
@@ -145,6 +170,10 @@ def _verify(args: argparse.Namespace) -> int:
         print(mine.reports[0].plan["sentence"])
     if idle:
         print(f"interlace run: nothing was verified: {idle}", file=sys.stderr)
+    elif found.verdict == "same" and all(report.plan and report.plan.get("is_paddles_order") for report in mine.reports):
+        print(f"NOTHING OF A PLAN WAS COMPARED: on every rank the plan is Paddle's own order of operations, so both runs did the same "
+              f"({compared} losses, {counted(theirs.reports) if theirs else ''} are equal bit by bit). What is planned for a larger model "
+              "is verified with this one by --decisions DIR, the folder of that model's plans (`interlace plan -o DIR`)")  # fmt: skip
     elif found.verdict == "same":
         with_what = "" if found.against == "stock" else f" with those of the run {found.against}; steps that it left out are not compared"
         print(f"SAME: {compared} losses, {counted(theirs.reports) if theirs else ''} of {args.world} ranks are equal bit by bit{with_what}")

@@ -120,26 +120,31 @@ def _difference(path: Path, name: str, every: bool) -> Shown:
     return Shown(lines or [f"{name} changed nothing"], {"pass": name, "changes": found, "before": before, "after": after})
 
 
-def _why(path: Path, every: bool) -> Shown:
+def _why(path: Path, every: bool, is_alone: bool = True) -> Shown:
+    """`is_alone`: what is of all stages is told here, too."""
     from interlace.planning.plan import read_record
-    from interlace.report.screen import report_text
+    from interlace.report.screen import imbalance_lines, reports_text
 
     record = read_record(path)
-    texts = [report.text() if every else report_text(report) for report in record.reports]
-    return Shown([line for text in texts for line in text.splitlines()], {"record": record})
+    lines = [line for report in record.reports for line in report.text().splitlines()] if every else reports_text(record.reports)
+    head = imbalance_lines(record.outcome) if is_alone and not every else []
+    return Shown([*head, *lines], {"record": record})
 
 
 def _why_of_stages(folder: Path, every: bool) -> Shown:
     """The same of the first plan of each stage in a folder."""
     from interlace.ir import load
     from interlace.ir.dump import find_dumps
+    from interlace.planning.plan import read_record
+    from interlace.report.screen import imbalance_lines
 
     first: dict[int, Path] = {}
     for path in find_dumps([folder]):
         first.setdefault(load(path).pipeline.stage, path)
-    shown = {stage: (path, _why(path, every)) for stage, path in sorted(first.items())}
+    shown = {stage: (path, _why(path, every, is_alone=False)) for stage, path in sorted(first.items())}
     lines = [line for stage, (path, each) in shown.items() for line in (f"stage {stage} ({path}):", *each.lines)]
-    return Shown(lines, {"records": {stage: each.data["record"] for stage, (_, each) in shown.items()}})
+    head = [] if every else imbalance_lines(read_record(first[min(first)]).outcome)
+    return Shown([*head, *lines], {"records": {stage: each.data["record"] for stage, (_, each) in shown.items()}})
 
 
 def _costs(program: Program, device: str, every: bool) -> Shown:

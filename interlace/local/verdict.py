@@ -20,7 +20,12 @@ from interlace.local.rank_report import STEPS_VARIABLE, RankReport, StepLoss, fi
 from interlace.version import PADDLE
 
 Run = Callable[[str, Mapping[str, str]], LaunchResult]
-"""Run stock Paddle under a name with more in the environment. Raises LaunchError where a rank fails."""
+"""Run a script under a name with more in the environment: stock Paddle, or the plan where the name is `PLAN_ALONE`. Raises LaunchError
+where a rank fails."""
+PLAN_ALONE = "interlace-training-only"
+EVALUATED = (f"Paddle {PADDLE}'s own programs of evaluation or prediction change running statistics; stock could not be run with them, so "
+             "these are compared between runs that only train")  # fmt: skip
+"""Told where evaluation alone makes the difference."""
 
 
 class Fault(NamedTuple):
@@ -48,6 +53,7 @@ class Verdict:
         verdict: `same`, `different`, or `stock failed` and `stock unsteady`, where stock gives nothing to compare with.
         runs: All of them by name, `interlace` and those of stock that came to their end.
         against: Name of the run of stock that was compared with.
+        of: Name of Interlace's run that was compared: one that only trains where evaluation changes running statistics.
         difference: The first difference from it; empty where all is the same.
         trains_only: That run left out evaluation and prediction.
         faults: What stock Paddle does wrong in this script, as far as these runs show it.
@@ -59,6 +65,7 @@ class Verdict:
     difference: str = ""
     trains_only: bool = False
     faults: list[str] = field(default_factory=list)
+    of: str = "interlace"
 
 
 def judge(stock: LaunchResult | LaunchError, planned: LaunchResult | LaunchError, run: Run) -> Verdict:
@@ -123,9 +130,23 @@ def _without_faults(planned: LaunchResult, verdict: Verdict, run: Run) -> Verdic
             difference = first_difference(theirs, mine)
             if difference is None:
                 return Verdict("same", verdict.runs, fault.name, "", trains_only, told)
+            if trains_only and _differ_in_buffers_alone(theirs, mine):
+                alone = verdict.runs.get(PLAN_ALONE) or _try(run, PLAN_ALONE, {STEPS_VARIABLE: env[STEPS_VARIABLE]})
+                if alone is not None:
+                    verdict.runs[PLAN_ALONE] = alone
+                    difference = first_difference(theirs, training(alone.reports))
+                    if difference is None:
+                        return Verdict("same", verdict.runs, fault.name, "", trains_only, [*told, EVALUATED], PLAN_ALONE)
             if verdict.verdict == "stock failed":
                 verdict = Verdict("different", verdict.runs, fault.name, difference, trains_only, list(verdict.faults))
     return verdict
+
+
+def _differ_in_buffers_alone(stock: Sequence[RankReport], planned: Sequence[RankReport]) -> bool:
+    """Whether losses, parameters and all other state are equal bit by bit, and running statistics and other buffers are not."""
+    plain = ([msgspec.structs.replace(report, state={kind: names for kind, names in report.state.items() if kind != "buffer"})
+              for report in reports] for reports in (stock, planned))  # fmt: skip
+    return first_difference(stock, planned) is not None and first_difference(*plain) is None
 
 
 def _try(run: Run, name: str, env: Mapping[str, str]) -> LaunchResult | None:

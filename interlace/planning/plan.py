@@ -25,10 +25,11 @@ from interlace.planning.budget import budget_bytes
 from interlace.planning.compare import Comparison, compare
 from interlace.planning.memory import run_in_paddles_memory, run_within
 from interlace.planning.orders import captured_orders, require_one_order
+from interlace.planning.stock import is_paddles_order
 from interlace.planning.together import plan_together
 from interlace.report.measured import Measured
 from interlace.report.outcome import Outcome
-from interlace.report.screen import report_text, rules_text, step_table
+from interlace.report.screen import imbalance_lines, reports_text, rules_text, step_table
 from interlace.report.sweep import read_sweep
 from interlace.scheduler.hazards.pass_orders import Change
 from interlace.units import ranks_text
@@ -122,7 +123,7 @@ class Plan:
             return f"Interlace is off ({self.why_off}): Paddle's plan is untouched"
         loaded = f", loaded from {self.loaded_from}" if self.loaded_from else ""
         head = f"{heading([self.program], self.profile)}{loaded}"
-        return "\n".join([head, *(report_text(report, limit) for report in self.reports), self.sentence()])
+        return "\n".join([head, *imbalance_lines(self.outcome), *reports_text(self.reports, limit), self.sentence()])
 
     def sentence(self) -> str:
         """Paddle's own step and this plan's, in one sentence, measured too once steps have run; or why they are not compared."""
@@ -183,6 +184,10 @@ class Plan:
                 "outcome": msgspec.to_builtins(self.outcome), "measured_step_ns": self.measured.step_ns,
                 "sentence": self.sentence()}  # fmt: skip
 
+    def is_paddles_order(self) -> bool:
+        """Whether operations run as Paddle built them, in its own order, so that a run on CPU ranks compares nothing of this plan."""
+        return bool(self.jobs) and is_paddles_order(self.captured, self.program, CostModel(load_profile(self.profile)))
+
     def _record(self) -> Record:
         options = {each.name: msgspec.to_builtins(each) for each in self.passes}
         order = tuple(each.name for each in self.passes)
@@ -218,7 +223,7 @@ def summary_text(plans: Sequence[Plan], trust: str) -> str:
     """All plans on one screen: the step by stage, what was done and declined by rule, how well times are known."""
     head = heading([plan.program for plan in plans], plans[0].profile)
     reports = {plan.program.pipeline.stage: plan.reports for plan in reversed(plans)}
-    table = [step_table(plans[0].outcome)] if plans[0].outcome else []
+    table = [step_table(plans[0].outcome), *imbalance_lines(plans[0].outcome)] if plans[0].outcome else []
     return "\n".join([head, *table, rules_text(reports), trust])
 
 

@@ -12,8 +12,9 @@ import yaml
 
 from interlace.cost_model.profile import is_path
 from interlace.errors import PlanError
-from interlace.ir import Program
-from interlace.ir.dump import write_whole
+from interlace.files import read_file
+from interlace.ir import Program, load
+from interlace.ir.dump import MOST_BYTES, find_dumps, write_whole
 from interlace.passes.base import REGISTRY, Pass, option_name
 from interlace.passes.schedule_1f1b import Schedule1F1B
 from interlace.planning.plan import Plan
@@ -66,6 +67,37 @@ def write_rows(plans: Sequence[Plan], folder: Path, shown_as: Path) -> bool:
     text = f"# The schedule in {shown_as / ROWS}, and all other options as they were decided; edit the rows and plan with this file.\n"
     write_whole(folder / CONFIG, (text + yaml.safe_dump(options, sort_keys=False, default_flow_style=None, width=120)).encode())
     return True
+
+
+FORCED: dict[str, dict[str, Any]] = {
+    "overlap-column-backward": {"only_gains": False},
+    "schedule-1f1b": {"extra_live_bytes": 1 << 30},
+    "offload-activations": {"min_bytes": 1},
+}
+"""What makes decisions for a large model hold on a small one, where they gain nothing and the values are small: by pass."""
+
+
+def forced(folder: Path) -> dict[str, Any]:
+    """The options with which another model's program gets the decisions of a folder of plans, whether or not it gains by them: the rows,
+    the form of jobs, what is split, overlapped and recomputed. Where the plans move activations to the host, all move that can.
+
+    Raises:
+        PlanError: The folder holds no rows with their configuration, or one of its plans cannot be read.
+    """
+    path = folder / CONFIG
+    if not path.is_file() or not (folder / ROWS).is_file():
+        raise PlanError(f"{folder}: no {ROWS} with {CONFIG}; expected the folder of the plans of all stages, as `interlace plan -o` "
+                        "writes it")  # fmt: skip
+    options: dict[str, Any] = yaml.safe_load(read_file(path, MOST_BYTES, f"what `interlace plan` wrote as {CONFIG}", PlanError))
+    options.pop("memory_budget", None)
+    for name, given in FORCED.items():
+        mine = options.get(option_name(name), "off")
+        if mine not in ("off", False):  # YAML has `off` as a boolean
+            options[option_name(name)] = {**(mine if isinstance(mine, dict) else {}), **given}
+    options["schedule_1f1b"]["schedule_file"] = os.path.abspath(folder / ROWS)
+    moves = any(value.memory == "pinned" for file in find_dumps([folder]) for value in load(file).values)
+    options["offload_activations"] = {"fraction": 1.0, **FORCED["offload-activations"]} if moves else "off"
+    return options
 
 
 def _options(passes: Sequence[Pass]) -> dict[str, Any]:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from interlace.cost_model import Costs
-from interlace.ir import Program
+from interlace.ir import Op, Program
 from interlace.passes.pipeline import built_in, ordered
 
 STOCK = "Paddle's own plan"
 """What reports call it."""
+
+
+def is_paddles_order(captured: Program, planned: Program, costs: Costs) -> bool:
+    """Whether a plan runs the operations that Paddle built, unchanged and in Paddle's own order; streams, events, waits of the host and
+    operations that end lifetimes, which a CPU rank does not see, aside."""
+    stock = stock_plan(captured, costs)
+    plain = {op.id: _without_stream(op) for op in stock.ops}
+    if {op.id: _without_stream(op) for op in planned.ops if op.id in plain} != plain:
+        return False
+    orders = [[item for job in program.jobs for item in job.items if item[0] in plain] for program in (stock, planned)]
+    return orders[0] == orders[1]
+
+
+def _without_stream(op: Op) -> Op:
+    return msgspec.structs.replace(op, stream="", priority=0)
 
 
 def stock_plan(program: Program, costs: Costs) -> Program:

@@ -44,6 +44,8 @@ SLACK = 1.01
 
 ROUNDS = 4
 """Plans of one form that are made at most; each keeps free the bytes by which the one before exceeded the budget on a GPU."""
+PADDLES_JOBS = "Paddle's order of jobs with the other passes (interleave: off)"
+"""How reports call the form that leaves jobs as they are: Paddle's own plan has neither these passes nor their streams."""
 FINALISTS = 1
 """Forms, the fastest first, whose later passes are tried in their alternatives too, under a budget (waits at the peak hold less than those
 at the ends of jobs) and where transfers are delayed: where the host waits then changes a step by 1 % at most. Else all that fit."""
@@ -153,7 +155,8 @@ class Judged:
     def label(self, asked: tuple[Pass, ...]) -> str:
         """The form in a few words, how much it recomputes, and what differs from the later passes as they were asked for."""
         again = [f"recomputed {_level_text(self.recomputed)}"] if self.recomputed else []
-        return ", ".join([self.form.label(), *again, *(each.label() for each in self.later if each not in asked)])
+        named = PADDLES_JOBS if self.form.interleave == "off" else self.form.label()
+        return ", ".join([named, *again, *(each.label() for each in self.later if each not in asked)])
 
 
 def run_passes(
@@ -266,7 +269,8 @@ class _Choice:
             return noted(self._whole(judged[0]), Schedule1F1B.name, [], [unknown, *self._lost(judged, limit)]), self.room_bytes
         if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
             lines = [f"auto: {self._own_name()}, whole step simulated {_text(own)}{self._how_counted()}"]
-            return noted(self._stock(), Schedule1F1B.name, lines, self._lost(judged, limit)), self.room_bytes
+            others = [each for each in judged if each.form.interleave != "off" or each.step_ns != own.step_ns]
+            return noted(self._stock(), Schedule1F1B.name, lines, self._lost(others, limit)), self.room_bytes
         run = self._whole(best)
         lines = [f"auto: {best.label(self.later)}: whole step simulated {ms(self._step_ns(run[1]) or 0)}, {self._own_name()} {_text(own)}; "
                  f"no stage may hold more than {size(limit)}{self._how_counted()}"]  # fmt: skip
@@ -558,7 +562,7 @@ class _Choice:
 
     def _how_counted(self) -> str:
         """What the bytes of the choice are, where they are not a GPU's."""
-        return "" if self.room else " (with operations one after another: on a GPU, what other streams still read comes on top)"
+        return "" if self.room else " (live memory with operations one after another: on a GPU, what other streams still read comes on top)"
 
     def _lost(self, judged: list[Judged], limit: int) -> list[str]:
         """A line for each form that was not taken, with the reason."""
@@ -604,4 +608,4 @@ def less_room(made: Program, room_bytes: int, over_bytes: int) -> int:
 
 def _text(judged: Judged) -> str:
     took = "stages wait for each other" if judged.step_ns is None else ms(judged.step_ns)
-    return f"{took}, {size(judged.peak_bytes)} on the worst stage"
+    return f"{took}, {size(judged.peak_bytes)} on the fullest stage"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from interlace.ir.kinds import is_collective
+from interlace.ir.kinds import is_collective, is_p2p
 from interlace.scheduler.memory.live import LiveBytes
+from interlace.scheduler.simulate.arrays import Ints
 from interlace.scheduler.simulate.simulator import Result
 from interlace.units import ms, size
 
@@ -18,10 +21,10 @@ class Wait(msgspec.Struct, frozen=True, gc=False):
     """What compute waited for: the kind of operation, or `host`; its layer with `*` for numbers; how long, how often, and why.
 
     Attributes:
-        wait_ns: Time in which no compute ran before an operation that waited for it.
-        count: Number of such gaps.
+        wait_ns: Time in which no compute ran because of it. Where one thing waits for another, each has the part of the gap that it made.
+        count: Number of such parts.
         group: Of a collective: its ranks, in words that are the same for all ranks of a stage.
-        why: Of a collective: why nothing else ran meanwhile.
+        why: Whom it waited for itself; else, of a collective, why nothing else ran meanwhile.
     """
 
     layer: str
@@ -42,27 +45,99 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 def waits(result: Result, at: int) -> list[Wait]:
-    """Gaps in the computation of the rank with index `at`, by what the operation after each waited for last; longest first."""
+    """Gaps in the computation of the rank with index `at`, divided among what made the operation after each late; longest first."""
     sim, times = result.input, result.times
     program = sim.programs[at]
     ops = {op.id: op for op in program.ops}
     groups = {group.id: group.ranks for group in program.groups}
     mine = np.arange(sim.first[at], sim.first[at + 1])
     compute = mine[np.asarray(sim.side[mine]) == 0]
+    chain = _Chain(result, at)
     found: dict[tuple[str, str, str, str], list[int]] = {}
     free = 0
     for item in compute[np.argsort(times.start[compute], kind="stable")].tolist():
-        gap = int(times.start[item]) - free
-        if gap > 0:
-            needs = [k for k in _needs(result, item) if times.end[k] > free]
-            last = max(needs, key=lambda k: int(times.end[k]), default=-1)
-            op = ops[int(sim.op[last])] if last >= 0 else None
-            exposed = op is not None and is_collective(op)
-            words = (group_text(groups.get(op.group, ())), _why(result, at, last, item, free)) if op and exposed else ("", "")
-            found.setdefault((*((layer_pattern(op.layer), op.kind) if op else ("", "host")), *words), []).append(gap)
+        for link in chain.back_from(item, free):
+            op = ops[int(sim.op[link.item])] if link.item >= 0 else None
+            group = group_text(groups.get(op.group, ())) if op and is_collective(op) else ""
+            why = link.why or (_why(result, at, link, item) if op and is_collective(op) else "")
+            found.setdefault((layer_pattern(op.layer), op.kind, group, why) if op else ("", "host", "", ""), []).append(link.wait_ns)
         free = max(free, int(times.end[item]))
-    rows = [Wait(layer, kind, sum(gaps), len(gaps), group, why) for (layer, kind, group, why), gaps in found.items()]
+    rows = [Wait(layer, kind, sum(parts), len(parts), group, why) for (layer, kind, group, why), parts in found.items()]
     return sorted(rows, key=lambda row: (-row.wait_ns, row.layer, row.kind, row.group, row.why))
+
+
+class _Link(NamedTuple):
+    """An op instance, -1 for the host, that makes the next one late; for how long, and why if that is known from the order alone."""
+
+    item: int
+    wait_ns: int
+    why: str = ""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """What op instances of a rank wait for, one because of the other."""
+
+    result: Result
+    at: int
+    before: dict[int, int] = field(default_factory=dict)
+    syncs: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the op instance before each on its stream, and those after which the host waits."""
+        sim = self.result.input
+        mine, last = np.arange(sim.first[self.at], sim.first[self.at + 1]), dict[int, int]()
+        for item, stream in zip(mine.tolist(), sim.stream[mine].tolist(), strict=True):
+            if stream in last:
+                self.before[item] = last[stream]
+            last[stream] = item
+        self.syncs = mine[sim.awaits[mine] >= 0]
+
+    def back_from(self, item: int, free: int) -> Iterator[_Link]:
+        """From the start of an op instance back to `free`: the parts of that time, each with the first thing that made it pass.
+
+        A link that could not start with its partners passes the blame for that time on to them; one that started late for want of data,
+        or because of its stream or of the host, to these.
+        """
+        times = self.result.times
+        until, why = int(times.start[item]), ""
+        while until > free:
+            ready = max(free, int(times.ready[item]))
+            if until > ready:
+                yield _Link(item, until - ready, _peers(self.result, item))
+                until = ready
+            last, why = self._last(item, free)
+            ended = int(times.end[last]) if last >= 0 else free
+            if until > ended:
+                held = self._held_host(item)
+                if held >= 0 and times.end[held] > ended:
+                    last, ended, why = held, int(times.end[held]), "the host waits for it"
+                if until > ended:
+                    yield _Link(-1, until - ended)
+                until = ended
+            if until > free:
+                start = max(free, int(times.start[last]))
+                yield _Link(last, until - start, why)
+                until, item = start, last
+
+    def _last(self, item: int, free: int) -> tuple[int, str]:
+        """What ended last, after `free`, of what an op instance needs and what is in front of it on its stream; -1 for nothing."""
+        end, needs = self.result.times.end, _needs(self.result, item)
+        before = self.before.get(item, -1)
+        last = max((k for k in needs if end[k] > free), key=lambda k: int(end[k]), default=-1)
+        if before >= 0 and end[before] > (end[last] if last >= 0 else free):
+            reads = set(self.result.input.op_at(before).results).intersection(self.result.input.op_at(item).operands)
+            return before, "" if reads else "what is waited for comes behind it on its stream"
+        return last, ""
+
+    def _held_host(self, item: int) -> int:
+        """The op instance whose end the host waited for last before it issued this one; -1 for none."""
+        sim, end = self.result.input, self.result.times.end
+        earlier = self.syncs[self.syncs < item]
+        if not len(earlier):
+            return -1
+        late = end[sim.awaits[earlier]] - sim.issue[earlier]
+        return int(sim.awaits[earlier[np.argmax(late)]]) if late.max() > 0 else -1
 
 
 def _needs(result: Result, item: int) -> list[int]:
@@ -70,14 +145,20 @@ def _needs(result: Result, item: int) -> list[int]:
     return [int(k) for k in sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]]]
 
 
-def _why(result: Result, at: int, comm: int, reader: int, free: int) -> str:
-    """Why a collective was exposed, when computation was free and its reader waited: work counts that is as long as the wait."""
-    sim, times = result.input, result.times
-    if times.start[comm] > max(free, int(times.ready[comm])):
-        return "its peers come later"
-    before = [k for k in range(int(sim.first[at]), comm) if sim.stream[k] == sim.stream[comm] and times.end[k] > free]
-    if before:
-        return "behind others on its stream"
+def _peers(result: Result, item: int) -> str:
+    """Whom a communication waited for: of a transfer, the other stage."""
+    sim = result.input
+    meet, follow = int(sim.meet[item]), int(sim.follow[item])
+    mates = sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist() if meet >= 0 else [follow]
+    others = [sim.rank_index(mate) for mate in mates if mate not in (item, -1)]
+    if is_p2p(sim.op_at(item)) and others:
+        return f"stage {sim.programs[others[0]].pipeline.stage} comes later"
+    return "its peers come later"
+
+
+def _why(result: Result, at: int, link: _Link, reader: int) -> str:
+    """Why a collective was exposed while its reader waited: work counts that is as long as the wait."""
+    sim, comm = result.input, link.item
     end = min((int(first) for _, first in sim.job_first[at] if first > reader), default=int(sim.first[at + 1]))
     bound, other_ns = {comm}, 0
     for k in range(comm + 1, end):
@@ -85,7 +166,7 @@ def _why(result: Result, at: int, comm: int, reader: int, free: int) -> str:
             bound.add(k)
         elif k > reader and not sim.side[k]:
             other_ns += int(sim.dur[k])
-    return "what could run meanwhile comes later in its job" if other_ns >= times.start[reader] - free else "the rest of its job needs it"
+    return "what could run meanwhile comes later in its job" if other_ns >= link.wait_ns else "the rest of its job needs it"
 
 
 def group_text(ranks: Sequence[int]) -> str:

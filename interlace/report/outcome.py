@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from interlace.scheduler.simulate.simulator import Result
-from interlace.units import ms_figure, size
+from interlace.units import ms, ms_figure, ranges, size
+
+UNBALANCED = 0.02
+"""Stages are told to be unbalanced where an even split would shorten a step by this part."""
 
 
 class StageStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,6 +41,32 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bubble_ns: int
     peak_bytes: int
     stages: tuple[StageStep, ...] = ()
+
+    def imbalance(self) -> str:
+        """Which stage has more to compute than the others, and what an even split would bring; empty where that is little.
+
+        It is reckoned from computation alone: the fullest stage keeps its waiting and gets the mean of the stages to compute.
+
+        >>> alike = dict(exposed_ns=0, bubble_ns=0, host_ns=0, hidden_ns=0, peak_bytes=0, pinned_bytes=0)
+        >>> stages = tuple(StageStep(stage=k, ranks=(k,), compute_ns=ns, **alike) for k, ns in enumerate((191_000_000, 295_000_000)))
+        >>> Step(300_000_000, 0, 0, 0, stages).imbalance()
+        'Stages are unbalanced: stage 1 computes 295.000 ms of a step, stage 0 191.000 ms; with 243.000 ms on each, and the waiting of \
+stage 1 as it is, a step would take 248.000 ms (-17.3 %).'
+        """
+        compute = {each.stage: max(other.compute_ns for other in self.stages if other.stage == each.stage) for each in self.stages}
+        if len(compute) < 2:
+            return ""
+        fullest = max(compute, key=lambda stage: compute[stage])
+        mean_ns = sum(compute.values()) // len(compute)
+        saved_ns = compute[fullest] - mean_ns
+        if saved_ns < UNBALANCED * self.step_ns:
+            return ""
+        others = [stage for stage in compute if stage != fullest]
+        least, most = (ms_figure(each(compute[stage] for stage in others)) for each in (min, max))
+        return (f"Stages are unbalanced: stage {fullest} computes {ms(compute[fullest])} of a step, stage{'s' * (len(others) > 1)} "
+                f"{ranges(others)} {least if least == most else f'{least} to {most}'} ms; with {ms(mean_ns)} on each, and the waiting of "
+                f"stage {fullest} as it is, a step would take {ms(self.step_ns - saved_ns)} "
+                f"({-100 * saved_ns / self.step_ns:+.1f} %).")  # fmt: skip
 
     @classmethod
     def of(cls, result: Result, stands_for: Mapping[int, Sequence[int]] | None = None) -> Step:

@@ -9,10 +9,12 @@ import msgspec
 
 from interlace.passes.pipeline import PassReport
 
-_ID = re.compile(r" ?(?<!\w)[#%]\d+\b")
+_ID = re.compile(r" ?(?<!\w)[#%]\d+\b(?:(?:,| and) [#%]\d+\b)*")
+"""An operation or value, or a list of them: what separates them goes with them."""
 _LAYER = re.compile(r"(?<=[A-Za-z_]\.)\d+(?=[.)\s:]|$)")
 _WHERE = re.compile(r"^(\w+) \(([\w.*]+)\): ")
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)")
+_NUMBER = re.compile(r"(?:(?<![\w.)\]%-])[-+])?(?<![\w.])\d+(?:\.\d+)?(?!\w)")
+"""A figure with its sign; behind another figure or a word `-` is no sign."""
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +57,8 @@ def _plain(line: str) -> tuple[str, str]:
 
     >>> _plain("#1 pd_op.add (blocks.0.mlp): %3 (2.0 MiB) moves")
     ('add: (2.0 MiB) moves', 'blocks.*.mlp')
+    >>> _plain("starts right after dX #5, #6, #7; 3 moved")[0]
+    'starts right after dX; 3 moved'
     """
     plain = _LAYER.sub("*", _ID.sub("", line).lstrip()).replace("pd_op.", "").replace("builtin.", "")
     where = _WHERE.match(plain)
@@ -66,6 +70,8 @@ def joined(lines: Sequence[str]) -> str:
 
     >>> joined(["moves 2.0 MiB in 3 copies", "moves 4.0 MiB in 3 copies"])
     'moves 2.0 to 4.0 MiB in 3 copies'
+    >>> joined(["5 ms (-5.6 %)", "5 ms (-7.8 %)", "5 ms (+0.1 %)"])
+    '5 ms (-7.8 to +0.1 %)'
     """
     columns = iter(list(zip(*(_NUMBER.findall(line) for line in lines), strict=True)))
 

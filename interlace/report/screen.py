@@ -13,6 +13,8 @@ COLUMNS = (("compute", "compute_ns"), ("exposed", "exposed_ns"), ("bubble", "bub
 MOST_RULES = 4
 """Of one pass, done or declined."""
 MOST_LAYERS = 4
+NOTHING = ("found nothing to do",)
+"""What a report declines where its pass has nothing to say (`Pipeline`)."""
 
 
 def step_table(outcome: Outcome) -> str:
@@ -26,6 +28,11 @@ def step_table(outcome: Outcome) -> str:
     return "\n".join(label + "".join(f"{cell:>10}" for cell in cells) for label, cells in lines)
 
 
+def imbalance_lines(outcome: Outcome | None) -> list[str]:
+    """What an even split over the stages would bring, where it would."""
+    return list(filter(None, [outcome.plan.imbalance()])) if outcome else []
+
+
 def _cells(step_ns: int, stage: StageStep) -> list[str]:
     times = [step_ns, *(getattr(stage, field) for _, field in COLUMNS)]
     return [*(ms_figure(time) for time in times), *(f"{size / 2**30:.3f}" for size in (stage.peak_bytes, stage.pinned_bytes))]
@@ -33,18 +40,40 @@ def _cells(step_ns: int, stage: StageStep) -> list[str]:
 
 def rules_text(reports: Mapping[int, Sequence[PassReport]]) -> str:
     """What passes did and declined; `reports` of one rank of each stage, by stage."""
-    done, declined = rules(reports, lambda report: report.changed), rules(reports, lambda report: report.declined)
-    return "\n".join(["done:", *_listed(done, sorted(reports)), "declined:", *_listed(declined, sorted(reports))])
+    said = {stage: [report for report in each if not _is_idle(report)] for stage, each in reports.items()}
+    done, declined = rules(said, lambda report: report.changed), rules(said, lambda report: report.declined)
+    told = {rule.name for rule in (*done, *declined)}
+    idle = [name for name in dict.fromkeys(report.name for each in reports.values() for report in each) if name not in told]
+    return "\n".join(["done:", *_listed(done, sorted(reports)), "declined:", *_listed(declined, sorted(reports)), *_idle_line(idle)])
+
+
+def reports_text(reports: Sequence[PassReport], limit: int | None = None) -> list[str]:
+    """A block for each pass that changed something; then a line for each that only declined, and one for all that had nothing to do."""
+    blocks = [line for report in reports if report.changed for line in report_text(report, limit).splitlines()]
+    left = [report for report in reports if not report.changed and not _is_idle(report)]
+    lines = [f"  {report.name}: {'; '.join(_rule_lines(report.declined, limit))}" for report in left]
+    return [*blocks, *(["changed nothing:", *lines] if lines else []), *_idle_line([each.name for each in reports if _is_idle(each)])]
+
+
+def _is_idle(report: PassReport) -> bool:
+    return not report.changed and report.declined in ((), NOTHING)
+
+
+def _idle_line(names: Sequence[str]) -> list[str]:
+    return [f"nothing to do for {', '.join(names)}"] if names else []
 
 
 def report_text(report: PassReport, limit: int | None = None) -> str:
     """What one pass did and declined, by rule, at most `limit` of each sort."""
-    parts = (("+", rules({0: [report]}, lambda each: each.changed)), ("-", rules({0: [report]}, lambda each: each.declined)))
-    lines = [report.head()]
-    for sign, found in parts:
-        lines += [f"  {sign} {_line(rule, [0])}" for rule in found[:limit]]
-        lines += [f"  {sign} ... {len(found) - limit} more"] if limit is not None and len(found) > limit else []
-    return "\n".join(lines)
+    parts = (("+", report.changed), ("-", report.declined))
+    return "\n".join([report.head(), *(f"  {sign} {line}" for sign, said in parts for line in _rule_lines(said, limit))])
+
+
+def _rule_lines(said: Sequence[str], limit: int | None) -> list[str]:
+    """Lines of one pass by rule, at most `limit`."""
+    found = rules({0: [PassReport("", tuple(said), (), 0, 0, 0)]}, lambda each: each.changed)
+    more = [f"... {len(found) - limit} more"] if limit is not None and len(found) > limit else []
+    return [*(_line(rule, [0]) for rule in found[:limit]), *more]
 
 
 def _listed(found: Sequence[Rule], stages: Sequence[int]) -> list[str]:

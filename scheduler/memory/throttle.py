@@ -69,8 +69,8 @@ class HostSyncs:
 
     def text(self) -> str:
         """The numbers in one line."""
-        return (f"GPU peak {size(self.free_bytes)} -> {size(self.throttled_bytes)} ({size(self.serial_bytes)} "
-                "without any run-ahead)")  # fmt: skip
+        return (f"{size(self.free_bytes)} -> {size(self.throttled_bytes)} at most on a GPU, however fast its host "
+                f"({size(self.serial_bytes)} if it never ran ahead)")  # fmt: skip
 
 
 def jobs_with_side_work(program: Program) -> list[str]:

@@ -84,9 +84,9 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def summary(self) -> str:
         """The decision in one line."""
         if not self.moves:
-            return f"moves nothing; peak {size(self.before_peak_bytes)}"
+            return f"moves nothing; live memory {size(self.before_peak_bytes)} at most"
         waits = f"readers wait {ms(self.stall_ns)}" if self.measured else "copies not measured: back just in time"
-        peak = f"peak {size(self.before_peak_bytes)} -> {size(self.peak_bytes)}, pinned {size(self.pinned_peak_bytes)}"
+        peak = f"live memory {size(self.before_peak_bytes)} -> {size(self.peak_bytes)}, pinned {size(self.pinned_peak_bytes)}"
         count = f"{len(self.moves)} value(s) of {len(self.micro_batch_bytes())} micro-batch(es)"
         return f"moves {count}, {size(self.out_bytes)} out and back; {peak}; {waits}"
 

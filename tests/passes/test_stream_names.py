@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from interlace.cost_model import GivenCosts
 from interlace.ir import parse, verify
 from interlace.passes import InsertEvents, NameStreams
@@ -31,15 +33,51 @@ def test_each_ring_and_direction_has_a_stream_and_the_optimizer_has_none() -> No
     made = NameStreams(priority=-3).run(parse(TEXT), Context(GivenCosts({"default": 1})))
     streams = {op.id: (op.stream, op.priority) for op in made.ops if op.group >= 0}
     assert streams == {
-        2: ("auto_parallel_mp_7", -3), 3: ("auto_parallel_mp_8", -3), 4: ("auto_parallel_mp_7", -3), 5: ("auto_parallel_pp_send_3", -3),
+        2: ("auto_parallel_dp", -3), 3: ("auto_parallel_mp", -3), 4: ("auto_parallel_dp", -3), 5: ("auto_parallel_pp_send_3", -3),
         6: ("auto_parallel_pp_send_4", -3), 7: ("", 0),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "streams"),
+    [
+        (("#4 %4:float32[4] = pd_op.relu(%3) forward", "#7 %7:float32[4] = pd_op.relu(%1) optimize"),
+         ["auto_parallel_mp_7", "auto_parallel_mp_8"]),
+        (("#4 %4:float32[8] = pd_op.all_gather(%0) forward group=7", "#7 %7:float32[8] = pd_op.all_gather(%0) forward group=8"),
+         ["auto_parallel_dp_7", "auto_parallel_dp_8"]),
+    ],
+)  # fmt: skip
+def test_a_rings_name_says_what_it_moves(lines: tuple[str, str], streams: list[str]) -> None:
+    """Weights and their gradients: data parallelism; activations: tensor parallelism; two of a kind have their ring in the name."""
+    text = TEXT.replace("#4 %4:float32[4] = pd_op.all_gather(%0) forward group=7", lines[0])
+    text = text.replace("#7 %7:float32[4] = pd_op.all_reduce(%1) optimize group=7", lines[1])
+    made = NameStreams().run(parse(text), Context(GivenCosts({"default": 1})))
+    assert [op.stream for op in made.ops if op.id in (2, 3)] == streams
+
+
+@pytest.mark.slow
+def test_streams_of_real_programs_are_named_for_what_they_are() -> None:
+    """Data parallelism beside tensor parallelism, and alone: the loss's mean over replicas is no tensor parallelism."""
+    from tests.captured.build import member
+    from tests.captured.test_targets import stored
+
+    found = {}
+    for name, rank in (("dp2 mp2 sharding 1, clip", 3), ("dp2 pp2 sharding 2, clip", 2), ("mp2 without accumulation", 0)):
+        program = stored()[1][member(name, rank)]
+        made = NameStreams().run(program, Context(GivenCosts({"default": 1})))
+        groups = {group.id: group.ranks for group in made.groups}
+        found[name] = {groups[op.group]: op.stream for op in made.ops if op.stream.startswith(("auto_parallel_dp", "auto_parallel_mp"))}
+    assert found == {
+        "dp2 mp2 sharding 1, clip": {(1, 3): "auto_parallel_dp", (2, 3): "auto_parallel_mp"},
+        "dp2 pp2 sharding 2, clip": {(2, 3): "auto_parallel_dp"},
+        "mp2 without accumulation": {(0, 1): "auto_parallel_mp"},
+    }
 
 
 def test_collectives_of_an_optimizer_in_a_job_with_gradients_have_their_rings_stream() -> None:
     joined = parse(TEXT.replace("job forward_0 forward 0: 1-6@0\njob optimizer optimizer 0: 7@0", "job pair_0F_O pair 0: 1-7@0"))
     made = NameStreams().run(joined, Context(GivenCosts({"default": 1})))
-    assert {op.id: op.stream for op in made.ops if op.group == 7} == dict.fromkeys((2, 4, 7), "auto_parallel_mp_7")
+    assert {op.id: op.stream for op in made.ops if op.group == 7} == dict.fromkeys((2, 4, 7), "auto_parallel_dp")
 
 
 def test_what_paddle_put_on_a_stream_of_ours_gets_our_priority() -> None:

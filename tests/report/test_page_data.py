@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from interlace.report.sweep import write_sweep
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
 from interlace.scheduler.target import GPU
+from interlace.units import size
 from tests.report.pages import SWEEP, columns, data_in, make_plans, make_recomputing
 from tests.scheduler.plans import Shape
 from tests.scheduler.plans import world as stuck_world
@@ -160,6 +162,27 @@ def test_communication_is_hidden_exposed_or_in_a_bubble(page: dict[str, Any]) ->
             assert row["hidden_ns"] + row["exposed_ns"] <= row["time_ns"] + 1
         shown = {row["kind"] for row in plan["communication"]}
         assert {"send_v2", "recv_v2"} <= shown
+
+
+def test_the_table_and_check_say_the_same_of_each_site(made: Path, page: dict[str, Any], tmp_path: Path) -> None:
+    """And nothing else says how much of a communication is hidden: what a pass says comes before the plan is done."""
+    assert main(["check", str(made / "plan"), "--json", str(tmp_path / "check.json")]) == 0
+    ranks = json.loads((tmp_path / "check.json").read_text(encoding="utf-8"))["ranks"]
+    sums: dict[tuple[str, str, int], list[float]] = {}
+    for rank in ranks:
+        for row in rank["communication"]:
+            mine = sums.setdefault((row["kind"], row["layer"], row["num_ranks"]), [0, 0, 0, 0])
+            for k, name in enumerate(("count", "time_ns", "hidden_ns", "exposed_ns")):
+                mine[k] += row[name] / len(ranks)
+    shown = {(row["kind"], row["layer"], row["num_ranks"]): [row["count"], row["time_ns"], row["hidden_ns"], row["exposed_ns"]]
+             for row in page["plans"][1]["communication"]}  # fmt: skip
+    assert sums.keys() == shown.keys()
+    for key, mine in sums.items():
+        assert mine == pytest.approx(shown[key], abs=1), key
+    for rank in ranks:
+        assert max((row["exposed_ns"] for row in rank["communication"]), default=0) <= rank["exposed_comm_ns"]
+    said = [rule["text"] for rule in (*page["done"], *page["declined"])]
+    assert not [text for text in said if re.search(r"hidden|exposed|done beside|saves \d", text)]
 
 
 def test_offload_is_told_with_bytes_and_slack(page: dict[str, Any], results: list[Result]) -> None:
@@ -346,3 +369,13 @@ def test_a_broken_curve_is_refused(repeated: Path, tmp_path: Path, capsys: pytes
     (plan / "sweep.json").write_text('{"points": 1}', encoding="utf-8")
     assert main(["report", str(plan), "-o", str(tmp_path / "page.html")]) == 2
     assert "sweep.json: not what `interlace plan --sweep` wrote" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node (Debian: apt-get install nodejs)")
+def test_the_page_writes_sizes_as_texts_do() -> None:
+    sizes = [0, 1, 1023, 1024, 16384, (1 << 20) - 1, 1 << 20, 3 << 19, 5_153_325_072]
+    functions = re.findall(r"^const (?:gib|size) = .*?;$", template(), re.M | re.S)
+    assert len(functions) == 2
+    script = "\n".join([*functions, f"console.log(JSON.stringify({sizes}.map(size)))"])
+    said = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert json.loads(said) == [size(each) for each in sizes]

@@ -71,10 +71,11 @@ def build_page(
     of_stage = {label.stage: reports[label.ranks[0]] for label in reversed(labels) if label.ranks[0] in reports}
     outcome = Outcome(Step.of(ours.result, ours.stands_for), given.profile, Step.of(other.result, other.stands_for) if other else None,
                       other.name if other else "")  # fmt: skip
+    world = _world(ours.result.input.programs, labels)
     return Page(
-        VERSION, _world(ours.result.input.programs, labels), _device(given, [row for rows in costs.values() for row in rows]),
-        outcome, outcome.sentence(measured, ours.name), memory_budget, labels, parts, rules(of_stage, lambda report: report.changed),
-        rules(of_stage, lambda report: report.declined), sweep,
+        VERSION, world, _device(given, [row for rows in costs.values() for row in rows]),
+        outcome, outcome.sentence(measured, ours.name), "" if world.missing else outcome.plan.imbalance(), memory_budget, labels,
+        parts, rules(of_stage, lambda report: report.changed), rules(of_stage, lambda report: report.declined), sweep,
     )  # fmt: skip
 
 

@@ -204,7 +204,8 @@ class World(_Part, frozen=True):
 
 
 class Page(_Part, frozen=True):
-    """Everything; `plans` ends with the plan itself, what it is compared with stands first. `sweep` is the curve of step time against
+    """Everything; `plans` ends with the plan itself, what it is compared with stands first. `imbalance` says that a stage has more to
+    compute than others, where it has. `sweep` is the curve of step time against
     memory, where `interlace plan --sweep` left one beside the plans.
     """
 
@@ -213,6 +214,7 @@ class Page(_Part, frozen=True):
     device: Device
     outcome: Outcome
     sentence: str
+    imbalance: str
     memory_budget: int
     rows: list[Label]
     plans: list[PlanPart]

@@ -13,7 +13,9 @@ from interlace.report.causes import layer_pattern
 from interlace.report.page.document import Communication, Offload, Recomputed, Return
 from interlace.report.page.picture import Items
 from interlace.scheduler.recompute import COPY, recomputes
-from interlace.scheduler.simulate.parts import Parts, overlap, union
+from interlace.scheduler.simulate.parts import Parts, overlap, parts_of, union
+from interlace.scheduler.simulate.simulator import Result
+from interlace.units import ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,20 @@ def communication(ranks: Sequence[RankStep]) -> list[Communication]:
     rows = [Communication(kind, layer, size, each.size_bytes, each.count / world, each.time_ns // world, each.hidden_ns // world,
                           each.exposed_ns // world) for (kind, layer, size), each in sums.items()]  # fmt: skip
     return sorted(rows, key=lambda row: (-row.exposed_ns, -row.time_ns, row.kind, row.layer))
+
+
+def communication_of(result: Result, at: int) -> list[Communication]:
+    """The same of the rank with index `at` alone."""
+    return communication([RankStep(result.input.programs[at], Items.of(result, at), parts_of(result, at), 1)])
+
+
+def communication_text(rows: Sequence[Communication], limit: int = 8) -> str:
+    """What takes longest, in one line: how long, how much of it is hidden and how long computation waits for it."""
+    ranked = sorted(rows, key=lambda row: -row.time_ns)
+    found = [f"{row.kind}{f' ({row.layer})' if row.layer else ''} of {row.num_ranks} ranks {ms(row.time_ns)} in {row.count:g}, "
+             f"{row.hidden_ns / max(1, row.time_ns):.0%} hidden, {ms(row.exposed_ns)} exposed" for row in ranked[:limit]]  # fmt: skip
+    more = [f"{len(ranked) - limit} more, {ms(sum(row.time_ns for row in ranked[limit:]))}"] if len(ranked) > limit else []
+    return "; ".join(found + more) or "none"
 
 
 def _add_communication(rank: RankStep, sums: dict[tuple[str, str, int], _Sum]) -> None:
