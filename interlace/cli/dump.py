@@ -54,11 +54,14 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.progress import Alive
     from interlace.errors import ConfigError
     from interlace.installed import require_paddle
+    from interlace.ir.dump import is_dump
 
     if args.world < 1 or (args.rank is not None and not 0 <= args.rank < args.world):
         raise ConfigError(f"--world {args.world} --rank {args.rank}: expected a world of at least 1 and a rank inside it")
     if not Path(args.script).is_file():
         raise ConfigError(f"{args.script}: no such script")
+    if is_dump(args.script):
+        raise ConfigError(f"{args.script}: is a dump or a plan of Interlace; expected a training script")
     if args.compare and not args.stages:
         raise ConfigError("--compare: compares the ranks of a stage that --stages leaves out; add --stages")
     require_paddle()

@@ -53,12 +53,12 @@ def check_apart(outputs: Mapping[str, Name | None | Iterable[Name]], inputs: Ite
 
     Args:
         outputs: Option -> the file that it names, or all files that will be written into its folder.
-        inputs: Files, and folders of dumps or plans, that are read; names that lead to no file are none.
+        inputs: Files, and folders of dumps or plans, that are read; None, and names that lead to no file, are none.
 
     Raises:
         ConfigError: With the option and the file.
     """
-    read = {os.path.realpath(file): file for name in inputs if name is not None for file in _files(Path(name))}
+    read = {os.path.realpath(file): file for name in inputs if name for file in _files(Path(name))}
     written: dict[str, str] = {}
     for option, names in outputs.items():
         for name in [] if names is None else [names] if isinstance(names, (str, os.PathLike)) else names:

@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="where the plans go (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank there")
     parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a fraction of what Paddle's own plan "
-                                                                "holds, as 0.8; on top of --config, else of the defaults")  # fmt: skip
+                                                                "holds, as 0.8 or 80%%; on top of --config, else of the defaults")  # fmt: skip
     parser.add_argument("--sweep", action="store_true", help="plan for several budgets too: step time against budget, in sweep.json")
     parser.add_argument("--points", type=int, default=POINTS, metavar="N", help=f"budgets of --sweep (default {POINTS})")
     return parser

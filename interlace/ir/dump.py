@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from interlace.errors import ProgramError
-from interlace.files import read_file, writing
+from interlace.files import GZIP_MAGIC, read_file, writing
 from interlace.ir.program import Program
 from interlace.ir.verify import require_bounds, verify
 
@@ -132,6 +132,13 @@ def load(path: str | Path) -> Program:
     except ProgramError as error:
         raise ProgramError(f"{path}: no sound program; make the dump again: {error}") from error
     return program
+
+
+def is_dump(path: str | Path) -> bool:
+    """Whether a file is a dump or a plan, whole or not, by its first bytes."""
+    with open(path, "rb") as file:
+        start = file.read(64)
+    return start.startswith(b'{"interlace_schema"') or (start.startswith(GZIP_MAGIC) and Path(path).name.endswith(f"{SUFFIX}.gz"))
 
 
 def script_of(path: str | Path) -> Script | None:
