@@ -69,9 +69,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         force_paddle: Plan with another version of Paddle than the supported one; without it models stay stock there. When: trying a newer
             Paddle; begin with `interlace run --verify`.
         memory_budget: Device bytes that a rank may hold at any time of the step (`70GB`), or a fraction of what Paddle's own plan holds on
-            its fullest rank, as a number with a point (`0.8`) or in percent (`80%`): what is kept, recomputed and moved to the host, and the schedule, are chosen
-            for the fastest step within it. When: the step must fit into a given memory, or the script recomputes more than it makes
-            necessary.
+            its fullest rank, as a number with a point (`0.8`) or in percent (`80%`): what is kept, recomputed and moved to the host, and
+            the schedule, are chosen for the fastest step within it. When: the step must fit into a given memory, or the script recomputes
+            more than it makes necessary.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         check: Prove every plan before it is lowered. When: leave it on; off saves the time of the proof where the same plan was proved
             before.
@@ -319,8 +319,8 @@ def parse_budget(value: Any) -> int | float | None:
         raise ConfigError(f"found {value!r}, {found * 100:g} % of what Paddle's own plan holds; expected bytes with their unit, such as "
                           f"{found:g}GB, or, if it is meant so, '{found * 100:g}%'")  # fmt: skip
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found <= (most if isinstance(found, float) else MOST_SIZE):
-        raise ConfigError(f"found {value!r}, expected bytes with their unit, above 0, such as 70GB, or a fraction of what Paddle's own plan "
-                          "holds, such as 0.8 or 80%")  # fmt: skip
+        raise ConfigError(f"found {value!r}, expected bytes with their unit, above 0, such as 70GB, or a fraction of what Paddle's own "
+                          "plan holds, such as 0.8 or 80%")  # fmt: skip
     return found
 
 

@@ -1,5 +1,5 @@
-"""Rules for all outputs: folders are created, a path that cannot be written is refused before any work, files that a command reads are never
-overwritten by it, and files are written completely or not at all, before anything is printed about them."""
+"""Rules for all outputs: folders are created, a path that cannot be written is refused before any work, no command overwrites what it
+reads, and files are written completely or not at all, before anything is printed about them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_folder(option: str, folder: Name, target: str = "") -> None:
         raise ConfigError(f"{option} {said!r}: nothing may be written in {known}; choose another folder")
 
 
-def check_apart(outputs: Mapping[str, Name | None | Iterable[Name]], inputs: Iterable[Name | None]) -> None:
+def check_apart(outputs: Mapping[str, Name | Iterable[Name] | None], inputs: Iterable[Name | None]) -> None:
     """Refuse outputs that would overwrite what the command reads, or each other.
 
     Args:
@@ -64,7 +64,8 @@ def check_apart(outputs: Mapping[str, Name | None | Iterable[Name]], inputs: Ite
         for name in [] if names is None else [names] if isinstance(names, (str, os.PathLike)) else names:
             path = os.path.realpath(name)
             if path in read:
-                raise ConfigError(f"{option}: {os.fspath(name)} would overwrite {read[path]}, which this command reads; choose another place")
+                raise ConfigError(f"{option}: {os.fspath(name)} would overwrite {read[path]}, which this command reads; choose another "
+                                  "place")  # fmt: skip
             if written.setdefault(path, option) != option:
                 raise ConfigError(f"{option}: {os.fspath(name)} is what {written[path]} writes; choose another name")
 

@@ -34,8 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_partial(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="where the plans go (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank there")
-    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a fraction of what Paddle's own plan "
-                                                                "holds, as 0.8 or 80%%; on top of --config, else of the defaults")  # fmt: skip
+    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a part of what Paddle\'s own plan holds, "
+                                                                "as 0.8 or 80%%; on top of --config, else of the defaults")  # fmt: skip
     parser.add_argument("--sweep", action="store_true", help="plan for several budgets too: step time against budget, in sweep.json")
     parser.add_argument("--points", type=int, default=POINTS, metavar="N", help=f"budgets of --sweep (default {POINTS})")
     return parser
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
     from interlace.cli.plans import read_files, require_world
     from interlace.cli.progress import Alive
-    from interlace.config import BUDGET, Config, command_marks, load_config, make_config, require_jobs
+    from interlace.config import BUDGET, command_marks, load_config, make_config, require_jobs
     from interlace.cost_model import CostModel, load_profile
     from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
     from interlace.errors import ConfigError

@@ -88,8 +88,8 @@ def _require_all(programs: Sequence[Program], partial: bool) -> None:
     stages = f", among them all of stage{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}" if absent else ""
     told = f"nothing is given of {ranks_text(missing)} of {one.world}{stages}"
     if not partial:
-        raise ProgramError(f"{told}; without them it is not known whether all ranks agree and how long a step takes; give all ranks, or one "
-                           "for all of each stage (`interlace dump --stages`), or --partial to go on with these alone")  # fmt: skip
+        raise ProgramError(f"{told}; without them it is not known whether all ranks agree and how long a step takes; give all ranks, or "
+                           "one for all of each stage (`interlace dump --stages`), or --partial to go on with these alone")  # fmt: skip
     print(f"{told}: they count as ready whenever they are needed, and what they must agree to is not checked", file=sys.stderr)
 
 

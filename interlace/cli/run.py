@@ -42,8 +42,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; takes the place of the script's own")
     parser.add_argument("--plan", metavar="DIR", help="run the plans in this folder (`interlace plan -o DIR`) in the place of planning")
-    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a fraction of what Paddle's own plan "
-                                                                "holds, as 0.8 or 80%%; on top of --config, else of the script's own")  # fmt: skip
+    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a part of what Paddle\'s own plan holds, "
+                                                                "as 0.8 or 80%%; on top of --config, else of the script's own")  # fmt: skip
     add_import(parser)
     parser.add_argument("--target", metavar="T", help="where it runs: cpu, gpu, or a module with a device of your own "
                                                       "(default: GPUs where they are, else CPU processes)")  # fmt: skip
