@@ -27,6 +27,7 @@ from interlace.ir import Program, load, save
 from interlace.ir.dump import Script, find_dumps, script_of
 from interlace.local import launch as launching
 from interlace.local.rank_report import RankReport, write_report
+from interlace.planning import plan as planning
 from interlace.temporary import IN_USE, claimed, hold, join, temporary_folder
 from tests.processes import wait_until
 from tests.strategies import World, plan, programs
@@ -157,6 +158,14 @@ def test_two_dumps_at_once_into_one_folder(tmp_path: Path, monkeypatch: Any, cap
     assert first.wait(60) == 0
     assert main(words) == 0
     assert [path.name for path in (tmp_path / "new" / "dumps").iterdir()] == ["rank0.ilp"]
+
+
+def test_two_plannings_at_once_into_one_folder(dumps: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """The second is refused before it plans."""
+    with claimed(tmp_path / "plan"), monkeypatch.context() as patch:
+        patch.setattr(planning, "make_plans", lambda *args: pytest.fail("it planned"))
+        assert "plan: another command of Interlace is writing there" in refused(capsys, "plan", dumps, *PRESET, "-o", tmp_path / "plan")
+    assert main(["plan", str(dumps), *PRESET, "-o", str(tmp_path / "plan")]) == 0
 
 
 def test_ranks_dumped_one_by_one_share_a_folder(tmp_path: Path) -> None:

@@ -77,15 +77,15 @@ def main(args: argparse.Namespace) -> int:
     programs = [program for _, program in files]
     ranks = [program.rank for program in programs]
     _check_places(args, config, files)
-    with Alive("plan", f"planning {ranks_text(sorted(rank for program in programs for rank in program.ranks))}"):
-        plans = make_plans(programs, config, cost, profile, usable_processes())
-    curve = None
-    if args.sweep:
-        curve, found = _swept(args, programs, cost, profile, plans)
-        if found[0] is not plans[0]:
-            print(f"interlace plan: the plan of {size(found[0].memory_budget)} fits and is faster; it is taken", file=sys.stderr)
-        plans = found
     with staged(args.output, instead_of=(SWEEP, ROWS, CONFIG)) as folder:
+        with Alive("plan", f"planning {ranks_text(sorted(rank for program in programs for rank in program.ranks))}"):
+            plans = make_plans(programs, config, cost, profile, usable_processes())
+        curve = None
+        if args.sweep:
+            curve, found = _swept(args, programs, cost, profile, plans)
+            if found[0] is not plans[0]:
+                print(f"interlace plan: the plan of {size(found[0].memory_budget)} fits and is faster; it is taken", file=sys.stderr)
+            plans = found
         for plan in plans:
             plan.dump(folder)
         has_rows = write_rows(plans, folder, args.output)

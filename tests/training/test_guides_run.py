@@ -22,15 +22,15 @@ from interlace.planning.rows import rows_of, rows_text
 pytestmark = pytest.mark.paddle
 ROOT = Path(__file__).parents[2]
 FIRST = ROOT / "docs" / "first-steps.md"
-BLOCK = re.compile(r"((?:^.+\n)*)^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-"""A fenced block, and the lines of the paragraph before it."""
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"^`([\w-]+\.(?:py|rows|yaml))`", re.MULTILINE)
 SHORTER = {
     "-- 4096 16384": "-- 64 16",
     "--preset gpt3-6.7b --layers 4": "--layers 2",
     "--seq-len 2048": "--seq-len 32",
+    "--sweep": "--sweep --points 2",
 }
-"""Sizes of models in commands, which would take minutes, and those that are taken here."""
+"""Sizes of models and curves in commands, which would take minutes, and those that are taken here."""
 NOT_RUN = {
     "pip install": "would install packages",
     "interlace calibrate": "measures this machine for a minute; tests/cost_model/test_calibrate.py runs it",
@@ -45,13 +45,16 @@ OWN = ("model = dist.to_static(", "model.train()")
 
 
 class Block(NamedTuple):
+    """A fenced block, and the paragraph before it."""
+
     before: str
     language: str
     text: str
 
 
 def blocks(document: Path) -> list[Block]:
-    return [Block(*found) for found in BLOCK.findall(document.read_text())]
+    text = document.read_text()
+    return [Block(text[: found.start()].rpartition("\n\n")[2], *found.groups()) for found in BLOCK.finditer(text)]
 
 
 def lines(document: Path) -> Iterator[str]:
