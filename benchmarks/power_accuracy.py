@@ -51,35 +51,59 @@ def rows() -> list[Row]:
             plan = Path(folder, *where, run["case"], run["plan"]) if where and "step_ms" in run else None
             files = find_dumps([str(plan)]) if plan and plan.is_dir() else []
             if len(files) == run["world"]:
-                found.append({"case": run["case"], "plan": run["plan"], "sitting": run["sitting"][:16], "measured_ms": run["step_ms"]["median"],
-                              **_simulated([load(file) for file in files], cost)})  # fmt: skip
+                found.append(
+                    {
+                        "case": run["case"],
+                        "plan": run["plan"],
+                        "sitting": run["sitting"][:16],
+                        "measured_ms": run["step_ms"]["median"],
+                        **_simulated([load(file) for file in files], cost),
+                    }
+                )
     return found
 
 
 def _simulated(programs: list[Any], cost: CostModel) -> Row:
     without, limited = (simulate(programs, cost, Options.of(GPU, power=power), with_memory=False) for power in (False, True))
-    return {"simulated_ms": round(without.step_ns / 1e6, 2), "limited_ms": round(limited.step_ns / 1e6, 2),
-            "mhz": [round(limited.mean_mhz(at)) for at in range(len(programs))], "joules": [round(each, 1) for each in limited.joules]}  # fmt: skip
+    return {
+        "simulated_ms": round(without.step_ns / 1e6, 2),
+        "limited_ms": round(limited.step_ns / 1e6, 2),
+        "mhz": [round(limited.mean_mhz(at)) for at in range(len(programs))],
+        "joules": [round(each, 1) for each in limited.joules],
+    }
 
 
 def gains(found: list[Row]) -> list[Row]:
     """Gain over Paddle's own plan of the same sitting, measured and both ways simulated."""
     stock = {(row["sitting"], row["case"]): row for row in found if row["plan"] == "stock"}
     names = ("measured_ms", "simulated_ms", "limited_ms")
-    return [{"case": row["case"], "plan": row["plan"], "sitting": row["sitting"],
-             **{name.removesuffix("_ms"): round(own[name] / row[name] - 1, 4) for name in names}}
-            for row in found if row["plan"] != "stock" and (own := stock.get((row["sitting"], row["case"])))]  # fmt: skip
+    return [
+        {
+            "case": row["case"],
+            "plan": row["plan"],
+            "sitting": row["sitting"],
+            **{name.removesuffix("_ms"): round(own[name] / row[name] - 1, 4) for name in names},
+        }
+        for row in found
+        if row["plan"] != "stock" and (own := stock.get((row["sitting"], row["case"])))
+    ]
 
 
 def summary(found: list[Row]) -> Row:
     """How far gains of one percent and more are off: median ratio, median relative error, how many have the right sign, mean points."""
     large = [row for row in found if abs(row["measured"]) >= LEAST_GAIN]
-    return {"gains": len(large), **{name: {
-        "median_ratio": round(median(row[name] / row["measured"] for row in large), 2),
-        "median_relative_error": round(median(abs(row[name] / row["measured"] - 1) for row in large), 2),
-        "right_sign": sum(row[name] * row["measured"] > 0 for row in large),
-        "mean_points": round(100 * sum(abs(row[name] - row["measured"]) for row in large) / len(large), 2),
-    } for name in ("simulated", "limited")}}  # fmt: skip
+    return {
+        "gains": len(large),
+        **{
+            name: {
+                "median_ratio": round(median(row[name] / row["measured"] for row in large), 2),
+                "median_relative_error": round(median(abs(row[name] / row["measured"] - 1) for row in large), 2),
+                "right_sign": sum(row[name] * row["measured"] > 0 for row in large),
+                "mean_points": round(100 * sum(abs(row[name] - row["measured"]) for row in large) / len(large), 2),
+            }
+            for name in ("simulated", "limited")
+        },
+    }
 
 
 def main() -> None:

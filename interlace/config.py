@@ -49,8 +49,9 @@ FORMER_PRESETS = {"offload-half": "say how much memory there is, and what is kep
                                   "0.8 for a fraction of what Paddle's own plan holds (--memory-budget on the command line)"}  # fmt: skip
 """Presets that there were -> what to write now."""
 _FRACTION = re.compile(r"\d*\.\d*")
-MOST_FRACTION = 100.0
-"""Of what Paddle's own plan holds: more is no fraction, but bytes without their unit."""
+MOST_FRACTION, MOST_SHARE = 2.0, 100.0
+"""Of what Paddle's own plan holds: a larger number with a point is more likely bytes without their unit; in percent more may be asked."""
+_PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
 KEY = "#"
 """Suffix of a dotted path in the marks of a file: the position of the option's name, without it that of its value."""
 
@@ -68,9 +69,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         force_paddle: Plan with another version of Paddle than the supported one; without it models stay stock there. When: trying a newer
             Paddle; begin with `interlace run --verify`.
         memory_budget: Device bytes that a rank may hold at any time of the step (`70GB`), or a fraction of what Paddle's own plan holds on
-            its fullest rank, as a number with a point (`0.8`): what is kept, recomputed and moved to the host, and the schedule, are chosen
-            for the fastest step within it. When: the step must fit into a given memory, or the script recomputes more than it makes
-            necessary.
+            its fullest rank, as a number with a point (`0.8`) or in percent (`80%`): what is kept, recomputed and moved to the host, and
+            the schedule, are chosen for the fastest step within it. When: the step must fit into a given memory, or the script recomputes
+            more than it makes necessary.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
         check: Prove every plan before it is lowered. When: leave it on; off saves the time of the proof where the same plan was proved
             before.
@@ -295,25 +296,31 @@ def _budget(value: Any, where: _Where) -> int | float | None:
 
 
 def parse_budget(value: Any) -> int | float | None:
-    """Bytes, as a whole number, or a fraction of what Paddle's own plan holds, as a number with a point; None for none.
+    """Bytes, as a whole number, or a fraction of what Paddle's own plan holds, as a number with a point or in percent; None for none.
 
     Raises:
         ConfigError: It is neither.
 
-    >>> [parse_budget(each) for each in ("70GB", "1.5GiB", "0.8", 0.8, 1 << 30, None)]
-    [70000000000, 1610612736, 0.8, 0.8, 1073741824, None]
+    >>> [parse_budget(each) for each in ("70GB", "1.5GiB", "0.8", 0.8, "80%", "350 %", 1 << 30, None)]
+    [70000000000, 1610612736, 0.8, 0.8, 0.8, 3.5, 1073741824, None]
     """
     if value in (None, "off", "none"):
         return None
-    found = value
+    found, most = value, MOST_FRACTION
     if isinstance(value, str):
+        text = value.strip()
+        percent = _PERCENT.fullmatch(text)
         with suppress(ConfigError):
-            found = float(value) if _FRACTION.fullmatch(value.strip()) and value.strip() != "." else parse_bytes(value)
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found <= (
-        MOST_FRACTION if isinstance(found, float) else MOST_SIZE
-    ):
-        raise ConfigError(f"found {value!r}, expected bytes with their unit, such as 70GB, or a fraction of what Paddle's own plan "
-                          "holds, such as 0.8")  # fmt: skip
+            if percent:
+                found, most = float(percent[1]) / 100, MOST_SHARE
+            else:
+                found = float(text) if _FRACTION.fullmatch(text) and text != "." else parse_bytes(text)
+    if isinstance(found, float) and MOST_FRACTION < found <= MOST_SHARE and most == MOST_FRACTION:
+        raise ConfigError(f"found {value!r}, {found * 100:g} % of what Paddle's own plan holds; expected bytes with their unit, such as "
+                          f"{found:g}GB, or, if it is meant so, '{found * 100:g}%'")  # fmt: skip
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found <= (most if isinstance(found, float) else MOST_SIZE):
+        raise ConfigError(f"found {value!r}, expected bytes with their unit, above 0, such as 70GB, or a fraction of what Paddle's own "
+                          "plan holds, such as 0.8 or 80%")  # fmt: skip
     return found
 
 

@@ -33,6 +33,14 @@ class PassError(InterlaceError):
     """A pass lacks what it needs, or gave something that does not verify."""
 
 
+class OutputError(InterlaceError):
+    """A file cannot be written: the disk is full, a limit is reached, the folder is gone."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: cannot be written ({reason}); expected a place with room that may be written")
+        self.path, self.reason = path, reason
+
+
 class LaunchError(InterlaceError):
     """A local training run could not be started, or one of its ranks failed."""
 

@@ -1,12 +1,14 @@
-"""Reading of files that may be anything: the size is bounded, and a file that cannot be read is an error of one sentence."""
+"""Reading of files that may be anything: the size is bounded, and a file that cannot be read, or written, is an error of one sentence."""
 
 from __future__ import annotations
 
 import os
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from interlace.errors import InterlaceError
+from interlace.errors import InterlaceError, OutputError
 
 MIB = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
@@ -40,6 +42,19 @@ def read_text(path: str | os.PathLike[str], most_bytes: int, what: str, error: t
         return read_file(path, most_bytes, what, error).decode()
     except UnicodeDecodeError as failed:
         raise error(f"{path}: cannot be read: not UTF-8 text (byte {failed.start}); expected {what}") from failed
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn a failure of the block, which writes this file or makes this folder, into an error that names it.
+
+    Raises:
+        OutputError: For every OSError.
+    """
+    try:
+        yield
+    except OSError as failed:
+        raise OutputError(os.fspath(path), failed.strerror or str(failed)) from failed
 
 
 def _unpacked(data: bytes, path: str | os.PathLike[str], most_bytes: int, what: str, error: type[InterlaceError]) -> bytes:

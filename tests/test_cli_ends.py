@@ -227,4 +227,5 @@ def test_a_full_disk_behind_the_output_is_told(dumps: Path) -> None:
         done = subprocess.run([sys.executable, "-m", "interlace", "show", str(dumps / "rank0.ilp")], stdout=full,
                               stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["interlace show: No space left on device; expected a path that can be read or written"]
+    assert done.stderr.splitlines() == ["interlace show: standard output: No space left on device; expected a path that can be read or "
+                                        "written"]  # fmt: skip

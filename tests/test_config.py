@@ -77,7 +77,11 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("split_backward: 1", "my.yaml:1:17: expected off, on or a table of options, found 1"),
         ("split_backward: 0", "my.yaml:1:17: expected off, on or a table of options, found 0"),
         ("split_backward: {modules: mlp}", "my.yaml:1:27: Expected `array`, got `str`; write [mlp] (at $.split_backward.modules)"),
-        ("memory_budget: 80%", "my.yaml:1:16: found '80%', expected bytes with their unit, such as 70GB, or a fraction of what"),
+        ("memory_budget: eighty%", "my.yaml:1:16: found 'eighty%', expected bytes with their unit, above 0, such as 70GB, or a fract"),
+        ("memory_budget: -5GB", "my.yaml:1:16: found '-5GB', expected bytes with their unit, above 0"),
+        ("memory_budget: 0%", "my.yaml:1:16: found '0%', expected bytes with their unit, above 0"),
+        ("memory_budget: 3.5", "my.yaml:1:16: found 3.5, 350 % of what Paddle's own plan holds; expected bytes with their unit, such as "
+                               "3.5GB, or, if it is meant so, '350%'"),
         ("schedule_1f1b:", "my.yaml:1:15: expected off, on or a table of options, found None"),
         ("offload_activations: {modules: [mlp, 3]}", "my.yaml:1:38: Expected `str`, got `int` (at $.offload_activations.modules[1])"),
         ("offload_activations:\n  min_bytes: 3 parsecs", "my.yaml:2:14: size '3 parsecs': expected a number with B, KB"),
@@ -220,8 +224,8 @@ def test_what_is_no_size(text: str) -> None:
 def test_an_option_of_the_command_line_is_named_as_such(tmp_path: Path) -> None:
     """Wrong options. Not the file that it goes on top of, nor the place of the same option there."""
     (tmp_path / "my.yaml").write_text("memory_budget: 70GB\n")
-    with pytest.raises(ConfigError, match=r"^--memory-budget: found '80%', expected bytes"):
-        load_config(tmp_path / "my.yaml", {"memory_budget": "80%"})
+    with pytest.raises(ConfigError, match=r"^--memory-budget: found 'most', expected bytes"):
+        load_config(tmp_path / "my.yaml", {"memory_budget": "most"})
 
 
 def test_keywords_are_named_as_such() -> None:

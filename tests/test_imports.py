@@ -14,7 +14,7 @@ ROOMS = ("ir", "cost_model", "scheduler", "passes", "planning", "cpu", "bridge",
 """From the inside out: a room may import itself and rooms in front of it."""
 KNOW_PADDLE = ("cpu", "bridge", "local")
 LEAVES = {"interlace.errors", "interlace.files", "interlace.interrupts", "interlace.version", "interlace.configs", "interlace.units",
-          "interlace.registration", "interlace.notice", "interlace.garbage"}  # fmt: skip
+          "interlace.registration", "interlace.notice", "interlace.garbage", "interlace.temporary"}  # fmt: skip
 INNER = {"interlace.config": "planning", "interlace.outside": "planning", "interlace.user_passes": "planning",
          "interlace.report": "planning", "interlace.installed": "bridge", "interlace.__main__": "cli"}  # fmt: skip
 """Modules outside of the rooms' folders -> the room they count as."""

@@ -16,7 +16,6 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -43,6 +42,7 @@ from interlace.cost_model.work import Part, attention_part, dims_of, gemm_part
 from interlace.errors import ConfigError
 from interlace.installed import require_paddle
 from interlace.ir.program import DTYPE_BYTES
+from interlace.temporary import temporary_folder
 from interlace.version import VERSION
 
 DTYPES = {"cpu": "float32", "gpu": "bfloat16"}
@@ -326,7 +326,8 @@ def _cpu_collectives(quick: bool) -> list[CommSample]:
     """
     sizes = [1 << 16, 1 << 20] if quick else [1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with tempfile.TemporaryDirectory(prefix="interlace-") as folder, contextlib.ExitStack() as stack:
+    with temporary_folder() as made, contextlib.ExitStack() as stack:
+        folder = str(made)
         ranks = []
         for rank in range(GROUP):
             code = f"from interlace.bridge.calibrate import all_reduce_rank; all_reduce_rank({rank}, {folder!r}, {sizes})"

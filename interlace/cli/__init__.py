@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -23,6 +25,8 @@ from interlace.version import VERSION
 
 BROKEN_PIPE = 141
 """As a shell reports SIGPIPE."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of writing; those without a file's name are of what is printed, as files are written by `write_whole`."""
 COMMANDS = ("run", "dump", "plan", "show", "check", "timeline", "report", "calibrate")
 
 
@@ -51,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return BROKEN_PIPE
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{error.filename}: " if error.filename else "standard output: " if error.errno in _FULL else ""
         _tell(f"{command}: {where}{error.strerror or error}; expected a path that can be read or written")
         return 2
 
@@ -110,10 +114,12 @@ def _with_separator(words: list[str], unknown: list[str]) -> str:
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """Accepts only complete option names, so that a script's `--log` without `--` before it is not taken for `--log-dir`."""
+    """Accepts only complete option names, so that a script's `--log` without `--` before it is not taken for `--log-dir`; and values that
+    begin as negative numbers do, such as `-5GB`, so that what they are for says what is wrong with them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
 
 def parser() -> argparse.ArgumentParser:

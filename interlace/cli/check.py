@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from interlace.cli.plans import add_partial
 from interlace.cli.target import Setting, add_options
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("files", nargs="+", metavar="PLAN_OR_DUMP", help="dump or plan files, or folders of them")
     add_options(parser)
+    add_partial(parser)
     parser.add_argument("--all", action="store_true", help="print every finding (default: many are summed up, one line a class)")
     parser.add_argument("--json", metavar="FILE", help="write all findings and the times there")
     return parser
@@ -34,19 +36,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0 where the plan is safe, 1 where it is not."""
-    from interlace.cli.outputs import check_file, write_json
-    from interlace.ir import load
-    from interlace.ir.dump import find_dumps
+    from interlace.cli.outputs import check_apart, check_file, write_json
+    from interlace.cli.plans import read_files, require_world
     from interlace.ir.stand_ins import missing_ranks
     from interlace.planning.loaded import why_not_its_record
     from interlace.planning.plan import has_record
     from interlace.scheduler.hazards import check
 
     check_file("--json", args.json)
+    check_apart({"--json": args.json}, [*args.files, args.device])
     setting = Setting.of(args.files, args)
-    files = [(path, load(path)) for path in find_dumps(args.files)]
+    files = read_files(args.files)
+    require_world(files, args.partial, with_calls=False)
     programs = sorted((program for _, program in files), key=lambda program: program.rank)
-    _require_alike(programs)
     faults = {path: why_not_its_record(path, program) for path, program in files if has_record(path)}
     findings = [*check(programs, setting.target), *_breaks([(path, program) for path, program in files if faults.get(path) == ""])]
     scheduled = all(program.jobs for program in programs)
@@ -71,15 +73,6 @@ def _breaks(files: Sequence[tuple[Path, Program]]) -> list[Finding]:
 
     records = [(program, read_record(path)) for path, program in files]
     return [each.finding() for each in breaks([history_of(program, record.captured_orders, record.reports) for program, record in records])]
-
-
-def _require_alike(programs: Sequence[Program]) -> None:
-    from interlace.errors import PlanError
-
-    bare = [str(program.rank) for program in programs if not program.jobs]
-    if 0 < len(bare) < len(programs):
-        planned = [str(program.rank) for program in programs if program.jobs]
-        raise PlanError(f"rank(s) {', '.join(planned)} have a schedule, rank(s) {', '.join(bare)} have none; give plans or dumps, not both")
 
 
 def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str, Any]], str, str]:

@@ -50,15 +50,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; returns 0, 1 where a script fails, 2 for its user's errors."""
-    from interlace.cli.outputs import check_file, check_folder, staged, write_json
+    from interlace.cli.outputs import check_apart, check_file, check_folder, check_no_others, staged, write_json
     from interlace.cli.progress import Alive
     from interlace.errors import ConfigError
     from interlace.installed import require_paddle
+    from interlace.ir.dump import is_dump
 
     if args.world < 1 or (args.rank is not None and not 0 <= args.rank < args.world):
         raise ConfigError(f"--world {args.world} --rank {args.rank}: expected a world of at least 1 and a rank inside it")
     if not Path(args.script).is_file():
         raise ConfigError(f"{args.script}: no such script")
+    if is_dump(args.script):
+        raise ConfigError(f"{args.script}: is a dump or a plan of Interlace; expected a training script")
     if args.compare and not args.stages:
         raise ConfigError("--compare: compares the ranks of a stage that --stages leaves out; add --stages")
     require_paddle()
@@ -70,7 +73,11 @@ def main(args: argparse.Namespace) -> int:
     else:
         check_folder("-o", args.output)
     ranks = [0] if args.stages else list(range(args.world)) if args.rank is None else [args.rank]
-    with Alive("dump", f"building the program of {len(ranks)} rank(s)") as alive, staged(_folder(args)) as folder:
+    check_apart({"-o": [_folder(args) / _name(args, rank) for rank in ranks], "--json": args.json}, [args.script])
+    if args.rank is None and not args.stages:
+        check_no_others("-o", args.output, [_name(args, rank) for rank in ranks])
+    alone = "" if args.rank is None else _name(args, args.rank)
+    with Alive("dump", f"building the program of {len(ranks)} rank(s)") as alive, staged(_folder(args), alone) as folder:
         done = list(_build_all(args, ranks, folder, alive))
         note = _stages(args, folder, alive, done) if args.stages else ""
     done.sort(key=lambda each: int(each["rank"]))
@@ -95,11 +102,13 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
     """
     import msgspec
 
+    from interlace.cli.outputs import check_no_others
     from interlace.ir import load, save
-    from interlace.ir.dump import SUFFIX
+    from interlace.ir.dump import SUFFIX, script_of
     from interlace.local.stages import require_alike, stages_of
 
     stages = stages_of(load(folder / f"rank0{SUFFIX}"))
+    check_no_others("-o", args.output, [f"rank{ranks[0]}{SUFFIX}" for ranks in stages])
     done += _build_all(args, [ranks[0] for ranks in stages[1:]], folder, alive)
     lasts = [ranks[-1] for ranks in stages if args.compare and len(ranks) > 1]
     list(_build_all(args, lasts, folder, alive))
@@ -109,7 +118,7 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
         path.unlink()
     for ranks in stages:
         path = folder / f"rank{ranks[0]}{SUFFIX}"
-        save(msgspec.structs.replace(load(path), alike=tuple(ranks[1:])), path)
+        save(msgspec.structs.replace(load(path), alike=tuple(ranks[1:])), path, script_of(path))
     each = f", one for each stage of {len(stages[0])} ranks"
     if lasts:
         return f"{each}; of each stage the last rank is like the first (attributes of operations were not compared)"
@@ -162,11 +171,17 @@ class _Build:
     err: BinaryIO
 
 
-def _start(args: argparse.Namespace, rank: int, folder: Path) -> _Build:
+def _name(args: argparse.Namespace, rank: int) -> str:
+    """Of a rank's file."""
     from interlace.ir.dump import SUFFIX
+
+    return args.output.name if _is_file(args) else f"rank{rank}{SUFFIX}"
+
+
+def _start(args: argparse.Namespace, rank: int, folder: Path) -> _Build:
     from interlace.local import processes
 
-    path = folder / (args.output.name if _is_file(args) else f"rank{rank}{SUFFIX}")
+    path = folder / _name(args, rank)
     command = [*BUILDER, "--rank", str(rank), "--world", str(args.world), "--out", str(path)]
     command += ["--materialize"] if args.materialize else []
     command += ["--force-paddle"] if args.force_paddle else []
@@ -180,7 +195,8 @@ def _result(args: argparse.Namespace, build: _Build) -> dict[str, Any]:
 
     code = build.child.process.returncode
     if code:
-        tail = "\n".join(_text(build.err).strip().splitlines()[-12:])
+        tail = "\n".join(_text(build.err).strip().splitlines()[-12:]).replace(str(build.path.parent), str(_folder(args)))
+        tail = tail or f"its process ended with code {code} and without a word; is there room left in {tempfile.gettempdir()}?"
         kind = ScriptError if code == 2 else LaunchError
         raise kind(f"rank {build.rank} of {args.script} could not be built:\n{tail}")
     result = _last_document(_text(build.out))

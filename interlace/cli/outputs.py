@@ -1,20 +1,23 @@
-"""Rules for all outputs: folders are created, a path that cannot be written is refused before any work, and files are written
-completely or not at all, before anything is printed about them."""
+"""Rules for all outputs: folders are created, a path that cannot be written is refused before any work, no command overwrites what it
+reads, and files are written completely or not at all, before anything is printed about them."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from interlace.errors import ConfigError
+from interlace.errors import ConfigError, OutputError
+from interlace.files import writing
 from interlace.interrupts import uninterrupted
+from interlace.temporary import IN_USE, claimed, temporary_folder
+
+Name = str | os.PathLike[str]
 
 
-def check_file(option: str, target: str | os.PathLike[str] | None) -> None:
+def check_file(option: str, target: Name | None) -> None:
     """Refuse a file that could not be written; None is no file.
 
     Raises:
@@ -30,7 +33,7 @@ def check_file(option: str, target: str | os.PathLike[str] | None) -> None:
     check_folder(option, path.parent, os.fspath(target))
 
 
-def check_folder(option: str, folder: str | os.PathLike[str], target: str = "") -> None:
+def check_folder(option: str, folder: Name, target: str = "") -> None:
     """Refuse a folder that could not be created or written; creates none.
 
     Raises:
@@ -45,32 +48,90 @@ def check_folder(option: str, folder: str | os.PathLike[str], target: str = "") 
         raise ConfigError(f"{option} {said!r}: nothing may be written in {known}; choose another folder")
 
 
-@contextmanager
-def staged(folder: Path) -> Iterator[Path]:
-    """A temporary folder. At the end of the block all its files are moved to `folder`; none if the block fails.
+def check_apart(outputs: Mapping[str, Name | Iterable[Name] | None], inputs: Iterable[Name | None]) -> None:
+    """Refuse outputs that would overwrite what the command reads, or each other.
+
+    Args:
+        outputs: Option -> the file that it names, or all files that will be written into its folder.
+        inputs: Files, and folders of dumps or plans, that are read; None, and names that lead to no file, are none.
 
     Raises:
-        ConfigError: There is a folder with the name of one of the files.
+        ConfigError: With the option and the file.
+    """
+    read = {os.path.realpath(file): file for name in inputs if name for file in _files(Path(name))}
+    written: dict[str, str] = {}
+    for option, names in outputs.items():
+        for name in [] if names is None else [names] if isinstance(names, (str, os.PathLike)) else names:
+            path = os.path.realpath(name)
+            if path in read:
+                raise ConfigError(f"{option}: {os.fspath(name)} would overwrite {read[path]}, which this command reads; choose another "
+                                  "place")  # fmt: skip
+            if written.setdefault(path, option) != option:
+                raise ConfigError(f"{option}: {os.fspath(name)} is what {written[path]} writes; choose another name")
+
+
+def _files(path: Path) -> list[Path]:
+    """A file; of a folder what commands read of it."""
+    if not path.is_dir():
+        return [path] if path.exists() else []
+    return [*path.glob("*.ilp*"), *path.glob("captured/*"), path / "sweep.json"]
+
+
+def check_no_others(option: str, folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder that has programs of ranks besides those that are to be written there: with them it would hold a mixture.
+
+    Raises:
+        ConfigError: With the names of the files that would be left.
+    """
+    from interlace.ir.dump import programs_in
+
+    left = sorted({path.name for path in programs_in(folder)} - set(names))
+    if left:
+        shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
+        raise ConfigError(f"{option} {folder}: has {shown} of an earlier command, which this one would not replace; remove the folder, or "
+                          "choose another one")  # fmt: skip
+
+
+@contextmanager
+def staged(folder: Path, name: str = "", instead_of: Sequence[str] = ()) -> Iterator[Path]:
+    """A temporary folder. At the end of the block all its files are moved to `folder`; none if the block fails.
+
+    Args:
+        folder: Made if it is not there; meanwhile no other command may write there.
+        name: Of the only file, where it is one; then others may write other files there.
+        instead_of: Names of files of an earlier command that go, where this one does not write them.
+
+    Raises:
+        ConfigError: Another command writes there, or there is a folder with the name of one of the files.
+        OutputError: Something cannot be written.
     """
     wanted = folder.absolute()
-    known = next(each for each in (wanted, *wanted.parents) if each.is_dir())
-    with tempfile.TemporaryDirectory(prefix=".interlace-", dir=known) as made:
-        yield Path(made)
+    with claimed(wanted, name), temporary_folder(".interlace-", wanted) as made:
+        try:
+            yield made
+        except OutputError as error:
+            raise OutputError(error.path.replace(str(made), str(folder)), error.reason) from error
         with uninterrupted():
-            _move(Path(made), wanted)
+            moved = _move(made, wanted)
+            for left in instead_of:
+                if left not in moved:
+                    (wanted / left).unlink(missing_ok=True)
 
 
-def _move(made: Path, folder: Path) -> None:
-    moves = [(path, folder / path.relative_to(made)) for path in sorted(made.rglob("*")) if path.is_file()]
+def _move(made: Path, folder: Path) -> set[str]:
+    """Move all files; gives their names."""
+    moves = [(path, folder / path.relative_to(made)) for path in sorted(made.rglob("*")) if path.is_file() and path.name != IN_USE]
     for _, target in moves:
         if target.is_dir():
             raise ConfigError(f"{target}: is a folder; expected a file there, or nothing")
     for path, target in moves:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, target)
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, target)
+    return {target.name for _, target in moves}
 
 
-def write_json(target: str | os.PathLike[str] | None, document: Any) -> None:
+def write_json(target: Name | None, document: Any) -> None:
     """Write the JSON output of a command; nothing if `target` is None."""
     if target is not None:
         import msgspec

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interlace.cli.plans import add_partial
 from interlace.cli.target import DEFAULT_PROFILE
 from interlace.user_passes import add_import, import_own
 
 if TYPE_CHECKING:
+    from interlace.config import Config
     from interlace.cost_model import CostModel
     from interlace.ir import Program
     from interlace.planning.plan import Plan
@@ -28,10 +31,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--device", metavar="NAME",
                         help=f"device profile, by name or path (default: the configuration's, else {DEFAULT_PROFILE})")  # fmt: skip
     add_import(parser)
+    add_partial(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="where the plans go (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank there")
-    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a fraction of what Paddle's own plan "
-                                                                "holds, as 0.8; on top of --config, else of the defaults")  # fmt: skip
+    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a part of what Paddle\'s own plan holds, "
+                                                                "as 0.8 or 80%%; on top of --config, else of the defaults")  # fmt: skip
     parser.add_argument("--sweep", action="store_true", help="plan for several budgets too: step time against budget, in sweep.json")
     parser.add_argument("--points", type=int, default=POINTS, metavar="N", help=f"budgets of --sweep (default {POINTS})")
     return parser
@@ -40,13 +44,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
     from interlace.cli.outputs import check_file, check_folder, staged, write_json
+    from interlace.cli.plans import read_files, require_world
     from interlace.cli.progress import Alive
-    from interlace.config import BUDGET, Config, command_marks, load_config, make_config, require_jobs
+    from interlace.config import BUDGET, command_marks, load_config, make_config, require_jobs
     from interlace.cost_model import CostModel, load_profile
     from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
-    from interlace.errors import ConfigError, ProgramError
-    from interlace.ir import load
-    from interlace.ir.dump import find_dumps
+    from interlace.errors import ConfigError
     from interlace.planning.plan import make_plans, summary_text
     from interlace.planning.rows import CONFIG, ROWS, write_rows
     from interlace.planning.together import usable_processes
@@ -68,22 +71,21 @@ def main(args: argparse.Namespace) -> int:
         print(f"interlace plan: {config.source}: dump: {config.dump} is for runs; -o says where these plans go", file=sys.stderr)
     profile = args.device or config.device or DEFAULT_PROFILE
     cost = CostModel(load_profile(profile))
-    files = find_dumps(args.dumps)
-    programs = [load(path) for path in files]
-    require_captured(files, programs)
+    files = read_files(args.dumps)
+    require_captured(files)
+    require_world(files, args.partial)
+    programs = [program for _, program in files]
     ranks = [program.rank for program in programs]
-    twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
-    if twice is not None:
-        raise ProgramError(f"rank {twice} is given twice; give one dump a rank, and one world at a time")
-    with Alive("plan", f"planning {ranks_text(sorted(rank for program in programs for rank in program.ranks))}"):
-        plans = make_plans(programs, config, cost, profile, usable_processes())
-    curve = None
-    if args.sweep:
-        curve, found = _swept(args, programs, cost, profile, plans)
-        if found[0] is not plans[0]:
-            print(f"interlace plan: the plan of {size(found[0].memory_budget)} fits and is faster; it is taken", file=sys.stderr)
-        plans = found
-    with staged(args.output) as folder:
+    _check_places(args, config, files)
+    with staged(args.output, instead_of=(SWEEP, ROWS, CONFIG)) as folder:
+        with Alive("plan", f"planning {ranks_text(sorted(rank for program in programs for rank in program.ranks))}"):
+            plans = make_plans(programs, config, cost, profile, usable_processes())
+        curve = None
+        if args.sweep:
+            curve, found = _swept(args, programs, cost, profile, plans)
+            if found[0] is not plans[0]:
+                print(f"interlace plan: the plan of {size(found[0].memory_budget)} fits and is faster; it is taken", file=sys.stderr)
+            plans = found
         for plan in plans:
             plan.dump(folder)
         has_rows = write_rows(plans, folder, args.output)
@@ -105,7 +107,26 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def require_captured(files: Sequence[Path], programs: Sequence[Program]) -> None:
+def _check_places(args: argparse.Namespace, config: Config, files: Sequence[tuple[Path, Program]]) -> None:
+    """Refuse an output folder in which the plans would overwrite what they are made from, or would lie among others."""
+    import msgspec
+
+    from interlace.cli.outputs import check_apart, check_no_others
+    from interlace.ir.dump import SUFFIX
+    from interlace.planning.rows import CONFIG, ROWS
+    from interlace.report.sweep import SWEEP
+
+    out: Path = args.output
+    names = [f"rank{program.rank}{SUFFIX}" for _, program in files]
+    captured = {os.path.realpath(out / "captured" / name): program.rank for name, (_, program) in zip(names, files, strict=True)}
+    others = [path for path, program in files if captured.get(os.path.realpath(path)) != program.rank]  # else it stays what it is
+    tables = [value for each in config.passes.values() for name, value in msgspec.structs.asdict(each).items() if name.endswith("_file")]
+    written = [out / name for name in (*names, SWEEP, ROWS, CONFIG)] + [Path(path) for path in captured]
+    check_apart({"-o": written, "--json": args.json}, [*others, args.config, args.device, *args.imports, *tables])
+    check_no_others("-o", out, names)
+
+
+def require_captured(files: Sequence[tuple[Path, Program]]) -> None:
     """Refuse plans where captured programs are to be planned.
 
     Raises:
@@ -113,7 +134,7 @@ def require_captured(files: Sequence[Path], programs: Sequence[Program]) -> None
     """
     from interlace.errors import ProgramError
 
-    made = next((path for path, program in zip(files, programs, strict=True) if program.jobs), None)
+    made = next((path for path, program in files if program.jobs), None)
     if made is not None:
         source = made.parent / "captured"
         instead = f"the dumps that it was made from are in {source}" if source.is_dir() else "`interlace dump` makes them"

@@ -1,9 +1,11 @@
-"""Reading the plans that a command simulates, and whether two of them can be compared."""
+"""Reading the dumps and plans that a command works on, which must be those of one world, and whether two of them can be compared."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -12,37 +14,98 @@ if TYPE_CHECKING:
     from interlace.scheduler.simulate.simulator import Result
 
 
-def simulated(paths: Sequence[str], setting: Setting, p2p: Literal["rendezvous", "buffered"] | None = None) -> Result:
+def add_partial(parser: argparse.ArgumentParser) -> None:
+    """Add `--partial` to a command."""
+    parser.add_argument("--partial", action="store_true",
+                        help="go on though ranks of the world are missing: what they must agree to is not checked, and they count as ready "
+                             "whenever they are needed")  # fmt: skip
+
+
+def read_files(paths: Sequence[str]) -> list[tuple[Path, Program]]:
+    """The programs of files and folders, with their paths, in the order of the names.
+
+    Raises:
+        ProgramError: A name refers to none.
+    """
+    from interlace.ir import load
+    from interlace.ir.dump import find_dumps
+
+    return [(path, load(path)) for path in find_dumps(paths)]
+
+
+def require_world(files: Sequence[tuple[Path, Program]], partial: bool, *, with_calls: bool = True) -> None:
+    """Refuse programs that are not those of one world.
+
+    Args:
+        files: As `read_files` gives them.
+        partial: Whether ranks may be missing; which ones is told on standard error.
+        with_calls: As `require_one_world`.
+
+    Raises:
+        ProgramError: A rank is there twice, or missing, or one differs from the others.
+        PlanError: Plans were not made together, or lie among dumps.
+    """
+    from interlace.ir.one_world import require_one_world
+
+    programs = [program for _, program in files]
+    _require_alike(programs)
+    require_one_world(programs, [path for path, _ in files], with_calls=with_calls)
+    _require_made_together(files)
+    _require_all(programs, partial)
+
+
+def _require_alike(programs: Sequence[Program]) -> None:
+    from interlace.errors import PlanError
+
+    bare = [str(program.rank) for program in programs if not program.jobs]
+    if 0 < len(bare) < len(programs):
+        planned = [str(program.rank) for program in programs if program.jobs]
+        raise PlanError(f"rank(s) {', '.join(planned)} have a schedule, rank(s) {', '.join(bare)} have none; give plans or dumps, not both")
+
+
+def _require_made_together(files: Sequence[tuple[Path, Program]]) -> None:
+    from interlace.errors import PlanError
+    from interlace.planning.plan import has_record, read_record
+
+    sets = [(path, read_record(path).set_digest) for path, program in files if program.jobs and has_record(path)]
+    known = [(path, digest) for path, digest in sets if digest]
+    other = next((path for path, digest in known if digest != known[0][1]), None)
+    if other is not None:
+        raise PlanError(f"{known[0][0]} and {other} were not made together; expected the plans of one `interlace plan`: plan the dumps of "
+                        "all ranks at once, into one folder")  # fmt: skip
+
+
+def _require_all(programs: Sequence[Program], partial: bool) -> None:
+    from interlace.errors import ProgramError
+    from interlace.ir.stand_ins import missing_ranks, stage_of
+    from interlace.units import ranks_text
+
+    missing = missing_ranks(programs)
+    if not missing:
+        return
+    one = programs[0]
+    absent = sorted({stage_of(rank, one) for rank in missing} - {program.pipeline.stage for program in programs})
+    stages = f", among them all of stage{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}" if absent else ""
+    told = f"nothing is given of {ranks_text(missing)} of {one.world}{stages}"
+    if not partial:
+        raise ProgramError(f"{told}; without them it is not known whether all ranks agree and how long a step takes; give all ranks, or "
+                           "one for all of each stage (`interlace dump --stages`), or --partial to go on with these alone")  # fmt: skip
+    print(f"{told}: they count as ready whenever they are needed, and what they must agree to is not checked", file=sys.stderr)
+
+
+def simulated(paths: Sequence[str], setting: Setting, p2p: Literal["rendezvous", "buffered"] | None = None, *,
+              partial: bool = False) -> Result:  # fmt: skip
     """A step of these plans; programs without jobs run in Paddle's own order.
 
     Raises:
-        PlanError, Stall: A rank is there twice, or as the simulator.
+        ProgramError, PlanError, Stall: As `require_world` and the simulator.
     """
     from interlace.planning.stock import stock_plan
 
-    return setting.simulate([stock_plan(program, setting.costs) for program in read_plans(paths)], p2p)
-
-
-def read_plans(paths: Sequence[str]) -> list[Program]:
-    """The programs of files and folders, by rank; what is missing is told.
-
-    Raises:
-        PlanError: A rank is there twice.
-    """
-    from interlace.errors import PlanError
-    from interlace.ir import load
-    from interlace.ir.dump import find_dumps
-    from interlace.ir.stand_ins import missing_ranks
-    from interlace.units import ranks_text
-
-    programs = sorted((load(path) for path in find_dumps(paths)), key=lambda program: program.rank)
-    ranks = [program.rank for program in programs]
-    if len(set(ranks)) < len(ranks):
-        raise PlanError(f"{list(paths)}: rank {next(r for r in ranks if ranks.count(r) > 1)} is there twice; give one dump a rank")
-    missing = missing_ranks(programs)
-    if missing:
-        print(f"no dump of {ranks_text(missing)}: assumed to be ready whenever they are needed", file=sys.stderr)
-    return programs
+    files = read_files(paths)
+    require_world(files, partial)
+    programs = sorted((program for _, program in files), key=lambda program: program.rank)
+    return setting.simulate([stock_plan(program, setting.costs) for program in programs], p2p)
 
 
 def require_same_model(plan: Sequence[Program], beside: Sequence[Program]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interlace.cli.plans import add_partial
 from interlace.cli.target import Setting, add_options
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--beside", nargs="+", metavar="PLAN", default=[],
                         help="plans or dumps to compare with instead of Paddle's own plan")  # fmt: skip
     add_options(parser)
+    add_partial(parser)
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="where the page goes (default: report.html)")
     parser.add_argument("--json", metavar="FILE", help="write the page's data there")
     return parser
@@ -35,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
-    from interlace.cli.outputs import check_file, write_json
+    from interlace.cli.outputs import check_apart, check_file, write_json
     from interlace.cli.plans import require_same_model, simulated
     from interlace.ir.dump import find_dumps
     from interlace.planning.stock import STOCK
@@ -45,12 +47,13 @@ def main(args: argparse.Namespace) -> int:
 
     check_file("-o", args.output)
     check_file("--json", args.json)
+    check_apart({"-o": args.output, "--json": args.json}, [*args.plans, *args.beside, args.device])
     setting = Setting.of(args.plans, args)
     files = find_dumps(args.plans)
     try:
         captured = _are_captured(files)
-        ours = Simulated(STOCK if captured else OURS, simulated(args.plans, setting))
-        other = _compared(files, captured, args.beside, setting)
+        ours = Simulated(STOCK if captured else OURS, simulated(args.plans, setting, partial=args.partial))
+        other = _compared(files, captured, args, setting)
     except Stall as stall:
         print(f"interlace report: {stall}", file=sys.stderr)
         return 1
@@ -73,7 +76,7 @@ def _are_captured(files: Sequence[Path]) -> bool:
     return not any(load(path).jobs for path in files)
 
 
-def _compared(files: Sequence[Path], captured: bool, beside: Sequence[str], setting: Setting) -> Simulated | None:
+def _compared(files: Sequence[Path], captured: bool, args: argparse.Namespace, setting: Setting) -> Simulated | None:
     """What the page compares with: what the user names, else Paddle's own plan of the programs that the plans were made from.
     `captured`: there are none, only programs as captured."""
     from interlace.cli.plans import simulated
@@ -81,14 +84,15 @@ def _compared(files: Sequence[Path], captured: bool, beside: Sequence[str], sett
     from interlace.planning.stock import STOCK
     from interlace.report.page.build import Simulated
 
-    if beside:
-        return Simulated(STOCK if _are_captured(find_dumps(beside)) else _name(beside[0]), simulated(beside, setting))
+    if args.beside:
+        name = STOCK if _are_captured(find_dumps(args.beside)) else _name(args.beside[0])
+        return Simulated(name, simulated(args.beside, setting, partial=args.partial))
     if captured:
         print("interlace report: these are dumps: the page shows Paddle's own plan of them, with nothing to compare with", file=sys.stderr)
         return None
     captured_files = [path.parent / "captured" / path.name for path in files]
     if all(path.is_file() for path in captured_files):
-        return Simulated(STOCK, simulated([str(path) for path in captured_files], setting))
+        return Simulated(STOCK, simulated([str(path) for path in captured_files], setting, partial=args.partial))
     print("interlace report: no captured programs are in the folder of these plans, so there is nothing to compare with; --beside names it",
           file=sys.stderr)  # fmt: skip
     return None

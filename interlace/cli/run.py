@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import statistics
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlace.cli.progress import Alive
 from interlace.cli.target import add_old_name
+from interlace.temporary import hold
 from interlace.units import ms, ranks_text
 from interlace.user_passes import VARIABLE as IMPORT_VARIABLE
 from interlace.user_passes import add_import, import_own
@@ -46,8 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--decisions", metavar="DIR", help="plan this script with the decisions of the plans in this folder, of a larger "
                                                            "model with as many stages and micro-batches, whether it gains by them or "
                                                            "not: with --verify they are compared bit by bit")  # fmt: skip
-    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a fraction of what Paddle's own plan "
-                                                                "holds, as 0.8; on top of --config, else of the script's own")  # fmt: skip
+    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a part of what Paddle's own plan holds, "
+                                                                "as 0.8 or 80%%; on top of --config, else of the script's own")  # fmt: skip
     add_import(parser)
     parser.add_argument("--target", metavar="T", help="where it runs: cpu, gpu, or a module with a device of your own "
                                                       "(default: GPUs where they are, else CPU processes)")  # fmt: skip
@@ -97,14 +97,17 @@ def _decisions(args: argparse.Namespace) -> Iterator[None]:
 
 def _check(args: argparse.Namespace) -> None:
     """Check the arguments before anything starts."""
-    from interlace.cli.outputs import check_file, check_folder
+    from interlace.cli.outputs import check_apart, check_file, check_folder
     from interlace.errors import ConfigError
     from interlace.installed import require_paddle
+    from interlace.ir.dump import is_dump
     from interlace.local.launch import require_target
     from interlace.local.own_target import asked_target
 
     if not Path(args.script).is_file():
         raise ConfigError(f"script {args.script!r} is not a file; expected the path of a training script")
+    if is_dump(args.script):
+        raise ConfigError(f"{args.script}: is a dump or a plan of Interlace; expected a training script")
     if args.world < 1:
         raise ConfigError(f"--world {args.world}: expected a number of ranks, 1 or more")
     require_paddle()
@@ -117,6 +120,7 @@ def _check(args: argparse.Namespace) -> None:
     _check_options(args)
     check_file("--json", args.json)
     check_folder("--log-dir", args.log_dir or ".")
+    check_apart({"--json": args.json}, [args.script, args.config, args.plan, args.decisions, *args.imports])
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -238,15 +242,16 @@ def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchR
 def _logs(args: argparse.Namespace) -> Iterator[None]:
     """A folder for logs where the user names none; it goes at the end, unless something failed."""
     args.failed = False
-    args.temporary_logs = "" if args.log_dir else tempfile.mkdtemp(prefix="interlace-logs-")
+    made = None if args.log_dir else hold("interlace-logs-")
+    args.temporary_logs = "" if made is None else str(made.path)
     try:
         yield
     except Exception:
         args.failed = True
         raise
     finally:
-        if args.temporary_logs and not args.failed:
-            shutil.rmtree(args.temporary_logs, ignore_errors=True)
+        if made is not None:
+            made.keep() if args.failed else made.remove()
 
 
 class _Display:

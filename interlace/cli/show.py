@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, or 2 for the user's errors."""
-    from interlace.cli.outputs import check_file, write_json
+    from interlace.cli.outputs import check_apart, check_file, write_json
     from interlace.errors import ConfigError
     from interlace.ir.dump import find_dumps
 
@@ -45,6 +45,7 @@ def main(args: argparse.Namespace) -> int:
     if args.all and not (args.why or args.costs or args.before_after):
         raise ConfigError("--all: goes with --why, --costs or --before-after, which tell by rule without it; all else is printed whole")
     check_file("--json", args.json)
+    check_apart({"--json": args.json}, [args.file, args.device, *(args.imports or ())])
     import_own(args.imports)
     several = args.rows or (args.why and len(find_dumps([args.file])) > 1)
     path = Path(args.file) if several else find_dumps([args.file], one=True)[0]
@@ -78,11 +79,12 @@ def _shown(path: Path, args: argparse.Namespace) -> Shown:
 
 
 def _rows(path: Path) -> Shown:
-    from interlace.ir import load
-    from interlace.ir.dump import find_dumps
+    from interlace.cli.plans import read_files, require_world
     from interlace.planning.rows import rows_of, rows_text
 
-    rows = rows_of([load(each) for each in find_dumps([path])])
+    files = read_files([str(path)])
+    require_world(files, partial=True)
+    rows = rows_of([program for _, program in files])
     return Shown(rows_text(rows).splitlines(), {"rows": {stage: [str(slot) for slot in slots] for stage, slots in rows.items()}})
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from interlace.cli.plans import add_partial
 from interlace.cli.target import Setting, add_options
 
 
@@ -22,6 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--beside", nargs="+", metavar="DUMP", default=[], help="plans or dumps to compare with, such as plan/captured"
     )
     add_options(parser, "ideal: memory is allocated while operations run, whenever they were issued")
+    add_partial(parser)
     parser.add_argument("--p2p", choices=("rendezvous", "buffered"),
                         help="whether a send waits for its receive (default: as the target's sends do)")  # fmt: skip
     parser.add_argument(
@@ -33,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; 0, 1 if ranks wait for each other, 2 for the user's errors."""
-    from interlace.cli.outputs import check_file, write_json
+    from interlace.cli.outputs import check_apart, check_file, write_json
     from interlace.cli.plans import require_same_model, simulated
     from interlace.report.split import rows, split_text
     from interlace.report.timeline import write_trace
@@ -42,11 +44,12 @@ def main(args: argparse.Namespace) -> int:
 
     check_file("-o", args.output)
     check_file("--json", args.json)
+    check_apart({"-o": args.output, "--json": args.json}, [*args.dumps, *args.beside, args.device])
     setting = Setting.of(args.dumps, args, IDEAL)
     try:
         mine, other = _labels(args.dumps, args.beside)
-        results = {other: simulated(args.beside, setting, args.p2p)} if args.beside else {}
-        results[mine] = simulated(args.dumps, setting, args.p2p)
+        results = {other: simulated(args.beside, setting, args.p2p, partial=args.partial)} if args.beside else {}
+        results[mine] = simulated(args.dumps, setting, args.p2p, partial=args.partial)
         if args.beside:
             require_same_model(results[mine].input.programs, results[other].input.programs)
     except Stall as stall:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from interlace.errors import ProgramError
-from interlace.files import read_file
+from interlace.files import GZIP_MAGIC, read_file, writing
 from interlace.ir.program import Program
 from interlace.ir.verify import require_bounds, verify
 
@@ -32,19 +34,48 @@ class Header(msgspec.Struct, frozen=True):
     interlace: str = ""
 
 
-class Dump(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A dump file."""
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a program was built from.
+
+    Attributes:
+        name: Of the training script's file.
+        digest: Of its text.
+        arguments: What it was given.
+    """
+
+    name: str
+    digest: str
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, path: str | Path, arguments: Sequence[str]) -> Script:
+        """Of a script that is there."""
+        return cls(Path(path).name, hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16], tuple(arguments))
+
+    def __str__(self) -> str:
+        return shlex.join([self.name, *(["--", *self.arguments] if self.arguments else [])])
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """The field of a dump that says what it was built from, decoded alone."""
+
+    script: Script | None = None
+
+
+class Dump(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A dump file. `script` is known of what `interlace dump` wrote."""
 
     interlace_schema: int
     interlace: str
     program: Program
+    script: Script | None = None
 
 
-def encode(program: Program) -> bytes:
+def encode(program: Program, script: Script | None = None) -> bytes:
     """The dump as bytes; equal programs give equal bytes."""
     from interlace.version import VERSION
 
-    return msgspec.json.encode(Dump(SCHEMA, VERSION, program), order="deterministic")
+    return msgspec.json.encode(Dump(SCHEMA, VERSION, program, script), order="deterministic")
 
 
 def decode(data: bytes, where: str = "dump") -> Program:
@@ -62,13 +93,27 @@ def decode(data: bytes, where: str = "dump") -> Program:
             )
         return msgspec.json.decode(data, type=Dump).program
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if data and b'"interlace_schema"' not in data:
+            raise ProgramError(f"{where}: {_what_it_is(where)}") from error
         raise ProgramError(f"{where}: not a whole Interlace dump ({error}); make the dump again") from error
 
 
-def save(program: Program, path: str | Path) -> Path:
-    """Write a dump; the file is written completely or not at all."""
+def _what_it_is(where: str) -> str:
+    """Of a file that is none of ours."""
+    if where.endswith(".py"):
+        return (f"is a script, not a dump or a plan; `interlace dump {where} --world N` makes dumps of it, and `interlace plan` plans of "
+                "these")  # fmt: skip
+    return "is no dump and no plan of Interlace; expected a file, or a folder of files, that `interlace dump` or `interlace plan` wrote"
+
+
+def save(program: Program, path: str | Path, script: Script | None = None) -> Path:
+    """Write a dump; the file is written completely or not at all.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
     path = Path(path)
-    data = encode(program)
+    data = encode(program, script)
     write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     return path
 
@@ -89,6 +134,22 @@ def load(path: str | Path) -> Program:
     return program
 
 
+def is_dump(path: str | Path) -> bool:
+    """Whether a file is a dump or a plan, whole or not, by its first bytes."""
+    with open(path, "rb") as file:
+        start = file.read(64)
+    return start.startswith(b'{"interlace_schema"') or (start.startswith(GZIP_MAGIC) and Path(path).name.endswith(f"{SUFFIX}.gz"))
+
+
+def script_of(path: str | Path) -> Script | None:
+    """What the program of a dump file was built from; None where that is not known."""
+    data = read_file(path, MOST_BYTES, "a dump that `interlace dump` wrote", ProgramError)
+    try:
+        return msgspec.json.decode(data, type=_Made).script
+    except msgspec.MsgspecError as error:
+        raise ProgramError(f"{path}: not a whole Interlace dump ({error}); make the dump again") from error
+
+
 def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:
     """The dump files that names of files and folders refer to, in the order of the numbers in their names.
 
@@ -97,7 +158,7 @@ def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:
     """
     found: list[Path] = []
     for path in map(Path, paths):
-        inside = [path] if path.is_file() else sorted((p for p in path.glob(f"*{SUFFIX}*") if p.is_file()), key=_number)
+        inside = [path] if path.is_file() else programs_in(path)
         if not inside:
             raise ProgramError(f"{path}: no dump file and no folder with *{SUFFIX} files; make one with `interlace dump`")
         found += inside
@@ -106,20 +167,30 @@ def find_dumps(paths: Sequence[str | Path], *, one: bool = False) -> list[Path]:
     return found
 
 
+def programs_in(folder: Path) -> list[Path]:
+    """The dump files of a folder; what a killed command left unfinished, under a hidden name, is none."""
+    return sorted((p for p in folder.glob(f"*{SUFFIX}*") if p.is_file() and not p.name.startswith(".")), key=_number)
+
+
 def _number(path: Path) -> tuple[int, str]:
     digits = re.findall(r"\d+", path.name)
     return (int(digits[0]) if digits else -1, path.name)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file through a temporary one beside it, so that an interruption leaves nothing half-written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    """Write a file through a temporary one beside it, so that an interruption leaves nothing half-written.
+
+    Raises:
+        OutputError: It cannot be written; what was there stays.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise

@@ -22,6 +22,7 @@ from interlace.cpu.install import rank_environment
 from interlace.errors import ConfigError, InterlaceError, LaunchError
 from interlace.installed import other_paddle
 from interlace.ir import Program, save
+from interlace.ir.dump import Script
 from interlace.local.rank import end_with_parent, failure_of, run_script
 
 _WITHOUT_MEMORY = re.compile(r"memory's size is 0|[Hh]olds? no memory|[nN]ot initialized|[uU]ninitialized|not been initialized")
@@ -73,9 +74,10 @@ def main(argv: list[str]) -> int:
     start = time.perf_counter()
     end_with_parent()
     try:
+        script = Script.of(args.script, args.script_args)  # as it is before it runs
         program = build_program(args.script, args.script_args, args.rank, args.world, lazy=not args.materialize,
                                 force_paddle=args.force_paddle)  # fmt: skip
-        save(program, args.out)
+        save(program, args.out, script)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

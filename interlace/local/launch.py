@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +22,12 @@ import msgspec
 
 from interlace.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, rank_environment
 from interlace.errors import ConfigError, InterlaceError, LaunchError, ScriptError
+from interlace.files import writing
 from interlace.interrupts import as_interrupts, uninterrupted
 from interlace.local import processes
 from interlace.local.own_target import VARIABLE, asked_target, find_own, search_folder
-from interlace.local.rank_report import Failure, Progress, RankReport, output_path, progress_path, read_report
+from interlace.local.rank_report import CANNOT_WRITE, Failure, Progress, RankReport, output_path, progress_path, read_report
+from interlace.temporary import claimed, temporary_folder
 
 RANK_MODULE = "interlace.local.rank"
 KNOWN = ("cpu", "gpu")
@@ -92,8 +93,7 @@ def launch(
     """
     start_s = time.monotonic()
     logs = Path(log_dir)
-    logs.mkdir(parents=True, exist_ok=True)
-    with as_interrupts(), _run_directory(run_dir) as directory:
+    with as_interrupts(), claimed(logs.absolute()), _run_directory(run_dir) as directory:
         run = _Run(world, directory, logs)
         try:
             _start(run, Path(script), list(args), world, dict(env), timeout_s)
@@ -161,7 +161,8 @@ def _start(run: _Run, script: Path, args: list[str], world: int, env: dict[str, 
 
 
 def _spawn(run: _Run, rank: int, command: list[str], env: dict[str, str], log_name: str) -> None:
-    log = open(run.log_dir / log_name, "wb")  # noqa: SIM115 - open as long as the process
+    with writing(run.log_dir / log_name):
+        log = open(run.log_dir / log_name, "wb")  # noqa: SIM115 - open as long as the process
     with uninterrupted():
         run.ranks.append(_Rank(rank, processes.start(command, env, log), log))
 
@@ -236,13 +237,15 @@ def _failures(run: _Run) -> dict[int, Failure]:
     for rank in run.ranks:
         code = rank.child.process.poll()
         if code and (reports[rank.rank] is None or not found):
-            found.setdefault(rank.rank, Failure(_exit_text(code)))
+            found.setdefault(rank.rank, Failure(_exit_text(code, run.run_dir)))
     return found
 
 
-def _exit_text(code: int) -> str:
+def _exit_text(code: int, run_dir: Path) -> str:
     if code < 0:
         return f"killed by signal {signal.Signals(-code).name}"
+    if code == CANNOT_WRITE:
+        return f"{run_dir}: nothing could be written there; is its disk full? TMPDIR names another place"
     return f"ended with exit code {code} and without a report"
 
 
@@ -278,10 +281,11 @@ def _end(run: _Run) -> None:
 
 @contextlib.contextmanager
 def _run_directory(given: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """The directory the ranks share: a fresh one that goes at the end, or the caller's, which must be empty."""
+    """The directory the ranks share: a fresh one that goes at the end, even if this process is killed, or the caller's, which must be
+    empty."""
     if given is None:
-        with tempfile.TemporaryDirectory(prefix="interlace-") as made:
-            yield Path(made)
+        with temporary_folder() as made:
+            yield made
         return
     path = Path(given)
     path.mkdir(parents=True, exist_ok=True)

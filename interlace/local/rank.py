@@ -6,6 +6,7 @@ leaves a report in the run directory.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -23,12 +24,14 @@ import numpy as np
 
 from interlace.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, install
 from interlace.cpu.transport import DEFAULT_TIMEOUT_S, PeerLostError, Transport
-from interlace.errors import BudgetError, ConfigError, InterlaceError, LoadError
+from interlace.errors import BudgetError, ConfigError, InterlaceError, LoadError, OutputError
+from interlace.files import writing
 from interlace.installed import stands_back
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
 from interlace.local.own_target import VARIABLE, asked_target, find_own
 from interlace.local.processes import PARENT_PIPE_VARIABLE
 from interlace.local.rank_report import (
+    CANNOT_WRITE,
     STATE_KINDS,
     STEPS_VARIABLE,
     Failure,
@@ -40,6 +43,7 @@ from interlace.local.rank_report import (
     read_report,
     write_report,
 )
+from interlace.temporary import join
 from interlace.user_passes import import_from_environment
 
 MASTER_WEIGHT = re.compile(r"_fp32_master_\d+$")
@@ -54,7 +58,8 @@ class Recorder:
         self._rank = rank
         self._engines: list[Any] = []
         self._steps: dict[str, int] = {}
-        self._progress = open(progress_path(run_dir, rank), "ab", buffering=0)  # noqa: SIM115 - open until the end
+        self._progress_path = progress_path(run_dir, rank)
+        self._progress = open(self._progress_path, "ab", buffering=0)  # noqa: SIM115 - open until the end
 
     def watch(self, engine_class: Any) -> None:
         """Wrap `Engine.run`; the arguments and the result stay the same."""
@@ -86,7 +91,8 @@ class Recorder:
         self.losses.append(entry)
         mean = sum(entry.values) / len(entry.values) if entry.values else None
         line = Progress(self._rank, mode, step, dur_ns, mean)
-        self._progress.write(msgspec.json.encode(line) + b"\n")
+        with writing(self._progress_path):
+            self._progress.write(msgspec.json.encode(line) + b"\n")
 
 
 def main(arguments: list[str]) -> int:
@@ -98,6 +104,7 @@ def main(arguments: list[str]) -> int:
     if os.environ.get(VARIABLE) != "gpu":  # on GPUs Paddle's launcher is the parent and keeps the pipe
         end_with_parent()
     transport, recorder, failure = None, None, None
+    join(run_dir)
     try:
         sys.stdout = _Copied(sys.stdout, output_path(run_dir, rank))
         transport = _start(rank, world, run_dir)
@@ -107,10 +114,14 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:  # reported to the launcher, and printed to this rank's log
         failure = failure_of(error, script)
     if failure is not None:
-        sys.stderr.write(failure.traceback)
+        with contextlib.suppress(OSError):  # the log's disk is full: the report says it all
+            sys.stderr.write(failure.traceback)
     losses = tuple(recorder.losses) if recorder else ()
     digests, state = (recorder.parameter_digests(), recorder.state_digests()) if recorder and failure is None else ({}, {})
-    write_report(run_dir, RankReport(rank, world, losses, digests, _plan_summary(), failure, state))
+    try:
+        write_report(run_dir, RankReport(rank, world, losses, digests, _plan_summary(), failure, state))
+    except OutputError:
+        return CANNOT_WRITE
     if failure is None and transport is not None:
         transport.close()
     return 0 if failure is None else 1
@@ -120,12 +131,13 @@ class _Copied:
     """The script's standard output, with a copy in a file that the launcher shows."""
 
     def __init__(self, stream: Any, path: Path) -> None:
-        self._stream = stream
+        self._stream, self._path = stream, path
         self._copy = open(path, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115 - open until the end
 
     def write(self, text: str) -> int:
         """Write to both."""
-        self._copy.write(text)
+        with writing(self._path):
+            self._copy.write(text)
         written: int = self._stream.write(text)
         return written
 
@@ -214,7 +226,7 @@ def failure_of(error: BaseException, script: str) -> Failure:
         return _exit_of(error)
     cause = _hidden_cause() or error
     lines = "".join(traceback.format_exception(error))
-    if isinstance(cause, (ConfigError, BudgetError, LoadError)):
+    if isinstance(cause, (ConfigError, BudgetError, LoadError, OutputError)):
         return Failure(str(cause), lines, users=True)
     users = isinstance(cause, SyntaxError) and cause.filename == os.fspath(Path(script).resolve())
     text = "".join(traceback.format_exception_only(cause)).strip()

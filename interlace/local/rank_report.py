@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from interlace.files import writing
+
 
 class StepLoss(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """The loss of one step of one mode on one rank, with its exact bits; `raw_hex` is empty where none was fetched."""
@@ -25,6 +27,8 @@ class StepLoss(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
 
 STEPS_VARIABLE = "INTERLACE_STEPS_OF"
 """Names a folder of reports: steps of other modes than training are not run then, they give what they gave in those runs."""
+CANNOT_WRITE = 74
+"""Exit code of a rank that cannot write into the run directory (EX_IOERR)."""
 STATE_KINDS = ("buffer", "optimizer state", "master weight", "gradient buffer")
 """What lasts from step to step besides trainable parameters."""
 
@@ -112,11 +116,16 @@ def output_path(run_dir: str | os.PathLike[str], rank: int) -> Path:
 
 
 def write_report(run_dir: str | os.PathLike[str], report: RankReport) -> None:
-    """Write a report so that a reader sees all of it or nothing."""
+    """Write a report so that a reader sees all of it or nothing.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
     path = report_path(run_dir, report.rank)
     partial = path.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.encode(report))
-    partial.replace(path)
+    with writing(path):
+        partial.write_bytes(msgspec.json.encode(report))
+        partial.replace(path)
 
 
 def read_report(run_dir: str | os.PathLike[str], rank: int) -> RankReport | None:

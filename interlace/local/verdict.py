@@ -7,7 +7,6 @@ faults. The verdict is DIFFERENT only if all of these runs differ from Interlace
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import msgspec
 from interlace.errors import LaunchError
 from interlace.local.launch import LaunchResult
 from interlace.local.rank_report import STEPS_VARIABLE, RankReport, StepLoss, first_state_difference, write_report
+from interlace.temporary import temporary_folder
 from interlace.version import PADDLE
 
 Run = Callable[[str, Mapping[str, str]], LaunchResult]
@@ -112,7 +112,7 @@ def _without_faults(planned: LaunchResult, verdict: Verdict, run: Run) -> Verdic
     """Stock without one known fault after the other."""
     env: dict[str, str] = {}
     trains_only, told = False, list(verdict.faults)
-    with tempfile.TemporaryDirectory(prefix="interlace-") as steps:
+    with temporary_folder() as steps:
         for fault in FAULTS:
             if fault.trains_only and _trains_only(planned.reports):
                 continue

@@ -28,7 +28,7 @@ def test_one_rank_is_dumped_planned_and_shown(tmp_path: Path, capsys: Any) -> No
     assert [(each["rank"], each["ops"], each["path"]) for each in found] == [(1, len(program.ops), str(dump))]
     assert found[0]["seconds"] > 0 < found[0]["peak_rss_bytes"]
     assert f"[1/1] rank 1: {len(program.ops)} ops" in capsys.readouterr().out
-    assert main(["plan", str(dump), "-o", str(tmp_path / "plan")]) == 0
+    assert main(["plan", str(dump), "--partial", "-o", str(tmp_path / "plan")]) == 0
     assert "rank 1 of 2, stage 1 of 2, 4 micro-batches" in capsys.readouterr().out
     assert main(["show", str(tmp_path / "plan" / "rank1.ilp"), "--before-after", "split-backward"]) == 0
     assert capsys.readouterr().out.startswith("split-backward: operations ")

@@ -216,7 +216,7 @@ def test_what_is_compared_can_be_named(made: Path, tmp_path: Path, capsys: pytes
     assert [plan["name"] for plan in data_in(out)["plans"]] == ["Paddle's own plan"]
     assert data_in(out)["sentence"].startswith("Paddle's own plan takes ")
     assert "these are dumps" in capsys.readouterr().err
-    assert main(["report", str(made / "plan"), "--beside", str(made / "plan" / "rank0.ilp"), "-o", str(out)]) == 2
+    assert main(["report", str(made / "plan"), "--beside", str(made / "plan" / "rank0.ilp"), "--partial", "-o", str(out)]) == 2
     assert "plans of the same ranks" in capsys.readouterr().err
 
 

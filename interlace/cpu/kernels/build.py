@@ -22,7 +22,7 @@ _LOG_TAIL_LINES = 12
 
 
 def library_path() -> Path:
-    """The compiled kernels for the installed Paddle; compiled now (about 15 s) if they are not there.
+    """The compiled kernels for the installed Paddle; compiled now (15 s or more) if they are not there.
 
     Several processes may ask at once: one compiles, the others wait for it.
     """
@@ -57,6 +57,8 @@ def _identity() -> str:
 def _compile(target: Path) -> None:
     """Compile into a temporary file beside `target`, and move it there."""
     compiler = _compiler()
+    for left in target.parent.glob("tmp*"):  # of a process that was killed: who compiles holds the lock
+        shutil.rmtree(left, ignore_errors=True)
     say("compiling kernels of half precision for CPU ranks; once, 15 s or more")
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name

@@ -1,0 +1,135 @@
+"""Whether captured programs, or plans, are those of the ranks of one world: built by one script, with calls that fit each other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from interlace.errors import ProgramError
+from interlace.ir.dump import Script, script_of
+from interlace.ir.kinds import is_comm, is_p2p, is_send
+from interlace.ir.program import Op, Program, Value
+from interlace.ir.stand_ins import stand_ins, with_given_partners
+from interlace.ir.verify import describe
+
+UNEVEN = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample", "global_gather", "global_gather_grad",
+                    "global_scatter", "global_scatter_grad"})  # fmt: skip
+"""Kinds whose ranks may pass tensors of different sizes."""
+Call = tuple[tuple[str, int, str], Op]
+"""What partners must agree on (kind, bytes, dtype), and the operation."""
+Line = tuple[int, tuple[int, ...], int, int]
+"""Calls with one order: a group, its ranks, and of messages the sender and the receiver (-1 for collectives)."""
+TOGETHER = "give the dumps of one script with one set of arguments: `interlace dump` makes those of all ranks at once"
+
+
+def require_one_world(programs: Sequence[Program], paths: Sequence[Path], *, with_calls: bool = True) -> None:
+    """Refuse programs that cannot run together. O(operations).
+
+    Args:
+        programs: Each of another rank, or several of one, which is refused too.
+        paths: Of their files.
+        with_calls: Compare the calls that ranks share, too, where none has a schedule; the proof does it for all.
+
+    Raises:
+        ProgramError: With the first rank that differs from an earlier one, and in what.
+    """
+    first: dict[int, Path] = {}
+    for program, path in zip(programs, paths, strict=True):
+        if program.rank in first:
+            raise ProgramError(f"rank {program.rank} is given twice, in {first[program.rank]} and {path}; give one dump a rank, and one "
+                               "world at a time")  # fmt: skip
+        first[program.rank] = path
+    stand_ins(programs)
+    if len(programs) > 1:
+        bare = with_calls and not any(program.jobs for program in programs)
+        told = _of_settings(programs) or _of_scripts(programs, paths) or (_of_calls(programs) if bare else None)
+        if told:
+            raise ProgramError(f"{told[1]} (in {first[told[0]]}); {TOGETHER}")
+
+
+def _of_settings(programs: Sequence[Program]) -> tuple[int, str] | None:
+    """Of what is the same on all ranks: the rank that differs, and how."""
+    one = programs[0]
+    for other in programs[1:]:
+        pairs = [(name, getattr(one, name), getattr(other, name)) for name in ("world", "mode")]
+        pairs += [("version of Paddle", one.paddle, other.paddle)] if one.paddle and other.paddle else []
+        pairs += [(name.replace("_", " "), getattr(one.pipeline, name), getattr(other.pipeline, name))
+                  for name in one.pipeline.__struct_fields__ if name != "stage"]  # fmt: skip
+        for name, expected, found in pairs:
+            if found != expected:
+                return other.rank, f"rank {other.rank} is of another world than rank {one.rank}: {name} is {found} there, {expected} here"
+    return None
+
+
+def _of_scripts(programs: Sequence[Program], paths: Sequence[Path]) -> tuple[int, str] | None:
+    """Of the scripts and their arguments, where they are known."""
+    known: tuple[int, Script] | None = None
+    for program, path in zip(programs, paths, strict=True):
+        script = None if program.jobs else script_of(path)
+        if script is None:
+            continue
+        known = known or (program.rank, script)
+        if script.digest != known[1].digest or script.arguments != known[1].arguments:
+            what = "another text of the script" if str(script) == str(known[1]) else f"`{script}`"
+            return program.rank, f"rank {program.rank} was built from {what}, rank {known[0]} from `{known[1]}`"
+    return None
+
+
+def _of_calls(programs: Sequence[Program]) -> tuple[int, str] | None:
+    """Of the calls that ranks share, in the order of their programs."""
+    calls: dict[Line, dict[int, list[Call]]] = defaultdict(dict)
+    given = sorted(with_given_partners(programs), key=lambda program: program.rank)
+    ranks = {program.rank for program in given}
+    for program in given:
+        groups, values = {group.id: group.ranks for group in program.groups}, {value.id: value for value in program.values}
+        for op in program.ops:
+            line = _line(op, program.rank, groups) if is_comm(op) else None
+            if line is not None:
+                for rank in ranks.intersection(line[2:] if line[2] >= 0 else line[1]):
+                    calls[line].setdefault(rank, [])
+                calls[line][program.rank].append((_signature(op, values), op))
+    for by_rank in calls.values():
+        (one, expected), *others = sorted(by_rank.items())
+        for rank, found in others:
+            told = _first_difference(one, expected, rank, found)
+            if told:
+                return rank, told
+    return None
+
+
+def _line(op: Op, rank: int, groups: dict[int, tuple[int, ...]]) -> Line | None:
+    """None for a call that no other rank can know of, which the proof refuses."""
+    ranks = groups.get(op.group, ())
+    if rank not in ranks:
+        return None
+    if not is_p2p(op):
+        return op.group, ranks, -1, -1
+    peer = int(op.attrs.get("peer", -1))
+    if not 0 <= peer < len(ranks) or ranks[peer] == rank:
+        return None
+    return (op.group, ranks, rank, ranks[peer]) if is_send(op) else (op.group, ranks, ranks[peer], rank)
+
+
+def _signature(op: Op, values: dict[int, Value]) -> tuple[str, int, str]:
+    data = values.get(op.operands[0] if op.operands else op.results[0] if op.results else -1)
+    kind = "message" if is_p2p(op) else op.kind
+    return kind, -1 if data is None or op.kind in UNEVEN else data.size_bytes, data.dtype if data is not None else ""
+
+
+def _first_difference(one: int, expected: list[Call], rank: int, found: list[Call]) -> str:
+    for k, (mine, theirs) in enumerate(zip_longest(expected, found)):
+        if mine is None or theirs is None or _unlike(mine[0], theirs[0]):
+            return (f"ranks {one} and {rank} do not fit: call {k + 1} between them is {_said(mine)} on rank {one}, {_said(theirs)} on rank "
+                    f"{rank}")  # fmt: skip
+    return ""
+
+
+def _unlike(mine: tuple[str, int, str], theirs: tuple[str, int, str]) -> bool:
+    """Sizes that are not known until run time fit any."""
+    return (mine[0], mine[2]) != (theirs[0], theirs[2]) or (mine[1] != theirs[1] and -1 not in (mine[1], theirs[1]))
+
+
+def _said(call: Call | None) -> str:
+    return f"{describe(call[1])} of {call[0][1]} bytes of {call[0][2]}" if call else "none"
