@@ -15,10 +15,10 @@ import paddle
 for module in ("", ".load_state_dict", ".metadata", ".utils"):  # PaddleNLP 3.0.0b4 imports them from where Paddle 3.3 no longer has them
     sys.modules[f"paddle.distributed.checkpoint{module}"] = importlib.import_module(f"paddle.distributed.flex_checkpoint.dcp{module}")
 
-from paddlenlp.trainer import AutoTrainingArguments, PdArgumentParser
-from paddlenlp.trainer.auto_trainer import AutoTrainer
-from paddlenlp.transformers import LlamaConfig
-from paddlenlp.transformers.llama.modeling_auto import LlamaForCausalLM3DAuto, LlamaPretrainingCriterion3DAuto
+from paddlenlp.trainer import AutoTrainingArguments, PdArgumentParser  # noqa: E402
+from paddlenlp.trainer.auto_trainer import AutoTrainer  # noqa: E402
+from paddlenlp.transformers import LlamaConfig  # noqa: E402
+from paddlenlp.transformers.llama.modeling_auto import LlamaForCausalLM3DAuto, LlamaPretrainingCriterion3DAuto  # noqa: E402
 
 VOCAB, SEQ_LEN = 64, 16
 NUM_SEQUENCES = 16  # four steps of four micro-batches; with fewer steps than micro-batches AutoTrainer changes the number of micro-batches
