@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FAST := $(VENV)/.installed-for-fast-tests
+NLP := .venv-nlp
 OUT := out/demo
 TRAIN := examples/gpt.py --world 4
 BIG := --preset gpt3-6.7b --layers 8 --pp 2 --mp 2 --micro-batches 8 --seq-len 2048 --batch-size 8
@@ -17,18 +18,19 @@ SEED ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help demo test test-fast test-long mutants fuzz testbed lint setup clean
+.PHONY: help demo test test-fast test-long test-nlp mutants fuzz testbed lint setup clean
 
 help:
 	@echo "make demo     train a small GPT on 4 CPU ranks, stock against Interlace; plan a large one (about 2 minutes)"
 	@echo "make test-fast  the tests that need no Paddle, without long searches (under 2 minutes on 2 cores)"
 	@echo "make test     the whole test suite (WORKERS=8 runs 8 processes side by side; without it 2)"
 	@echo "make test-long  the tests that need no Paddle, random ones with ten times their examples, stored programs in every configuration, and training on up to eight ranks (an hour)"
+	@echo "make test-nlp  the example with PaddleNLP's AutoTrainer, in an environment of its own (1.9 GB, in $(NLP); minutes to install, 2 to run)"
 	@echo "make mutants  plants small faults and says which the tests do not find (ONLY=\"word ...\" for some of them)"
 	@echo "make fuzz     random plans for an hour: what the checker calls safe on any target must be safe by the oracle (SECONDS=600 SEED=7)"
 	@echo "make lint     ruff and mypy"
 	@echo "make testbed  build the custom device that stands for a GPU in tests"
-	@echo "make clean    remove .venv and all outputs"
+	@echo "make clean    remove $(VENV), $(NLP) and all outputs"
 
 setup: $(STAMP)
 
@@ -86,6 +88,14 @@ test-long: setup
 	$(PYTEST) --examples 10 -m "not paddle and not main_thread"
 	$(PYTEST) --long -m long
 
+test-nlp: $(NLP)/.installed
+	$(NLP)/bin/python -m pytest tests/training/test_paddlenlp.py
+
+$(NLP)/.installed: setup.py pyproject.toml
+	test -x $(NLP)/bin/python || $(PYTHON) -m venv $(NLP)
+	$(NLP)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[paddle,test,nlp]"
+	touch $(NLP)/.installed
+
 mutants: setup
 	$(BIN)/python -m tests.mutants.run $(ONLY)
 
@@ -101,4 +111,4 @@ lint: setup
 	$(BIN)/mypy -p interlace
 
 clean:
-	rm -rf $(VENV) build out *.egg-info
+	rm -rf $(VENV) $(NLP) build out *.egg-info

@@ -533,6 +533,22 @@ def test_the_engines_own_kind_of_strategy_is_known() -> None:
 
 
 @pytest.mark.paddle
+def test_what_was_asked_of_a_trainers_strategy_reaches_the_one_that_the_trainer_makes_of_it() -> None:
+    """As PaddleNLP's AutoTrainer does with the strategy of its arguments. Acceptance: U7."""
+    from types import SimpleNamespace
+
+    from interlace.bridge.hook import _state
+
+    distributed = pytest.importorskip("paddle").distributed
+    given, made = distributed.fleet.auto.Strategy(), distributed.Strategy()
+    interlace.enable(given, schedule_1f1b={"extra_live_bytes": 5})
+    made._from_legacy_strategy(given)
+    state = _state(SimpleNamespace(_strategy=made))
+    assert state is not None
+    assert state.config.passes["schedule-1f1b"].extra_live_bytes == 5
+
+
+@pytest.mark.paddle
 @pytest.mark.parametrize("form", ["mixed", "zb-h1", ["mixed"]])
 def test_forms_of_a_pipeline_without_one_are_refused_before_anything_is_built(strategy: Any, form: str | list[str]) -> None:
     """Wrong options. Interleaving that needs micro-batches, and there are none."""
