@@ -113,3 +113,74 @@ def test_an_op_instance_keeps_all_who_wait_for_its_event() -> None:
     assert made == (Event("first", (2, 0), ((3, 0), (4, 0), (6, 0), (7, 0))), Event("second", (5, 0), ((6, 0),)),
                     Event("interlace_8_1", (8, 1), ((9, 1), (9, 0))))  # fmt: skip
     assert merged(known, []) == known
+
+
+LATE = """#2 %2:float32[4,4] = pd_op.matmul(%1, %0) forward
+#3 %3:float32[4,4] = pd_op.matmul(%2, %0) forward
+#4 %4:float32[4,4] = pd_op.matmul(%3, %0) forward
+#5 %5:float32[4,4] = pd_op.recv_v2() forward group=3 stream="receive" {"peer":0}
+#6 %6:float32[4,4] = pd_op.matmul(%5, %0) forward
+job a forward 0: 2-6@0
+"""
+"""A receive that is issued behind three products."""
+BUSY = SENDS.replace("job b forward 0: 7@0", "#8 %8:float32[4,4] = pd_op.matmul(%7, %0) forward\njob b forward 0: 7-8@0")
+
+
+def receive_waits_for(ready: int, after_ns: int = 0, *, margin_ns: int = 0, sender: str = BUSY, late: str = LATE, known: int = -1,
+                      issue_ns: int = 10**6, events: tuple[Event, ...] = ()) -> tuple[int, list[int]]:  # fmt: skip
+    """The operation that the receive (#5), issued so long after its sender is ready, waits for where that is so long after operation
+    `ready` has ended; and the job's operations as they are issued then."""
+    plans = [parse(text(0, sender)), parse(text(1, late))]
+    plans[1] = msgspec.structs.replace(plans[1], events=events)
+    result = simulation(COST, {0: 0, 1: 1})(plans)
+    first, times = int(result.input.first[1]), result.times
+    at = {int(result.input.op[k]): k for k in range(first, result.input.num_items)}
+    send = next(k for k in range(first) if result.input.op[k] == 3)
+    issue, is_ready, start = times.issue.copy(), times.ready.copy(), times.start.copy()
+    is_ready[send] = times.end[at[ready]] + after_ns
+    issue[at[5]] = is_ready[send] + issue_ns
+    start[at[5]] = is_ready[at[5]] = max(issue[at[5]], is_ready[send] + 10**6)
+    changed = replace(result, times=replace(times, issue=issue, ready=is_ready, start=start))
+    before = {(5, 0): (known, 0)} if known >= 0 else {}
+    waits = transfers_in_time(transfers_of(plans), [{}, before], changed, margin_ns)[1]
+    made = with_orders(plans[1], [(after, transfer) for transfer, after in waits.items()])
+    return waits.get((5, 0), (-1, 0))[0], [op_id for op_id, _ in made.jobs[0].items]
+
+
+@pytest.mark.parametrize(
+    ("ready", "after_ns", "margin_ns", "found"),
+    [(2, 0, 0, (2, [2, 5, 3, 4, 6])), (3, -1, 0, (2, [2, 5, 3, 4, 6])), (3, 0, 0, (3, [2, 3, 5, 4, 6])), (3, 9, 10, (2, [2, 5, 3, 4, 6])),
+     (3, 10, 10, (3, [2, 3, 5, 4, 6])), (4, 0, 0, (-1, [2, 3, 4, 5, 6]))],
+)  # fmt: skip
+def test_a_receive_that_is_issued_late_goes_up_to_what_ends_when_its_sender_is_ready(
+    ready: int, after_ns: int, margin_ns: int, found: tuple[int, list[int]]
+) -> None:
+    """It waits for the last that ends the margin before; where that is right before it, it stays."""
+    assert receive_waits_for(ready, after_ns, margin_ns=margin_ns) == found
+
+
+def test_a_receive_stays_where_it_is_unless_it_keeps_a_busier_sender_waiting() -> None:
+    stays = (-1, [2, 3, 4, 5, 6])
+    assert receive_waits_for(2, issue_ns=1)[0] == 2
+    assert receive_waits_for(2, issue_ns=0) == stays  # it is issued in time
+    assert receive_waits_for(2, sender=SENDS.replace("#7 %7:float32[4,4] = pd_op.matmul(%6, %0) forward\n", "").replace("job b forward 0: 7@0\n", "")) == stays
+    assert receive_waits_for(2, margin_ns=10**7) == stays  # its sender does not wait for so long
+
+
+def test_a_receive_goes_up_no_further_than_what_it_needs_and_what_it_waits_for() -> None:
+    assert receive_waits_for(2, events=(Event("e", (3, 0), ((5, 0),)),)) == (3, [2, 3, 5, 4, 6])
+    both = BUSY.replace("job b", "#9 %9:float32[4,4] = pd_op.all_reduce(%7) forward group=7\njob b").replace("7-8@0", "7-9@0")
+    for number, found in ((2, (3, [2, 3, 5, 4, 6])), (3, (-1, [2, 3, 4, 5, 6]))):  # a collective with the other stage
+        summed = LATE.replace(f"#{number} %{number}:float32[4,4] = pd_op.matmul(%{number - 1}, %0)", f"#{number} %{number}:float32[4,4] = pd_op.all_reduce(%{number - 1})")
+        summed = summed.replace(f"all_reduce(%{number - 1}) forward", f"all_reduce(%{number - 1}) forward group=7")
+        assert receive_waits_for(3, sender=both, late=summed) == found
+
+
+@pytest.mark.parametrize(("ready", "after_ns", "margin_ns", "after"), [(2, 0, 0, 2), (3, 0, 0, 3), (3, 5, 10, 2), (4, 0, 0, 4), (2, -1, 0, -1)])
+def test_a_receive_that_waits_and_keeps_its_sender_waiting_waits_for_less(ready: int, after_ns: int, margin_ns: int, after: int) -> None:
+    assert receive_waits_for(ready, after_ns, margin_ns=margin_ns, known=4, issue_ns=0)[0] == after
+
+
+def test_what_keeps_nobody_waiting_waits_for_what_it_did() -> None:
+    assert receive_waits_for(2, margin_ns=10**7, known=3) == (3, [2, 3, 5, 4, 6])
+    assert receive_waits_for(2, margin_ns=10**7, known=9)[0] == -1  # it has not computed
