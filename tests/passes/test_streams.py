@@ -266,3 +266,17 @@ def test_without_inputs_the_next_step_begins_with_what_computes_first() -> None:
     program = parse(HEAD.format(count=1) + STATE.replace('"x" = pd_op.data()', " = pd_op.full()").replace('"y" = pd_op.data()', " = pd_op.full()")
                     + "job a backward 0: 0@0 3@0 4@0 1@0 5@0 7@0\njob o optimizer 0: 6@0")  # fmt: skip
     assert needs_of(program).carried == (((0, 0), (4, 0)),)
+
+
+def test_of_orders_that_follow_from_another_none_is_supplied() -> None:
+    """What reads two results of a side stream, from another job, waits for the later one."""
+    text = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.all_reduce(%0) forward group=7 stream="side"
+#2 %2:float32[2] = pd_op.all_reduce(%0) forward group=7 stream="side"
+#3 %3:float32[2] = pd_op.add(%1, %2) forward
+job a forward 0: 1-2@0
+job b forward 0: 3@0
+"""
+    for ops in (text, text.replace("(%1, %2)", "(%2, %1)")):
+        assert needs_of(parse(HEAD.format(count=1) + ops)).orders == (((0, 0), (1, 0)), ((2, 0), (3, 0)))
