@@ -148,9 +148,8 @@ def _other_end(node: ast.Subscript) -> Iterator[tuple[str, ast.AST | str]]:
 
 
 def _statement(node: ast.AST) -> Iterator[tuple[str, ast.AST | str]]:
-    if isinstance(node, ast.Expr) and isinstance(node.value, (ast.Call, ast.Yield, ast.YieldFrom)) and not _tells(node.value):
-        yield "statement dropped", "pass"
-    elif isinstance(node, (ast.AugAssign, ast.Delete)):
+    acts = isinstance(node, ast.Expr) and isinstance(node.value, (ast.Call, ast.Yield, ast.YieldFrom)) and not _tells(node.value)
+    if acts or isinstance(node, (ast.AugAssign, ast.Delete)):
         yield "statement dropped", "pass"
     elif isinstance(node, (ast.Continue, ast.Break)):
         yield "early end", "break" if isinstance(node, ast.Continue) else "continue"

@@ -22,29 +22,38 @@ from tests.mutants.run import PASSED, Task, load_libraries, run_all
 SECONDS = 60.0
 """What a fault may take at least before it counts as found because it never ends; or ten times what its tests take without it."""
 STREAMS = ("tests/passes/test_streams.py", "tests/passes/test_stream_names.py")
+ORDERS = ("tests/scheduler/test_orders_by_hand.py", "tests/scheduler/test_orders.py")
+SPLIT = ("tests/passes/test_overlap_column_backward.py", "tests/passes/test_split_backward.py")
+TOGETHER = ("tests/planning/test_together.py",)
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "passes": ("tests/passes/test_fixtures.py",),
+    "passes/base.py": TOGETHER,
     "passes/choose_recompute.py": ("tests/passes/test_choose_recompute.py",),
-    "passes/delay_transfers.py": ("tests/scheduler/test_orders_by_hand.py", "tests/scheduler/test_orders.py"),
+    "passes/delay_transfers.py": ORDERS,
     "passes/extend_lifetimes.py": STREAMS,
     "passes/insert_events.py": (*STREAMS, "tests/scheduler/test_crossing.py"),
-    "passes/name_streams.py": STREAMS,
+    "passes/name_streams.py": STREAMS[::-1],
     "passes/narrow_gathers.py": ("tests/passes/test_narrow_gathers.py",),
     "passes/offload_activations.py": ("tests/passes/test_offload_activations.py",),
-    "passes/overlap_column_backward.py": ("tests/passes/test_overlap_column_backward.py",),
-    "passes/peers.py": ("tests/planning/test_together.py",),
-    "passes/pipeline.py": ("tests/planning/test_together.py",),
-    "passes/split_backward.py": ("tests/passes/test_split_backward.py",),
-    "passes/streams.py": STREAMS,
+    "passes/overlap_column_backward.py": SPLIT[:1],
+    "passes/peers.py": TOGETHER,
+    "passes/pipeline.py": TOGETHER,
+    "passes/schedule_1f1b.py": ("tests/scheduler/test_schedule.py", "tests/scheduler/test_interleave.py"),
+    "passes/split_backward.py": SPLIT[1:],
+    "passes/streams.py": STREAMS[::-1],
     "passes/throttle_host.py": ("tests/scheduler/test_throttle.py",),
-    "passes/weight_gradients.py": ("tests/passes/test_overlap_column_backward.py", "tests/passes/test_split_backward.py"),
-    "scheduler/hazards": ("tests/scheduler/test_hazards_by_hand.py", "tests/scheduler/test_crossing.py", "tests/scheduler/test_together.py",
-                          "tests/scheduler/test_hazards.py", *STREAMS),
-    "scheduler/memory": ("tests/scheduler/test_memory.py", "tests/scheduler/test_executor_memory.py"),
+    "passes/weight_gradients.py": SPLIT,
+    "passes": ("tests/passes/test_fixtures.py",),
+    "scheduler/hazards": ("tests/scheduler/test_hazards_by_hand.py", "tests/scheduler/test_crossing.py", STREAMS[0],
+                          "tests/scheduler/test_together.py", "tests/scheduler/test_hazards.py"),
+    "scheduler/memory/saved.py": ("tests/passes/test_judge.py",),
     "scheduler/memory/throttle.py": ("tests/scheduler/test_throttle.py",),
     "scheduler/memory/waits_at_peaks.py": ("tests/scheduler/test_throttle.py",),
-    "scheduler/whole_step/orders.py": ("tests/scheduler/test_orders_by_hand.py", "tests/scheduler/test_orders.py"),
-    "interlace/bridge/lower.py": ("tests/bridge/test_lower.py", "tests/bridge/test_feeds.py", "tests/bridge/test_plain_lowering.py"),
+    "scheduler/memory": ("tests/scheduler/test_executor_memory.py", "tests/scheduler/test_memory.py"),
+    "scheduler/early_repeats.py": ("tests/scheduler/test_recompute_choices.py",),
+    "scheduler/whole_step/orders.py": ORDERS,
+    "scheduler/whole_step/search.py": ("tests/scheduler/test_whole_step.py",),
+    "interlace/planning/memory.py": ("tests/planning/test_memory_choice.py", "tests/passes/test_budget.py"),
+    "interlace/bridge/lower.py": ("tests/bridge/test_lower.py", "tests/bridge/test_targets.py", "tests/bridge/test_feeds.py"),
 }  # fmt: skip
 """Tests beside each file, or each folder; the fast ones first."""
 

@@ -277,8 +277,8 @@ def test_a_program_without_recomputation_stays_as_it_is() -> None:
 
 def test_a_stage_recomputes_what_its_first_rank_would() -> None:
     """Its ranks measure otherwise, and other stages choose for themselves: neither all stages' choice nor rank 0's."""
-    programs_ = [msgspec.structs.replace(parsed(PLAIN.replace(FORMER, f"stage={rank // 2} of 2 micro_batches=3 chunks=1 schedule=1F1B")), rank=rank)
-                 for rank in range(4)]  # fmt: skip
+    texts = [PLAIN.replace(FORMER, f"stage={rank // 2} of 2 micro_batches=3 chunks=1 schedule=1F1B") for rank in range(4)]
+    programs_ = [msgspec.structs.replace(parsed(text), rank=rank) for rank, text in enumerate(texts)]
     choose = ChooseRecompute(level=0.5)
     groups = choose.facts(programs_[0], Context(COSTS)).groups
     assert len(groups) == 3

@@ -263,8 +263,8 @@ def test_what_the_next_step_may_overtake_is_ordered_within_this_one(jobs: str, c
 
 
 def test_without_inputs_the_next_step_begins_with_what_computes_first() -> None:
-    program = parse(HEAD.format(count=1) + STATE.replace('"x" = pd_op.data()', " = pd_op.full()").replace('"y" = pd_op.data()', " = pd_op.full()")
-                    + "job a backward 0: 0@0 3@0 4@0 1@0 5@0 7@0\njob o optimizer 0: 6@0")  # fmt: skip
+    constants = STATE.replace('"x" = pd_op.data()', " = pd_op.full()").replace('"y" = pd_op.data()', " = pd_op.full()")
+    program = parse(HEAD.format(count=1) + constants + "job a backward 0: 0@0 3@0 4@0 1@0 5@0 7@0\njob o optimizer 0: 6@0")
     assert needs_of(program).carried == (((0, 0), (4, 0)),)
 
 
@@ -280,3 +280,12 @@ job b forward 0: 3@0
 """
     for ops in (text, text.replace("(%1, %2)", "(%2, %1)")):
         assert needs_of(parse(HEAD.format(count=1) + ops)).orders == (((0, 0), (1, 0)), ((2, 0), (3, 0)))
+
+
+def test_the_reader_comes_behind_computation_that_waits_not_behind_another_side_stream() -> None:
+    text = LOSS.replace("#6 ", '#6 %6:float32[4] = pd_op.all_reduce(%3) forward group=8 stream="other"\n#7 ')
+    made = assigned("group 8 = 0,1\n" + text + "job a forward 0: 1@0 3@0 2@0 5@0 6@0 4@0\n")
+    require_proved(made)
+    (reader,) = [op for op in made.ops if op.kind == "share_data" and op.operands == (1,)]
+    items = made.jobs[0].items
+    assert (reader.stream, items[items.index((reader.id, 0)) - 1]) == ("", (4, 0))

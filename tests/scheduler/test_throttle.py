@@ -276,8 +276,9 @@ def behind(*blocks: tuple[int, int, int, int, bool], ends: tuple[int, ...] = END
     """Where the host waits, and for what, if no more bytes than the limit may be live; 1 byte is persistable."""
     first, last_read, free_at, size, pinned = (np.array(column) for column in zip(*blocks, strict=True))
     issue = 10 * np.arange(8)
-    lives = memory.Lives(issue[first], free_at, np.ones_like(first), np.zeros_like(first), size, pinned, first, 0 * first)
-    placed = memory.Placed(first, last_read, first < 0, first < 0, size, pinned, first, 0 * first, first, first, first, None, {"device": 1}, [])
+    none, never = np.zeros_like(first), first < 0
+    lives = memory.Lives(issue[first], free_at, none + 1, none, size, pinned, first, none)
+    placed = memory.Placed(first, last_read, never, never, size, pinned, first, none, first, first, first, None, {"device": 1}, [])
     times = Times(issue, issue, issue, np.array(ends))
     return waits_at_peaks(run_ahead_program(), times, lives, placed, np.arange(8) != 2, limit)
 
@@ -299,7 +300,7 @@ def behind(*blocks: tuple[int, int, int, int, bool], ends: tuple[int, ...] = END
         ((AWAY, (3, 7, 10**6, 20, True)), (5, 110, 300, 120, 130, 140, 150, 160), 15, {}),
         ((AWAY, (0, 2, 105, 10, False), TAKEN), (5, 108, 300, 120, 130, 140, 150, 160), 15, {2: 1}),
         ((AWAY, (0, 2, 105, 10, False), (6, 7, 10**6, 10, False)), (5, 15, 300, 20, 102, 107, 1, 1), 15, {5: 5}),  # both are given back
-        ((AWAY, (0, 2, 105, 10, False), (6, 7, 10**6, 10, False)), (5, 15, 300, 20, 102, 103, 1, 1), 15, {5: 4}),  # one, as computation ends
+        ((AWAY, (0, 2, 105, 10, False), (6, 7, 10**6, 10, False)), (5, 15, 300, 20, 102, 103, 1, 1), 15, {5: 4}),  # one
         ((AWAY, (5, 7, 10**6, 10, False), (7, 7, 10**6, 10, False)), ENDS, 15, {4: 4}),  # the next one finds it given back
         ((AWAY, (0, 2, 145, 10, False), (5, 7, 10**6, 10, False), (7, 7, 10**6, 10, False)), ENDS, 15, {4: 4, 6: 6}),
     ],

@@ -283,11 +283,13 @@ def test_weight_gradients_that_trail_keep_no_stage_waiting_for_ever(count: int, 
 def test_jobs_of_a_stage_are_those_of_its_choice_and_fit_by_all_micro_batches(micro_batches: int, chunks: int) -> None:
     """Ranked by the jobs of a short step, held against the memory by those of the whole; orders at the end, levels and lags count."""
     slots = [times(1, 1, chunks), {kind: recomputed(kind, each) for kind, each in times(1, 1, chunks).items()}]
-    lags, num = ((1, 0), (2, 0), (1, 1)), min(micro_batches, 16)
-    whole, short = ([joined(1, 2, count, chunks, lag=lag, warmup=1, lag_at_end=lag + more) for lag, more in lags] for count in (micro_batches, num))
+    num = min(micro_batches, 16)
+    lags = ((1, 0), (2, 0), (1, 1), *[(16, 0)] * (micro_batches > num))  # what trails by all of the short step differs in the whole one
+    whole, short = ([joined(1, 2, count, chunks, lag=lag, warmup=1, lag_at_end=lag + more) for lag, more in lags]
+                    for count in (micro_batches, num))  # fmt: skip
     orders = [[{kind: longer(each, factor) for kind, each in level.items()} for factor in (1.0, 1.25)] for level in slots]
-    given = [StageTimes(stage, tuple(StageOrder("dx-first", early, 0.0, orders[level][not early]) for early in (True, False)), 5000 - 700 * level)
-             for stage in (0, 1) for level in (0, 1)]  # fmt: skip
+    ways = [tuple(StageOrder("dx-first", early, 0.0, level[not early]) for early in (True, False)) for level in orders]
+    given = [StageTimes(stage, ways[level], 5000 - 700 * level) for stage in (0, 1) for level in (0, 1)]
     for k, (lag, more) in enumerate(lags):
         for level, early, at_end in itertools.product((0, 1), (True, False), (True, False)):
             choice = search_module.Choice(lag, 1, early, 0.0, level, "dx-first", at_end, more)
