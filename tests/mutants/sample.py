@@ -42,7 +42,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/streams.py": STREAMS[::-1],
     "passes/throttle_host.py": ("tests/scheduler/test_throttle.py",),
     "passes/weight_gradients.py": SPLIT,
-    "passes": ("tests/passes/test_fixtures.py",),
+    "passes": ("tests/passes/test_fixtures.py", "tests/passes/test_options_count.py"),
     "scheduler/hazards": ("tests/scheduler/test_hazards_by_hand.py", "tests/scheduler/test_crossing.py", STREAMS[0],
                           "tests/scheduler/test_together.py", "tests/scheduler/test_hazards.py"),
     "scheduler/memory/saved.py": ("tests/passes/test_judge.py",),
