@@ -5,11 +5,16 @@ from __future__ import annotations
 import threading
 import traceback
 
+import msgspec
 import pytest
 
-pytest.importorskip("paddle")
+paddle = pytest.importorskip("paddle")
 
-from interlace.bridge.lower import _short_stacks
+from interlace.bridge.capture import capture  # noqa: E402
+from interlace.bridge.lower import _EventTable, _short_stacks, lower  # noqa: E402
+from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
+from interlace.ir import Event  # noqa: E402
+from tests.bridge.small import ACCUMULATE, Build, C, captured_small, planned  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 
@@ -33,3 +38,47 @@ def test_stacks_are_whole_again_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), _short_stacks():
         raise ZeroDivisionError
     assert traceback.extract_stack is whole
+
+
+def test_what_waits_for_any_input_waits_for_the_last_that_is_cut() -> None:
+    """The job that cuts the batch records one event; others stay where they are recorded, and an op instance records one."""
+    fed = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    table = _EventTable((Event("x", (0, 0), ((5, 0), (6, 0))), Event("y", (1, 1), ((6, 0),)), Event("z", (5, 0), ((6, 0), (1, 0)))), fed)
+    assert table.records == {(1, 1): "x", (5, 0): "z"}
+    assert table.waits == {(5, 0): ["x"], (6, 0): ["x", "x", "z"], (1, 0): ["z"]}
+
+
+def test_what_a_job_reads_from_another_keeps_its_variable() -> None:
+    """A value that is written in place into such a variable gets no name of its own: it has one. Each is declared once."""
+    captured = captured_small()
+    program = planned(captured)
+    made = lower(captured, program, CpuDevice(paddle.CPUPlace()))
+    for each in made.jobs[1:-1]:
+        block = each.program.global_block()
+        declared = set(block.kwargs())
+        named = [op.attrs()["output_name"] for op in block.ops if op.name() == "builtin.shadow_output"]
+        assert not declared & set(named)
+        assert len(named) == len(set(named))
+    backward = next(each for each in made.jobs if each.name.startswith("backward")).program.global_block()
+    assert "g" in backward.kwargs()
+
+
+@pytest.mark.parametrize("read", [("exp", "tanh"), ("tanh", "exp"), ("exp", "exp"), ("tanh", "tanh")])
+def test_an_operation_that_read_one_value_twice_may_read_two(read: tuple[str, str]) -> None:
+    """A plan may give its operands apart, such as what is kept and what is computed again."""
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        x = build.data("x", [2, 4])
+        a, b = C.exp(x), C.tanh(x)
+        loss = C.mean(C.add(C.add(a, a), b), [], False)
+        C.set_persistable_value(loss, "loss")
+        build.role(0)
+    captured = capture(build.main, ACCUMULATE)
+    program = planned(captured)
+    given = {op.kind: op.results[0] for op in program.ops if op.kind in ("exp", "tanh")}
+    first = next(op for op in program.ops if op.kind == "add")
+    apart = msgspec.structs.replace(first, operands=tuple(given[kind] for kind in read))
+    made = lower(captured, program.with_ops([apart if op is first else op for op in program.ops]), CpuDevice(paddle.CPUPlace()))
+    for each in made.jobs[1:-1]:
+        built = next(op for op in each.program.global_block().ops if op.name() == "pd_op.add")
+        assert tuple(built.operand_source(k).get_defining_op().name() for k in (0, 1)) == tuple(f"pd_op.{kind}" for kind in read)

@@ -115,14 +115,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if bad or not chosen:
         print("\n".join(bad or [f"no mutant fits {options.words}; words are looked for in paths, descriptions and tests"]))
         return 2
-    _load_libraries(options.paddle)
+    load_libraries(options.paddle)
     given = tuple(options.tests)
     tasks = [Task(given or mutant.tests, mutant) for mutant in chosen if not mutant.equivalent]
     by_file: dict[str, set[str]] = defaultdict(set)
     for test in {test for task in tasks for test in task.tests}:
         by_file[test.partition("::")[0]].add(test)
     baseline = {file: Task(tuple(sorted(tests))) for file, tests in by_file.items()}
-    _run_all(baseline.values(), options.jobs, lambda task: None)
+    run_all(baseline.values(), options.jobs, lambda task: None)
     failed = [task for task in baseline.values() if task.code != PASSED]
     if failed:
         print("\n".join(f"{task.output}\nwithout any fault these do not pass: {' '.join(task.tests)}" for task in failed))
@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.verbose > 1 or verdict not in ("killed", "alive"):
             print(task.output)
 
-    _run_all(tasks, options.jobs, tell)
+    run_all(tasks, options.jobs, tell)
     print(report.text())
     return 1 if report.bad else 0
 
@@ -168,7 +168,7 @@ def wrong(mutant: Mutant) -> str | None:
     return None
 
 
-def _load_libraries(with_paddle: bool) -> None:
+def load_libraries(with_paddle: bool) -> None:
     """Load what every process needs; nothing of Interlace, which is loaded with the fault in it."""
     for name in (*LIBRARIES, *(("paddle",) if with_paddle else ())):
         with contextlib.suppress(ImportError):
@@ -181,7 +181,7 @@ def _load_libraries(with_paddle: bool) -> None:
     assert not loaded, loaded
 
 
-def _run_all(tasks: Iterable[Task], jobs: int, tell: Callable[[Task], None]) -> None:
+def run_all(tasks: Iterable[Task], jobs: int, tell: Callable[[Task], None]) -> None:
     """Run tasks, each in a process forked from this one, some at a time."""
     waiting, running = list(tasks)[::-1], {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:

@@ -16,7 +16,8 @@ from interlace.errors import ConfigError
 from interlace.ir import Graph, Program, parse, verify
 from interlace.ir.kinds import is_comm, is_random
 from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
-from interlace.passes.choose_recompute import choices
+from interlace.passes.base import Context
+from interlace.passes.choose_recompute import RecomputeFacts, choices
 from interlace.passes.choose_recompute import recomputation as recomputation_of
 from interlace.passes.peers import Peers
 from interlace.passes.weight_gradients import Backward
@@ -272,3 +273,34 @@ def test_a_program_without_recomputation_stays_as_it_is() -> None:
     made, (report,) = Pipeline((ChooseRecompute(),)).run(program, COSTS)
     assert made.ops == program.ops
     assert report.declined == ("the program recomputes nothing that repeats forward exactly",)
+
+
+def test_a_stage_recomputes_what_its_first_rank_would() -> None:
+    """Its ranks measure otherwise, and other stages choose for themselves: neither all stages' choice nor rank 0's."""
+    texts = [PLAIN.replace(FORMER, f"stage={rank // 2} of 2 micro_batches=3 chunks=1 schedule=1F1B") for rank in range(4)]
+    programs_ = [msgspec.structs.replace(parsed(text), rank=rank) for rank, text in enumerate(texts)]
+    choose = ChooseRecompute(level=0.5)
+    groups = choose.facts(programs_[0], Context(COSTS)).groups
+    assert len(groups) == 3
+    for chosen in ([(0,), (1,), (2,), ()], [(), (0, 1, 2), (1, 2), (0,)]):
+        everyone = [RecomputeFacts(rank // 2, groups, each) for rank, each in enumerate(chosen)]
+        made = [kinds(choose.run(program, Context(COSTS, facts=everyone, is_whole=True))) for program in programs_]
+        alone = [kinds(choose.run(programs_[0], Context(COSTS, facts=[everyone[rank]]))) for rank in (0, 2)]
+        assert made == [alone[0], alone[0], alone[1], alone[1]]
+        assert alone[0] != alone[1]
+
+
+def test_only_ranks_of_its_own_stage_must_know_the_same_values() -> None:
+    """Another stage has other values; what differs within a stage is recomputed as the program has it, on all of its ranks."""
+    program = msgspec.structs.replace(parsed(PLAIN.replace(FORMER, "stage=1 of 2 micro_batches=3 chunks=1 schedule=1F1B")), rank=3)
+    choose = ChooseRecompute(level=0.5)
+    mine = choose.facts(program, Context(COSTS))
+    said = []
+    for other in (0, 2):
+        everyone = [mine if rank >= 2 else RecomputeFacts(0, mine.groups, ()) for rank in range(4)]
+        everyone[other] = msgspec.structs.replace(everyone[other], groups=mine.groups[:1])
+        context = Context(COSTS, facts=everyone, is_whole=True)
+        made = choose.run(program, context)
+        said.append((kinds(made), any("ranks of this stage differ" in line for line in context.declined)))
+    assert said[0] == (kinds(choose.run(program, Context(COSTS, facts=[mine]))), False)
+    assert said[1] == (["matmul", "gelu"], True)

@@ -137,3 +137,77 @@ def test_a_part_of_another_rank_is_no_exchange_on_any_of_them() -> None:
     assert [program.ops for program in programs] == [parse(each).ops for each in texts]
     assert [OTHERS in line for line in reports[0].declined] == [True]
     assert reports[1].declined == ("found nothing to do",)
+
+
+def test_dims_may_be_counted_from_the_end() -> None:
+    """Of the slice and of the join: the same exchange as with the dims themselves."""
+    texts = [text(rank, (0, 1), (2, 4, 3), 1, 2) for rank in (0, 1)]
+    from_end = [each.replace('"axes":[1]', '"axes":[-2]').replace('"value":2.0', '"value":-1.0') for each in texts]
+    assert all(each != other for each, other in zip(texts, from_end, strict=True))
+    programs, others = (narrowed(each)[0] for each in (texts, from_end))
+    assert [each.ops for each in programs] == [each.ops for each in others]
+    assert all("all_to_all" in [op.kind for op in each.ops] for each in programs)
+    for before, after in zip(computed([parse(each) for each in from_end], 9), computed(others, 9), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("number", [2, 4, 6, 7])
+def test_constants_that_others_read_stay(number: int) -> None:
+    texts = [text(rank, (0, 1), (4, 1), 0, 1, more=f"#10 %10:int64[1] = pd_op.relu(%{number}) forward\n") for rank in (0, 1)]
+    for program in narrowed(texts)[0]:
+        assert {op.id for op in program.ops} & {2, 4, 6, 7} == {number}
+        assert "all_to_all" in [op.kind for op in program.ops]
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("= pd_op.slice(%5, %6, %7) forward", "= pd_op.slice(%5, %6, %7) backward"),
+        ("= pd_op.concat(%3, %4) forward", "= pd_op.concat(%3, %4) backward"),
+        ("= pd_op.split_with_num(%1, %2) forward", "= pd_op.split_with_num(%1, %2) backward"),
+    ],
+)
+def test_what_another_role_reads_stays_gathered(was: str, now: str) -> None:
+    """The slice, what joins the parts, or what takes them apart is of backward, and all behind it."""
+    texts = []
+    for rank in (0, 1):
+        lines = text(rank, (0, 1), (4, 1), 0, 1).replace(was, now).splitlines()
+        first = next(k for k, line in enumerate(lines) if " backward" in line)
+        texts.append("\n".join(line.replace(" forward", " backward") if k > first else line for k, line in enumerate(lines)) + "\n")
+    assert [program.ops for program in narrowed(texts)[0]] == [parse(each).ops for each in texts]
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ('"decrease_axis":[]', '"decrease_axis":[0]'),
+        ('"axes":[0]', '"axes":[0,1]'),
+        ("%1:float32[8,1] = ", "%1:float32[8,1]! = "),  # kept beyond the step
+        ('"ring_id":7', '"other":7'),  # no communicator is known
+        ("%2:int32[1] = pd_op.full() forward", "%2:int32[1] = pd_op.full(%0) forward"),
+    ],
+)
+def test_what_is_no_plain_part_of_a_plain_gathering_stays(was: str, now: str) -> None:
+    """A dim that the slice takes away, a slice of two dims, a gathered tensor that outlives the step."""
+    texts = [text(rank, (0, 1), (4, 1), 0, 1).replace(was, now) for rank in (0, 1)]
+    assert all(now in each for each in texts)
+    if "full(%0)" in now:  # it is computed, so it stays when the gathering goes
+        assert all(2 in {op.id for op in program.ops} for program in narrowed(texts)[0])
+        return
+    assert [program.ops for program in narrowed(texts)[0]] == [parse(each).ops for each in texts]
+
+
+def test_gatherings_of_one_group_are_told_apart_by_their_place_and_their_dim() -> None:
+    """The second of two gatherings of a group keeps another part on one rank: the first is exchanged, the second is not."""
+    texts = []
+    for rank in (0, 1):
+        part = 1 - rank if rank else rank
+        texts.append(text(rank, (0, 1), (4, 1), 0, 1) + f"""
+#11 %11:float32[8,1] = pd_op.all_gather(%0) forward group=7 {{"nranks":2,"ring_id":7}}
+#12 %12:int64[1] = pd_op.full_int_array() forward {{"value":[{4 * part}]}}
+#13 %13:int64[1] = pd_op.full_int_array() forward {{"value":[{4 * part + 4}]}}
+#14 %14:float32[4,1] = pd_op.slice(%11, %12, %13) forward {{"axes":[0],"decrease_axis":[]}}
+""")  # fmt: skip
+    for program in narrowed(texts)[0]:
+        kinds = [op.kind for op in program.ops if op.group == 7]
+        assert kinds == ["all_to_all", "all_gather"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from interlace.config import make_config
 from interlace.cost_model import GivenCosts
 from interlace.ir import Program
 from interlace.ir.kinds import is_comm
@@ -20,6 +21,13 @@ PLAIN = programs(World(pp=2, mp=2, micro_batches=4, layers=3))[0]
 
 def planned(*passes: Pass) -> Program:
     return Pipeline(passes).run(PLAIN, LONG_COMM)[0]
+
+
+def test_what_runs_by_default_and_in_which_order() -> None:
+    """Offload runs where it is asked for; docs/how-it-works.md has the same list."""
+    names = [each.name for each in make_config({}).pipeline().passes]
+    assert names == ["choose-recompute", "narrow-gathers", "split-backward", "overlap-column-backward", "schedule-1f1b", "name-streams",
+                     "delay-transfers", "extend-lifetimes", "insert-events", "throttle-host"]  # fmt: skip
 
 
 @pytest.mark.parametrize("priority", [-3, 0])

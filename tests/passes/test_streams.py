@@ -10,6 +10,7 @@ from interlace.errors import PlanError
 from interlace.ir import Program, parse, verify
 from interlace.passes import Pipeline, extend_lifetimes, insert_events
 from interlace.scheduler.hazards import check
+from interlace.scheduler.hazards.missing_orders import needs_of
 from interlace.scheduler.target import CUSTOM, GPU, Target
 from tests.closure import Closure
 from tests.default_passes import THROTTLED
@@ -218,3 +219,108 @@ def test_events_stand_at_the_nearest_kernels_where_control_flow_takes_none(kind:
 def test_control_flow_without_a_kernel_beside_it_is_refused_by_name(after: str, before: str) -> None:
     with pytest.raises(PlanError, match=r"still misses 1 order\(s\), the first: #\d .* must wait for #\d "):
         insert_events.events_of(branches("if", after, before))
+
+
+def test_what_another_side_stream_reads_last_gets_an_event_and_no_reader() -> None:
+    """The memory is free when that stream's reader has completed; one more reader on computation would not hold it for the other."""
+    made = assigned("""
+group 8 = 0,1
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.exp(%0) forward
+#2 %2:float32[2] = pd_op.all_reduce(%1) forward group=7 stream="a"
+#3 %3:float32[2] = pd_op.all_reduce(%1) forward group=8 stream="b"
+#4 %4:float32[2] = pd_op.exp(%3) forward
+#5 %5:float32[2] = pd_op.add(%2, %4) forward
+#6 builtin.shadow_output(%5) forward {"output_name":"y"}
+job a forward 0: 1-5@0
+""")
+    require_proved(made)
+    assert len({op.stream for op in made.ops if op.kind == "all_reduce"}) == 2
+    assert added(made) == []
+    assert [(event.record, event.waits) for event in made.events] == [((2, 0), ((3, 0),))]
+
+
+@pytest.mark.parametrize(
+    ("waits_first", "behind"),
+    [
+        ("6@1 4@0 5@1 4@1 5@0", (5, 1)),  # computation of another micro-batch waits for the gathering first: it is read no more
+        ("6@1 5@1 4@0 4@1 5@0", (4, 1)),
+        ("6@1 4@1 4@0 5@1 5@0", (4, 1)),
+    ],
+)
+def test_the_reader_comes_behind_what_waits_in_the_same_micro_batch(waits_first: str, behind: tuple[int, int]) -> None:
+    text = LOSS.replace("#6 ", "#6 %6:float32[2] = pd_op.exp(%0) forward\n#7 ")
+    made = assigned(text + f"job a forward 0: 6@0 1@0 1@1 2@0 3@1 3@0 2@1 {waits_first}\n", count=2)
+    require_proved(made)
+    (reader,) = [op for op in made.ops if op.kind == "share_data"]
+    assert (reader.stream, reader.operands) == ("", (1,))
+    items = made.jobs[0].items
+    assert items[items.index((reader.id, 1)) - 1] == behind
+
+
+def test_backward_in_one_job_with_forward_holds_nothing_for_it() -> None:
+    """The reader of a value of forward comes behind forward's own wait, though backward waits for the stream before."""
+    text = LOSS.replace("#6 ", "#6 %6:float32[4] = pd_op.exp(%3) backward\n#7 ")
+    made = assigned(text + "job a forward 0: 1@0 3@0 2@0 5@0 6@0 4@0\n")
+    require_proved(made)
+    items = made.jobs[0].items
+    (reader,) = [op for op in made.ops if op.kind == "share_data"]
+    assert items[items.index((reader.id, 0)) - 1] == (4, 0)
+    assert reader.role == "forward"
+
+
+STATE = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2]"y" = pd_op.data() forward
+#2 %2:float32[2]!"g" = builtin.parameter() forward
+#3 %3:float32[2] = pd_op.exp(%0) forward
+#4 %4:float32[2]~2! = pd_op.all_reduce_(%2) backward group=7 stream="side" inplace=0:0
+#5 %5:float32[2] = pd_op.exp(%1) forward
+#6 %6:float32[2] = pd_op.exp(%2) optimize
+#7 %7:float32[2] = pd_op.all_reduce(%3) backward group=7 stream="side"
+"""
+
+
+@pytest.mark.parametrize(
+    ("jobs", "carried"),
+    [
+        # the sum is written first thing in the next step, where computation may still read it: it waits for what computes first, which
+        # is the job that cuts the batch, by the last input that it cuts;
+        ("job a backward 0: 4@0 3@0 5@0 7@0\njob o optimizer 0: 6@0", [((1, 0), (4, 0))]),
+        # and where the side stream issues more behind the last use, the last of it waits for that
+        ("job a backward 0: 3@0 4@0 5@0\njob o optimizer 0: 6@0\njob p backward 0: 7@0", [((6, 0), (7, 0))]),
+    ],
+)
+def test_what_the_next_step_may_overtake_is_ordered_within_this_one(jobs: str, carried: list[object]) -> None:
+    program = parse(HEAD.format(count=1) + STATE + jobs)
+    verify(program)
+    assert list(needs_of(program).carried) == carried
+
+
+def test_without_inputs_the_next_step_begins_with_what_computes_first() -> None:
+    constants = STATE.replace('"x" = pd_op.data()', " = pd_op.full()").replace('"y" = pd_op.data()', " = pd_op.full()")
+    program = parse(HEAD.format(count=1) + constants + "job a backward 0: 0@0 3@0 4@0 1@0 5@0 7@0\njob o optimizer 0: 6@0")
+    assert needs_of(program).carried == (((0, 0), (4, 0)),)
+
+
+def test_of_orders_that_follow_from_another_none_is_supplied() -> None:
+    """What reads two results of a side stream, from another job, waits for the later one."""
+    text = """
+#0 %0:float32[2]"x" = pd_op.data() forward
+#1 %1:float32[2] = pd_op.all_reduce(%0) forward group=7 stream="side"
+#2 %2:float32[2] = pd_op.all_reduce(%0) forward group=7 stream="side"
+#3 %3:float32[2] = pd_op.add(%1, %2) forward
+job a forward 0: 1-2@0
+job b forward 0: 3@0
+"""
+    for ops in (text, text.replace("(%1, %2)", "(%2, %1)")):
+        assert needs_of(parse(HEAD.format(count=1) + ops)).orders == (((0, 0), (1, 0)), ((2, 0), (3, 0)))
+
+
+def test_the_reader_comes_behind_computation_that_waits_not_behind_another_side_stream() -> None:
+    text = LOSS.replace("#6 ", '#6 %6:float32[4] = pd_op.all_reduce(%3) forward group=8 stream="other"\n#7 ')
+    made = assigned("group 8 = 0,1\n" + text + "job a forward 0: 1@0 3@0 2@0 5@0 6@0 4@0\n")
+    require_proved(made)
+    (reader,) = [op for op in made.ops if op.kind == "share_data" and op.operands == (1,)]
+    items = made.jobs[0].items
+    assert (reader.stream, items[items.index((reader.id, 0)) - 1]) == ("", (4, 0))

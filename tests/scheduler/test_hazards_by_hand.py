@@ -281,3 +281,14 @@ FUSED = """
 ])  # fmt: skip
 def test_clearing_a_part_of_a_fused_buffer_writes_the_buffer(stream: str, jobs: str, found: set[str]) -> None:
     assert kinds([rank(0, FUSED.format(stream=stream), jobs, world=1, groups="group 6 = 0\n")]) == found
+
+
+@pytest.mark.parametrize(("jobs", "found"), [("1@1 2@1", set()), ("2@1 1@1", {"read-before-write"})])
+def test_what_launches_nothing_gives_its_result_in_its_own_micro_batch(jobs: str, found: set[str]) -> None:
+    """A shape, which the host makes, is there for the micro-batch that made it."""
+    ops = """
+#1 %1:int64[1] = pd_op.full_int_array() forward {"value":[4]}
+#2 %2:float32[4] = pd_op.expand(%0, %1) forward
+#3 %3:float32[4] = pd_op.expand(%0, %1) forward
+"""
+    assert kinds([rank(0, ops, f"job a forward 0: 1@0 2@0 3@0\njob b forward 1: {jobs} 3@1", micro_batches=2)]) == found

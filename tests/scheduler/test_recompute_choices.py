@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
-from interlace.ir import Program, verify
+from interlace.ir import Program, parse, verify
 from interlace.ir.kinds import is_receive
 from interlace.passes.choose_recompute import choices
 from interlace.scheduler.early_repeats import with_early_repeats
@@ -103,3 +103,63 @@ def test_sections_that_are_left_out_are_never_the_fullest(sections: list[tuple[i
     every = least + kept.sum(0) - kept[freed].sum(0)
     assert few[every[few].argmax()] == every.argmax()
     assert len(few) == len({each for _, each in sections})
+
+
+BACKWARD = """program rank=0 world=2 mode=train
+pipeline stage=0 of 2 micro_batches=2 chunks={chunks} schedule=VPP
+group 3 = 0,1
+group 4 = 0,1
+#0 %0:float32[640]"x" = pd_op.data() forward
+#1 %1:float32[640] = pd_op.exp(%0) forward
+#2 %2:float32[640] = pd_op.exp(%1) forward
+#3 %3:float32[640] = pd_op.exp(%2) forward
+#4 pd_op.send_v2(%3) forward group=3 {{"peer":1}}
+"""
+STEPS = """#10 %10:float32[640] = pd_op.recv_v2() backward group=3 {"peer":1}
+#11 %11:float32[640] = pd_op.gelu(%0) backward
+#12 %12:float32[640] = pd_op.gelu_grad(%11, %10) backward
+#13 %13:float32[640] = pd_op.tanh(%0) backward
+#14 %14:float32[640] = pd_op.gelu_grad(%13, %12) backward
+#15 %15:float32[640] = pd_op.exp(%0) backward
+#16 %16:float32[640] = pd_op.gelu_grad(%15, %14) backward
+#17 builtin.shadow_output(%16) optimize {"output_name":"y"}
+"""
+"""Each step of backward repeats something, and reads it with the gradient of the step before."""
+
+
+def order(steps: str, repeats: set[int], chunks: int = 1) -> list[int]:
+    """Backward's operations as they are then."""
+    program = parse(BACKWARD.format(chunks=chunks) + steps)
+    verify(program)
+    made = with_early_repeats(program, repeats)
+    verify(made)
+    assert [op for op in made.ops if op.role != "backward"] == [op for op in program.ops if op.role != "backward"]
+    return [op.id for op in made.ops if op.role == "backward"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "repeats", "found"),
+    [
+        ((), {11, 13, 15}, [11, 10, 12, 13, 14, 15, 16]),  # with two of them three gradients' worth would be live
+        ((), {13, 15}, [10, 11, 12, 13, 14, 15, 16]),
+        ((), set(), [10, 11, 12, 13, 14, 15, 16]),
+        ((("[640] = pd_op.tanh(%0)", "[1] = pd_op.tanh(%0)"), ("[640] = pd_op.gelu_grad(%15", "[1281] = pd_op.gelu_grad(%15")),
+         {11, 13, 15}, [11, 13, 15, 10, 12, 14, 16]),  # a small one raises no peak, as the last step has one as high
+        ((("pd_op.recv_v2() backward group=3", "pd_op.exp(%0) backward"),), {11, 13, 15}, [10, 11, 12, 13, 14, 15, 16]),  # waits for nobody
+        ((("gelu(%0)", "gelu(%10)"),), {11, 13, 15}, [10, 11, 12, 13, 14, 15, 16]),  # the first needs the gradient, the second has no room
+        ((("tanh(%0)", "tanh(%11)"), ("gelu_grad(%11, %10)", "gelu_grad(%10, %10)")), {11, 13}, [11, 13, 10, 12, 14, 15, 16]),
+        ((("pd_op.gelu(%0) backward", "pd_op.all_reduce(%0) backward group=4"),), {11}, [10, 11, 12, 13, 14, 15, 16]),  # communicates
+    ],
+)  # fmt: skip
+def test_as_many_repetitions_come_first_as_raise_no_peak(changed: tuple[tuple[str, str], ...], repeats: set[int], found: list[int]) -> None:
+    steps = STEPS
+    for was, now in changed:
+        assert was in steps
+        steps = steps.replace(was, now)
+    assert order(steps, repeats) == found
+
+
+def test_each_chunk_begins_with_its_own_repetitions() -> None:
+    other = STEPS.replace("%", "%1").replace("#", "#1").replace(" backward", " backward chunk=1").replace("optimize", "optimize chunk=1")
+    other = other.replace('"y"', '"z"').replace("(%10)", "(%0)")
+    assert order(other + STEPS, {11, 13, 15, 111, 113}, chunks=2) == [111, 110, 112, 113, 114, 115, 116, 11, 10, 12, 13, 14, 15, 16]

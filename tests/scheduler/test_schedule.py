@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, PlanError
-from interlace.ir import Pipeline, Program, parse
+from interlace.ir import Graph, Pipeline, Program, parse
 from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context
+from interlace.scheduler.interleave.at_once import at_once
 from interlace.scheduler.jobs import Parts
 from interlace.scheduler.legal_rows import check_rows, stall
 from interlace.scheduler.schedule import (
@@ -35,6 +36,7 @@ from interlace.scheduler.schedule import (
     with_optimizer,
     zero_bubble,
 )
+from tests.strategies import World, programs
 
 Row = list[tuple[str, int]]
 
@@ -305,3 +307,29 @@ def test_zero_bubble_holds_no_more_than_the_first_stage_of_1f1b() -> None:
     """Job lists."""
     assert show_row(1, zero_bubble(1, 2, 4)) == "1 | 0F 0I 1F 1I 0W 2F 2I 1W 3F 3I 2W 3W O"
     assert show_row(2, zero_bubble(2, 3, 4)) == "2 | 0F 0I 1F 1I 2F 2I 0W 3F 3I 1W 2W 3W O"
+
+
+@pytest.mark.parametrize("forms", [("dx-first", "mixed"), ("mixed", "dx-first")])
+def test_a_stage_of_given_depth_has_its_form(forms: tuple[Any, Any]) -> None:
+    """And the depth that is its own; without one, mixed stages that would wait for each other have dx-first."""
+    plain = programs(World(pp=2, micro_batches=4))
+    chosen = Schedule1F1B(interleave=forms, depth=(3, 1))
+    for program, form in zip(plain, forms, strict=True):
+        rows, found = chosen._rows(program, Context(GivenCosts({"default": 1})))
+        assert found == form
+        assert [rows[stage] for stage in (0, 1)] == [joined(stage, 2, 4, 1, lag=0, warmup=(3, 1)[stage]) for stage in (0, 1)]
+    alone = Schedule1F1B(interleave="dx-first")._rows(plain[0], Context(GivenCosts({"default": 1})))
+    assert alone[1] == "dx-first"
+    assert alone[0][0] == joined(0, 2, 4, 1, lag=0)
+
+
+def test_weight_gradients_of_every_chunk_are_chosen_among_themselves() -> None:
+    """Those that are computed at once are about the same part of each chunk's."""
+    program, cost = programs(World(pp=2, micro_batches=2, layers=4, chunks=2, schedule="VPP"))[0], GivenCosts({"gemm": 20, "default": 5})
+    halves = Parts(program, {"I", "W"})
+    expected = [at_once(Graph(program), ops, cost, 0.5) for (kind, _), ops in halves.ops.items() if kind == "W"]
+    assert len(expected) == 2
+    assert any(expected)
+    schedule = Schedule1F1B(interleave="dx-first", lag=1, at_once=0.5)
+    assert schedule._at_once(program, cost, 0.5) == expected[0] | expected[1]
+    assert schedule._at_once(program, cost, 0.0) == frozenset()

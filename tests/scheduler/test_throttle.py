@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +14,18 @@ from interlace.ir.waits import computes
 from interlace.passes import Pipeline, ThrottleHost
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory import live as memory
-from interlace.scheduler.memory.throttle import HostSync, gpu_peak, jobs_with_side_work, plan_host_syncs, sync_at_job_ends, with_host_syncs
+from interlace.scheduler.memory.throttle import (
+    HostSync,
+    _Alone,
+    gpu_peak,
+    jobs_with_side_work,
+    plan_host_syncs,
+    sync_at_job_ends,
+    with_host_syncs,
+)
+from interlace.scheduler.memory.waits_at_peaks import waits_at_peaks
 from interlace.scheduler.simulate.arrays import Options
-from interlace.scheduler.simulate.simulator import simulate
+from interlace.scheduler.simulate.simulator import Times, simulate
 from interlace.scheduler.target import GPU, Target
 from tests.default_passes import STREAMS, THROTTLED
 from tests.scheduler.plans import Shape, shapes, world
@@ -240,3 +250,63 @@ def test_a_rank_that_cannot_be_simulated_waits_at_the_end_of_every_job() -> None
     found = plan_host_syncs(program, endless, 0)
     assert found.waits == sync_at_job_ends(program, jobs_with_side_work(program))
     assert "cannot be simulated" in found.reason
+
+
+def test_waits_at_the_peak_join_those_that_there_are() -> None:
+    """Behind one op instance the host waits for the later of two; places are counted over all jobs, waits stand in the order of jobs."""
+    program = run_ahead_program()
+    waits = {"forward_0": (((4, 0), (2, 0)), ((5, 0), (4, 0))), "forward_1": (((5, 1), (4, 1)),), "forward_3": (((3, 3), (2, 3)),)}
+    more = {2: 1, 3: 0, 4: 4, 7: 5, 5: 4, 9: 8}  # four op instances a job
+    found = _Alone(program, None, None, None)._joined(waits, more)  # type: ignore[arg-type]
+    assert {name: each for name, each in found.items() if each} == {
+        "forward_0": (((4, 0), (3, 0)), ((5, 0), (4, 0))),
+        "forward_1": (((2, 1), (2, 1)), ((3, 1), (2, 1)), ((5, 1), (4, 1))),
+        "forward_2": (((3, 2), (2, 2)),),
+        "forward_3": (((3, 3), (2, 3)),),
+    }  # fmt: skip
+
+
+ENDS = (5, 15, 300, 120, 130, 140, 150, 160)
+"""When the op instances of two jobs end, four in each, issued every 10 ns; the third runs on a side stream."""
+AWAY, TAKEN = (1, 2, 100, 10, False), (3, 7, 10**6, 10, False)
+"""Blocks: by whom taken, last reader, when given back, bytes, whether in host memory. The first is read last on the side stream."""
+
+
+def behind(*blocks: tuple[int, int, int, int, bool], ends: tuple[int, ...] = ENDS, limit: int = 15) -> dict[int, int]:
+    """Where the host waits, and for what, if no more bytes than the limit may be live; 1 byte is persistable."""
+    first, last_read, free_at, size, pinned = (np.array(column) for column in zip(*blocks, strict=True))
+    issue = 10 * np.arange(8)
+    none, never = np.zeros_like(first), first < 0
+    lives = memory.Lives(issue[first], free_at, none + 1, none, size, pinned, first, none)
+    placed = memory.Placed(first, last_read, never, never, size, pinned, first, none, first, first, first, None, {"device": 1}, [])
+    times = Times(issue, issue, issue, np.array(ends))
+    return waits_at_peaks(run_ahead_program(), times, lives, placed, np.arange(8) != 2, limit)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "ends", "limit", "waits"),
+    [
+        ((AWAY, TAKEN), ENDS, 15, {}),  # nothing that was issued before ends as late
+        ((AWAY, (3, 7, 10**6, 10, False)), (5, 110, 300, 120, 130, 140, 150, 160), 15, {2: 1}),
+        ((AWAY, TAKEN), (100, 110, 300, 120, 130, 140, 150, 160), 15, {2: 0}),  # the first that ends when the block is given back
+        ((AWAY, TAKEN), (99, 110, 300, 120, 130, 140, 150, 160), 20, {2: 1}),
+        ((AWAY, TAKEN), (99, 110, 300, 120, 130, 140, 150, 160), 21, {}),  # no more than the limit
+        ((AWAY, (4, 7, 10**6, 10, False)), ENDS, 15, {}),  # the first of its job: nothing of it was issued before
+        ((AWAY, (5, 7, 10**6, 10, False)), ENDS, 15, {4: 4}),  # of the job before nobody waits
+        ((AWAY, (6, 7, 10**6, 10, False)), ENDS, 15, {5: 4}),
+        (((1, 3, 100, 10, False), TAKEN), (5, 110, 300, 120, 130, 140, 150, 160), 15, {}),  # what takes memory reads the block
+        (((1, -1, 100, 10, False), TAKEN), (5, 110, 300, 120, 130, 140, 150, 160), 15, {}),  # nobody reads it
+        (((1, 2, 100, 10, True), TAKEN), (5, 110, 300, 120, 130, 140, 150, 160), 15, {}),  # it is in host memory
+        ((AWAY, (3, 7, 10**6, 20, True)), (5, 110, 300, 120, 130, 140, 150, 160), 15, {}),
+        ((AWAY, (0, 2, 105, 10, False), TAKEN), (5, 108, 300, 120, 130, 140, 150, 160), 15, {2: 1}),
+        ((AWAY, (0, 2, 105, 10, False), (6, 7, 10**6, 10, False)), (5, 15, 300, 20, 102, 107, 1, 1), 15, {5: 5}),  # both are given back
+        ((AWAY, (0, 2, 105, 10, False), (6, 7, 10**6, 10, False)), (5, 15, 300, 20, 102, 103, 1, 1), 15, {5: 4}),  # one
+        ((AWAY, (5, 7, 10**6, 10, False), (7, 7, 10**6, 10, False)), ENDS, 15, {4: 4}),  # the next one finds it given back
+        ((AWAY, (0, 2, 145, 10, False), (5, 7, 10**6, 10, False), (7, 7, 10**6, 10, False)), ENDS, 15, {4: 4, 6: 6}),
+    ],
+)
+def test_the_host_waits_in_front_of_what_passes_the_limit(
+    blocks: tuple[tuple[int, int, int, int, bool], ...], ends: tuple[int, ...], limit: int, waits: dict[int, int]
+) -> None:
+    """For the first computation of the same job that ends after blocks are given back which nothing issued later needs."""
+    assert behind(*blocks, ends=ends, limit=limit) == waits

@@ -277,3 +277,28 @@ def test_weight_gradients_that_trail_keep_no_stage_waiting_for_ever(count: int, 
     plain, trailing = ([joined(s, count, micro_batches, lag=lag, warmup=depths[s]) for s, lag in enumerate(each)]
                        for each in ([0] * count, lags))  # fmt: skip
     assert bool(stall(plain)) == bool(stall(trailing))
+
+
+@pytest.mark.parametrize(("micro_batches", "chunks"), [(6, 1), (40, 1), (4, 2)])
+def test_jobs_of_a_stage_are_those_of_its_choice_and_fit_by_all_micro_batches(micro_batches: int, chunks: int) -> None:
+    """Ranked by the jobs of a short step, held against the memory by those of the whole; orders at the end, levels and lags count."""
+    slots = [times(1, 1, chunks), {kind: recomputed(kind, each) for kind, each in times(1, 1, chunks).items()}]
+    num = min(micro_batches, 16)
+    lags = ((1, 0), (2, 0), (1, 1), *[(16, 0)] * (micro_batches > num))  # what trails by all of the short step differs in the whole one
+    whole, short = ([joined(1, 2, count, chunks, lag=lag, warmup=1, lag_at_end=lag + more) for lag, more in lags]
+                    for count in (micro_batches, num))  # fmt: skip
+    orders = [[{kind: longer(each, factor) for kind, each in level.items()} for factor in (1.0, 1.25)] for level in slots]
+    ways = [tuple(StageOrder("dx-first", early, 0.0, level[not early]) for early in (True, False)) for level in orders]
+    given = [StageTimes(stage, ways[level], 5000 - 700 * level) for stage in (0, 1) for level in (0, 1)]
+    for k, (lag, more) in enumerate(lags):
+        for level, early, at_end in itertools.product((0, 1), (True, False), (True, False)):
+            choice = search_module.Choice(lag, 1, early, 0.0, level, "dx-first", at_end, more)
+            tables = orders[level][not early], orders[level][not at_end]
+            plain = search_module._plain_row(1, 2, num, chunks)
+            always = 5000 - 700 * level - peak_bytes(costs_of(plain, orders[level][0]))
+            held = always + peak_bytes(costs_of(whole[k], *tables))
+            for limit in (held - 1, held):
+                search = search_module._Search(given, micro_batches, limit, True, chunks)
+                found = search._jobs(1, choice)
+                assert search.peaks[1, choice] == held
+                assert found == (jobs_of(short[k], costs_of(short[k], *tables), 1, 2) if limit == held else None)
