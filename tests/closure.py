@@ -17,7 +17,8 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 from interlace.ir import Op, Program
-from interlace.ir.kinds import BOUNDARY, COMBINE, DATA, SHADOW_OUTPUT, SPLIT, is_collective, is_random, is_receive, is_send
+from interlace.ir.effects import is_random
+from interlace.ir.kinds import BOUNDARY, COMBINE, DATA, SHADOW_OUTPUT, SPLIT, is_collective, is_receive, is_send
 from tests.interpreter import Item, Rank, items_of
 
 Name = tuple[int, int, int]
