@@ -97,6 +97,7 @@ def kernels() -> dict[str, list[Kernel]]:
     return found
 
 
+@cache
 def reaching(what: re.Pattern[str]) -> dict[str, list[str]]:
     """Kernels that call what is asked for, with the functions on the way."""
     files = {each.file for group in kernels().values() for each in group}

@@ -17,6 +17,7 @@ OFF = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams"
 PLAIN = {**OFF, "schedule_1f1b": {"interleave": "off"}}
 OFFLOAD = {"offload_activations": {"fraction": 1.0, "min_bytes": 64}}
 DX_FIRST = {"schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"}, **OFFLOAD}
+RECOMPUTED = {"schedule_1f1b": {"interleave": "mixed"}, "choose_recompute": {"level": 1}}
 MIXED = {"schedule_1f1b": {"interleave": "mixed", "extra_live_bytes": "1GB"}, **OFFLOAD}
 
 CASES = {
@@ -32,6 +33,7 @@ CASES = {
     "2 stages of 2 chunks, a table put on each stage before": (
         2, "placed --pp 2 --vpp 2 --schedule VPP --micro-batches 2 --rows 1", DX_FIRST
     ),
+    "pooling that draws, all recomputed that can be": (1, "conv,fractional --micro-batches 3 --optimizer Momentum", RECOMPUTED),
     "one stage, 3 micro-batches, Lamb": (1, "norm,tied,branch --micro-batches 3 --optimizer Lamb", DX_FIRST),
 }  # fmt: skip
 
