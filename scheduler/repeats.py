@@ -2,8 +2,8 @@
 
 What is to be kept is then left out again (`scheduler/recompute.py`). Nothing is repeated that draws random numbers, acts on more than its
 results or works in place, and collectives only where that is asked for, those of groups whose ranks are all of one stage: they decide
-alike. A repetition starts at the nearest values that backward reads anyway, and at what passes from layer to layer (the residual sum), which stays: were it computed
-again too, the first layer of backward would want all of forward again, and hold all of it.
+alike. A repetition starts at the nearest values that backward reads anyway, and at what passes from layer to layer (the residual sum),
+which stays: were it computed again too, the first layer of backward would want all of forward again, and hold all of it.
 """
 
 from __future__ import annotations
