@@ -40,8 +40,8 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
     where the memory has room, and some is added where it is worth its time.
 
     Contract: keeps every value that is read, bit for bit; removes operations that repeat others exactly, collectives among them, and
-    adds exact repetitions, on all ranks of a stage alike. Nothing that draws random numbers is left out or added, nothing that works in
-    place is added, and nothing that communicates unless `repeat_collectives` asks for it.
+    adds exact repetitions, on all ranks of a stage alike. Nothing that draws random numbers, or may, is left out or added, nothing
+    that works in place is added, and nothing that communicates unless `repeat_collectives` asks for it.
 
     Before / After, where the matmul is kept and of the sum only the shape is read:
         #3 %3 = pd_op.matmul(%2, %0) forward {"fwd_recompute_id":0}     #3 %3 = pd_op.matmul(%2, %0) forward

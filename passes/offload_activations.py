@@ -10,6 +10,7 @@ import msgspec
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Edit, Graph, Job, Op, OpInstance, Program, TensorType, Value
 from interlace.ir.copies import index_of_items
+from interlace.ir.effects import is_constant
 from interlace.passes.base import ONE_BUDGET, Context, Pass, register
 from interlace.passes.streams import AutoParallelStreamType
 from interlace.scheduler.offload import (
@@ -26,7 +27,6 @@ from interlace.scheduler.offload import (
     plan_offload,
     show_move,
 )
-from interlace.scheduler.offload.saved_values import is_constant
 
 
 @register

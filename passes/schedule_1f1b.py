@@ -12,7 +12,8 @@ from interlace.cost_model import Costs
 from interlace.errors import ConfigError, PlanError
 from interlace.files import read_text
 from interlace.ir import Graph, Job, Op, Program
-from interlace.ir.kinds import is_collective, is_random, is_receive, is_send
+from interlace.ir.effects import is_ordered
+from interlace.ir.kinds import is_collective, is_receive, is_send
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.at_once import at_once
@@ -39,7 +40,8 @@ from interlace.units import size
 
 T = TypeVar("T", int, float, str)
 MOST_SCHEDULE_BYTES = 1 << 20
-DRAWS = "mixed: forward and backward both draw random numbers, and another depth would change the order of draws; dx-first instead"
+DRAWS = ("mixed: forward and backward both draw random numbers, or have operations that may, and another depth would change their order; "
+         "dx-first instead")  # fmt: skip
 
 
 @register
@@ -317,8 +319,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if self.depth and draws_twice(program) and any(
             depth != in_flight(s, pipe.num_stages, pipe.num_micro_batches) for s, depth in enumerate(self.depth)
         ):
-            raise ConfigError(f"schedule_1f1b.depth: found {_numbers(self.depth)}; forward and backward both draw random numbers, and "
-                              "another depth than 1F1B's would change the order of draws; leave depth out")  # fmt: skip
+            raise ConfigError(f"schedule_1f1b.depth: found {_numbers(self.depth)}; forward and backward both draw random numbers, "
+                              "or may, and another depth than 1F1B's would change the order; leave depth out")  # fmt: skip
         return rows, self.form_of(pipe.stage) if self.depth else "dx-first"
 
     def _row(self, program: Program, stage: int, mixed: bool) -> list[Slot]:
@@ -520,9 +522,9 @@ def mixed_depth(stage: int, num_stages: int, num_micro_batches: int) -> int:
 
 
 def draws_twice(program: Program) -> bool:
-    """Whether forward and backward both draw random numbers: another depth would change the order of draws."""
+    """Whether forward and backward both draw random numbers, or act on the world: another depth would change the order."""
     return _draws(program, "forward") and _draws(program, "backward")
 
 
 def _draws(program: Program, role: str) -> bool:
-    return any(op.role == role and is_random(op) for op in program.ops)
+    return any(op.role == role and is_ordered(op) for op in program.ops)

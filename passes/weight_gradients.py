@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from interlace.errors import PassError
 from interlace.ir import ABSENT, Graph, Op, Program
+from interlace.ir.effects import is_ordered
 from interlace.ir.graph import written_operands
-from interlace.ir.kinds import PARAMETER, is_boundary, is_collective, is_comm, is_random
+from interlace.ir.kinds import PARAMETER, is_boundary, is_collective, is_comm
 from interlace.passes.base import Context
 from interlace.scheduler.offload import names_layer
 from interlace.scheduler.recompute import COPY
@@ -140,7 +141,7 @@ class Backward:
         return (op.kind in UPDATES or is_collective(op)) and (summed or carried)
 
     def _is_sink(self, op: Op, users: list[Op]) -> bool:
-        if op.num_blocks or is_random(op) or (is_comm(op) and op.id not in self._updates) or self._frees(op):
+        if op.num_blocks or is_ordered(op) or (is_comm(op) and op.id not in self._updates) or self._frees(op):
             return False
         return all(user.id in self.sinks or user.role == "optimize" or is_boundary(user) for user in users)
 

@@ -13,17 +13,14 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from interlace.ir import ABSENT, Edit, Op, Program
-from interlace.ir.kinds import OPAQUE, is_boundary, is_p2p, is_random
+from interlace.ir.effects import is_repeatable
 from interlace.ir.storage import Storages, storages_of
-from interlace.scheduler.offload.saved_values import is_constant
 
 ORIGINAL, COPY = "fwd_recompute_id", "bwd_recompute_id"
 """Attributes that Paddle's recompute pass sets on the operations of a segment, and on their copies."""
 Group = tuple[int, ...]
 """Results of copies whose originals share memory."""
 IDENTITY = frozenset({"pd_op.share_data", "pd_op.share_data_"})
-FOREIGN = frozenset({"py_func", "print", "assert"})
-"""Kinds that run code of the user, or act on more than their results."""
 
 
 class Recomputation:
@@ -121,7 +118,7 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
     """Copies that repeat their original exactly, by id, and the original of each of their results.
 
     An operation of backward is a copy where it has the mark, or reads a copy's result as its original reads the original's. Nothing is
-    repeated by what gives another result each time (`is_pure`), by what reads memory that is written in place within forward and
+    repeated by what gives another result each time (`is_repeatable`), by what reads memory that is written in place within forward and
     backward, or by what gives a result that is written over later.
     """
     if not recomputes(program):
@@ -145,7 +142,7 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
         return (op.name, json.dumps(attrs, sort_keys=True, default=str), operands, op.group, op.chunk)
 
     for op in program.ops:
-        if not is_pure(op) or any(number in changing for value in op.reads for number in table.numbers(value)):
+        if not is_repeatable(op) or any(number in changing for value in op.reads for number in table.numbers(value)):
             continue
         if any(number in written for value in op.results for number in table.numbers(value)):
             continue
@@ -156,14 +153,6 @@ def _match(program: Program, table: Storages) -> tuple[dict[int, Op], dict[int, 
             copies[op.id] = op
             original.update(zip(op.results, repeated.results, strict=True))
     return copies, original
-
-
-def is_pure(op: Op) -> bool:
-    """Whether the same operands and attributes always give the same results, and nothing else happens."""
-    ours = op.name.startswith(("pd_op.", "builtin.")) and op.kind not in FOREIGN
-    known = OPAQUE not in op.attrs.values()
-    steady = not (is_random(op) or is_p2p(op) or is_boundary(op) or op.inplace or op.num_blocks)
-    return ours and known and steady and bool(op.results) and (bool(op.operands) or is_constant(op))
 
 
 def aliased(program: Program) -> Program:

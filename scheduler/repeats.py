@@ -1,9 +1,9 @@
 """Recomputation that could be added: the program as if backward computed again whatever it reads of forward and can compute.
 
-What is to be kept is then left out again (`scheduler/recompute.py`). Nothing is repeated that draws random numbers or works in place, and
-collectives only where that is asked for, those of groups whose ranks are all of one stage: they decide alike. A repetition starts at
-the nearest values that backward reads anyway, and at what passes from layer to layer (the residual sum), which stays: were it computed
-again too, the first layer of backward would want all of forward again, and hold all of it.
+What is to be kept is then left out again (`scheduler/recompute.py`). Nothing is repeated that draws random numbers, acts on more than its
+results or works in place, and collectives only where that is asked for, those of groups whose ranks are all of one stage: they decide
+alike. A repetition starts at the nearest values that backward reads anyway, and at what passes from layer to layer (the residual sum),
+which stays: were it computed again too, the first layer of backward would want all of forward again, and hold all of it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Iterable
 import msgspec
 
 from interlace.ir import ABSENT, Edit, Graph, Op, Program, TensorType
+from interlace.ir.effects import is_repeatable
 from interlace.ir.graph import written_operands
 from interlace.ir.kinds import is_boundary, is_comm, is_p2p
 from interlace.ir.stand_ins import groups_within_stage
-from interlace.scheduler.recompute import COPY, IDENTITY, aliased, is_pure
+from interlace.scheduler.recompute import COPY, IDENTITY, aliased
 
 MUCH = 4
 """A value from which all later ones follow stays where what lies between it and the one before takes so many times its bytes. Between two
@@ -104,7 +105,7 @@ class _Adding:
 
     def _can_repeat(self, op: Op, found: dict[int, Op]) -> bool:
         """Whether an operation of forward gives the same from what is there, or is computed again."""
-        if not is_pure(op) or COPY in op.attrs or (is_comm(op) and op.group not in self.groups):
+        if not is_repeatable(op) or COPY in op.attrs or (is_comm(op) and op.group not in self.groups):
             return False
         return all(v in self.there or v in found for v in op.reads) and all(self._is_steady(v) for v in op.results)
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 from interlace.ir import Op, Program
+from interlace.ir.effects import is_random
 from interlace.ir.kinds import (
     BOUNDARY,
     COMBINE,
@@ -26,7 +27,6 @@ from interlace.ir.kinds import (
     SPLIT,
     is_collective,
     is_copy,
-    is_random,
     is_receive,
     is_send,
 )

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.ir import ABSENT, Group, Op, Program, Value, describe
+from interlace.ir.effects import is_random
 from interlace.ir.kinds import (
     BOUNDARY,
     COMBINE,
@@ -38,7 +39,6 @@ from interlace.ir.kinds import (
     SPLIT,
     is_collective,
     is_copy,
-    is_random,
     is_receive,
     is_send,
 )

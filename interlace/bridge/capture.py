@@ -14,7 +14,8 @@ from interlace.bridge.attributes import attributes
 from interlace.bridge.layers import LayerNames, name_layers
 from interlace.errors import ProgramError
 from interlace.ir import ABSENT, Group, Op, Pipeline, Program, TensorType, Value, describe
-from interlace.ir.kinds import DATA, KEYWORD, SHARE_VAR, STACK_CREATE, is_comm, is_known_comm, is_random, ring_of
+from interlace.ir.effects import is_random, why_ordered
+from interlace.ir.kinds import DATA, KEYWORD, SHARE_VAR, STACK_CREATE, is_comm, is_known_comm, ring_of
 from interlace.ir.program import Role
 
 ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
@@ -217,7 +218,7 @@ def operand_sources(source: Any) -> list[Any]:
 
 
 def _check_blocks(source: Any, op_id: int) -> None:
-    """Refuse communication, random draws and writes to outer values in a nested block, where no analysis would see them."""
+    """Refuse communication, random draws, what may draw, and writes to outer values in a nested block, where no analysis would see them."""
     if not list(source.blocks()):
         return
     outer = {v.id for v in operand_sources(source)}
@@ -225,7 +226,7 @@ def _check_blocks(source: Any, op_id: int) -> None:
         name, attrs = inner.name(), attributes(inner)
         found = with_group(Op(op_id, name, (), (), "forward", attrs=attrs))
         written = [inner.operand_source(k) for k in paddle.base.libpaddle.pir.get_op_inplace_info(inner).values()]
-        wrong = "communicates" if is_comm(found) else "draws random numbers" if is_random(found) else ""
+        wrong = "communicates" if is_comm(found) else why_ordered(found) if is_random(found) else ""
         if not wrong and any(not paddle.pir.is_fake_value(v) and v.id in outer for v in written):
             wrong = "writes a value of the block around it"
         if wrong:

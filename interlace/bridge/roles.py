@@ -12,7 +12,8 @@ from typing import Any
 from interlace.bridge.capture import complete_roles
 from interlace.errors import ProgramError
 from interlace.ir import Graph, Program, describe
-from interlace.ir.kinds import DATA, is_boundary, is_random, is_receive
+from interlace.ir.effects import is_ordered
+from interlace.ir.kinds import DATA, is_boundary, is_receive
 from interlace.ir.storage import storages_of
 
 FORWARD, BACKWARD, OPTIMIZE = 0, 1, 2
@@ -96,7 +97,7 @@ def _made_anew(program: Program) -> set[int]:
     for op in program.ops:
         if op.role == "optimize":
             continue
-        fed = op.name == DATA or is_random(op) or is_receive(op) or (not is_boundary(op) and any(v in found for v in op.operands))
+        fed = op.name == DATA or is_ordered(op) or is_receive(op) or (not is_boundary(op) and any(v in found for v in op.operands))
         found |= {v for v in op.results if fed and not any(table.is_once(each) for part in table.of(v) for each in part.values)}
     return found
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from interlace.ir.kinds import COMBINE, SHARE_VAR, is_comm, is_random
+from interlace.ir.effects import is_ordered
+from interlace.ir.kinds import COMBINE, SHARE_VAR, is_comm
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.program import ABSENT, Op, Program, Value
 from interlace.ir.storage import Storages, storages_of
@@ -93,8 +94,8 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
 
     Includes read after write, write after read and write after write, by storage (so through views, in-place writes and
     vectors, which refer to their tensors), the order of pushes and pops of each stack, the order of communication within each
-    group, and the order of random draws. An operand of which only the shape is read depends on the operation that defines the
-    value, not on writes to its contents.
+    group, and the order of random draws and of what acts on the world (`effects.is_ordered`). An operand of which only the shape is read
+    depends on the operation that defines the value, not on writes to its contents.
     Cost: O(ops + operands + write conflicts).
 
     >>> dependencies(Graph(Program((), ())), [])
@@ -104,7 +105,7 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     last_comm: dict[int, int] = {}
-    last_random: int | None = None
+    last_ordered: int | None = None
     lies_in, over = graph.storages.numbers, overwritten(graph.program)
     for op in ops:
         mine = after[op.id]
@@ -128,9 +129,9 @@ def dependencies(graph: Graph, ops: Sequence[Op]) -> dict[int, set[int]]:
             if op.group in last_comm:
                 mine.add(last_comm[op.group])
             last_comm[op.group] = op.id
-        if is_random(op):
-            mine.update(() if last_random is None else (last_random,))
-            last_random = op.id
+        if is_ordered(op):
+            mine.update(() if last_ordered is None else (last_ordered,))
+            last_ordered = op.id
         mine.discard(op.id)
     return after
 

@@ -39,14 +39,7 @@ SILENT = frozenset({"c_identity", "c_split", "c_concat_grad", "mp_allreduce_sum_
 """Kinds that have a ring attribute, but whose kernels do not communicate."""
 ALONE_WITHOUT_RANKS = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample"})
 """Kinds that communicate only with `nranks` above 1; Paddle sets ring 0 and one rank if the user names no group."""
-FLASH = frozenset({"flash_attn", "flash_attn_unpadded", "flash_attn_qkvpacked", "flashmask_attention",
-                   "scaled_dot_product_attention", "memory_efficient_attention"})  # fmt: skip
 COPIES = frozenset({"memcpy", "memcpy_d2h", "memcpy_h2d"})
-RANDOM = frozenset({"dropout", "uniform", "gaussian", "randint", "randperm", "bernoulli", "multinomial", "exponential",
-                    "truncated_gaussian_random", "fused_dropout_add", "poisson", "standard_gamma", "dirichlet",
-                    "binomial", "rrelu", "class_center_sample", "top_p_sampling", "gumbel_softmax", "dropout_nd", "seed",
-                    "fused_dot_product_attention", "fused_bias_dropout_residual_layer_norm"})  # fmt: skip
-"""Kinds that draw from the device's only generator: their order decides the numbers."""
 OPAQUE = "unreadable"
 """Placeholder in a captured program for an attribute that Paddle cannot return; lowering clones the operation with the attribute."""
 NO_KERNEL = BOUNDARY | {COMBINE, SPLIT, STACK_CREATE, SHARE_VAR, "pd_op.full_int_array"}
@@ -124,11 +117,6 @@ def ring_of(op: Op) -> int:
 def is_known_comm(op: Op) -> bool:
     """Whether Interlace knows how this kind of operation communicates."""
     return is_p2p(op) or op.kind in COLLECTIVES
-
-
-def is_random(op: Op) -> bool:
-    """Whether the operation draws random numbers."""
-    return op.kind in RANDOM or (op.kind in FLASH and float(op.attrs.get("dropout", 0.0) or 0.0) > 0.0)
 
 
 def is_copy(op: Op) -> bool:

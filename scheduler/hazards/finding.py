@@ -18,7 +18,7 @@ Kind = Literal[
     "copy-read-early",  # a host buffer is read, and the copy out may not have completed
     "buffer-reused",  # a host buffer is written while a copy may still use it
     "freed-in-use",  # memory may be allocated again while a reader still uses it
-    "draw-order",  # random numbers are drawn in another order than in Paddle's own schedule
+    "draw-order",  # random numbers are drawn, or the world is acted on, in another order than in Paddle's own schedule
     "event-order",  # an event is waited for before it is recorded, is never recorded, or names an op instance that no job runs
     "collective-order",  # ranks of a group issue different collectives, or in different orders
     "p2p-mismatch",  # sends and receives between two ranks do not match

@@ -1,4 +1,4 @@
-"""Random draws: a device has one generator, so the order of draws decides the numbers."""
+"""Random draws: a device has one generator, so the order of draws decides the numbers. What acts on the world keeps its order too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from interlace.errors import PlanError
 from interlace.ir import OpInstance, Program, describe
-from interlace.ir.kinds import is_random
+from interlace.ir.effects import is_ordered, why_ordered
 from interlace.scheduler.hazards.flat_plan import FlatPlan
 from interlace.scheduler.hazards.happens_before import Fault
 from interlace.scheduler.schedule import find_schedule
@@ -19,7 +19,7 @@ def draws_out_of_order(plan: FlatPlan) -> list[Fault]:
     Raises:
         PlanError: The plan does not make each draw of Paddle's own schedule once, so there is no order to compare.
     """
-    drawing = {position for position, op in enumerate(plan.program.ops) if is_random(op)}
+    drawing = {position for position, op in enumerate(plan.program.ops) if is_ordered(op)}
     if not drawing:
         return []
     found = [item for item, position in enumerate(plan.op) if position in drawing]
@@ -39,9 +39,9 @@ def _require_all(plan: FlatPlan, found: Sequence[int], stock: Sequence[OpInstanc
         op_id, micro_batch = wrong[0]
         op = next(op for op in program.ops if op.id == op_id)
         raise PlanError(
-            f"rank {program.rank}: the plan draws random numbers for {describe(op)} of micro-batch {micro_batch} {made[wrong[0]]} time(s), "
-            f"expected {expected[wrong[0]]} as in Paddle's own schedule {program.pipeline.schedule} ({len(wrong)} draws differ); "
-            "put every draw of the step into one job, and plan again with the pass that made the jobs"
+            f"rank {program.rank}: the plan runs {describe(op)} of micro-batch {micro_batch} {made[wrong[0]]} time(s), "
+            f"expected {expected[wrong[0]]} as in Paddle's own schedule {program.pipeline.schedule} ({len(wrong)} such differ): "
+            f"it {why_ordered(op)}; put each of the step into one job, and plan again with the pass that made the jobs"
         )
 
 
@@ -50,7 +50,7 @@ def stock_draws(program: Program) -> list[OpInstance]:
     pipe = program.pipeline
     parts: dict[tuple[str, int], list[int]] = defaultdict(list)
     for op in program.ops:
-        if is_random(op):
+        if is_ordered(op):
             kind = "O" if op.role == "optimize" else "F" if op.role == "forward" else "B"
             parts[kind, 0 if kind == "O" else op.chunk].append(op.id)
     slots = find_schedule(pipe.schedule)(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks)

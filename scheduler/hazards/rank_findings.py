@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from interlace.ir import ABSENT, Op, Program, describe
+from interlace.ir.effects import why_ordered
 from interlace.ir.kinds import takes_events
 from interlace.scheduler.hazards.finding import Finding, Kind, item_text, where
 from interlace.scheduler.hazards.happens_before import NEVER, Fault, Trace
@@ -39,6 +40,12 @@ class Words:
     def second(self) -> str:
         """The access that is out of order."""
         return self.item(self.fault.second)
+
+    @property
+    def why_ordered(self) -> str:
+        """What the second does that its order decides."""
+        plan = self.trace.plan
+        return why_ordered(plan.program.ops[plan.op[self.fault.second]])
 
     @property
     def on_device(self) -> bool:
@@ -152,8 +159,8 @@ def _no_event(w: Words) -> Text:
 
 
 def _draw(w: Words) -> Text:
-    message = f"{w.second} draws random numbers at the position where {w.first} draws in Paddle's own schedule"
-    return "draw-order", message, "keep draws in the order of Paddle's own schedule: one generator gives the numbers of all"
+    message = f"{w.second} runs at the position of {w.first} in Paddle's own schedule; it {w.why_ordered}"
+    return "draw-order", message, "keep such operations in the order of Paddle's own schedule: one generator gives the numbers of all"
 
 
 _TEXTS = {

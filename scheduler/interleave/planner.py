@@ -24,8 +24,9 @@ from interlace.cost_model import Costs
 from interlace.cost_model.base import tables_of
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Graph, Group, Op, Program, dependencies, describe
+from interlace.ir.effects import is_ordered
 from interlace.ir.graph import written_operands
-from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_random, is_receive, is_send
+from interlace.ir.kinds import NO_KERNEL, is_collective, is_comm, is_p2p, is_receive, is_send
 from interlace.ir.per_ops import once_per_ops
 from interlace.scheduler.interleave.allocations import PairMemory, PairOp
 from interlace.scheduler.interleave.allocations import PartOps as PartOps
@@ -199,7 +200,7 @@ class Pair:
             for op_id, needs in _needs(self.graph, part.ops).items():
                 after[part.label, op_id] = {(part.label, other) for other in needs}
         for first, second in combinations(_by_age(parts), 2):
-            for later, before in (*self._shared_state(first.ops, second.ops), *_draws_in_turn(first.ops, second.ops)):
+            for later, before in (*self._shared_state(first.ops, second.ops), *_ordered_in_turn(first.ops, second.ops)):
                 after[second.label, later].add((first.label, before))
         for part in parts:
             for send, required in _sent_together(part, after):
@@ -411,9 +412,9 @@ def _by_age(parts: Sequence[PartOps]) -> list[PartOps]:
     return sorted(parts, key=lambda part: rank[part.kind])
 
 
-def _draws_in_turn(first: Sequence[Op], second: Sequence[Op]) -> list[tuple[int, int]]:
-    """Random draws come from one generator: the second part's first draw comes after the first's last (recompute draws too)."""
-    later, before = (next((op.id for op in ops if is_random(op)), None) for ops in (second, reversed(first)))
+def _ordered_in_turn(first: Sequence[Op], second: Sequence[Op]) -> list[tuple[int, int]]:
+    """Random draws, and what acts on the world: the second part's first comes after the first's last (those of recomputation too)."""
+    later, before = (next((op.id for op in ops if is_ordered(op)), None) for ops in (second, reversed(first)))
     return [(later, before)] if later is not None and before is not None else []
 
 
@@ -470,14 +471,15 @@ def _states(program: Program) -> dict[int, dict[int, bool]]:
 
 
 def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
-    """Backward operations that a send or a tensor-parallel collective waits for, and random draws: the chain of input gradients.
+    """Backward operations that a send or a tensor-parallel collective waits for, and what keeps its order as random draws do: the
+    chain of input gradients.
 
     Where chunks receive through one group, receives belong to it too: what comes first is the neighbour's choice. A collective whose
     result only goes into gradient buffers reduces gradients and is no seed.
     """
     inside = {op.id: op for op in backward}
     receives = Counter(op.group for op in backward if is_receive(op))
-    seeds = [op.id for op in backward if is_send(op) or is_random(op) or (is_receive(op) and receives[op.group] > 1)
+    seeds = [op.id for op in backward if is_send(op) or is_ordered(op) or (is_receive(op) and receives[op.group] > 1)
              or (is_collective(op) and op.group >= 0 and not _reduces_gradient(graph, op, inside))]  # fmt: skip
     before = _needs(graph, backward)
     chain: set[int] = set()

@@ -9,8 +9,9 @@ from typing import Literal
 import msgspec
 
 from interlace.ir import ABSENT, Graph, Op, Program, Value
+from interlace.ir.effects import is_constant, is_repeatable
 from interlace.ir.graph import written_operands
-from interlace.ir.kinds import COMBINE, PARAMETER, is_boundary, is_comm, is_copy, is_random
+from interlace.ir.kinds import COMBINE, PARAMETER, is_boundary, is_comm, is_copy
 from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import Storage
 
@@ -193,7 +194,7 @@ class _Finder:
 
     def _can_repeat(self, op: Op, source: int) -> bool:
         others = [v for v in op.operands if v not in (ABSENT, source)]
-        pure = not (op.inplace or op.num_blocks or is_comm(op) or is_random(op) or is_copy(op))
+        pure = is_repeatable(op) and not is_comm(op) and not is_copy(op)
         return pure and op.role == "forward" and all(is_constant(self.graph.ops[self.graph.producer[v]]) for v in others)
 
     def _users(self, made: list[Value]) -> dict[str, tuple[int, ...]]:
@@ -223,8 +224,3 @@ class _Finder:
 
     def _skip(self, values: Iterable[Value], reason: Reason) -> None:
         self.found.skipped += [Skipped(v.id, v.size_bytes, reason) for v in values]
-
-
-def is_constant(op: Op) -> bool:
-    """Whether repeating the operation gives the same value: it reads nothing and draws nothing."""
-    return not (op.operands or is_boundary(op) or is_random(op) or is_comm(op) or op.num_blocks)

@@ -11,8 +11,9 @@ import numpy as np
 from interlace.errors import PlanError
 from interlace.ir import ABSENT, Graph, Program, describe
 from interlace.ir.copies import Renaming, items_of, places_of, renaming, variants
+from interlace.ir.effects import is_ordered
 from interlace.ir.graph import overwritten, written_operands
-from interlace.ir.kinds import is_boundary, is_comm, is_p2p, is_random
+from interlace.ir.kinds import is_boundary, is_comm, is_p2p
 from interlace.ir.per_ops import FEW, once_per_items, once_per_ops
 from interlace.scheduler.simulate.arrays import Flags, Ints, direction, pairs_of, rows
 
@@ -97,13 +98,13 @@ class _Touched:
         producer: Id of the operation that computes a value, -1 for none. `[1 + highest value id]`
         moments: Rows of operation id, number of a storage, and how it is touched: 0 where it holds an operand, 1 where it is written, 2
             where it is read. `[n, 3]`
-        draws: Pairs of ids of random draws that follow each other. `[n, 2]`
+        ordered: Pairs of ids of random draws, and of what acts on the world, that follow each other. `[n, 2]`
     """
 
     operands: Ints
     producer: Ints
     moments: Ints
-    draws: Ints
+    ordered: Ints
 
 
 @once_per_ops
@@ -119,8 +120,8 @@ def _touched(program: Program) -> _Touched:
         moments += [(op.id, storage, 0) for value in mine for storage in lies_in(value)]
         moments += [(op.id, storage, 1) for storage in over.get(op.id, ())]
         moments += [(op.id, storage, 2) for value in graph.reads(op) for storage in lies_in(value)]
-    draws = [op.id for op in program.ops if is_random(op)]
-    return _Touched(pairs_of(operands), producer, np.array(moments, np.int64).reshape(-1, 3), pairs_of(list(pairwise(draws))))
+    ordered = [op.id for op in program.ops if is_ordered(op)]
+    return _Touched(pairs_of(operands), producer, np.array(moments, np.int64).reshape(-1, 3), pairs_of(list(pairwise(ordered))))
 
 
 def _edges(touched: _Touched, renamed: Renaming) -> Ints:
@@ -133,7 +134,7 @@ def _edges(touched: _Touched, renamed: Renaming) -> Ints:
     written[storage[moments[:, 2] == 1]] = True
     chosen = written[storage]
     found = pairs_of(_in_turn(moments[chosen, 0].tolist(), storage[chosen].tolist(), moments[chosen, 2].tolist()))
-    pairs = np.concatenate([made[made[:, 0] >= 0], found, touched.draws])
+    pairs = np.concatenate([made[made[:, 0] >= 0], found, touched.ordered])
     return np.stack(np.divmod(np.unique(pairs[pairs[:, 0] != pairs[:, 1]] @ [len(renamed.is_gone), 1]), len(renamed.is_gone)), axis=1)
 
 

@@ -327,6 +327,8 @@ def test_an_operation_with_regions_is_lowered_whole_in_one_job() -> None:
     [
         (lambda x: C.all_reduce(x, 12, 0), "pd_op.all_reduce communicates"),
         (lambda x: C.gaussian([2, 4], 0.0, 1.0, 0, paddle.float32, paddle.CPUPlace()), "pd_op.gaussian draws random numbers"),
+        (lambda x: C.uniform_random_batch_size_like(x, [2, 4], 0, 0, -1.0, 1.0, 0, 0, 0, 1.0, paddle.float32),
+         "pd_op.uniform_random_batch_size_like draws random numbers"),
         (lambda x: C.relu_(x), "pd_op.relu_ writes a value of the block around it"),
     ],
 )

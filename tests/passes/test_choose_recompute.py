@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError
 from interlace.ir import Graph, Program, parse, verify
-from interlace.ir.kinds import is_comm, is_random
+from interlace.ir.effects import is_random
+from interlace.ir.kinds import is_comm
 from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
 from interlace.passes.base import Context
 from interlace.passes.choose_recompute import RecomputeFacts, choices

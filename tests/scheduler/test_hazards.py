@@ -444,8 +444,8 @@ def test_draws_keep_the_order_of_paddles_own_schedule() -> None:
     (finding,) = check([program(DRAWS + "job b forward 1: 1@1\njob a forward 0: 1@0\n", count=2)])
     assert finding.kind == "draw-order"
     assert finding.message == (
-        "rank 0: #1 pd_op.dropout of micro-batch 1 on the compute stream draws random numbers at the position where #1 "
-        "pd_op.dropout of micro-batch 0 on the compute stream draws in Paddle's own schedule"
+        "rank 0: #1 pd_op.dropout of micro-batch 1 on the compute stream runs at the position of #1 "
+        "pd_op.dropout of micro-batch 0 on the compute stream in Paddle's own schedule; it draws random numbers"
     )
     assert check([program(DRAWS + "job b forward 1: 1@1\njob a forward 0: 1@0\n", count=2)], CPU) != []
 

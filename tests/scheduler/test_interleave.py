@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError
 from interlace.ir import Group, Job, Pipeline, Program, parse, show, verify
-from interlace.ir.kinds import is_boundary, is_comm, is_random, is_receive
+from interlace.ir.effects import is_random
+from interlace.ir.kinds import is_boundary, is_comm, is_receive
 from interlace.ir.storage import storages_of
 from interlace.passes import Pipeline as Passes
 from interlace.passes import Schedule1F1B

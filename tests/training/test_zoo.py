@@ -17,6 +17,7 @@ OFF = dict.fromkeys(("split_backward", "overlap_column_backward", "name_streams"
 PLAIN = {**OFF, "schedule_1f1b": {"interleave": "off"}}
 OFFLOAD = {"offload_activations": {"fraction": 1.0, "min_bytes": 64}}
 DX_FIRST = {"schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"}, **OFFLOAD}
+RECOMPUTED = {"schedule_1f1b": {"interleave": "mixed"}, "choose_recompute": {"level": 1}}
 MIXED = {"schedule_1f1b": {"interleave": "mixed", "extra_live_bytes": "1GB"}, **OFFLOAD}
 
 CASES = {
@@ -39,7 +40,16 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
     """Plain lowering (its second half), P3, F2, M2."""
-    world, arguments, options = CASES[name]
+    train(*CASES[name], tmp_path)
+
+
+def test_pooling_that_draws_is_not_computed_again(tmp_path: Path) -> None:
+    """Though all else is that can be: other numbers would be drawn."""
+    train(1, "conv,fractional --micro-batches 3 --optimizer Momentum", RECOMPUTED, tmp_path)
+
+
+def train(world: int, arguments: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Train as stock does and with a plan, and compare every bit."""
     config, result = tmp_path / "config.yaml", tmp_path / "result.json"
     config.write_text(yaml.safe_dump({"device": "h200", **options}))
     command = ["run", str(SCRIPT), "--world", str(world), "--config", str(config), "--verify", "--json", str(result),

@@ -4,7 +4,7 @@ KINDS, joined by commas: `conv` (a network of convolutions, else blocks of linea
 running statistics), `frozen` (batch norm on global statistics), `branch` (a conditional with gradient), `tied` (the embedding is
 the head too), `skip` (a value goes past a stage), `table` (the first stage gives all others a table, as a mask or positions), `beside`
 (each stage hands it on to the next beside the activation, from an operation of its own), `placed` (blocks hold a table that was put
-on their stage before any program), `dropout`.
+on their stage before any program), `dropout`, `fractional` (with `conv`: regions that are pooled are drawn).
 """
 
 from __future__ import annotations
@@ -111,11 +111,12 @@ class Pictures(nn.Layer):
     def __init__(self, args: argparse.Namespace, meshes: list[dist.ProcessMesh]) -> None:
         super().__init__()
         self.last = meshes[-1]
+        self.pool = nn.FractionalMaxPool2D(5) if "fractional" in args.kinds.split(",") else nn.MaxPool2D(2)
         self.first, self.norm = placed(nn.Conv2D(3, 8, 3, padding=1), meshes[0]), placed(nn.BatchNorm2D(8), meshes[0])
         self.second, self.head = placed(nn.Conv2D(8, 8, 3, padding=1), meshes[-1]), placed(nn.Linear(8, WORDS), meshes[-1])
 
     def forward(self, pictures: paddle.Tensor) -> paddle.Tensor:
-        h = functional.max_pool2d(functional.relu(self.norm(self.first(pictures))), 2)
+        h = self.pool(functional.relu(self.norm(self.first(pictures))))
         h = functional.relu(self.second(dist.reshard(h, self.last, EVERYWHERE)))
         return self.head(functional.adaptive_avg_pool2d(h, 1).flatten(1))
 

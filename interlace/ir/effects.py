@@ -1,0 +1,79 @@
+"""What an operation does beside computing its results: whether it may be repeated, left out, or run in another order.
+
+All that decides by this asks here. Of an operator that Paddle's wheel does not have (custom operators, Python's, those of another
+version) nothing is known: it counts as one that draws random numbers and acts on more than its results.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+from interlace.ir import operators
+from interlace.ir.kinds import OPAQUE, is_boundary, is_p2p
+from interlace.ir.program import Op
+
+Effect = Literal["draws", "acts", "controls", "computes", "unknown"]
+"""`draws`: random numbers. `acts`: on more than its results, or depends on more than its operands. `controls`: as its blocks do."""
+ONLY_ABOVE_0 = {"flash_attn": "dropout", "flash_attn_qkvpacked": "dropout", "flash_attn_unpadded": "dropout",
+                "flash_attn_varlen_qkvpacked": "dropout", "flashmask_attention": "dropout", "rnn": "dropout_prob"}  # fmt: skip
+"""Operators that draw only where this attribute is above 0 (phi/kernels/gpu/flash_attn_utils.h; kernels of `rnn` drop out nothing then)."""
+ONLY_AT_0 = {"fractional_max_pool2d": "random_u", "fractional_max_pool3d": "random_u"}
+"""Operators that draw only where this attribute is 0; any other value is the number that they would draw."""
+DRAWS, ACTS = "draws random numbers", "acts on more than its results"
+UNKNOWN = "is unknown to Interlace, so that it may draw random numbers or act on more than its results"
+
+
+def effect_of(op: Op) -> Effect:
+    """What the operation does beside computing its results.
+
+    >>> effect_of(Op(1, "pd_op.flash_attn", (), (), "forward", attrs={"dropout": 0.0}))
+    'computes'
+    >>> effect_of(Op(1, "custom_op.flash_attn", (), (), "forward", attrs={"dropout": 0.0}))
+    'unknown'
+    """
+    effect = "computes" if is_boundary(op) else _of_operator(op.name)
+    return "computes" if effect == "draws" and _is_set_not_to_draw(op) else effect
+
+
+def is_random(op: Op) -> bool:
+    """Whether the operation draws random numbers, or may: nobody can tell of an unknown one."""
+    return effect_of(op) in ("draws", "unknown")
+
+
+def is_ordered(op: Op) -> bool:
+    """Whether the order of such operations within a step must stay: they draw from the device's only generator, or act on the world."""
+    return effect_of(op) in ("draws", "acts", "unknown")
+
+
+def why_ordered(op: Op) -> str:
+    """What an ordered operation does, as a verb and what follows; empty for any other."""
+    return {"draws": DRAWS, "acts": ACTS, "unknown": UNKNOWN}.get(effect_of(op), "")
+
+
+def is_constant(op: Op) -> bool:
+    """Whether the operation gives the same value each time without reading any."""
+    return not op.operands and op.group < 0 and is_repeatable(op)
+
+
+def is_repeatable(op: Op) -> bool:
+    """Whether the same operands and attributes always give the same results, and nothing else happens: the operation may run once more,
+    or not at all where nothing reads its results. A collective may be so, where all its ranks do the same.
+    """
+    known = effect_of(op) == "computes" and OPAQUE not in op.attrs.values()
+    return known and bool(op.results) and not (op.inplace or op.num_blocks or is_p2p(op) or is_boundary(op))
+
+
+@lru_cache(maxsize=4096)
+def _of_operator(name: str) -> Effect:
+    key = operators.key(name)
+    lists: dict[Effect, frozenset[str]] = {"draws": operators.DRAWS, "acts": operators.ACTS, "controls": operators.CONTROLS,
+                                           "computes": operators.COMPUTES}  # fmt: skip
+    return next((effect for effect, names in lists.items() if key in names), "unknown")
+
+
+def _is_set_not_to_draw(op: Op) -> bool:
+    """Whether an attribute keeps an operator that draws from drawing; one that is missing or cannot be read does not."""
+    key = operators.key(op.name)
+    above, at = (op.attrs.get(names.get(key, "")) for names in (ONLY_ABOVE_0, ONLY_AT_0))
+    return (isinstance(above, (int, float)) and above <= 0) or (isinstance(at, (int, float)) and at != 0)

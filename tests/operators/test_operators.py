@@ -1,0 +1,90 @@
+"""What is said of operators holds for the installed wheel: all of them, by definition and by machine code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from interlace.errors import ProgramError
+from interlace.ir import Op, kinds, operators
+from interlace.ir.effects import ONLY_ABOVE_0, ONLY_AT_0
+from tests.operators import table, wheel
+
+pytestmark = pytest.mark.paddle
+LISTS = {"draws": operators.DRAWS, "acts": operators.ACTS, "controls": operators.CONTROLS, "computes": operators.COMPUTES}
+
+
+def test_every_operator_of_the_wheel_is_in_one_list() -> None:
+    """In the one that its definition and its kernel's machine code give; `python -m tests.operators.table --write` writes them."""
+    found = table.derived()
+    everyone = {operators.key(name) for name in wheel.definitions()}
+    assert len(everyone) > 1000
+    assert {key: [name for name, keys in LISTS.items() if key in keys] for key in everyone} == {
+        key: [name for name, keys in found.items() if key in keys] for key in everyone
+    }
+    assert sum(map(len, LISTS.values())) == len(everyone)
+
+
+def test_an_operator_that_nobody_has_judged_is_told_apart() -> None:
+    """By its code, or by the words of its definition."""
+    made = wheel.Definition("pd_op.new", ("x",), ("axis",), ("out",), "new")
+    assert table.class_of(made, set(), set()) == "computes"
+    assert table.class_of(made, {"new"}, set()) == "draws"
+    assert table.class_of(made, set(), {"new"}) == "acts"
+    assert table.class_of(wheel.Definition("pd_op.new", ("x",), ("attn_dropout_rate",), ("out",), "new"), set(), set()) == "draws"
+    assert table.class_of(wheel.Definition("pd_op.new", ("x",), (), (), "new"), set(), set()) == "acts"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "what", "expected"),
+    [("dropout", wheel.DRAWS, True), ("dirichlet", wheel.DRAWS, True), ("shuffle_batch", wheel.DRAWS, True), ("dpsgd", wheel.DRAWS, True),
+     ("dropout_grad", wheel.DRAWS, False), ("matmul", wheel.DRAWS, False), ("layer_norm", wheel.DRAWS, False),
+     ("print_kernel", wheel.ACTS, True), ("check_numerics", wheel.ACTS, True), ("read_file", wheel.ACTS, True),
+     ("matmul", wheel.ACTS, False), ("layer_norm", wheel.ACTS, False)],
+)  # fmt: skip
+def test_machine_code_says_who_draws_and_who_acts(kernel: str, what: Any, expected: bool) -> None:
+    """Directly, through functions without a symbol, from the C++ library's generator, and by the clock."""
+    assert (kernel in wheel.reaching(what)) == expected
+
+
+def test_every_operator_with_a_ring_is_known_to_communicate_or_not() -> None:
+    """Those of which it is not known are refused where they name a ring (`capture.with_group`): they belong to no training."""
+    found = {op.name.rpartition(".")[2].rstrip("_") for op in wheel.definitions().values() if "ring_id" in op.attributes}
+    from interlace.bridge.capture import with_group
+
+    refused = {"comm_init_all", *(name for name in found if name.startswith("fused_multi_transformer"))}
+    assert len(found) > 20
+    assert found - refused <= kinds.COLLECTIVES | kinds.SENDS | kinds.RECEIVES | kinds.SILENT
+    for name in refused:
+        with pytest.raises(ProgramError, match="does not know how operations of this kind do"):
+            with_group(Op(1, f"pd_op.{name}", (), (), "forward", attrs={"ring_id": 1}))
+
+
+def test_attributes_that_keep_an_operator_from_drawing_exist() -> None:
+    for kind, attribute in (ONLY_ABOVE_0 | ONLY_AT_0).items():
+        assert attribute in wheel.definitions()[f"pd_op.{kind}"].attributes
+        assert kind in operators.DRAWS
+
+
+@pytest.mark.parametrize(("layer", "draws"), [
+    (lambda nn: (nn.LSTM(4, 4, num_layers=2, dropout=0.0), [2, 3, 4]), False),
+    (lambda nn: (nn.LSTM(4, 4, num_layers=2, dropout=0.5), [2, 3, 4]), True),
+    (lambda nn: (nn.FractionalMaxPool2D(3, random_u=0.3), [1, 1, 8, 8]), False),
+    (lambda nn: (nn.FractionalMaxPool2D(3), [1, 1, 8, 8]), True),
+])  # fmt: skip
+def test_only_a_layer_that_draws_changes_the_generator(layer: Any, draws: bool) -> None:
+    """What comes after it is drawn as if it had not been there, or not."""
+    import paddle
+
+    made, shape = layer(paddle.nn)
+    x = paddle.ones(shape)
+
+    def drawn(first: bool) -> list[float]:
+        paddle.seed(7)
+        if first:
+            made(x)
+        values: list[float] = paddle.rand([4]).tolist()
+        return values
+
+    assert (drawn(True) != drawn(False)) == draws

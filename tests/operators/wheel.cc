@@ -1,0 +1,64 @@
+// What the installed Paddle says of its operators, as JSON: definitions of all that are registered, and where their kernels' code is.
+#include <dlfcn.h>
+
+#include <sstream>
+#include <string>
+
+#include "paddle/fluid/pir/dialect/operator/interface/op_yaml_info.h"
+#include "paddle/phi/core/kernel_factory.h"
+#include "paddle/pir/include/core/ir_context.h"
+
+namespace {
+
+std::string text;
+
+template <typename List, typename Write>
+std::string List_(const List &list, Write write) {
+  std::ostringstream out;
+  const char *comma = "";
+  for (auto &each : list) {
+    out << comma << write(each);
+    comma = ",";
+  }
+  return "[" + out.str() + "]";
+}
+
+std::string Quoted(const std::string &name) { return "\"" + name + "\""; }
+
+std::string Pair(const std::pair<std::string, std::string> &pair) {
+  return "[" + Quoted(pair.first) + "," + Quoted(pair.second) + "]";
+}
+
+}  // namespace
+
+extern "C" const char *interlace_definitions() {
+  auto named = [](auto &each) { return Quoted(each.name); };
+  text = List_(pir::IrContext::Instance()->registered_op_info_map(), [&](auto &entry) {
+    std::string head = "{\"name\":" + Quoted(entry.first);
+    auto *yaml = entry.second.template GetInterfaceImpl<paddle::dialect::OpYamlInfoInterface>();
+    if (!yaml) return head + "}";
+    auto [inputs, attributes, outputs, run_time, forward] = yaml->get_op_info_(entry.first);
+    return head + ",\"operands\":" + List_(inputs, named) + ",\"attributes\":" + List_(attributes, named) + ",\"results\":" +
+           List_(outputs, named) + ",\"kernel\":" + Quoted(run_time.kernel_func) + ",\"inplace\":" +
+           List_(run_time.inplace, Pair) + ",\"views\":" + List_(run_time.view, Pair) + "}";
+  });
+  return text.c_str();
+}
+
+extern "C" const char *interlace_kernels() {
+  std::ostringstream out;
+  const char *comma = "";
+  for (auto &[name, kernels] : phi::KernelFactory::Instance().kernels()) {
+    for (auto &[key, kernel] : kernels) {
+      void *code = kernel.GetVariadicKernelFn<void *>();
+      Dl_info file{};
+      if (!code || !dladdr(code, &file)) continue;
+      out << comma << "[" << Quoted(name) << "," << Quoted(file.dli_fname) << ","
+          << static_cast<char *>(code) - static_cast<char *>(file.dli_fbase) << ","
+          << (key.layout() == phi::DataLayout::STRIDED ? "true]" : "false]");
+      comma = ",";
+    }
+  }
+  text = "[" + out.str() + "]";
+  return text.c_str();
+}
