@@ -14,6 +14,7 @@ from interlace.bridge.capture import capture  # noqa: E402
 from interlace.bridge.lower import _EventTable, _short_stacks, lower  # noqa: E402
 from interlace.bridge.targets.cpu import CpuDevice  # noqa: E402
 from interlace.ir import Event  # noqa: E402
+from interlace.passes.insert_events import fetching  # noqa: E402
 from tests.bridge.small import ACCUMULATE, Build, C, captured_small, planned  # noqa: E402
 
 pytestmark = pytest.mark.paddle
@@ -82,3 +83,12 @@ def test_an_operation_that_read_one_value_twice_may_read_two(read: tuple[str, st
     for each in made.jobs[1:-1]:
         built = next(op for op in each.program.global_block().ops if op.name() == "pd_op.add")
         assert tuple(built.operand_source(k).get_defining_op().name() for k in (0, 1)) == tuple(f"pd_op.{kind}" for kind in read)
+
+
+def test_every_value_that_is_fetched_is_stacked_beside_the_outputs() -> None:
+    captured = captured_small()
+    program = planned(captured)
+    values = [op.results[0] for op in program.ops if op.kind in ("gelu", "add")]
+    made = lower(captured, fetching(program, values), CpuDevice(paddle.CPUPlace()))
+    assert set(made.fetched) == set(values)
+    assert set(made.outputs) == {"loss"}

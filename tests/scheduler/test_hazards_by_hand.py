@@ -292,3 +292,28 @@ def test_what_launches_nothing_gives_its_result_in_its_own_micro_batch(jobs: str
 #3 %3:float32[4] = pd_op.expand(%0, %1) forward
 """
     assert kinds([rank(0, ops, f"job a forward 0: 1@0 2@0 3@0\njob b forward 1: {jobs} 3@1", micro_batches=2)]) == found
+
+
+def test_at_the_end_of_a_job_the_host_has_waited_for_computation_where_the_target_does() -> None:
+    """What the next job issues on any stream comes behind it; of side streams the host knows nothing."""
+    waiting = msgspec.structs.replace(GPU, name="waiting", job_end_waits=True)
+    ops = """
+#1 %1:float32[4] = pd_op.relu(%0) forward{}
+#2 %2:float32[4] = pd_op.exp(%1) forward{}
+#3 %3:float32[4] = pd_op.exp(%2) forward
+"""
+    for streams, found in ((("", ' stream="side"'), set()), ((' stream="side"', ""), {"race"})):
+        plan = [rank(0, ops.format(*streams), "job a forward 0: 1@0\njob b forward 0: 2-3@0")]
+        assert "race" in kinds(plan)
+        assert kinds(plan, waiting) & {"race"} == found
+
+
+def test_outputs_hide_nothing_that_is_freed_early() -> None:
+    """An output that a side stream reads first lasts; what comes behind it is looked at all the same."""
+    output = """
+#7 %7:float32[4] = pd_op.exp(%0) forward
+#8 %8:float32[4] = pd_op.relu(%7) forward stream="side"
+#9 builtin.shadow_output(%7) forward {"output_name":"y"}
+"""
+    events = 'event "e" 2@0 -> 4@0'
+    assert kinds([rank(0, SHARED + output, f"job all forward 0: 7-8@0 1-4@0\n{events}")]) == {"freed-in-use"}

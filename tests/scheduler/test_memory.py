@@ -14,7 +14,7 @@ from interlace.ir import Graph, Program, parse
 from interlace.ir.copies import variants
 from interlace.ir.kinds import DATA, PARAMETER
 from interlace.scheduler.memory import live as memory
-from interlace.scheduler.memory.live import OrderMemory, in_order, lifetimes, needed_at_once, over_time
+from interlace.scheduler.memory.live import END, Lives, OrderMemory, in_order, lifetimes, needed_at_once, over_time
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import GPU, IDEAL
 from tests.scheduler.plans import Shape, shapes, world
@@ -324,3 +324,11 @@ def test_at_the_peak_only_what_is_still_there_is_named_the_largest_first() -> No
 job all forward 0: 0-2@0
 """)
     assert [(h.kind, h.size_bytes) for h in in_order(program).at_peak()] == [("matmul", 512), ("relu", 16)]
+
+
+def test_what_stays_is_live_to_the_end_and_after_it() -> None:
+    """One block is there from the first op instance on and is never freed, another while the second runs alone."""
+    columns = {"alloc_at": [0, 1], "free_at": [END, 2], "alloc_tie": [0, 0], "free_tie": [0, 0], "size": [5, 10], "producer": [0, 1]}
+    given_ = {name: np.array(each) for name, each in columns.items()}
+    lives = Lives(**given_, pinned=np.zeros(2, np.bool_), micro_batch=np.zeros(2, np.int64))
+    assert lives.along(3).tolist() == [5, 15, 5, 5]

@@ -333,3 +333,18 @@ def test_weight_gradients_of_every_chunk_are_chosen_among_themselves() -> None:
     schedule = Schedule1F1B(interleave="dx-first", lag=1, at_once=0.5)
     assert schedule._at_once(program, cost, 0.5) == expected[0] | expected[1]
     assert schedule._at_once(program, cost, 0.0) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("role", "options", "joins"),
+    [("optimize", {"interleave": "dx-first"}, True), ("optimize", {"interleave": "off"}, False),
+     ("optimize", {"schedule_file": "mine.txt"}, False), ("backward", {"interleave": "dx-first"}, False)],
+)  # fmt: skip
+def test_an_optimizer_that_communicates_goes_into_the_job_of_the_last_gradients(role: str, options: dict[str, Any], joins: bool) -> None:
+    program = parse(f"""program rank=0 world=2 mode=train
+pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate
+group 7 = 0,1
+#0 %0:float32[4]!"g" = builtin.parameter() forward
+#1 %1:float32[4]~0! = pd_op.all_reduce_(%0) {role} group=7 inplace=0:0
+""")
+    assert Schedule1F1B(**options)._joins_optimizer(program) is joins
