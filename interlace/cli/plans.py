@@ -33,13 +33,13 @@ def read_files(paths: Sequence[str]) -> list[tuple[Path, Program]]:
     return [(path, load(path)) for path in find_dumps(paths)]
 
 
-def require_world(files: Sequence[tuple[Path, Program]], partial: bool, *, with_calls: bool = True) -> None:
+def require_world(files: Sequence[tuple[Path, Program]], partial: bool, *, is_proved: bool = False) -> None:
     """Refuse programs that are not those of one world.
 
     Args:
         files: As `read_files` gives them.
         partial: Whether ranks may be missing; which ones is told on standard error.
-        with_calls: As `require_one_world`.
+        is_proved: Whether a proof follows: it compares the calls of ranks and judges plans that were made one by one.
 
     Raises:
         ProgramError: A rank is there twice, or missing, or one differs from the others.
@@ -49,8 +49,9 @@ def require_world(files: Sequence[tuple[Path, Program]], partial: bool, *, with_
 
     programs = [program for _, program in files]
     _require_alike(programs)
-    require_one_world(programs, [path for path, _ in files], with_calls=with_calls)
-    _require_made_together(files)
+    require_one_world(programs, [path for path, _ in files], with_calls=not is_proved)
+    if not is_proved:
+        _require_made_together(files)
     _require_all(programs, partial)
 
 
