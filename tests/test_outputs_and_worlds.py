@@ -332,7 +332,7 @@ def test_programs_that_fit_but_are_of_two_scripts_are_told_apart(tmp_path: Path,
 
 
 def test_plans_that_were_not_made_together(dumps: Path, plans: Path, tmp_path: Path, capsys: Any) -> None:
-    """A rank of another planning, and a plan among dumps, by every command that takes a world; `check` proves what was planned one by one."""
+    """A rank of another planning, and a plan among dumps; `check` proves what was planned one by one."""
     other = tmp_path / "other"
     assert main(["plan", str(dumps / "rank1.ilp"), "--partial", *PRESET, "-o", str(other)]) == 0
     for command in ("check", "timeline", "report"):
