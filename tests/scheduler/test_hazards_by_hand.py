@@ -317,3 +317,13 @@ def test_outputs_hide_nothing_that_is_freed_early() -> None:
 """
     events = 'event "e" 2@0 -> 4@0'
     assert kinds([rank(0, SHARED + output, f"job all forward 0: 7-8@0 1-4@0\n{events}")]) == {"freed-in-use"}
+
+
+def test_a_circle_is_told_by_the_event_that_brings_it_among_others() -> None:
+    """The second call waits for two events; that of a stream which has nothing to do with the first call leads nowhere."""
+    ops = '#3 %3:float32[4] = pd_op.relu(%0) forward stream="c"\n' + reduce(1, 7, "a") + reduce(2, 8, "b")
+    events = 'event "none" 3@0 -> 2@0\nevent "brings" 1@0 -> 2@0'
+    programs = [rank(0, ops, f"job all forward 0: 3@0 1@0 2@0\n{events}"),
+                rank(1, reduce(1, 8, "a") + reduce(2, 7, "a"), "job all forward 0: 1-2@0")]  # fmt: skip
+    (finding,) = [each for each in check(programs, GPU) if each.kind == "deadlock"]
+    assert '(through event "brings" to #2 pd_op.all_reduce)' in finding.message
