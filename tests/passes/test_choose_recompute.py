@@ -305,3 +305,14 @@ def test_only_ranks_of_its_own_stage_must_know_the_same_values() -> None:
         said.append((kinds(made), any("ranks of this stage differ" in line for line in context.declined)))
     assert said[0] == (kinds(choose.run(program, Context(COSTS, facts=[mine]))), False)
     assert said[1] == (["matmul", "gelu"], True)
+
+
+def test_what_was_worked_out_for_a_program_is_kept_for_that_program_alone() -> None:
+    """By what is added and repeated, too."""
+    program, other, memo = parsed(PLAIN), parsed(PLAIN), dict[object, object]()
+    for made in (lambda each, more: choices(each, COSTS, memo, more), lambda each, more: recomputation_of(each, COSTS, memo, adds=more)):
+        first = {more: made(program, more) for more in (False, True)}
+        assert first[False] is not first[True]
+        assert all(made(program, more) is found for more, found in first.items())
+        assert made(other, True) is not first[True]
+        assert made(program, True) is not first[True]  # one program at a time
