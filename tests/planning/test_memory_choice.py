@@ -27,7 +27,7 @@ PEAK = 1000
 class Told:
     """A world whose ranks answer as told."""
 
-    def __init__(self, answers: dict[Callable[..., Any], Sequence[Any]], num_ranks: int = 4, firsts: Sequence[int] = (), **told: Any) -> None:
+    def __init__(self, answers: dict[Callable[..., Any], Sequence[Any]], num_ranks: int = 4, firsts: Sequence[int] = (), **told: Any):
         self.captured, self.is_whole, self.start = FOUR[0], True, Made((), (0,) * num_ranks, ((),) * num_ranks)
         self.facts = [SimpleNamespace(stage=each.pipeline.stage, draws=False) for each in FOUR[:num_ranks]]
         self.firsts, self.answers = tuple(firsts) or tuple(range(num_ranks)), answers
