@@ -120,3 +120,28 @@ def power_at_rest() -> str:
 def _drawn(rows: list[Row], kind: str) -> str:
     found = next(row for row in rows if row["kind"] == kind)
     return f"{found['watts']:.0f} W, {found['celsius']:.0f} C"
+
+
+@claim
+def power_gains() -> str:
+    """Gains with and without the limit of power against measured ones."""
+    found = raw("power_accuracy.json")["summary"]
+    without, limited = found["simulated"], found["limited"]
+    return (
+        f"{found['gains']} gains of plans on two H200: without the limit {without['median_ratio']:.2f} times the measured ones (median), "
+        f"with it {limited['median_ratio']:.2f}; off by {without['median_relative_error']:.0%} and {limited['median_relative_error']:.0%} "
+        f"(median), {without['mean_points']:.1f} and {limited['mean_points']:.1f} points (mean)"
+    )
+
+
+@claim
+def power_steps() -> str:
+    """Simulated steps of the same plans against measured ones."""
+    steps = raw("power_accuracy.json")["steps"]
+    found = {
+        name: [row[name] / row["measured_ms"] - 1 for row in steps if not row["case"].startswith("moe")]
+        for name in ("simulated_ms", "limited_ms")
+    }
+    without, limited = (100 * median(errors) for errors in found.values())
+    count = len(steps) - sum(row["case"].startswith("moe") for row in steps)
+    return f"steps of {count} plans come out {without:+.1f} % off without the limit and {limited:+.1f} % with it (medians)"
