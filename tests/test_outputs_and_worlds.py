@@ -331,6 +331,15 @@ def test_programs_that_fit_but_are_of_two_scripts_are_told_apart(tmp_path: Path,
     assert main(["check", str(folder)]) == 0
 
 
+def test_plans_of_some_ranks_may_be_checked(tmp_path: Path, capsys: Any) -> None:
+    """Without the whole world each rank is planned by itself."""
+    dumps = stored(tmp_path / "dumps", programs(World(pp=2, mp=2, micro_batches=2, layers=1)))
+    some = [str(dumps / f"rank{rank}.ilp") for rank in (0, 2)]
+    assert main(["plan", *some, "--partial", *PRESET, "-o", str(tmp_path / "plan")]) == 0
+    assert main(["check", str(tmp_path / "plan"), "--partial"]) == 0
+    assert "safe, as far as the ranks given go" in capsys.readouterr().out
+
+
 def test_plans_that_were_not_made_together(dumps: Path, plans: Path, tmp_path: Path, capsys: Any) -> None:
     """A rank of another planning, and a plan among dumps, by every command that takes a world."""
     other = tmp_path / "other"

@@ -65,10 +65,12 @@ def _require_alike(programs: Sequence[Program]) -> None:
 
 def _require_made_together(files: Sequence[tuple[Path, Program]]) -> None:
     from interlace.errors import PlanError
-    from interlace.planning.plan import has_record, read_record
+    from interlace.planning.plan import digest_of_set, has_record, read_record
 
-    sets = [(path, read_record(path).set_digest) for path, program in files if program.jobs and has_record(path)]
-    known = [(path, digest) for path, digest in sets if digest]
+    records = [(path, read_record(path)) for path, program in files if program.jobs and has_record(path)]
+    alone = "each by itself, as `interlace plan --partial` does"
+    known = [(path, alone if record.set_digest == digest_of_set([record.digest]) else record.set_digest)
+             for path, record in records if record.set_digest]  # fmt: skip
     other = next((path for path, digest in known if digest != known[0][1]), None)
     if other is not None:
         raise PlanError(f"{known[0][0]} and {other} were not made together; expected the plans of one `interlace plan`: plan the dumps of "
