@@ -478,7 +478,7 @@ def signature(program: Program, place: int) -> tuple[object, ...]:
 
 
 def captured_before(program: Program, op: Op) -> tuple[str, int]:
-    """The role of the call that a call repeats, if it does, and how many calls of the same role with the same partners were captured before that one."""
+    """The role of the call that a call repeats, if any, and how many calls of its role and partners were captured before that one."""
 
     def way(other: Op) -> tuple[object, ...]:
         return (other.group, other.role, is_send(other), is_receive(other), other.attrs.get("peer"))

@@ -10,6 +10,8 @@ from interlace.errors import PassError
 from interlace.ir import Program
 from interlace.passes import PassReport
 from interlace.passes.peers import Peers, gather
+from interlace.passes.pipeline import built_in
+from interlace.scheduler.hazards.captured_calls import strays
 from interlace.scheduler.hazards.pass_orders import REMEDY, Calls, Change, History, breaks, calls_on, changes, first_difference, orders_of
 
 
@@ -18,10 +20,12 @@ def captured_orders(captured: Program) -> tuple[Change, ...]:
     return changes({}, orders_of(captured))
 
 
-def history_of(program: Program, captured: Sequence[Change], reports: Sequence[PassReport]) -> History:
-    """The orders of a rank's calls from pass to pass, as they were captured and as the passes told."""
-    seat = msgspec.structs.replace(program, ops=(), values=(), jobs=(), events=(), notes=())
-    return History(seat, tuple(captured), tuple((report.name, report.orders) for report in reports))
+def history_of(captured: Program, planned: Program, orders: Sequence[Change], reports: Sequence[PassReport]) -> History:
+    """The orders of a rank's calls from pass to pass, as they were captured and as the passes told, and which captured calls are left."""
+    seat = msgspec.structs.replace(planned, ops=(), values=(), jobs=(), events=(), notes=())
+    ours = {kind.name for kind in built_in()}
+    return History(seat, tuple(orders), tuple((report.name, report.orders) for report in reports),
+                   tuple(report.name for report in reports if report.name not in ours), strays(captured, planned))  # fmt: skip
 
 
 def require_one_order(captured: Program, planned: Program, reports: Sequence[PassReport], peers: Peers | None) -> None:
@@ -30,10 +34,10 @@ def require_one_order(captured: Program, planned: Program, reports: Sequence[Pas
     Raises:
         PassError: On every rank alike, with the pass and the first calls that differ.
     """
-    found = breaks(gather(peers, "orders of communication", history_of(planned, captured_orders(captured), reports)))
+    found = breaks(gather(peers, "orders of communication", history_of(captured, planned, captured_orders(captured), reports)))
     if found:
         first, rank = found[0], planned.rank
         mine = calls_on(planned, first.channels[first.ranks.index(rank)]) if rank in first.ranks else Calls()
         told = gather(peers, "calls in different orders", mine)
         where = first_difference([told[rank] for rank in first.ranks], first.ranks)
-        raise PassError(f"pass {first.name!r}: {first.message()}; {where}; {REMEDY}")
+        raise PassError("; ".join(filter(None, (f"pass {first.name!r}: {first.message()}", where, REMEDY))))

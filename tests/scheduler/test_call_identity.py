@@ -127,7 +127,8 @@ def test_repetitions_of_different_calls_are_different_calls() -> None:
 
 def test_repetitions_of_a_forward_and_of_a_backward_call_are_different_calls() -> None:
     """Both are the first of their part of the step, and both are repeated in backward."""
-    captured = SUMS.replace("forward group=7", "forward group=7 origin=2", 1).replace("forward group=7 layer", "backward group=7 origin=3 layer")
+    first = SUMS.replace("group=7", "group=7 origin=2", 1)
+    captured = first.replace("forward group=7 layer", "backward group=7 origin=3 layer")
     again = '#{0} %{0}:float32[2] = pd_op.all_reduce(%{1}) backward group=7 origin={2} layer="{3}"\n'
     text = captured + again.format(8, 0, 2, "a") + again.format(9, 1, 3, "b")
     straight, swapped = (f"job f forward 0: 2@0\njob b backward 0: 3@0 {order}" for order in ("8@0 9@0", "9@0 8@0"))
