@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from interlace.ir.rings import RingName, RingNames
 from interlace.scheduler.hazards.call_names import CallAnswer, CallQuery
 from interlace.scheduler.hazards.communication import VPP_CROSSES, Signature
 from interlace.scheduler.hazards.finding import Finding
 from interlace.scheduler.hazards.skeleton import COLLECTIVE, ROLES, Channel, RankComm, Skeleton, place_text
-from interlace.scheduler.rings import RingName, RingNames
 
 NOBODY = -1
 Line = tuple[RingName, int, int]

@@ -15,13 +15,13 @@ from interlace.ir import Program, describe
 from interlace.ir.copies import items_of
 from interlace.ir.kinds import is_comm
 from interlace.ir.per_ops import once_per_items
+from interlace.ir.rings import RingNames
 from interlace.ir.stand_ins import with_given_partners
 from interlace.scheduler.hazards.captured_calls import Place, Stray
 from interlace.scheduler.hazards.channels import NOBODY, Line, line_of, line_text
 from interlace.scheduler.hazards.finding import Finding, Kind
 from interlace.scheduler.hazards.flat_plan import item_lists
 from interlace.scheduler.hazards.skeleton import ROLES, Channel, place_text, places_of_calls, way_of
-from interlace.scheduler.rings import RingNames
 
 Orders = dict[Channel, str]
 """Ring and direction -> digest of the order of the calls there, equal on partners with the same order; without calls no entry, or "".
