@@ -67,7 +67,12 @@ def _require_made_together(files: Sequence[tuple[Path, Program]]) -> None:
     from interlace.errors import PlanError
     from interlace.planning.plan import digest_of_set, has_record, read_record
 
-    records = [(path, read_record(path)) for path, program in files if program.jobs and has_record(path)]
+    planned = [path for path, program in files if program.jobs]
+    records = [(path, read_record(path)) for path in planned if has_record(path)]
+    lacking = next((path for path in planned if not has_record(path)), None)
+    if records and lacking is not None:
+        raise PlanError(f"{lacking} has no record in {lacking.parent / 'captured'}, {records[0][0]} has one; expected the plans of one "
+                        "`interlace plan`, with all that it wrote")  # fmt: skip
     alone = "each by itself, as `interlace plan --partial` does"
     known = [(path, alone if record.set_digest == digest_of_set([record.digest]) else record.set_digest)
              for path, record in records if record.set_digest]  # fmt: skip
