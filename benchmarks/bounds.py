@@ -10,7 +10,7 @@ from interlace.cost_model.base import tables_of
 from interlace.ir import Graph, Op, Program, dependencies
 from interlace.ir.kinds import NO_KERNEL, is_comm, is_p2p, is_send
 from interlace.passes import Pipeline, find_pass
-from interlace.planning.whole_step import SLACK
+from interlace.planning.search import SLACK
 from interlace.scheduler.interleave.allocations import PairMemory, PartOps
 from interlace.scheduler.interleave.at_once import units_of
 from interlace.scheduler.jobs import Parts

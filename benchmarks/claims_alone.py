@@ -24,7 +24,7 @@ def prefetch_slack() -> str:
     runs = {(row["case"], row["plan"]): row["step_ms"]["median"] for row in raw("h200/testbed_variants.json")["runs"]}
     cases = [case for case, plan in runs if plan == "offload-1, reserve 0"]
     rows = ([f"prefetch_slack {share}", *(f"{runs[case, f'offload-1, reserve {share}']:.1f}" for case in cases)] for share in ("0", "0.25"))
-    return table(["offload 1, ms (medians of nine steps, one sitting)", *cases], rows)
+    return table(["offload 1, ms (medians of nine steps, one session)", *cases], rows)
 
 
 @claim

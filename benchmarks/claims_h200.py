@@ -85,7 +85,7 @@ def gains() -> str:
     """Smallest and largest gain of each form by the axes of its cases."""
     found = {form: by_place(pairs([form])) for form in FORMS}
     places = by_place(pairs(FORMS))
-    return table(["gain over stock (cases)", *FORMS], (
+    return table(["gain over the baseline (cases)", *FORMS], (
         [place, *(f"{span(pair.gain for pair in found[form][place])} ({len(found[form][place])})" if place in found[form] else ""
                   for form in FORMS)] for place in places))  # fmt: skip
 
@@ -132,8 +132,8 @@ def memory() -> str:
             continue
         more = [[pair.more(key) for pair in found] for key in ("allocated", "reserved")]
         rows.append([form, str(len(found)), *(f"{span(each, 0)}, {sum(share <= 0.005 for share in each)}" for each in more)])
-    head = ["first rank's peak against stock's", "cases"]
-    return table([*head, *(f"{what}: range, cases within stock's" for what in ("tensors", "pools reserve"))], rows)
+    head = ["first rank's peak against the baseline's", "cases"]
+    return table([*head, *(f"{what}: range, cases within the baseline's" for what in ("tensors", "pools reserve"))], rows)
 
 
 @claim
@@ -161,9 +161,9 @@ def repeated() -> str:
     kept = [[step for step in run if step <= LATE] for run in runs]
     late = sum(step > LATE for step in steps)
     within = [max(run) / min(run) - 1 for run in kept]
-    return (f"stock run again in the same sitting: {100 * min(again):.1f} to {100 * max(again):.1f} % apart ({len(again)} pairs). Slowest "
-            f"over fastest step of a run: {100 * statistics.median(within):.1f} % in the median, up to {100 * max(within):.0f} %, without "
-            f"the {late} of {len(steps)} steps that took {LATE} to {max(steps):.1f} times the median")  # fmt: skip
+    return (f"the baseline run again in the same session: {100 * min(again):.1f} to {100 * max(again):.1f} % apart ({len(again)} pairs). "
+            f"Slowest over fastest step of a run: {100 * statistics.median(within):.1f} % in the median, up to {100 * max(within):.0f} %, "
+            f"without the {late} of {len(steps)} steps that took {LATE} to {max(steps):.1f} times the median")  # fmt: skip
 
 
 @claim
@@ -215,11 +215,11 @@ def bits() -> str:
     two = sum(len(each) > 1 for each in stocks.values())
     failed = sum("failed" in row for row in runs)
     names = ", ".join(f"`{row['case']}` {row['plan']}" for row in unlike)
-    return (f"of {len(runs)} runs ({failed} failed) {len(compared)} have a stock run of their own sitting beside them, and {same} of these "
+    return (f"of {len(runs)} runs ({failed} failed) {len(compared)} have a baseline of their own session beside them, and {same} of these "
             "have its losses of every step and all its parameters after the last, bit for bit. "
-            f"{len(others)} were run without stock: by their last loss {len(like)} are like a stock run of the same arguments in another "
-            f"sitting, {len(lone)} have none, {len(unlike)} are like none{': ' * bool(unlike)}{names}. "
-            f"Stock's own last loss differs between sittings in {two} cases")  # fmt: skip
+            f"{len(others)} were run without one: by their last loss {len(like)} are like a baseline of the same arguments in another "
+            f"session, {len(lone)} have none, {len(unlike)} are like none{': ' * bool(unlike)}{names}. "
+            f"The baseline's own last loss differs between sessions in {two} cases")  # fmt: skip
 
 
 # -- peaks -----------------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def delays() -> str:
         base, took = _median(stock), [_median(runs.get((case, plan, sitting))) for plan in plans]
         cells = (f"{each:.1f} ({100 * (base / each - 1):+.1f} %)" if each else "" for each in took)
         rows.append([f"{case}, {sitting.split(',')[0]}", f"{base:.1f}", *cells])
-    return table(["case, day and time of the sitting", "stock", *plans], rows)
+    return table(["case, day and time of the session", "baseline", *plans], rows)
 
 
 def _median(row: Row | None) -> float:

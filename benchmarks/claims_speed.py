@@ -107,10 +107,10 @@ def schedules() -> str:
 
 
 @claim
-def schedules_gpt() -> str:
-    """The same of GPT on two and four stages, eight micro-batches."""
-    cases = ("GPT-3 6.7B, pp 2", "GPT-3 6.7B, pp 4", "GPT-3 6.7B, pp 4, all layers")
-    return _schedules([row for row in raw("schedules.json")["rows"] if row["case"] in cases and row["micro_batches"] == 8])
+def schedules_over_bound() -> str:
+    """How far auto is from what no schedule can be faster than."""
+    over = [row["auto"]["step_ms"] / row["firm_bound_ms"] - 1 for row in raw("schedules.json")["rows"] if "firm_bound_ms" in row]
+    return f"its steps are {100 * min(over):.0f} to {100 * max(over):.0f} % above what no schedule can beat ({len(over)} cases)"
 
 
 def _schedules(rows: list[dict[str, Any]]) -> str:
@@ -208,6 +208,25 @@ def budget_aims() -> str:
                   "both over the fastest other in the same memory, at worst"], rows)  # fmt: skip
 
 
+@claim
+def budgets_in_short() -> str:
+    """What 80 % of the baseline's peak costs, and what is won back of full recomputation by hand, over all models."""
+    dearer, won, cannot = [], [], 0
+    for model in raw("budgets.json")["models"]:
+        hand, row_of = model["by_hand"], {row["fraction"]: row["both"] for row in model["budgets"]}
+        none, full = hand["none"], hand["full"]
+        free = min(none["step_ms"], row_of[1.0]["step_ms"])
+        at_full = row_of[full["stock_peak_bytes"] / none["stock_peak_bytes"]]["step_ms"]
+        won.append((full["stock_ms"] - at_full) / (full["stock_ms"] - none["stock_ms"]))
+        if "step_ms" in row_of[0.8]:
+            dearer.append(row_of[0.8]["step_ms"] / free - 1)
+        else:
+            cannot += 1
+    return (f"0.8 of the baseline's peak costs {100 * min(dearer):.1f} to {100 * max(dearer):.1f} % of the step ({len(dearer)} models; "
+            f"{cannot} cannot keep it); at the peak of full recomputation by hand {100 * min(won):.0f} to {100 * max(won):.0f} % of its "
+            "price is won back")  # fmt: skip
+
+
 def _fastest_other(hand: dict[str, Any], row: dict[str, Any], budget: float) -> float | None:
     """The fastest step in ms by recomputation by hand or offload alone; None where neither keeps the budget."""
     steps = [row["offload alone"].get("step_ms"), *(step for found in hand.values() for step in _steps_by_hand(found, budget))]
@@ -223,13 +242,32 @@ def recompute() -> str:
     """Steps and peaks of a program with full recomputation, by how much of it is left out; gains over the same order with all of it."""
     found = raw("recompute.json")
     lowered = found["lowered"]
-    rows = [("Paddle's own plan", found["stock"]), ("Paddle's order as we lower it", lowered)]
+    rows = [("Paddle's own plan", found["stock"]), ("Paddle's order as Interlace lowers it", lowered)]
     rows += [("without what nothing reads", found["unread"])]
     rows += [(f"budget {each['budget_bytes'] / 2**30:.1f} GiB", each) for each in found["budgets"] if "why_not" not in each]
     rows += [("the program built without recomputation, lowered alike", found["without"])]
     return table(["simulated", "step ms", "gain", "live peak GiB", "peak on a GPU GiB"], [
         [name, f"{each['step_ms']:.1f}", f"{lowered['step_ms'] / each['step_ms'] - 1:+.1%}" if k > 1 else "",
          f"{each['peak_bytes'] / 2**30:.1f}", f"{each['gpu_peak_bytes'] / 2**30:.1f}"] for k, (name, each) in enumerate(rows)])  # fmt: skip
+
+
+@claim
+def recompute_in_short() -> str:
+    """The ends of that table."""
+    found = raw("recompute.json")
+    lowered, unread, without = (found[name]["step_ms"] for name in ("lowered", "unread", "without"))
+    return (f"{lowered:.1f} ms in Paddle's order as Interlace lowers it, {unread:.1f} without what nothing reads, at the same peak, and "
+            f"{without:.1f} without recomputation, which a budget of its peak reaches")  # fmt: skip
+
+
+@claim
+def exposed_in_short() -> str:
+    """The share of the baseline's exposed communication that stays exposed, and the gain of the step."""
+    rows = raw("collectives.json")["rows"]
+    left, gains = zip(*((row["auto"]["exposed_ms"] / row["paddle"]["exposed_ms"], row["paddle"]["step_ms"] / row["auto"]["step_ms"] - 1)
+                        for row in rows), strict=True)  # fmt: skip
+    return (f"{100 * min(left):.0f} to {100 * max(left):.0f} % of the communication that the baseline exposes stays exposed, and steps "
+            f"gain {span(gains)} ({len(rows)} cases of sequence, data and expert parallelism)")  # fmt: skip
 
 
 @claim

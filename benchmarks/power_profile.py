@@ -20,8 +20,8 @@ from interlace.cost_model.profile import Power, PowerSample
 TRAINING_CELSIUS = 60
 HIGHEST_MHZ, LOWEST_MHZ, STEP_MHZ = 1980, 345, 15
 RESPONSE_NS = 40_000_000
-"""From idle the clock fell 36 to 85 ms after products began that draw 980 of 700 W, and rose again 25 to 60 ms after they ended (four
-GPUs); load that comes and goes within 20 ms is averaged, within 200 ms it is not."""
+"""From idle the clock falls 25 to 80 ms after products begin that draw more than the limit, and begins to rise 19 to 63 ms after they end
+(benchmarks/results/power.md); load that comes and goes within 20 ms is averaged, within 200 ms it is not."""
 BYTES_AN_ELEMENT = {
     "add": 6,
     "gelu": 4,

@@ -65,83 +65,45 @@ class Timers:
 
 
 class Neighbours:
-    """Stands for the other ranks while they plan: they say what this one says, of their stage."""
+    """The ranks of the other stages: they do what this one asks for, with its program moved to their stage.
+
+    Args:
+        workers: Of one rank of each other stage, by stage.
+    """
 
     seconds = 0.0
-    """CPU time of making up what they say, which is not the road's."""
+    """CPU time of what they do, which other processes spend."""
 
-    def __init__(self, program: Any) -> None:
-        self.rank, self.stage = program.rank, program.pipeline.stage
+    def __init__(self, workers: dict[int, Any]) -> None:
+        self.workers = workers
 
-    def gather(self, topic: str, mine: bytes) -> list[bytes]:
-        """What every rank says on a topic, in the order of ranks."""
+    def ask(self, order: Any) -> None:
+        """See `interlace.planning.world.Link`."""
+        self.order = order
+
+    def answers(self) -> dict[int, Any]:
+        """See `interlace.planning.world.Link`."""
+        from interlace.planning.world import answered
+
         start = time.process_time()
-        said = self._said(topic, mine)
+        found = {stage: answered(worker, self.order) for stage, worker in self.workers.items() if stage in self.order.asked}
         Neighbours.seconds += time.process_time() - start
-        return said
+        return found
 
-    def _said(self, topic: str, mine: bytes) -> list[bytes]:
-        import msgspec
 
-        if topic == "stages":
-            like = msgspec.msgpack.decode(mine, type=bytes)
-            stages = [like if stage == self.stage else like + bytes([stage]) for stage in range(PP)]
-        elif topic == "plans of stages":
-            stages = self._shown(mine)
-        elif topic == "plans to compare":
-            stages = self._compared(mine)
-        elif topic == "work of stages":
-            stages = self._working(mine)
-        elif topic == "orders of jobs":
-            stages = self._ordering(mine)
-        else:
-            return [mine] * (PP * MP)
-        return [msgspec.msgpack.encode(stages[rank // MP]) for rank in range(PP * MP)]
+def plan_among_neighbours(program: Any, config: Any, cost: Any, profile: str, peers: Any = None) -> Any:
+    """As `make_plan`, for the rank that plans the world."""
+    from interlace.planning import plan
+    from interlace.planning.world import World
 
-    def _working(self, mine: bytes) -> list[Any]:
-        """What one rank of each stage says of its jobs: that no other stage does the same, as each has work of its own."""
-        import msgspec
-
-        from interlace.planning.whole_step import Stage
-
-        said = msgspec.msgpack.decode(mine, type=Stage)
-        return [said if stage == self.stage else Stage(stage, tuple(f"{work} {stage}" for work in said.work), said.peak_bytes)
-                for stage in range(PP)]  # fmt: skip
-
-    def _ordering(self, mine: bytes) -> list[Any]:
-        """What one rank of each stage finds of its jobs."""
-        import msgspec
-
-        from interlace.planning.whole_step import OrdersOfWork
-
-        found = msgspec.msgpack.decode(mine, type=OrdersOfWork)
-        return [found if stage == self.stage else OrdersOfWork({f"{work} {stage}": orders for work, orders in found.of_work.items()})
-                for stage in range(PP)]  # fmt: skip
-
-    def _shown(self, mine: bytes) -> list[Any]:
-        """What one rank of each stage shows of its plan."""
-        import msgspec
-
-        from interlace.passes import peers
-
-        shown = msgspec.msgpack.decode(mine, type=peers.Shown)
-        program = peers._seen(shown) if shown.ops else None
-        return [peers._shown(_of_stage(program, stage)) if program else shown for stage in range(PP)]
-
-    def _compared(self, mine: bytes) -> list[bytes]:
-        """What one rank of each stage gives for the comparison with Paddle's own plan."""
-        import zlib
-
-        import msgspec
-
-        from interlace.planning.compare import Member
-
-        packed = msgspec.msgpack.decode(mine, type=bytes)
-        if not packed:
-            return [packed] * PP
-        member = msgspec.msgpack.decode(zlib.decompress(packed), type=Member)
-        moved = [Member(_of_stage(member.stock, stage), _of_stage(member.plan, stage), member.reports) for stage in range(PP)]
-        return [zlib.compress(msgspec.msgpack.encode(each), 1) for each in moved]
+    start, own = time.process_time(), program.pipeline.stage
+    programs = {stage: program if stage == own else _of_stage(program, stage) for stage in range(PP)}
+    Neighbours.seconds += time.process_time() - start
+    workers = {stage: plan.worker_of(each, config, cost, profile) for stage, each in programs.items()}
+    mine = workers.pop(own)
+    world = World({own: mine}, [rank // MP for rank in range(PP * MP)], Neighbours(workers))
+    decided, compared = plan.decide_plans(world, config.pipeline(), profile)
+    return plan.taken(mine, decided, profile, mine.finished, compared)
 
 
 def _of_stage(program: Any, stage: int) -> Any:
@@ -228,7 +190,7 @@ def _prepare() -> tuple[Any, Any, Timers, list[Any]]:
     hook.install()
     sys.path.insert(0, str(ROOT / "examples"))
     timers, plans = Timers(), []
-    hook.peers_of = Neighbours
+    hook.make_plan = plan_among_neighbours
     for name, part in PARTS.items():
         timers.wrap(hook, name, part, plans.append if name == "make_plan" else None)
     timers.wrap(hook, "_plan_pipeline", "plan")

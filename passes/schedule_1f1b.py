@@ -162,8 +162,12 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         return (plain, *simpler) if simpler and (self.lag or self.depth) else simpler
 
     def is_open(self) -> bool:
-        """Whether the whole step decides on the form (interlace/planning/whole_step.py)."""
+        """Whether the whole step decides on the form (interlace/planning/search.py)."""
         return self.interleave == "auto" and not self.schedule_file
+
+    def early_weight(self) -> float:
+        """The weight of sends where a schedule lets them leave early."""
+        return self.early_sends if isinstance(self.early_sends, float) else EARLY
 
     def named(self, program: Program, draws: bool) -> list[Schedule1F1B]:
         """The forms by name that are possible for a program, the same on every rank; `draws`: whether `draws_twice` of any of them."""

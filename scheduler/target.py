@@ -95,7 +95,7 @@ TARGETS = {target.name: target for target in (CPU, CUSTOM, GPU)}
 def with_paddles_jobs(target: Target) -> Target:
     """The rules where Paddle's own jobs run, which never collect some tensors that backward reads the shape of.
 
-    Measured on two H200s (benchmarks/README.md): tensors of a rotary embedding's `concat`, and received activations. Jobs that are
+    Measured on two H200s (benchmarks/results/gpu.md): tensors of a rotary embedding's `concat`, and received activations. Jobs that are
     lowered here keep what a later job reads the contents of, and nothing else.
     """
     return msgspec.structs.replace(target, keeps_shapes=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import pytest
 
 from interlace.ir import Program
 from interlace.passes.pipeline import Pipeline
+from interlace.planning import world
+from interlace.planning.tasks import TASKS
+from interlace.planning.worker import Worker
 from interlace.scheduler.hazards import check
 from interlace.scheduler.target import CUSTOM, GPU
 
@@ -17,16 +21,30 @@ KNOWN = frozenset({"shared-stream", "deadlock"})
 
 
 def proving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on `Pipeline.run` fails where it gives a plan that the checker refuses. Without events a program is no plan yet."""
-    run: Callable[..., Any] = Pipeline.run
+    """From now on what runs passes, on a rank alone or in a world, fails where it gives a plan that the checker refuses. Without events a
+    program is no plan yet."""
+    alone: Callable[..., Any] = Pipeline.run
+    in_world: Callable[..., Any] = world.run_passes
 
     def run_and_prove(self: Pipeline, program: Program, *args: Any, **options: Any) -> Any:
-        made, reports = run(self, program, *args, **options)
-        if made.jobs and made.jobs != program.jobs and "insert-events" in made.passes:
-            for place in (GPU, CUSTOM):
-                found = [str(finding) for finding in check([made], place) if finding.kind not in KNOWN]
-                names = [each.name for each in self.passes]
-                assert not found, f"rank {made.rank}: a plan of {names} is unsafe on {place.name}: {found[:3]}"
+        made, reports = alone(self, program, *args, **options)
+        _prove(program, made)
         return made, reports
 
+    @wraps(in_world)
+    def run_in_world_and_prove(worker: Worker, passes: Any, programs: Sequence[int], *more: Any) -> Any:
+        ran = in_world(worker, passes, programs, *more)
+        _prove(worker.program(programs), worker.programs[ran.program])
+        return ran
+
     monkeypatch.setattr(Pipeline, "run", run_and_prove)
+    monkeypatch.setattr(world, "run_passes", run_in_world_and_prove)
+    monkeypatch.setitem(TASKS, "run_passes", run_in_world_and_prove)
+
+
+def _prove(program: Program, made: Program) -> None:
+    is_new = made.jobs != program.jobs or "insert-events" not in program.passes
+    if made.jobs and is_new and "insert-events" in made.passes:
+        for place in (GPU, CUSTOM):
+            found = [str(finding) for finding in check([made], place) if finding.kind not in KNOWN]
+            assert not found, f"rank {made.rank}: a plan of {list(made.passes)} is unsafe on {place.name}: {found[:3]}"

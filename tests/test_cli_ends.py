@@ -196,9 +196,9 @@ def test_an_interrupted_run_leaves_no_logs(script: Path, tmp_path: Path, monkeyp
 
 @pytest.mark.main_thread
 def test_a_program_that_is_interrupted_waits_for_no_thread(dumps: Path, tmp_path: Path) -> None:
-    """From outside, as a shell sees it: code 130, one line, at once, though ranks plan in threads of their own."""
+    """From outside, as a shell sees it: code 130, one line, at once, though other processes plan too."""
     code = ("import sys, time, interlace.planning.plan; from interlace.cli import main\n"
-            f"interlace.planning.plan.make_plan = lambda *args: open({str(tmp_path / 'planning')!r}, 'w').close() or time.sleep(60)\n"
+            f"interlace.planning.plan.Search = lambda *args: open({str(tmp_path / 'planning')!r}, 'w').close() or time.sleep(60)\n"
             "sys.exit(main())")  # fmt: skip
     process = subprocess.Popen([sys.executable, "-c", code, "plan", str(dumps), "-o", str(tmp_path / "plan")],
                                stderr=subprocess.PIPE, text=True)  # fmt: skip

@@ -241,7 +241,7 @@ def step_table(runs: Sequence[Row]) -> str:
     plans = [plan for plan in PLANS if any(plan == of for _, of, _ in found)]
     sittings = sorted({sitting for _, _, sitting in found})
     marks = {sitting: f" [{k}]" for k, sitting in enumerate(sittings, 1)} if len(sittings) > 1 else {}
-    lines = [f"| step ms (min-max), gain over stock | {' | '.join(plans)} |", "| --- " * (len(plans) + 1) + "|"]
+    lines = [f"| step ms (min-max), gain over the baseline | {' | '.join(plans)} |", "| --- " * (len(plans) + 1) + "|"]
     for case, sitting in sorted({(case, sitting) for case, _, sitting in found}, key=lambda key: (key[0], sittings.index(key[1]))):
         cells = (_cell(found.get((case, plan, sitting)), found.get((case, "stock", sitting))) for plan in plans)
         lines.append(f"| {case}{marks.get(sitting, '')} | {' | '.join(cells)} |")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import zlib
@@ -17,7 +16,7 @@ import paddle
 
 from interlace.errors import PlanError
 from interlace.ir import Group, Program
-from interlace.passes.peers import Peers, require_one_topic
+from interlace.planning.peers import Peers, mark, require_one_topic, require_same_options
 from interlace.planning.plan import Plan
 from interlace.scheduler.hazards import (
     AnswerQueries,
@@ -71,9 +70,9 @@ def require_agreement(plan: Plan, comm: RankComm, target: Target) -> None:
 
 def agree(peers: Peers, program: Program, options: str, comm: RankComm, target: Target) -> None:
     """Do the exchange of `require_agreement` through given peers."""
-    mine = PlanSummary(_mark(options), comm.skeleton.mark, tuple((group.id, runs(group.ranks)) for group in comm.groups), comm.rings)
+    mine = PlanSummary(mark(options), comm.skeleton.mark, tuple((group.id, runs(group.ranks)) for group in comm.groups), comm.rings)
     summaries = [msgspec.msgpack.decode(each, type=PlanSummary) for each in peers.gather("the finished plan", msgspec.msgpack.encode(mine))]
-    _require_one_choice(peers, program.rank, options, summaries)
+    require_same_options(peers, program.rank, options, [each.options for each in summaries])
     firsts = _firsts([each.skeleton for each in summaries])
     own = comm.skeleton.packed if program.rank in firsts.values() else b""
     packed = peers.gather("orders of communication", own)
@@ -86,24 +85,12 @@ def agree(peers: Peers, program: Program, options: str, comm: RankComm, target: 
     refuse(found, f"the plans of all ranks together are not safe on {target.name}")
 
 
-def _require_one_choice(peers: Peers, rank: int, options: str, summaries: Sequence[PlanSummary]) -> None:
-    firsts = list(_firsts([each.options for each in summaries]).values())
-    if len(firsts) > 1:
-        texts = peers.gather("options that differ", options.encode() if rank in firsts else b"")
-        raise PlanError(f"ranks 0 and {firsts[1]} planned with different options: {texts[0].decode()} and {texts[firsts[1]].decode()}; "
-                        "give every rank the same configuration and device profile")  # fmt: skip
-
-
 def _firsts(marks: Sequence[bytes]) -> dict[bytes, int]:
     """Digest -> the first rank that has it."""
     found: dict[bytes, int] = {}
-    for rank, mark in enumerate(marks):
-        found.setdefault(mark, rank)
+    for rank, each in enumerate(marks):
+        found.setdefault(each, rank)
     return found
-
-
-def _mark(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()[:16]
 
 
 def _answers_of_ranks(peers: Peers, program: Program, target: Target) -> AnswerQueries:

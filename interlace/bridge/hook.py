@@ -30,8 +30,8 @@ from interlace.ir import Pipeline, Program
 from interlace.notice import say, say_once
 from interlace.outside import Outside, asked_outside
 from interlace.passes.insert_events import fetching
-from interlace.passes.peers import gather
 from interlace.planning.loaded import load_plan
+from interlace.planning.peers import gather
 from interlace.planning.plan import Plan, make_plan
 from interlace.scheduler.hazards import RankComm, require_safe, require_straight
 

@@ -184,7 +184,7 @@ class SchedulePass(_Pass):
     def _config(self) -> Config:
         others = self._attrs.get("interlace", {})
         if not isinstance(others, Mapping):
-            raise self._wrong("interlace", "a table of options of other passes, such as {'assign_streams': {'throttle_host': 'off'}}")
+            raise self._wrong("interlace", "a table of options of other passes, such as {'throttle_host': 'off'}")
         if self.key in others or "enable" in others:
             raise self._wrong("interlace", f"options of other passes only: {self.key}'s are attributes of this one")
         own = {self.key: self._options((*PIPELINE, "interlace", "fetch_list")) or "on"}

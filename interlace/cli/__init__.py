@@ -73,7 +73,7 @@ def _drop_output() -> None:
 
 
 def _leave(code: int) -> None:
-    """End the process without waiting for threads that still plan."""
+    """End the process without waiting for its threads."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -51,8 +51,8 @@ def main(args: argparse.Namespace) -> int:
     from interlace.cost_model.base import largest_unmeasured, shares_by_how, trust_text
     from interlace.errors import ConfigError
     from interlace.planning.plan import make_plans, summary_text
+    from interlace.planning.processes import usable_processes
     from interlace.planning.rows import CONFIG, ROWS, write_rows
-    from interlace.planning.together import usable_processes
     from interlace.report.sweep import SWEEP, write_sweep
     from interlace.temporary import claimed
     from interlace.units import ranks_text, size
@@ -147,8 +147,8 @@ def _swept(
 ) -> tuple[Sweep, list[Plan]]:
     """The curve of `--sweep`, with a line for each point as it is known, and the plans to take: those asked for, or faster ones of it."""
     from interlace.config import BUDGET, load_config, make_config
+    from interlace.planning.processes import usable_processes
     from interlace.planning.sweep import sweep
-    from interlace.planning.together import usable_processes
     from interlace.units import size
 
     any_budget = {BUDGET: 1.0}

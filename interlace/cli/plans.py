@@ -33,24 +33,26 @@ def read_files(paths: Sequence[str]) -> list[tuple[Path, Program]]:
     return [(path, load(path)) for path in find_dumps(paths)]
 
 
-def require_world(files: Sequence[tuple[Path, Program]], partial: bool, *, with_calls: bool = True) -> None:
+def require_world(files: Sequence[tuple[Path, Program]], partial: bool, *, is_proved: bool = False) -> None:
     """Refuse programs that are not those of one world.
 
     Args:
         files: As `read_files` gives them.
         partial: Whether ranks may be missing; which ones is told on standard error.
-        with_calls: As `require_one_world`.
+        is_proved: Whether a proof follows: it compares the calls of ranks and judges plans that were made one by one.
 
     Raises:
         ProgramError: A rank is there twice, or missing, or one differs from the others.
-        PlanError: Plans were not made together, or lie among dumps.
+        PlanError: Plans were not made together, or lie among dumps, or only some have a record.
     """
     from interlace.ir.one_world import require_one_world
 
     programs = [program for _, program in files]
     _require_alike(programs)
-    require_one_world(programs, [path for path, _ in files], with_calls=with_calls)
-    _require_made_together(files)
+    require_one_world(programs, [path for path, _ in files], with_calls=not is_proved)
+    _require_records(files)
+    if not is_proved:
+        _require_made_together(files)
     _require_all(programs, partial)
 
 
@@ -63,16 +65,22 @@ def _require_alike(programs: Sequence[Program]) -> None:
         raise PlanError(f"rank(s) {', '.join(planned)} have a schedule, rank(s) {', '.join(bare)} have none; give plans or dumps, not both")
 
 
+def _require_records(files: Sequence[tuple[Path, Program]]) -> None:
+    from interlace.errors import PlanError
+    from interlace.planning.plan import has_record
+
+    planned = [path for path, program in files if program.jobs]
+    told, lacking = (next((path for path in planned if has_record(path) == known), None) for known in (True, False))
+    if told and lacking:
+        raise PlanError(f"{lacking} has no record in {lacking.parent / 'captured'}, {told} has one; expected the plans of one "
+                        "`interlace plan`, with all that it wrote")  # fmt: skip
+
+
 def _require_made_together(files: Sequence[tuple[Path, Program]]) -> None:
     from interlace.errors import PlanError
     from interlace.planning.plan import digest_of_set, has_record, read_record
 
-    planned = [path for path, program in files if program.jobs]
-    records = [(path, read_record(path)) for path in planned if has_record(path)]
-    lacking = next((path for path in planned if not has_record(path)), None)
-    if records and lacking is not None:
-        raise PlanError(f"{lacking} has no record in {lacking.parent / 'captured'}, {records[0][0]} has one; expected the plans of one "
-                        "`interlace plan`, with all that it wrote")  # fmt: skip
+    records = [(path, read_record(path)) for path, program in files if program.jobs and has_record(path)]
     alone = "each by itself, as `interlace plan --partial` does"
     known = [(path, alone if record.set_digest == digest_of_set([record.digest]) else record.set_digest)
              for path, record in records if record.set_digest]  # fmt: skip

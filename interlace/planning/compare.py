@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakValueDictionary
-
-import msgspec
+from typing import Any, NamedTuple
 
 from interlace.cost_model import CostModel, Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import PassReport
-from interlace.planning.stock import STOCK, stock_plan
+from interlace.planning.stock import STOCK
+from interlace.planning.tasks import finished_plan, stock_program
+from interlace.planning.world import World
 from interlace.report.outcome import Outcome, Step
 from interlace.report.sweep import Sweep
 from interlace.scheduler.simulate.arrays import Options
@@ -23,22 +19,12 @@ from interlace.scheduler.simulate.simulator import Result, simulate
 from interlace.scheduler.target import target_of, with_paddles_jobs
 
 
-class Member(msgspec.Struct, frozen=True, weakref=True):
+class Member(NamedTuple):
     """A rank by Paddle's own plan and by ours, and what the passes said of ours."""
 
     stock: Program
     plan: Program
     reports: tuple[PassReport, ...]
-
-
-_of_this_process: WeakValueDictionary[bytes, Member] = WeakValueDictionary()
-"""What ranks of this process give, for as long as they hold it: tables that follow from it are made once."""
-
-
-class _Said(msgspec.Struct, frozen=True):
-    """What rank 0 tells."""
-
-    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +72,10 @@ class Comparison:
         return stock, simulate([each.plan for each in self.members], costs, options, target=target)
 
 
-def compare(captured: Program, planned: Program, reports: Sequence[PassReport], costs: Costs, profile: str, memory_budget: int = 0,
-            peers: Peers | None = None) -> tuple[Comparison | None, Outcome | None]:  # fmt: skip
-    """Paddle's own plan beside a rank's plan, by the whole step; rank 0 simulates it and tells the others.
-
-    Returns:
-        What was compared, on rank 0 alone, and what came out, on every rank; None where the other stages' plans are not known here.
-    """
-    if not planned.jobs or (peers is None and planned.pipeline.num_stages > 1):
-        return None, None
-    stands_for = stand_ins(captured, peers)
-    if stands_for.get(captured.rank, captured.rank) != captured.rank:
-        gather(peers, "plans to compare", b"")
-        return None, gather(peers, "what came out", _Said())[0].outcome
-    member = Member(stock_plan(captured, costs), planned, tuple(reports))
-    if peers is None:
-        alone = Comparison((member,), {}, profile, memory_budget)
-        return alone, alone.outcome(costs)
-    packed = zlib.compress(msgspec.msgpack.encode(member), 1)
-    _of_this_process[packed] = member
-    shown = gather(peers, "plans to compare", packed)
-    whole, said = None, _Said()
-    if captured.rank == 0:
-        members = tuple(_of_this_process.get(shown[rank]) or msgspec.msgpack.decode(zlib.decompress(shown[rank]), type=Member)
-                        for rank in sorted(set(stands_for.values())))  # fmt: skip
-        whole = Comparison(members, stands_for, profile, memory_budget)
-        said = _Said(whole.outcome(costs))
-    return whole, gather(peers, "what came out", said)[0].outcome
+def compare(world: World, profile: str, memory_budget: int = 0) -> Comparison | None:
+    """Paddle's own plan beside the finished plans of a world; None where the other stages' plans are not known."""
+    if not world.is_whole and world.captured.pipeline.num_stages > 1:
+        return None
+    stock, finished = (world.map(each, ranks=world.firsts) for each in (stock_program, finished_plan))
+    members = [Member(stock[rank].program, finished[rank][0].program, finished[rank][1]) for rank in world.firsts]
+    return Comparison(tuple(members), world.stands_for, profile, memory_budget) if all(each.plan.jobs for each in members) else None

@@ -20,10 +20,13 @@ from interlace.ir.difference import first_difference, first_unlike
 from interlace.ir.dump import SUFFIX
 from interlace.ir.stand_ins import likeness
 from interlace.passes import Pipeline
-from interlace.passes.peers import Peers, gather
 from interlace.planning.compare import Comparison, Member
-from interlace.planning.plan import Plan, digest_of, digest_of_set, read_record
+from interlace.planning.peers import Peers, gather
+from interlace.planning.plan import Plan, digest_of_set, read_record
 from interlace.planning.stock import stock_plan
+from interlace.planning.tasks import Programs
+from interlace.planning.worker import Worker, digest_of
+from interlace.planning.world import decide
 from interlace.units import ranks_text
 
 _NAME = re.compile(rf"rank(\d+){re.escape(SUFFIX)}")
@@ -65,7 +68,10 @@ def load_plan(folder: str | Path, captured: Program, peers: Peers | None = None)
 
 def _made_again(plan: Plan, captured: Program, peers: Peers | None) -> Plan:
     """The plan of a rank's stage for the rank itself: its own groups, slices and partners, and the same jobs."""
-    made, _ = Pipeline(plan.passes).run(captured, CostModel(load_profile(plan.profile)), peers, plan.room_bytes or None)
+    worker = Worker(captured, CostModel(load_profile(plan.profile)), plan.passes, plan.fingerprint(), is_whole=peers is not None)
+    rooms = tuple(gather(peers, "rooms", plan.room_bytes or None))
+    numbers = decide(worker, peers, lambda world: world.run(Pipeline(plan.passes), rooms).programs, Programs)
+    made = worker.programs[numbers[worker.seat]]
     difference = _first_unlike_plan(made, plan.program)
     fault = difference and (f"the plan of rank {plan.program.rank} in {plan.loaded_from}, which stands for this one, comes out otherwise "
                             f"here: {difference}; plan the dumps of all ranks, without --stages")  # fmt: skip

@@ -9,10 +9,13 @@ import msgspec
 from interlace.errors import PassError
 from interlace.ir import Program
 from interlace.passes import PassReport
-from interlace.passes.peers import Peers, gather
 from interlace.passes.pipeline import built_in
+from interlace.planning.tasks import task
+from interlace.planning.worker import Worker
+from interlace.planning.world import World
 from interlace.scheduler.hazards.captured_calls import strays
 from interlace.scheduler.hazards.pass_orders import REMEDY, Calls, Change, History, breaks, calls_on, changes, first_difference, orders_of
+from interlace.scheduler.hazards.skeleton import Channel
 
 
 def captured_orders(captured: Program) -> tuple[Change, ...]:
@@ -28,16 +31,29 @@ def history_of(captured: Program, planned: Program, orders: Sequence[Change], re
                    tuple(report.name for report in reports if report.name not in ours), strays(captured, planned))  # fmt: skip
 
 
-def require_one_order(captured: Program, planned: Program, reports: Sequence[PassReport], peers: Peers | None) -> None:
-    """Refuse a plan in which partners have different orders of calls because of a pass.
+def require_one_order(world: World) -> None:
+    """Refuse finished plans in which partners have different orders of calls because of a pass.
 
     Raises:
-        PassError: On every rank alike, with the pass and the first calls that differ.
+        PassError: With the pass and the first calls that differ.
     """
-    found = breaks(gather(peers, "orders of communication", history_of(captured, planned, captured_orders(captured), reports)))
+    found = breaks(world.map(order_history))
     if found:
-        first, rank = found[0], planned.rank
-        mine = calls_on(planned, first.channels[first.ranks.index(rank)]) if rank in first.ranks else Calls()
-        told = gather(peers, "calls in different orders", mine)
+        first = found[0]
+        told = world.map(calls_of_line, first.ranks, first.channels)
         where = first_difference([told[rank] for rank in first.ranks], first.ranks)
         raise PassError("; ".join(filter(None, (f"pass {first.name!r}: {first.message()}", where, REMEDY))))
+
+
+@task
+def order_history(worker: Worker) -> History:
+    """The orders of a rank's calls from pass to pass of its finished plan."""
+    planned, reports = worker.finished
+    return history_of(worker.captured, planned, captured_orders(worker.captured), reports)
+
+
+@task
+def calls_of_line(worker: Worker, ranks: tuple[int, int], channels: tuple[Channel | None, Channel | None]) -> Calls:
+    """The calls of a rank of these on its channel; none of others."""
+    planned, _ = worker.finished
+    return calls_on(planned, channels[ranks.index(planned.rank)]) if planned.rank in ranks else Calls()

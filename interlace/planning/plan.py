@@ -20,13 +20,15 @@ from interlace.ir.stand_ins import seats
 from interlace.notice import say_once
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import is_built_in
-from interlace.passes.peers import Peers, gather
-from interlace.planning.budget import budget_bytes
 from interlace.planning.compare import Comparison, compare
-from interlace.planning.memory import run_in_paddles_memory, run_within
 from interlace.planning.orders import captured_orders, require_one_order
+from interlace.planning.peers import Peers
+from interlace.planning.processes import world_of
+from interlace.planning.search import Search, budget_bytes
 from interlace.planning.stock import is_paddles_order
-from interlace.planning.together import plan_together
+from interlace.planning.tasks import Rooms, finish, finished_plan
+from interlace.planning.worker import Spec, Worker, digest_of, spec_of
+from interlace.planning.world import World, decide
 from interlace.report.measured import Measured
 from interlace.report.outcome import Outcome
 from interlace.report.screen import imbalance_lines, reports_text, rules_text, step_table
@@ -174,7 +176,7 @@ class Plan:
 
     def fingerprint(self) -> str:
         """Profile and options in one line; equal on ranks that plan alike."""
-        return msgspec.json.encode([self.profile, [[each.name, msgspec.to_builtins(each)] for each in self.passes]]).decode()
+        return options_text(self.profile, self.passes)
 
     def summary(self) -> dict[str, object]:
         """What each pass did, for machines."""
@@ -200,9 +202,9 @@ def _said(report: PassReport) -> dict[str, Any]:
     return {name: each for name, each in msgspec.to_builtins(report).items() if name != "orders"}
 
 
-def digest_of(program: Program) -> str:
-    """Equal for equal programs, in memory and in files."""
-    return hashlib.sha256(msgspec.json.encode(program, order="deterministic")).hexdigest()[:32]
+def options_text(profile: str, passes: Sequence[Pass]) -> str:
+    """Profile and options in one line."""
+    return msgspec.json.encode([profile, [[each.name, msgspec.to_builtins(each)] for each in passes]]).decode()
 
 
 def digest_of_set(digests: Sequence[str]) -> str:
@@ -227,28 +229,43 @@ def summary_text(plans: Sequence[Plan], trust: str) -> str:
     return "\n".join([head, *table, rules_text(reports), trust])
 
 
+class Decided(msgspec.Struct, frozen=True):
+    """What rank 0 decided for all ranks, who have their plans already and take them.
+
+    Attributes:
+        specs: The passes that made the plans.
+        rooms: By rank, what passes might hold.
+        memory_budget: Device bytes that no rank was to pass; 0 without a budget.
+        set_digest: Of the plans of all ranks.
+        outcome: The whole step by Paddle's own plan and by these.
+    """
+
+    specs: tuple[Spec, ...]
+    rooms: Rooms
+    memory_budget: int
+    set_digest: str
+    outcome: Outcome | None
+
+
 def make_plan(program: Program, config: Config, cost: Costs, profile: str, peers: Peers | None = None) -> Plan:
-    """Run the configured passes over a captured program; `peers` are the ranks that plan at the same time.
+    """Plan a captured program; `peers` are the ranks of the run, which plan at the same time.
 
     Raises:
         InterlaceError: A pass cannot do what is asked; the program stays as it is.
     """
-    budget = budget_bytes(config.memory_budget, program, cost, peers)
-    room = budget
-    if budget:
-        (pipeline, planned, reports), room = run_within(budget, config.pipeline(), program, cost, peers)
-    else:
-        pipeline, planned, reports = run_in_paddles_memory(config.pipeline(), program, cost, peers)
-    if config.check and not all(is_built_in(type(each)) for each in pipeline.passes):
-        require_one_order(program, planned, reports, peers)
-    digests = gather(peers, "finished plans", digest_of(planned))
-    compared, outcome = compare(program, planned, reports, cost, profile, budget, peers)
-    return Plan(program, planned, tuple(reports), profile, pipeline.passes, set_digest=digest_of_set(digests), outcome=outcome,
-                compared=compared, memory_budget=budget, room_bytes=room)  # fmt: skip
+    worker, compared = worker_of(program, config, cost, profile, is_whole=peers is not None), list[Comparison | None]()
+
+    def search(world: World) -> Decided:
+        decided, found = decide_plans(world, config, profile)
+        compared.append(found)
+        return decided
+
+    decided = decide(worker, peers, search, Decided)
+    return taken(worker, decided, profile, worker.finished, next(iter(compared), None))
 
 
 def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile: str, processes: int = 1) -> list[Plan]:
-    """Plan captured programs; all ranks of a world decide together (some may stand for others), fewer each for itself.
+    """Plan captured programs; all ranks of a world together (some may stand for others), fewer each for itself.
 
     Args:
         programs, config, cost, profile: As `make_plan`.
@@ -262,7 +279,41 @@ def make_plans(programs: Sequence[Program], config: Config, cost: Costs, profile
         return [make_plan(program, config, cost, profile) for program in programs]
     stages = sorted({program.pipeline.stage for program in programs})
     where = [stages.index(program.pipeline.stage) % max(1, processes) for program in programs]
-    return plan_together(lambda program, peers: make_plan(program, config, cost, profile, peers), programs, places, where)
+    workers = [worker_of(program, config, cost, profile) for program in programs]
+    with world_of(workers, places, where) as world:
+        decided, compared = decide_plans(world, config, profile)
+        finished = world.map(finished_plan, ranks=[program.rank for program in programs])
+    plans = ((worker, *finished[worker.seat]) for worker in workers)
+    return [taken(worker, decided, profile, (plan.program, reports), None if worker.seat else compared) for worker, plan, reports in plans]
+
+
+def worker_of(program: Program, config: Config, cost: Costs, profile: str, is_whole: bool = True) -> Worker:
+    """A rank that is to be planned; `is_whole`: with all others."""
+    passes = config.pipeline().passes
+    return Worker(program, cost, passes, options_text(profile, passes), config.memory_budget, is_whole)
+
+
+def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, Comparison | None]:
+    """The decision, with the plans that it is about finished on each rank, and what was simulated for its outcome."""
+    budget, search = budget_bytes(world), Search(world, config.pipeline())
+    run = search.within(budget) if budget else search.unlimited()
+    specs, made = tuple(map(spec_of, run.passes.passes)), run.made
+    digests = world.map(finish, specs, made.programs, made.steps, made.notes, budget)
+    if config.check and not all(is_built_in(type(each)) for each in run.passes.passes):
+        require_one_order(world)
+    compared = compare(world, profile, budget)
+    outcome = compared.outcome(world.cost) if compared else None
+    return Decided(specs, run.rooms, budget, digest_of_set(digests), outcome), compared
+
+
+def taken(
+    worker: Worker, decided: Decided, profile: str, finished: tuple[Program, tuple[PassReport, ...]], compared: Comparison | None
+) -> Plan:
+    """A rank's plan as it was decided; `compared` on rank 0 alone."""
+    (planned, reports), room = finished, decided.rooms[worker.seat] or 0
+    passes, budget = tuple(map(worker.pass_of, decided.specs)), decided.memory_budget
+    return Plan(worker.captured, planned, reports, profile, passes, set_digest=decided.set_digest, outcome=decided.outcome,
+                compared=compared, memory_budget=budget, room_bytes=room if budget else 0)  # fmt: skip
 
 
 def replay(path: str | Path, name: str) -> tuple[Program, Program]:
@@ -280,16 +331,17 @@ def replay(path: str | Path, name: str) -> tuple[Program, Program]:
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from error
     cost = CostModel(load_profile(record.profile))
-
-    def both(program: Program, peers: Peers | None) -> tuple[Program, Program]:
-        room = read_record(path.with_name(f"rank{program.rank}{SUFFIX}")).room_bytes or None
-        before, _ = Pipeline(passes[:-1]).run(program, cost, peers, room)
-        return before, Pipeline((passes[-1],)).run(before, cost, peers, room)[0]
-
     mine = load(path.parent / "captured" / f"{_stem(path)}{SUFFIX}")
     given = [load(file) for file in find_dumps([path.parent / "captured"])]
     places = seats(given)
-    return both(mine, None) if places is None else plan_together(both, given, places)[places[mine.rank]]
+    workers = [Worker(program, cost, passes, is_whole=places is not None) for program in (given if places else [mine])]
+    rooms = [read_record(path.with_name(f"rank{worker.captured.rank}{SUFFIX}")).room_bytes or None for worker in workers]
+    with world_of(workers, places or [0]) as world:
+        of_rank = tuple(rooms[place] for place in world.of_rank)
+        before = world.run(Pipeline(passes[:-1]), of_rank)
+        after = world.run(Pipeline(passes[-1:]), of_rank, before)
+        at = workers[places[mine.rank] if places else 0]
+        return at.programs[before.programs[at.seat]], at.programs[after.programs[at.seat]]
 
 
 def has_record(path: str | Path) -> bool:

@@ -1,6 +1,6 @@
 """Orders that a plan still needs to be safe: the checker's walk over the plan, which here supplies missing orders.
 
-`passes/events.py` turns them into events.
+`passes/insert_events.py` turns them into events.
 """
 
 from __future__ import annotations

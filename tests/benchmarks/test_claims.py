@@ -58,8 +58,8 @@ def test_every_claim_stands_somewhere() -> None:
 
 def test_no_text_has_blocks_that_nothing_checks() -> None:
     """A block in another text would be written by nobody."""
-    texts = [path for where in ("*.md", "*/*.md", "docs/*/*.md", "benchmarks/results/*/*.md") for path in ROOT.glob(where)
-             if "<!-- claims:" in path.read_text()]  # fmt: skip
+    places = ("*.md", "*/*.md", "docs/*/*.md", "benchmarks/results/*.md", "benchmarks/results/*/*.md")
+    texts = [path for where in places for path in ROOT.glob(where) if "<!-- claims:" in path.read_text()]
     assert {str(path.relative_to(ROOT)) for path in texts} == set(claims.TEXTS)
 
 
@@ -76,6 +76,10 @@ def test_a_wrong_figure_is_written_anew_and_told(tmp_path: Path, monkeypatch: py
     assert wrong.read_text() == text
     assert claims.main(["--check"]) == 0
     assert capsys.readouterr().out == "t.md says other than the results\nt.md written\n"
+    wrapped = claims.rewritten("- Ends\n  <!-- claims: repeated -->\n  <!-- /claims -->\n", "t.md")
+    assert max(map(len, wrapped.splitlines())) <= claims.WIDTH < len(claims.CLAIMS["repeated"]())
+    assert " ".join(wrapped.split()) == f"- Ends <!-- claims: repeated --> {claims.CLAIMS['repeated']()}. <!-- /claims -->"
+    assert claims.rewritten(wrapped, "t.md") == wrapped
     unclosed = text.replace("<!-- /claims -->", "")
     for broken, told in ((text.replace("order", "disorder"), "no claim 'disorder'"), (unclosed, "t.md: a `<!--")):
         with pytest.raises(SystemExit, match=told):
@@ -118,8 +122,8 @@ def test_bits_say_who_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     stored(monkeypatch, run("a", "stock", 1, **yes), run("a", "mixed", 1, **no), run("a-again", "mixed", 1), run("a-again", "odd", 2),
            run("b", "mixed", 3))  # fmt: skip
     said = claims_h200.bits()
-    assert "of 5 runs (0 failed) 2 have a stock run of their own sitting beside them, and 1 of these have its losses" in said
-    assert "3 were run without stock: by their last loss 1 are like a stock run" in said
+    assert "of 5 runs (0 failed) 2 have a baseline of their own session beside them, and 1 of these have its losses" in said
+    assert "3 were run without one: by their last loss 1 are like a baseline" in said
     assert "1 have none, 1 are like none: `a-again` odd." in said
 
 

@@ -15,12 +15,12 @@ import pytest
 
 from interlace.errors import PlanError
 from interlace.ir import Program
-from interlace.passes.peers import Peers
-from interlace.planning.together import plan_together
+from interlace.planning.peers import Peers
 from interlace.scheduler.hazards import RankComm, check, require_safe
 from interlace.scheduler.target import GPU
 from tests.scheduler.test_together import pair, three_ranks_in_a_circle
 from tests.strategies import World, plan
+from tests.together import in_threads
 
 pytestmark = pytest.mark.paddle
 
@@ -43,7 +43,7 @@ def together(agree: Any, programs: Sequence[Program], options: Sequence[str] = (
             return str(error)
         return ""
 
-    return plan_together(one, given)
+    return in_threads(one, given)
 
 
 # ----------------------------------------------------------------------------------------------------------------- verdicts
@@ -111,7 +111,7 @@ def test_ranks_of_one_stage_say_their_order_once(agree: Any) -> None:
             return self.peers.gather(topic, mine)
 
     ranks = plan(World(pp=2, mp=3, micro_batches=8, layers=3))
-    plan_together(lambda program, peers: agree.agree(Heard(peers), program, "", require_safe([program])[0], GPU), ranks)
+    in_threads(lambda program, peers: agree.agree(Heard(peers), program, "", require_safe([program])[0], GPU), ranks)
     sizes = {topic: sorted(size for name, size, _ in said if name == topic) for topic, _, _ in said}
     assert list(sizes) == ["the finished plan", "orders of communication"]
     assert max(sizes["the finished plan"]) < 200

@@ -92,3 +92,24 @@ def test_every_value_that_is_fetched_is_stacked_beside_the_outputs() -> None:
     made = lower(captured, fetching(program, values), CpuDevice(paddle.CPUPlace()))
     assert set(made.fetched) == set(values)
     assert set(made.outputs) == {"loss"}
+
+
+def test_the_first_operation_of_a_program_is_a_captured_one_like_all_others() -> None:
+    """A constant, which several jobs read: it keeps its role, its type is known, and no builder of new operations is asked for it."""
+    build = Build()
+    with paddle.static.program_guard(build.main):
+        one = C.full([2, 4], 1.0, paddle.float32, paddle.base.core.Place())
+        x = build.data("x", [2, 4])
+        y = C.add(x, one)
+        loss = C.mean(y, [], False)
+        C.set_persistable_value(loss, "loss")
+        build.role(0)
+        C.add(one, C.exp(y))
+        build.role(1)
+    captured = capture(build.main, ACCUMULATE)
+    program = planned(captured)
+    first = program.ops[0]
+    assert (first.kind, first.origin) == ("full", 0)
+    made = lower(captured, program, CpuDevice(paddle.CPUPlace()))
+    forward = next(each for each in made.jobs if each.name == "forward_0").program.global_block()
+    assert [op.op_role for op in forward.ops if op.name() == "pd_op.full"] == [0]

@@ -8,6 +8,7 @@ Why a table and no tool: `mutmut` and `cosmic-ray` mutate every operator of ever
 messages, or without effect), find the tests of a mutant by coverage or run them all, and expect a package where it is imported
 from, while the top-level folders here are imported as `interlace.*`. What matters here is of another kind: a dropped order, the first
 in place of each, an option that is ignored. These are chosen by hand, each with the fast test that is there for it.
+`tests/mutants/sample.py` plants random ones, to see what share of them the tests beside a file find.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ SECONDS = 60.0
 STREAMS = ("tests/passes/test_streams.py", "tests/passes/test_stream_names.py")
 ORDERS = ("tests/scheduler/test_orders_by_hand.py", "tests/scheduler/test_orders.py")
 SPLIT = ("tests/passes/test_overlap_column_backward.py", "tests/passes/test_split_backward.py")
-TOGETHER = ("tests/planning/test_together.py",)
+TOGETHER = ("tests/planning/test_processes.py",)
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/base.py": TOGETHER,
     "passes/choose_recompute.py": ("tests/passes/test_choose_recompute.py",),
@@ -35,7 +35,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/narrow_gathers.py": ("tests/passes/test_narrow_gathers.py",),
     "passes/offload_activations.py": ("tests/passes/test_offload_activations.py",),
     "passes/overlap_column_backward.py": SPLIT[:1],
-    "passes/peers.py": TOGETHER,
+    "interlace/planning/peers.py": TOGETHER,
     "passes/pipeline.py": TOGETHER,
     "passes/schedule_1f1b.py": ("tests/scheduler/test_schedule.py", "tests/scheduler/test_interleave.py"),
     "passes/split_backward.py": SPLIT[1:],
@@ -52,7 +52,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "scheduler/early_repeats.py": ("tests/scheduler/test_recompute_choices.py",),
     "scheduler/whole_step/orders.py": ORDERS,
     "scheduler/whole_step/search.py": ("tests/scheduler/test_whole_step.py",),
-    "interlace/planning/memory.py": ("tests/planning/test_memory_choice.py", "tests/passes/test_budget.py"),
+    "interlace/planning/search.py": ("tests/planning/test_memory_choice.py", "tests/passes/test_budget.py"),
     "interlace/bridge/lower.py": ("tests/bridge/test_lower.py", "tests/bridge/test_targets.py", "tests/bridge/test_feeds.py"),
 }  # fmt: skip
 """Tests beside each file, or each folder; the fast ones first."""

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.config import make_config
 from interlace.cost_model import GivenCosts
-from interlace.errors import BudgetError
+from interlace.errors import BudgetError, PlanError
 from interlace.ir import Program
-from interlace.passes.peers import Peers, gather, stand_ins
 from interlace.passes.pipeline import PassReport, Pipeline
-from interlace.planning import memory
-from interlace.planning.budget import budget_bytes, bytes_over, bytes_over_in_step, peak_bytes, say_budget
-from interlace.planning.judge import Run
-from interlace.planning.memory import MemoryChoice
+from interlace.planning.budget import peak_bytes, say_budget
 from interlace.planning.plan import Plan, make_plans
+from interlace.planning.search import Limit, Run, Search, budget_bytes, in_paddles_order
 from interlace.planning.stock import stock_plan
-from interlace.planning.together import plan_together
+from interlace.planning.tasks import Rooms
+from interlace.planning.world import World as Ranks
 from interlace.scheduler.interleave import planner as interleave
 from interlace.scheduler.memory import throttle
 from interlace.scheduler.memory.live import order_peak
 from interlace.units import size
 from tests.scheduler.test_throttle import run_ahead_program
 from tests.strategies import World, programs, worlds
+from tests.together import together
 
 COPIES = GivenCosts({"comm": 100, "gemm": 50, "copy": 5, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
 EMPTY = PassReport("offload-activations", (), (), 0, 0, 0)
@@ -89,7 +90,7 @@ def test_a_larger_budget_is_no_slower() -> None:
 def test_the_plan_without_a_budget_is_taken_where_it_keeps_the_budget_and_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not below what Paddle's own plan holds, where it is not made."""
     plain = programs(SMALL)
-    monkeypatch.setattr(MemoryChoice, "fitting", lambda self, budget: (self.made(self.in_paddles_order(self.asked), budget), budget))
+    monkeypatch.setattr(Search, "fitting", lambda self, budget: self.made(in_paddles_order(self.asked), self.world.rooms(budget)))
     without, paddles = make_plans(plain, make_config({}), COPIES, "h200"), stock_peak(plain)
     roomy, tight = within(plain, 2 * paddles), within(plain, paddles - 1)
     assert [each.program.jobs for each in roomy] == [each.program.jobs for each in without]
@@ -97,7 +98,7 @@ def test_the_plan_without_a_budget_is_taken_where_it_keeps_the_budget_and_is_fas
     lines = [line for report in roomy[0].reports for line in report.changed]
     assert any(line.startswith("planned as without a budget") for line in lines)
     assert {each.room_bytes for each in roomy} == {0}
-    monkeypatch.setattr(memory, "bytes_over_in_step", lambda *_: [1] * len(plain))
+    monkeypatch.setattr(Ranks, "bytes_over_in_step", lambda *_: [1] * len(plain))
     declined = [line for report in within(plain, 2 * paddles)[0].reports for line in report.declined]
     assert any(line.startswith("planned as without a budget") and line.endswith(", more memory than the budget") for line in declined)
 
@@ -129,49 +130,49 @@ def test_a_plan_that_exceeds_its_budget_is_tried_with_other_waits(monkeypatch: p
     monkeypatch.setattr(throttle, "PEAKS", 0)
     off = dict.fromkeys(("choose_recompute", "offload_activations"), "off")
     passes = make_config({"schedule_1f1b": {"interleave": "zb-h1", "only_gains": False}, **off}).pipeline()
-    monkeypatch.setattr(memory, "run_passes", lambda form, program, cost, peers, *_: ((form, *form.run(program, cost, peers)), None))
 
-    def held(budget: int) -> list[int]:
-        def made(program: Program, peers: Peers) -> int:
-            found = memory.MemoryChoice(passes, program, COPIES, peers).fitting(budget)
-            return max(gather(peers, "held", (peak_bytes(found[0][1], COPIES) or 0) if found else 0))
+    def chosen(self: Search, form: Pipeline, limit: Limit) -> Run:
+        return replace(self.made(form, self.world.rooms(None)), rooms=self.world.rooms(limit.budget))
 
-        return plan_together(made, programs(SMALL))
+    monkeypatch.setattr(Search, "chosen", chosen)
 
-    assert held(832) == [832] * 2
-    assert held(831) == held(736) == [736] * 2
-    assert held(735) == [0] * 2
+    def held(budget: int) -> int:
+        with together(programs(SMALL), COPIES, passes.passes) as world:
+            found = Search(world, passes).fitting(budget)
+            return max(each or 0 for each in world.gpu_peaks(found.made)) if found else 0
+
+    assert held(832) == 832
+    assert held(831) == held(736) == 736
+    assert held(735) == 0
 
 
 def test_a_plan_holds_its_budget_in_the_step_of_all() -> None:
     """What a send reads stays until the receiver is there. Alone, peers are always ready."""
     program = run_ahead_program()
-    assert bytes_over_in_step(program, (peak_bytes(program, COPIES) or 0) - 5, COPIES, None, {}) == [5]
+    with together([program], COPIES, is_whole=False) as alone:
+        assert alone.bytes_over_in_step(alone.start, (peak_bytes(program, COPIES) or 0) - 5) == [5]
     slow_sends = GivenCosts({"comm": 100, "gemm": 50, "copy": 5, "default": 10, "p2p": 200}, {})
     mixed = {"schedule_1f1b": {"interleave": "mixed", "only_gains": False}, "throttle_host": {"run_ahead_bytes": 0}}
     passes = make_config({"memory_budget": "1TB", **mixed}).pipeline()
-
-    def over(program: Program, peers: Peers) -> tuple[list[int], list[int]]:
-        (_, made, _), _ = memory.run_within(1 << 40, passes, program, slow_sends, peers)
-        return bytes_over(made, 0, slow_sends, peers), bytes_over_in_step(made, 0, slow_sends, peers, stand_ins(program, peers))
-
-    plain = programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B"))
-    assert plan_together(over, plain) == [([1152, 776], [1184, 776])] * 2
+    with together(programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B")), slow_sends, passes.passes) as world:
+        made = Search(world, passes).within(1 << 40).made
+        assert (world.bytes_over(made, 0), world.bytes_over_in_step(made, 0)) == ([1152, 776], [1184, 776])
 
 
 def test_what_little_less_room_does_not_change_gets_much_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offload moves whole values: a plan may hold the same bytes with a few bytes less room."""
-    program, rooms = run_ahead_program(), list[int]()
-    choice = memory.MemoryChoice(make_config({}).pipeline(), program, COPIES, None)
-    run: Run = (choice.asked, program, [])
-    monkeypatch.setattr(memory, "bytes_over_in_step", lambda *_: [5])
-
-    def made(passes: Pipeline, room: int) -> Run:
-        rooms.append(room)
-        return run
-
+    program, rooms = run_ahead_program(), list[int | None]()
     first = order_peak(program)
-    assert choice._with_less_room(made, run, first, 1) is None
+    monkeypatch.setattr(Ranks, "bytes_over_in_step", lambda *_: [5])
+
+    def made(passes: Pipeline, of_rank: Rooms) -> Run:
+        rooms.extend(of_rank)
+        return replace(run, rooms=of_rank)
+
+    with together([program], COPIES, is_whole=False) as world:
+        search = Search(world, make_config({}).pipeline())
+        run = Run(search.asked, world.start, (first,))
+        assert search.with_less_room(made, run, 1) is None
     assert rooms == [first - 10, first - 50, first - 210]
 
 
@@ -185,17 +186,21 @@ def test_a_budget_that_holds_already_moves_and_recomputes_nothing() -> None:
 
 def test_a_fraction_is_of_what_paddles_own_plan_holds() -> None:
     plain = programs(SMALL)
-    shares = plan_together(lambda program, peers: budget_bytes(0.5, program, COPIES, peers), plain)
-    assert shares == [stock_peak(plain) // 2] * len(plain)
+    with together(plain, COPIES, memory_budget=0.5) as world:
+        assert budget_bytes(world) == stock_peak(plain) // 2
 
 
 def test_ranks_of_a_stage_decide_alike_from_unequal_budgets() -> None:
-    """The least of them counts for all."""
-
-    def ask(rank: int, peers: Peers) -> int:
-        return budget_bytes(100 + rank, run_ahead_program(), COPIES, peers)
-
-    assert plan_together(ask, [0, 1]) == [100, 100]
+    """The least of them counts for all; a budget beside none, or beside a fraction, is a mistake."""
+    with together(programs(SMALL), COPIES) as world:
+        for first, second, told in ((101, 100, "100"), (0.5, 101, "different options: memory_budget 0.5 and 101"), (0, 5, "0 and 5")):
+            world.facts = [msgspec.structs.replace(each, memory_budget=given)
+                           for each, given in zip(world.facts, (first, second), strict=True)]  # fmt: skip
+            if told == "100":
+                assert budget_bytes(world) == 100
+                continue
+            with pytest.raises(PlanError, match=told):
+                budget_bytes(world)
 
 
 @pytest.mark.slow

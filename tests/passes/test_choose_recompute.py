@@ -20,9 +20,7 @@ from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Sche
 from interlace.passes.base import Context
 from interlace.passes.choose_recompute import RecomputeFacts, choices
 from interlace.passes.choose_recompute import recomputation as recomputation_of
-from interlace.passes.peers import Peers
 from interlace.passes.weight_gradients import Backward
-from interlace.planning.together import plan_together
 from interlace.scheduler.early_repeats import with_early_repeats
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
@@ -31,6 +29,7 @@ from interlace.scheduler.repeats import ADDED, with_repeats
 from interlace.scheduler.target import GPU
 from tests.interpreter import assert_same
 from tests.strategies import World, programs, worlds
+from tests.together import run_together
 
 COSTS = GivenCosts({"comm": 40, "gemm": 50, "default": 5})
 TEXT = (Path(__file__).parent / "fixtures" / "recompute_unread.txt").read_text()
@@ -198,7 +197,7 @@ def test_collectives_are_repeated_where_that_is_asked_for(repeats: bool) -> None
     plain = [msgspec.structs.replace(parse(SUMMED), rank=rank) for rank in range(2)]
     passes = Pipeline((ChooseRecompute(level=1, repeat_collectives=repeats), Schedule1F1B(interleave="off")))
     before = [Pipeline((Schedule1F1B(interleave="off"),)).run(each, COSTS)[0] for each in plain]
-    made = plan_together(lambda program, peers: passes.run(program, COSTS, peers)[0], plain)
+    made = [program for program, _ in run_together(passes, plain, COSTS)]
     assert_same(before, made)
     assert check(made, GPU) == []
     for each in made:
@@ -262,11 +261,8 @@ def test_ranks_that_differ_recompute_what_is_read() -> None:
     program = parsed(PLAIN)
     other = parsed(PLAIN.replace("pd_op.gelu_grad(%10, %17)", "pd_op.gelu_grad(%11, %17)"))
 
-    def plan_one(rank: int, peers: Peers) -> list[str]:
-        mine = msgspec.structs.replace(other if rank else program, rank=rank)
-        return kinds(Pipeline((ChooseRecompute(level=0),)).run(mine, COSTS, peers)[0])
-
-    assert plan_together(plan_one, [0, 1]) == [["matmul", "gelu"]] * 2
+    made = run_together(Pipeline((ChooseRecompute(level=0),)), [program, msgspec.structs.replace(other, rank=1)], COSTS)
+    assert [kinds(each) for each, _ in made] == [["matmul", "gelu"]] * 2
 
 
 def test_a_program_without_recomputation_stays_as_it_is() -> None:
@@ -305,3 +301,14 @@ def test_only_ranks_of_its_own_stage_must_know_the_same_values() -> None:
         said.append((kinds(made), any("ranks of this stage differ" in line for line in context.declined)))
     assert said[0] == (kinds(choose.run(program, Context(COSTS, facts=[mine]))), False)
     assert said[1] == (["matmul", "gelu"], True)
+
+
+def test_what_was_worked_out_for_a_program_is_kept_for_that_program_alone() -> None:
+    """By what is added and repeated, too."""
+    program, other, memo = parsed(PLAIN), parsed(PLAIN), dict[object, object]()
+    for made in (lambda each, more: choices(each, COSTS, memo, more), lambda each, more: recomputation_of(each, COSTS, memo, adds=more)):
+        first = {more: made(program, more) for more in (False, True)}
+        assert first[False] is not first[True]
+        assert all(made(program, more) is found for more, found in first.items())
+        assert made(other, True) is not first[True]
+        assert made(program, True) is not first[True]  # one program at a time

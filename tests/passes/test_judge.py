@@ -14,16 +14,15 @@ from interlace.errors import ConfigError, InterlaceError, PassError, PlanError
 from interlace.ir import Program
 from interlace.passes import Context, OffloadActivations, Pass, Schedule1F1B, ThrottleHost
 from interlace.passes import Pipeline as Passes
-from interlace.passes.peers import Peers
-from interlace.planning.budget import peak_bytes
-from interlace.planning.judge import run_judged
+from interlace.planning.peers import Peers
 from interlace.planning.plan import make_plans
-from interlace.planning.together import plan_together
+from interlace.planning.search import Search
 from interlace.scheduler.memory.saved import saved_bytes
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.units import size
 from tests.default_passes import THROTTLED
 from tests.strategies import World, programs, worlds
+from tests.together import finished, in_threads, programs_of, together
 
 LOADED = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
 CALM = GivenCosts({"comm": 2, "gemm": 50, "default": 10}, host_ns=1, job_ns=20)
@@ -52,85 +51,83 @@ class Counted(Pass, frozen=True, kw_only=True):
 RUNS: list[int] = []
 
 
-def test_a_pass_runs_once_on_the_same_program_with_the_same_rooms() -> None:
-    """Of passes that differ at the end only what differs runs again; other rooms, and no rooms given, run all."""
-    program, memo = programs(SHAPE)[0], dict[Any, Any]()
+def test_a_pass_runs_once_on_the_same_program_with_the_same_room() -> None:
+    """Of passes that differ at the end only what differs runs again; with other room for the rank all run, as they may look at it."""
     passes = [Passes((Counted(number=1), Counted(number=last))) for last in (2, 3, 2)]
     RUNS.clear()
-    made = [each.run(program, CALM, None, 5, memo, (5, 7))[0] for each in passes]
-    assert RUNS == [1, 2, 3]
-    assert made[0] is made[2]
-    passes[0].run(program, CALM, None, 5, memo, (5, 8))
-    passes[0].run(program, CALM, None, 5, memo)
-    assert RUNS == [1, 2, 3, 1, 2, 1, 2]
+    with together(programs(SHAPE), CALM, passes[0].passes) as world:
+        made = [world.run(each, world.rooms(5), ranks=[0]) for each in passes]
+        assert RUNS == [1, 2, 3]
+        assert made[0].steps == made[2].steps != made[1].steps
+        others = (None, *world.rooms(5)[1:])
+        world.run(passes[0], (5, *others[1:]), ranks=[0])
+        assert RUNS == [1, 2, 3]
+        world.run(passes[0], others, ranks=[0])
+        assert RUNS == [1, 2, 3, 1, 2]
 
 
 def test_a_stage_keeps_its_offload_and_what_follows_where_another_has_less_room() -> None:
-    program, memo = programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B"))[0], dict[Any, Any]()
+    plain = programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B"))
     passes = Passes((Schedule1F1B(interleave="off"), OffloadActivations(min_bytes=1), Counted()))
-    RUNS.clear()
-    same, other, less = (passes.run(program, MOVED, None, room, memo, (room, more))[0] for room, more in ((900, 7), (900, 8), (700, 8)))
+    with together(plain, MOVED, passes.passes) as world:
+        rooms = ((900, 7), (900, 8), (700, 8))
+        same, other, less = (programs_of(world, world.run(passes, each))[0] for each in rooms)
     assert "offload-activations" in same.passes
-    assert same.jobs == other.jobs != less.jobs
-    assert same.ops is other.ops is not less.ops
-    assert same.ops != program.ops
+    assert same is other
+    assert same.jobs != less.jobs
+    assert same.ops != plain[0].ops
 
 
 def test_a_pass_that_asks_no_rank_runs_again_only_where_its_own_has_other_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, memo = programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B"))[0], dict[Any, Any]()
     passes, rooms, run = Passes((Schedule1F1B(interleave="off"), ThrottleHost())), list[int | None](), ThrottleHost.run
 
     def counted(self: ThrottleHost, program: Program, context: Context) -> Program:
-        rooms.append(context.room_bytes)
+        if program.rank == 0:
+            rooms.append(context.room_bytes)
         return run(self, program, context)
 
     monkeypatch.setattr(ThrottleHost, "run", counted)
-    for room, more in ((900, 7), (900, 8), (700, 8)):
-        passes.run(program, CALM, None, room, memo, (room, more))
+    with together(programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B")), CALM) as world:
+        for each in ((900, 7), (900, 8), (700, 8)):
+            world.run(passes, each)
     assert rooms == [900, 700]
 
 
 def test_what_other_options_make_too_is_known_to_later_passes() -> None:
-    program, memo = programs(SHAPE)[0], dict[Any, Any]()
     RUNS.clear()
-    for numbers in ([1, 5], [2, 5]):
-        Passes((*(Counted(number=each) for each in numbers),)).run(program, CALM, None, None, memo, (None,))
+    with together(programs(SHAPE)[:1], CALM, [Counted()], is_whole=False) as world:
+        for numbers in ([1, 5], [2, 5]):
+            world.run(Passes(tuple(Counted(number=each) for each in numbers)), (None,))
     assert RUNS == [1, 5, 2]
 
 
-def test_facts_are_gathered_on_all_ranks_where_one_does_not_know_what_a_pass_makes() -> None:
-    """The first rank plans the very same program again, the second another one."""
-    passes = Passes((Schedule1F1B(interleave="off"), OffloadActivations(min_bytes=1), Counted()))
-    RUNS.clear()
-
-    def made(program: Program, peers: Peers) -> list[Program]:
-        memo = dict[Any, Any]()
-        second = program.with_ops(program.ops) if program.rank else program
-        return [passes.run(each, MOVED, peers, 900, memo, (900, 900))[0] for each in (program, program, second)]
-
-    (first, again, other), (_, _, changed) = plan_together(made, programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B")))
-    assert again is first
-    assert first.ops is other.ops
-    assert changed.jobs
+def test_a_pass_runs_again_where_the_facts_of_another_rank_are_others() -> None:
+    """The second rank has less room: the first one, which has as much as before, hears that and decides the same."""
+    passes = Passes((OffloadActivations(min_bytes=1),))
+    with together(programs(World(pp=2, micro_batches=4, layers=3, schedule="1F1B")), MOVED) as world:
+        before = world.run(Passes((Schedule1F1B(interleave="off"),)), world.rooms(None))
+        first, again, other = (world.run(passes, rooms, before) for rooms in ((900, 900), (900, 900), (900, 700)))
+    assert again.steps == first.steps
+    assert first.steps[0] != other.steps[0]
+    assert first.programs[0] == other.programs[0]
 
 
 def test_what_a_draft_made_is_verified_where_the_whole_plan_takes_it() -> None:
-    program, memo, broken = programs(SHAPE)[0], dict[Any, Any](), Counted(is_broken=True)
-    Passes((broken,)).draft().run(program, CALM, None, None, memo, (None,))
-    with pytest.raises(InterlaceError, match=r"pass 'counted': rank 0: .* broken"):
-        Passes((broken,)).run(program, CALM, None, None, memo, (None,))
+    broken = Counted(is_broken=True)
+    with together(programs(SHAPE), CALM, [broken]) as world:
+        world.run(Passes((broken,)).draft(), world.rooms(None))
+        with pytest.raises(InterlaceError, match=r"pass 'counted': rank 0: .* broken"):
+            world.run(Passes((broken,)), world.rooms(None))
 
 
 def judged(given_: Sequence[Program], form: str, costs: GivenCosts, **options: Any) -> tuple[list[Program], list[str], list[str]]:
-    """Plans of all ranks together, the form that each kept, and rank 0's report lines."""
-
-    def plan(program: Program, peers: Peers) -> tuple[Program, str, list[str]]:
-        passes = Passes((Schedule1F1B(interleave=form, **options), *THROTTLED))  # type: ignore[arg-type]
-        kept, made, reports = run_judged(passes, program, costs, peers)
-        return made, kept.passes[0].interleave, [*reports[0].changed, *reports[0].declined]  # type: ignore[attr-defined]
-
-    found = plan_together(plan, given_)
-    return [made for made, _, _ in found], [form for _, form, _ in found], found[0][2]
+    """Plans of all ranks together, the form that was kept, and rank 0's report lines."""
+    passes = Passes((Schedule1F1B(interleave=form, **options), *THROTTLED))  # type: ignore[arg-type]
+    with together(given_, costs, passes.passes) as world:
+        run = Search(world, passes).judged(passes, world.rooms(None))
+        found = finished(world, run)
+    report = found[0][1][0]
+    return [made for made, _ in found], [run.passes.passes[0].interleave], [*report.changed, *report.declined]  # type: ignore[attr-defined]
 
 
 def step_ns(made: Sequence[Program], costs: GivenCosts) -> int:
@@ -146,8 +143,7 @@ def test_no_plan_is_simulated_slower_than_the_plain_order(world: World) -> None:
     for costs in (LOADED, CALM):
         off = step_ns(judged(plain, "off", costs)[0], costs)
         for form in ("mixed", "dx-first"):
-            made, forms, _ = judged(plain, form, costs)
-            assert len(set(forms)) == 1
+            made, _, _ = judged(plain, form, costs)
             assert step_ns(made, costs) <= off
 
 
@@ -172,8 +168,10 @@ def test_depth_is_reported() -> None:
 
 def test_a_stage_alone_does_not_judge() -> None:
     passes = Passes((Schedule1F1B(interleave="mixed"), *THROTTLED))
-    kept, _, reports = run_judged(passes, programs(SHAPE)[0], CALM)
-    assert kept == passes
+    with together(programs(SHAPE)[:1], CALM, is_whole=False) as world:
+        run = Search(world, passes).judged(passes, (None,))
+        ((_, reports),) = finished(world, run)
+    assert run.passes == passes
     assert "the other stages' plans are not known here" in reports[0].declined[-1]
 
 
@@ -194,7 +192,7 @@ def test_names_of_all_ranks_are_asked(options: dict[str, dict[str, Any]], told: 
         assert not any("matches no layer" in line for plan in plans for report in plan.reports for line in report.declined)
     with pytest.raises((ConfigError, PassError), match=told) as found:
         make_plans(given, make_config({key: {**table, "modules": ["tail"]}}), LOADED, "h200")
-    assert "BrokenBarrier" not in repr(found.value)
+    assert not str(found.value).startswith("rank ")  # rank 0 finds it too
 
 
 @pytest.mark.parametrize("key", ["split_backward", "overlap_column_backward"])
@@ -216,9 +214,9 @@ def test_ranks_at_different_topics_are_told() -> None:
     def say(topic: str, peers: Peers) -> list[bytes]:
         return peers.gather(topic, topic.encode())
 
-    assert plan_together(say, ["plan", "plan"]) == [[b"plan", b"plan"]] * 2
+    assert in_threads(say, ["plan", "plan"]) == [[b"plan", b"plan"]] * 2
     with pytest.raises(PlanError, match="ranks 0 and 1 planned with different options: one is at 'plan', the other at 'offload'"):
-        plan_together(say, ["plan", "offload"])
+        in_threads(say, ["plan", "offload"])
 
 
 def test_a_named_form_takes_the_alternative_that_is_faster() -> None:
@@ -241,9 +239,10 @@ def test_of_alternatives_the_fastest_that_keeps_the_budget_is_taken() -> None:
     passes = make_config({"schedule_1f1b": {"interleave": "zb-h1", "only_gains": False}, "delay_transfers": "off"}).pipeline()
 
     def taken(budget: int) -> tuple[str, int]:
-        runs = plan_together(lambda program, peers: run_judged(passes, program, costs, peers, None, budget), plain)
-        syncs = next(each.syncs for each in runs[0][0].passes if isinstance(each, ThrottleHost))
-        return syncs, max(peak_bytes(program, costs) or 0 for _, program, _ in runs)
+        with together(plain, costs, passes.passes) as world:
+            run = Search(world, passes).judged(passes, world.rooms(None), budget)
+            syncs = next(each.syncs for each in run.passes.passes if isinstance(each, ThrottleHost))
+            return syncs, max(each or 0 for each in world.gpu_peaks(run.made))
 
     (fast, most), (slow, least) = taken(0), taken(1)
     assert (fast, slow) == ("auto", "job-ends")

@@ -12,7 +12,7 @@ from interlace.cost_model import GivenCosts
 from interlace.ir import Program, parse, verify
 from interlace.passes import NarrowGathers, Pipeline
 from interlace.passes.pipeline import PassReport
-from interlace.planning.together import plan_together
+from tests.together import run_together
 
 Array = NDArray[np.int64]
 COSTS = GivenCosts({"default": 1})
@@ -51,7 +51,7 @@ def tensor(shape: Sequence[int]) -> str:
 def narrowed(texts: Sequence[str]) -> tuple[list[Program], list[PassReport]]:
     """What the pass makes of these ranks' programs, which plan together."""
     pipeline = Pipeline((NarrowGathers(),))
-    made = plan_together(lambda each, peers: pipeline.run(parse(each), COSTS, peers), texts)
+    made = run_together(pipeline, list(map(parse, texts)), COSTS)
     for program, _ in made:
         verify(program)
     return [program for program, _ in made], [reports[0] for _, reports in made]

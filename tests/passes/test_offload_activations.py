@@ -15,12 +15,11 @@ from interlace.ir import Program, parse, show, verify
 from interlace.passes import Pipeline
 from interlace.passes.base import Context
 from interlace.passes.offload_activations import OffloadActivations, apply
-from interlace.passes.peers import Peers
-from interlace.planning.together import plan_together
 from interlace.scheduler.memory.live import OrderMemory, in_order
 from interlace.scheduler.offload import COPY_BACK, COPY_OUT, Choice, OffloadPlan, measure, plan_offload
 from tests.interpreter import assert_same
 from tests.strategies import World, plan, worlds
+from tests.together import run_together
 
 ALL: dict[str, Any] = {"fraction": 1.0, "min_bytes": 1}
 
@@ -341,12 +340,11 @@ def test_what_is_read_for_its_shape_alone_stays_the_forward_value() -> None:
 
 def test_ranks_of_a_stage_decide_alike_whatever_each_measured() -> None:
     """Memory budget. On one rank copies take twice as long; both move what the slower one can, which is less."""
-    def plan_one(speed: int, peers: Peers) -> Program:
-        return Pipeline((OffloadActivations(**ALL),)).run(parse(VIEWS), costs(speed), peers)[0]
-
     alone = [items(offload(parse(VIEWS), costs(speed), **ALL)) for speed in (1, 2)]
     assert alone[0] != alone[1]
-    assert [items(made) for made in plan_together(plan_one, [1, 2])] == [alone[1], alone[1]]
+    ranks = [msgspec.structs.replace(parse(VIEWS), rank=rank, world=2) for rank in range(2)]
+    made = run_together(Pipeline((OffloadActivations(**ALL),)), ranks, [costs(1), costs(2)])
+    assert [items(each) for each, _ in made] == [alone[1], alone[1]]
 
 
 def test_a_budget_leaves_free_what_side_streams_hold() -> None:

@@ -15,7 +15,7 @@ from interlace.ir import Graph, Job, Op, Program, dependencies, parse, verify
 from interlace.ir.graph import is_topological
 from interlace.ir.kinds import is_comm
 from interlace.passes.base import Context
-from interlace.passes.overlap_column_backward import OverlapColumnBackward, beside
+from interlace.passes.overlap_column_backward import OverlapColumnBackward, _Work, beside
 from interlace.passes.split_backward import SplitBackward
 from interlace.passes.weight_gradients import Backward
 from tests.interpreter import assert_same
@@ -201,3 +201,21 @@ def test_a_product_of_two_weights_is_no_dx() -> None:
     assert [op.name for op in split.ops if op.kind == "matmul_grad"] == ["pd_op.matmul_grad"]
     assert result.ops == split.ops
     assert context.changed == []
+
+
+@given(recipes(), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_places_follow_the_order_from_site_to_site(recipe: Recipe, borrow: bool) -> None:
+    """What one collective moves is where the next one looks for it."""
+    seen = []
+
+    def applied(work: _Work, moved: set[int], comm: Op) -> None:
+        apply(work, moved, comm)
+        seen.append(work.index == {op_id: k for k, op_id in enumerate(work.order)})
+
+    apply = _Work._apply
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Work, "_apply", applied)
+        for program in backward_programs(recipe):
+            overlapped(program, only_gains=False, borrow=borrow)
+    assert all(seen)

@@ -15,14 +15,15 @@ from interlace.cost_model import CostModel, GivenCosts, load_profile
 from interlace.errors import ConfigError, LoadError
 from interlace.ir import Program, load, save
 from interlace.local.stages import stages_of
-from interlace.passes import Pipeline
-from interlace.passes.peers import Peers
+from interlace.planning import loaded as loading
 from interlace.planning.loaded import load_plan, require_ranks
+from interlace.planning.peers import Peers
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.together import plan_together
+from interlace.planning.worker import Worker
 from interlace.scheduler.hazards import check
 from tests.interpreter import assert_same
 from tests.strategies import World, programs
+from tests.together import in_threads
 
 WORLD = World(pp=2, mp=2, micro_batches=4)
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10}, {("gemm", "comm"): (1.1, 1.2)})
@@ -37,7 +38,7 @@ def written(folder: Path, given: Sequence[Program], form: str = "dx-first") -> l
 
 
 def loaded(folder: Path, given: Sequence[Program]) -> list[Plan]:
-    return plan_together(lambda program, peers: load_plan(folder, program, peers), given)
+    return in_threads(lambda program, peers: load_plan(folder, program, peers), given)
 
 
 def refusals(folder: Path, given: Sequence[Program]) -> set[str]:
@@ -48,7 +49,7 @@ def refusals(folder: Path, given: Sequence[Program]) -> set[str]:
             load_plan(folder, program, peers)
         return str(told.value)
 
-    return set(plan_together(refused, given))
+    return set(in_threads(refused, given))
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
@@ -128,13 +129,16 @@ def test_a_rank_that_is_unlike_its_stage_is_refused(tmp_path: Path) -> None:
 
 def test_a_rank_that_comes_to_another_plan_than_its_stage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = of_stages(tmp_path)
-    run = Pipeline.run
+    decide = loading.decide
 
-    def unlike(self: Pipeline, program: Program, *args: Any) -> Any:
-        made, reports = run(self, program, *args)
-        return (msgspec.structs.replace(made, jobs=made.jobs[:-1]) if program.rank == 1 else made), reports
+    def unlike(worker: Worker, *args: Any) -> tuple[int, ...]:
+        numbers: tuple[int, ...] = decide(worker, *args)
+        if worker.seat == 1:
+            made = worker.programs[numbers[1]]
+            worker.programs[numbers[1]] = msgspec.structs.replace(made, jobs=made.jobs[:-1])
+        return numbers
 
-    monkeypatch.setattr(Pipeline, "run", unlike)
+    monkeypatch.setattr(loading, "decide", unlike)
     (told,) = refusals(tmp_path, given)
     assert told.startswith(f"rank 1: the plan of rank 0 in {tmp_path}, which stands for this one, comes out otherwise here: job ")
     assert "found no job, expected pair_" in told  # the last gradients and the optimizer

@@ -18,13 +18,12 @@ from interlace.cost_model.base import Estimate, Groups, Values
 from interlace.errors import BudgetError
 from interlace.ir import Op, Program, parse
 from interlace.passes import ChooseRecompute, Pass, Pipeline, Schedule1F1B
-from interlace.passes.peers import Peers
-from interlace.planning import budget, memory, whole_step
+from interlace.planning import budget, search, tasks
 from interlace.planning.budget import stock_peak_bytes
-from interlace.planning.judge import Run, run_judged
 from interlace.planning.plan import Plan, make_plans
-from interlace.planning.together import plan_together
-from interlace.planning.whole_step import Judged, Room, _Choice
+from interlace.planning.search import Judged, Limit, Run, Schedules, Search
+from interlace.planning.tasks import Rooms
+from interlace.planning.world import World as Ranks
 from interlace.scheduler.hazards import check
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.simulator import simulate
@@ -34,6 +33,7 @@ from interlace.units import ms, size
 from tests.passes.test_choose_recompute import PLAIN, layered
 from tests.proofs import KNOWN
 from tests.strategies import World, programs, worlds
+from tests.together import together
 
 
 class FairCosts(GivenCosts):
@@ -250,22 +250,22 @@ def test_a_budget_that_cannot_be_kept_is_refused() -> None:
 def test_schedules_are_looked_for_in_less_memory_where_all_exceed_it_by_a_little(monkeypatch: pytest.MonkeyPatch, over: int) -> None:
     """The coarse model says less than plans hold: it is asked again, for as much less as it was off by, which gives other schedules; not
     where they hold far more."""
-    asked, drafts = dict[int, list[Ranked]](), _Choice._draft
-    find = whole_step.find_schedules
+    asked, drafts = dict[int, list[Ranked]](), Schedules.draft
+    find = search.find_schedules
 
     def watched(given_: Any, count: int, limit: int, *more: Any) -> Any:
         found = find(given_, count, limit, *more)
-        if limit != whole_step.ANY:
+        if limit != search.ANY:
             asked[limit] = found
         return found
 
-    def draft(self: _Choice, recomputed: Any, form: Schedule1F1B, later: Any, limit: int) -> Judged:
+    def draft(self: Schedules, recomputed: Any, form: Schedule1F1B, later: Any, limit: int) -> Judged:
         found = drafts(self, recomputed, form, later, limit)
         is_over = over and form.lag and min(asked) == limit
         return dataclasses.replace(found, step_ns=1, peak_bytes=limit + over) if is_over else found
 
-    monkeypatch.setattr(whole_step, "find_schedules", watched)
-    monkeypatch.setattr(_Choice, "_draft", draft)
+    monkeypatch.setattr(search, "find_schedules", watched)
+    monkeypatch.setattr(Schedules, "draft", draft)
     plans = planned(programs(World(pp=3, mp=1, micro_batches=6, layers=3)), LOADED, "auto")
     first, *others = asked
     assert all(each.peak_bytes <= limit for limit, found in asked.items() for each in found)
@@ -280,18 +280,18 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
     steps = {471: (9, 70), 393: (5, 70), 314: (1, 90), 236: (7, 70), 79: (7, 70), 0: (7, 70)}
     tried = []
 
-    def draft(self: _Choice, recomputed: tuple[int], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
+    def draft(self: Schedules, recomputed: tuple[int], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
         tried.append(recomputed[0])
         step, held = steps[recomputed[0]]
-        return Judged(form, later, recomputed, limit, step, held << 20)
+        return Judged(form, later, recomputed, (limit,), step, held << 20)
 
-    def judged(pipeline: Pipeline, *given: Any) -> Run:
+    def judged(self: Search, pipeline: Pipeline, *given: Any) -> Run:
         taken.append(next(each.level for each in pipeline.passes if isinstance(each, ChooseRecompute)))
-        return run_judged(pipeline, *given)
+        return judge(self, pipeline, *given)
 
-    taken: list[Any] = []
-    monkeypatch.setattr(_Choice, "_draft", draft)
-    monkeypatch.setattr(whole_step, "run_judged", judged)
+    taken, judge = list[Any](), Search.judged
+    monkeypatch.setattr(Schedules, "draft", draft)
+    monkeypatch.setattr(Search, "judged", judged)
     options = {"memory_budget": 76 << 20, "schedule_1f1b": {"interleave": "off"}, "split_backward": "off", "overlap_column_backward": "off"}
     make_plans([parse(layered(6))], make_config(options), GivenCosts({"default": 5}), "given")
     assert tried == list(steps)
@@ -312,7 +312,7 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
 
     def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
         tried.append(recomputed)
-        return Judged(form, later, recomputed, limit, steps[recomputed], limit + 1 if recomputed in over else limit)
+        return Judged(form, later, recomputed, (limit,), steps[recomputed], limit + 1 if recomputed in over else limit)
 
     def levels(limit: int, beyond: Sequence[float]) -> list[tuple[int, ...]]:
         assert limit == 7
@@ -320,33 +320,34 @@ def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[in
 
     start = draft((500, 0, 300), Schedule1F1B(), (), 7)
     slower = dataclasses.replace(start, recomputed=(0, 0, 1), step_ns=(start.step_ns or 0) + 1)
-    choice = SimpleNamespace(levels=levels, _draft=draft, _offloads=lambda: True)
-    found = [start, *_Choice._less_recomputed(choice, [slower, start], 7)]  # type: ignore[arg-type]
+    choice = SimpleNamespace(search=SimpleNamespace(levels=levels), draft=draft, chooses=True, offloads=True)
+    found = [start, *Schedules.less_recomputed(choice, [slower, start], 7)]  # type: ignore[arg-type]
     assert min((each for each in found if each.peak_bytes <= 7), key=lambda each: each.step_ns or 0).recomputed == taken
     assert len(tried) == 3 + bool(over)
-    choice._offloads = lambda: False
-    assert _Choice._less_recomputed(choice, [start], 7) == []  # type: ignore[arg-type]
+    choice.offloads = False
+    assert Schedules.less_recomputed(choice, [start], 7) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("fastest_ns", "rounds", "after"), [(None, 3, 80), (90, 3, 80), (50, 2, 50), (30, 1, 30)])
 def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None, rounds: int, after: int) -> None:
     """Steps of 30, 60 and 80 ns where the plan holds 120, 110 and 100 bytes of the 100 that it may."""
-    made, simulated = list[int](), list[int]()
+    made, simulated = list[Rooms](), list[int]()
 
-    def step_ns(plan: Any, later: Any) -> int:
+    def simulated_ns(plan: Any, later: Any) -> int:
         simulated.append(plan.round)
         return (30, 60, 80)[plan.round]
 
-    def run(before: Any, passes: Pipeline, room: int, rooms: Any) -> tuple[Any, list[Any]]:
-        made.append(room)
-        return SimpleNamespace(jobs=(), round=len(made) - 1), []
+    def run(passes: Pipeline, rooms: Rooms, *_: Any) -> Any:
+        made.append(rooms)
+        return SimpleNamespace(round=len(made) - 1)
 
     choice = SimpleNamespace(
-        before=lambda recomputed: SimpleNamespace(program=None), room_bytes=100, fastest_ns=fastest_ns, drafts=True, _offloads=lambda: True,
-        _rooms=lambda room: (room,), _run=run, _peaks=lambda plan: [(120, 110, 100)[plan.round]], _seat=lambda: 0,
-        _step_ns=step_ns,
+        before=lambda recomputed: None, rooms=(100,), fastest_ns=fastest_ns, ranks=(0,), offloads=True,
+        world=SimpleNamespace(run=run, step_ns=simulated_ns), _peaks=lambda plan: [(120, 110, 100)[plan.round]],
+        search=SimpleNamespace(memo=0, less_room=lambda plan, rooms, over: (rooms[0] - over[0],)),
     )  # fmt: skip
-    found = _Choice._draft(choice, None, Schedule1F1B(), (), 100)  # type: ignore[arg-type]
+    found = Schedules.draft(choice, None, Schedule1F1B(), (), 100)  # type: ignore[arg-type]
+    assert made == [(100,), (80,), (70,)][:rounds]
     assert len(made) == rounds
     assert simulated == list(range(rounds))[-rounds if fastest_ns else -1 :]
     assert (found.step_ns, found.peak_bytes) == [(30, 120), (60, 110), (80, 100)][rounds - 1]
@@ -362,16 +363,16 @@ def test_paddles_order_recomputes_more_where_it_holds_more_than_it_should(held: 
 
     def draft(recomputed: tuple[int, ...], form: Schedule1F1B, later: tuple[Pass, ...], limit: int) -> Judged:
         assert form == asked.stock()
-        return Judged(form, later, recomputed, limit, 1, held.get(recomputed[0], 110))
+        return Judged(form, later, recomputed, (limit,), 1, held.get(recomputed[0], 110))
 
     def levels(limit: int, beyond: Sequence[float]) -> list[tuple[int, ...]]:
         assert tuple(beyond) == (0.0,)
         return [(0,), (600 - limit,)]
 
-    choice = SimpleNamespace(levels=levels, _draft=draft, asked=asked, later=(), recomputes=True)
-    assert [each.recomputed for each in _Choice._in_paddles_order(choice, 100)] == [(level,) for level in tried]  # type: ignore[arg-type]
+    choice = SimpleNamespace(search=SimpleNamespace(levels=levels), draft=draft, asked=asked, later=(), recomputes=True, chooses=True)
+    assert [each.recomputed for each in Schedules.in_paddles_order(choice, 100)] == [(level,) for level in tried]  # type: ignore[arg-type]
     choice.recomputes = False
-    assert _Choice._in_paddles_order(choice, 100) == []  # type: ignore[arg-type]
+    assert Schedules.in_paddles_order(choice, 100) == []  # type: ignore[arg-type]
 
 
 def test_auto_tries_paddles_order_with_other_recomputation_where_the_program_recomputes() -> None:
@@ -385,26 +386,24 @@ def test_a_stage_starts_from_the_very_same_program_where_only_others_recompute_m
     """So that what passes make of it is known."""
     asked = make_config({"memory_budget": "1GB"}).pipeline()
     schedule = next(each for each in asked.passes if isinstance(each, Schedule1F1B))
-
-    def made(program: Program, peers: Peers) -> bool:
-        choice = _Choice(asked, schedule, program, LOADED, peers, Room(1 << 30, 1 << 30))
-        return choice.before((0, 0)).program is choice.before((0, 1000)).program
-
-    assert plan_together(made, programs(World(pp=2, micro_batches=4, layers=2))) == [True, False]
+    with together(programs(World(pp=2, micro_batches=4, layers=2)), LOADED, asked.passes) as world:
+        schedules = Schedules(Search(world, asked), asked, schedule, Limit(1 << 30))
+        one, other = (schedules.before(each).programs for each in ((0, 0), (0, 1000)))
+    assert [mine == theirs for mine, theirs in zip(one, other, strict=True)] == [True, False]
 
 
 def test_a_plan_over_its_budget_is_made_again_with_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that are too many are kept free by all passes, in every form of the schedule; in the end what holds least is refused."""
-    for module in (memory, budget):
-        monkeypatch.setattr(module, "peak_bytes", lambda *_: (1 << 30) + 777)
-    seen = []
-    run = Pipeline.run
+    monkeypatch.setattr(budget, "peak_bytes", lambda *_: (1 << 30) + 777)
+    monkeypatch.setattr(Ranks, "bytes_over", lambda self, made, budget: [max(0, (1 << 30) + 777 - budget)] * 2)
+    seen = list[int | None]()
+    run = Ranks.run
 
-    def watched(self: Pipeline, *args: Any, **more: Any) -> Any:
-        seen.append(args[3] if len(args) > 3 else more.get("room_bytes"))
-        return run(self, *args, **more)
+    def watched(self: Ranks, pipeline: Pipeline, rooms: Rooms, *args: Any, **more: Any) -> Any:
+        seen.append(rooms[0])
+        return run(self, pipeline, rooms, *args, **more)
 
-    monkeypatch.setattr(Pipeline, "run", watched)
+    monkeypatch.setattr(Ranks, "run", watched)
     for form in ("auto", "dx-first"):
         seen.clear()
         config = make_config({"memory_budget": 1 << 30, "schedule_1f1b": {"interleave": form}})
@@ -418,16 +417,16 @@ def test_a_plan_over_its_budget_is_made_again_with_less_room(monkeypatch: pytest
 
 def test_a_plan_that_is_made_again_keeps_the_lines_of_its_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which form was taken, what was considered, and why it was made again."""
-    plain, calls = programs(World(pp=2, micro_batches=4, layers=3)), dict[int, int]()
+    plain, calls = programs(World(pp=2, micro_batches=4, layers=3)), list[Any]()
 
-    def over(made: Program, *_: Any) -> list[int]:
-        calls[made.rank] = calls.get(made.rank, 0) + 1
-        return [777 * (calls[made.rank] == 1)] * len(plain)
+    def over(self: Ranks, made: Any, *_: Any) -> list[int]:
+        calls.append(made)
+        return [777 * (len(calls) == 1)] * len(plain)
 
-    monkeypatch.setattr(memory, "bytes_over_in_step", over)
+    monkeypatch.setattr(Ranks, "bytes_over_in_step", over)
     plan = make_plans(plain, make_config({"memory_budget": "1TB"}), LOADED, "given")[0]
     report = next(each for each in plan.reports if each.name == "schedule-1f1b")
-    assert set(calls.values()) == {2}
+    assert len(calls) == 2
     assert sum(line.startswith("auto: ") for line in report.changed) == 1
     assert report.changed[-1] == "made again with less room: the plan held 777 B more than the budget"
     assert sum(line.startswith("interleave: ") for line in report.declined) >= 3  # what was considered
@@ -442,22 +441,22 @@ def with_work_of(program: Program, other: Program) -> Program:
 def test_stages_that_do_the_same_work_have_their_orders_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five stages the three in the middle are alike; what one of them finds is what each would find."""
     found: dict[int, list[Any]] = {}
-    plain, orders = list(programs(World(pp=5, micro_batches=5, layers=2, schedule="1F1B"))), _Choice._orders
+    plain, orders = list(programs(World(pp=5, micro_batches=5, layers=2, schedule="1F1B"))), tasks.stage_orders
     for stage in (2, 3):
         plain[stage] = with_work_of(plain[stage], plain[stage - 1])
 
-    def of_stage(self: _Choice, before: Program, like: Any = ()) -> Any:
-        made = orders(self, before, like)
+    def of_stage(asked: Any, before: Program, like: Any, context: Any) -> Any:
+        made = orders(asked, before, like, context)
         if not like:  # with nothing recomputed
-            found.setdefault(self.program.pipeline.stage, []).append(made)
+            found.setdefault(before.pipeline.stage, []).append(made)
         return made
 
-    monkeypatch.setattr(_Choice, "_orders", of_stage)
+    monkeypatch.setattr(tasks, "stage_orders", of_stage)
     together = planned(plain, CALM, "auto")
     assert sorted(found) == [0, 1, 4]
     once = found[1][0]
     found.clear()
-    monkeypatch.setattr(whole_step, "likeness_of_work", lambda program, cost: str(program.rank))
+    monkeypatch.setattr(tasks, "likeness_of_work", lambda program, cost: str(program.rank))
     apart = planned(plain, CALM, "auto")
     assert all(found[stage][0] == once for stage in (1, 2, 3))
     assert [plan.program for plan in together] == [plan.program for plan in apart]

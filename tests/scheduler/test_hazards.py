@@ -539,7 +539,9 @@ def test_the_command_checks_a_world_and_writes_json(tmp_path: Path, capsys: pyte
     assert [rank["rank"] for rank in written["ranks"]] == [0, 1, 2, 3]
     names = {"step_ns", "compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns", "peak_bytes", "pinned_bytes"}
     assert names <= set(written["ranks"][0])
-    assert command(str(tmp_path / "rank1.ilp.gz")) == 0
+    with pytest.raises(ProgramError, match=r"nothing is given of ranks 0, 2-3 of 4, among them all of stage 1"):
+        command(str(tmp_path / "rank1.ilp.gz"))
+    assert command(str(tmp_path / "rank1.ilp.gz"), "--partial") == 0
     assert "not given: ranks 0, 2-3" in capsys.readouterr().out
 
 

@@ -308,12 +308,22 @@ def test_at_the_end_of_a_job_the_host_has_waited_for_computation_where_the_targe
         assert kinds(plan, waiting) & {"race"} == found
 
 
-def test_outputs_hide_nothing_that_is_freed_early() -> None:
-    """An output that a side stream reads first lasts; what comes behind it is looked at all the same."""
-    output = """
-#7 %7:float32[4] = pd_op.exp(%0) forward
-#8 %8:float32[4] = pd_op.relu(%7) forward stream="side"
-#9 builtin.shadow_output(%7) forward {"output_name":"y"}
+def test_host_buffers_hide_nothing_that_is_freed_early() -> None:
+    """A pinned buffer, which two streams use first, lasts; what comes behind it is looked at all the same."""
+    copies = """
+#7 %7:float32[4]^pinned = pd_op.memcpy_d2h(%0) forward stream="copies" {"dst_place_type":1}
+#8 %8:float32[4] = pd_op.memcpy_h2d(%7) forward {"dst_place_type":1}
 """
-    events = 'event "e" 2@0 -> 4@0'
-    assert kinds([rank(0, SHARED + output, f"job all forward 0: 7-8@0 1-4@0\n{events}")]) == {"freed-in-use"}
+    events = 'event "copied" 7@0 -> 8@0\nevent "e" 2@0 -> 4@0'
+    assert kinds([rank(0, SHARED + copies, f"job all forward 0: 7-8@0 1-4@0\n{events}")]) == {"freed-in-use"}
+    assert kinds([rank(0, SHARED + copies, f"job all forward 0: 7-8@0 1-4@0\n{events.replace('2@0', '3@0')}")]) == set()
+
+
+def test_a_circle_is_told_by_the_event_that_brings_it_among_others() -> None:
+    """The second call waits for two events; that of a stream which has nothing to do with the first call leads nowhere."""
+    ops = '#3 %3:float32[4] = pd_op.relu(%0) forward stream="c"\n' + reduce(1, 7, "a") + reduce(2, 8, "b")
+    events = 'event "none" 3@0 -> 2@0\nevent "brings" 1@0 -> 2@0'
+    programs = [rank(0, ops, f"job all forward 0: 3@0 1@0 2@0\n{events}"),
+                rank(1, reduce(1, 8, "a") + reduce(2, 7, "a"), "job all forward 0: 1-2@0")]  # fmt: skip
+    (finding,) = [each for each in check(programs, GPU) if each.kind == "deadlock"]
+    assert '(through event "brings" to #2 pd_op.all_reduce)' in finding.message

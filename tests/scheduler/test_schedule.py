@@ -15,6 +15,7 @@ from interlace.errors import ConfigError, PlanError
 from interlace.ir import Graph, Pipeline, Program, parse
 from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context
+from interlace.passes.schedule_1f1b import receive_early
 from interlace.scheduler.interleave.at_once import at_once
 from interlace.scheduler.jobs import Parts
 from interlace.scheduler.legal_rows import check_rows, stall
@@ -348,3 +349,28 @@ group 7 = 0,1
 #1 %1:float32[4]~0! = pd_op.all_reduce_(%0) {role} group=7 inplace=0:0
 """)
     assert Schedule1F1B(**options)._joins_optimizer(program) is joins
+
+
+def test_an_activation_is_received_before_the_gradient_that_its_sender_wants_first() -> None:
+    """And no earlier: the previous stage sends activations 0 and 1 before it receives gradient 0, and 2 before it receives gradient 1."""
+    program = parse("""program rank=1 world=2 mode=train
+pipeline stage=1 of 2 micro_batches=3 chunks=1 schedule=1F1B
+group 7 = 0,1
+group 8 = 0,1
+#0 %0:float32[4]!"w" = builtin.parameter() forward
+#1 %1:float32[4] = pd_op.relu(%0) forward
+#2 %2:float32[4] = pd_op.recv_v2() forward group=7 {"peer":0}
+#3 %3:float32[4] = pd_op.add(%1, %2) forward
+#4 %4:float32[4] = pd_op.exp(%3) backward
+#5 pd_op.send_v2(%4) backward group=8 {"peer":0}
+job f0 forward 0: 1-3@0
+job b0 backward 0: 4-5@0
+job f1 forward 1: 1-3@1
+job b1 backward 1: 4-5@1
+job f2 forward 2: 1-3@2
+job b2 backward 2: 4-5@2
+""")
+    made = receive_early(program.jobs, program, one_f_one_b(0, 2, 3))
+    assert [job.items for job in made] == [
+        ((1, 0), (2, 0), (3, 0)), ((4, 0), (2, 1), (5, 0)), ((1, 1), (3, 1)), ((4, 1), (2, 2), (5, 1)), ((1, 2), (3, 2)), ((4, 2), (5, 2)),
+    ]  # fmt: skip

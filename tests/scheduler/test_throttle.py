@@ -30,6 +30,7 @@ from interlace.scheduler.target import GPU, Target
 from tests.default_passes import STREAMS, THROTTLED
 from tests.scheduler.plans import Shape, shapes, world
 from tests.strategies import World, plan, worlds
+from tests.together import programs_of, together
 
 ALONE = Options(peers_ready=True)
 MICRO_BATCHES = 12
@@ -217,9 +218,9 @@ def test_with_room_for_all_the_host_waits_nowhere() -> None:
 
 def test_waits_follow_the_room_where_passes_are_remembered() -> None:
     """Less room for the very same program gives other waits, though the pass runs without a budget too."""
-    program, memo = run_ahead_program(), dict[object, object]()
     passes = Pipeline((ThrottleHost(run_ahead_bytes=23 * BLOCK),))
-    made = [passes.run(program, QUICK, None, blocks * BLOCK, memo, (blocks * BLOCK,))[0] for blocks in (26, 5)]
+    with together([run_ahead_program()], QUICK, passes.passes) as found:
+        made = [programs_of(found, found.run(passes, (blocks * BLOCK,)))[0] for blocks in (26, 5)]
     assert [any(job.host_waits for job in each.jobs) for each in made] == [False, True]
     assert gpu_peak(made[1], QUICK) <= 5 * BLOCK < gpu_peak(made[0], QUICK)
 

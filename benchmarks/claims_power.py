@@ -1,0 +1,122 @@
+"""Claims about power and clocks measured on H100s and H200s, from the raw files alone."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import power_profile
+from claiming import Row, claim, raw, table
+
+from interlace.cost_model.profile import Power, PowerSample
+
+DEVICES = {"H100": "h100", "H200": "h200"}
+"""What a table calls a device -> the folder of its results."""
+SUSTAINED = ("gemm 8192x8192x8192", "gemm 4096x4096x4096", "gemm 2048x4096x4096")
+LOADS = {"gemm 8192x8192x8192": "8192 x 8192 x 8192", "gemm 2048x4096x4096": "2048 x 4096 x 4096"}
+"""Products whose load begins and ends, and comes and goes."""
+FALLEN, RISEN = 0.95, 1.03
+"""Parts of the clock with which a load begins below which it has fallen, and of that at its end above which it has risen again."""
+AT_REST = {"idle": "nothing queued", "wait 1 thread": "one thread sleeps", "spin 16 blocks": "16 blocks wait for a flag",
+           "spin 32 blocks": "32 blocks wait", "spin 132 blocks": "132 blocks wait"}  # fmt: skip
+WAITING = {"all_reduce waits": "an all_reduce waits", "recv waits": "a receive waits"}
+
+
+def _files() -> dict[str, Row]:
+    return {name: raw(f"{folder}/power_kinds.json") for name, folder in DEVICES.items()}
+
+
+def _parts() -> dict[str, Power]:
+    return {name: power_profile.power_part(each) for name, each in _files().items()}
+
+
+@claim
+def power_parameters() -> str:
+    """What holds for a device as a whole."""
+    said = []
+    for name, part in _parts().items():
+        said.append(f"{name}: limit {part.limit_w:.0f} W, static {part.static_w:.0f} W ({part.note.partition('static draw ')[2]}), "
+                    f"energy of a kernel as the clock to the power of {part.energy_exponent:.2f}")  # fmt: skip
+    return "; ".join(said)
+
+
+@claim
+def power_kinds() -> str:
+    """Watts above static at the highest clock, and the part of the time that follows the clock, by kind and size."""
+    found = {name: {(each.kind, each.size): each for each in part.samples} for name, part in _parts().items()}
+    keys = dict.fromkeys(key for samples in found.values() for key in sorted(samples))
+    rows = ([kind, _size(kind, size), *(_sample(samples.get((kind, size))) for samples in found.values())] for kind, size in keys)
+    return table(["kind", "FLOPs or bytes", *(f"{name}: W, share" for name in DEVICES)], rows)
+
+
+def _size(kind: str, size: int) -> str:
+    products = kind == "gemm" or kind.startswith("attention")
+    return f"{size / 1e9:.0f} GFLOP" if products else f"{size} B" if size < 1 << 20 else f"{size >> 20} MiB"
+
+
+def _sample(each: PowerSample | None) -> str:
+    return f"{each.watts:.0f}, {each.clock_share:.2f}" if each else ""
+
+
+@claim
+def power_sustained() -> str:
+    """Products repeated for a second, without and with gaps: what they take, the clock and the power, medians of the GPUs."""
+    rows = []
+    for kind in SUSTAINED:
+        for busy in (1.0, 0.75, 0.5):
+            cells = []
+            for each in _files().values():
+                found = [row for gpu in each["gpus"] for row in gpu["windows"] if (row["kind"], row["busy"]) == (kind, busy)]
+                took, mhz, watts = (median(row[name] for row in found) for name in ("us", "mhz", "watts"))
+                cells.append(f"{took:.0f} us, {mhz:.0f} MHz, {watts:.0f} W")
+            rows.append([kind.removeprefix("gemm ").replace("x", " x "), f"{busy:.0%}", *cells])
+    return table(["product", "busy", *DEVICES], rows)
+
+
+@claim
+def power_reaction() -> str:
+    """When the clock falls after a load begins that draws more than the limit, and rises after it ends."""
+    found = [each for file in _files().values() for gpu in file["gpus"] for each in gpu["steps"] if each["kind"] in LOADS]
+    falls, rises = [_falls(each) for each in found], [_rises(each) for each in found]
+    return (f"from idle the clock falls {min(falls):.0f} to {max(falls):.0f} ms after products begin, and begins to rise "
+            f"{min(rises):.0f} to {max(rises):.0f} ms after they end ({len(found)} runs: two products, two GPUs of each kind)")  # fmt: skip
+
+
+def _falls(each: Row) -> float:
+    """Milliseconds from the first product on."""
+    begin = median(mhz for _, mhz, _ in each["up"][:5])
+    return float(next(at for at, mhz, _ in each["up"] if mhz < FALLEN * begin))
+
+
+def _rises(each: Row) -> float:
+    """Milliseconds from the end of the last product on."""
+    loaded = each["down"][0][1]
+    return float(next(at for at, mhz in each["down"] if mhz > RISEN * loaded))
+
+
+@claim
+def power_waves() -> str:
+    """Load for half of each period: the clock where it begins and where it ends, medians of the GPUs."""
+    rows = []
+    periods = dict.fromkeys(row["period_ms"] for file in _files().values() for gpu in file["gpus"] for row in gpu["waves"])
+    for period in periods:
+        cells = []
+        for kind in LOADS:
+            for each in _files().values():
+                here = [row for gpu in each["gpus"] for row in gpu["waves"] if (row["kind"], row["period_ms"]) == (kind, period)]
+                cells.append(" -> ".join(f"{median(row[name] for row in here):.0f}" for name in ("mhz_first", "mhz_last")))
+        rows.append([f"{period} ms", *cells])
+    return table(["period", *(f"{size}, {name}" for size in LOADS.values() for name in DEVICES)], rows)
+
+
+@claim
+def power_at_rest() -> str:
+    """Watts of a GPU that waits, and its temperature, by GPU."""
+    files = _files().values()
+    rows = [[what, *(_drawn(gpu["idle"], kind) for each in files for gpu in each["gpus"])] for kind, what in AT_REST.items()]
+    rows += [[what, *(cell for each in files for cell in (_drawn(each["ranks"][0], kind), ""))] for kind, what in WAITING.items()]
+    return table(["", *(f"{name}, GPU {index}" for name in DEVICES for index in (0, 1))], rows)
+
+
+def _drawn(rows: list[Row], kind: str) -> str:
+    found = next(row for row in rows if row["kind"] == kind)
+    return f"{found['watts']:.0f} W, {found['celsius']:.0f} C"

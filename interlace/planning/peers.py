@@ -1,0 +1,65 @@
+"""What ranks of a run tell each other: each gives bytes on a topic, and all get what every rank gave."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from interlace.errors import PlanError
+
+T = TypeVar("T")
+
+
+class Peers(Protocol):
+    """The ranks of a run, this one among them."""
+
+    def gather(self, topic: str, mine: bytes) -> list[bytes]:
+        """What each rank says on a topic, in the order of ranks. Every rank asks for the same topics in the same order.
+
+        Raises:
+            PlanError: A rank is at another topic; on every rank alike.
+        """
+        ...
+
+
+def gather(peers: Peers | None, topic: str, mine: T) -> list[T]:
+    """What every rank says on a topic, by rank; only this one's own where there are no others.
+
+    Raises:
+        PlanError: As `Peers.gather`.
+    """
+    if peers is None:
+        return [mine]
+    said = peers.gather(topic, msgspec.msgpack.encode(mine))
+    known = {each: decoded(each, type(mine)) for each in set(said)}
+    return [known[each] for each in said]
+
+
+def decoded(packed: bytes, kind: Any, hook: Callable[[type, Any], Any] | None = None) -> Any:
+    """A message as the type that it was made from; `hook` is msgspec's for types of ours."""
+    return msgspec.msgpack.decode(packed, type=kind, dec_hook=hook)
+
+
+def require_one_topic(topics: Sequence[str]) -> None:
+    """Raises PlanError where ranks speak of different things."""
+    other = next((rank for rank, topic in enumerate(topics) if topic != topics[0]), None)
+    if other is not None:
+        raise PlanError(f"ranks 0 and {other} planned with different options: one is at {topics[0]!r}, the other at {topics[other]!r}; "
+                        "give every rank the same configuration")  # fmt: skip
+
+
+def mark(text: str) -> bytes:
+    """A digest of options, which ranks compare."""
+    return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def require_same_options(peers: Peers, rank: int, options: str, marks: Sequence[bytes]) -> None:
+    """Raises PlanError on every rank alike, with the options of two ranks, where the marks of ranks differ."""
+    other = next((each for each, found in enumerate(marks) if found != marks[0]), None)
+    if other is not None:
+        texts = peers.gather("options that differ", options.encode() if rank in (0, other) else b"")
+        raise PlanError(f"ranks 0 and {other} planned with different options: {texts[0].decode()} and {texts[other].decode()}; "
+                        "give every rank the same configuration and device profile")  # fmt: skip

@@ -1,0 +1,357 @@
+"""What rank 0 asks of ranks while a world is planned (`World.map`). Arguments that differ by rank are sequences in the order of ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from interlace.ir import Program
+from interlace.ir.stand_ins import likeness
+from interlace.passes.base import Context
+from interlace.passes.choose_recompute import choices, recomputation
+from interlace.passes.pipeline import PassReport, Pipeline, errors_named
+from interlace.passes.schedule_1f1b import Schedule1F1B
+from interlace.planning.budget import peak_bytes, say_budget, stock_peak_bytes
+from interlace.planning.stock import stock_plan
+from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, digest_of
+from interlace.scheduler.hazards.pass_orders import changes, orders_of
+from interlace.scheduler.interleave.planner import Form
+from interlace.scheduler.jobs import stock_jobs
+from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once, order_peak
+from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
+from interlace.scheduler.whole_step.alike import likeness_of_work
+from interlace.scheduler.whole_step.search import AT_ONCE, Numbers, kinds_of
+from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, changed_by
+from interlace.units import size
+
+Rooms = tuple[int | None, ...]
+"""By rank, the device bytes that passes may use for the order of operations (`Context.room_bytes`)."""
+Programs = tuple[int, ...]
+"""By rank, the number of a program there; -1 where it was not made."""
+FORMS: tuple[Form, ...] = ("dx-first", "mixed")
+"""Forms of jobs of which the coarse model makes schedules."""
+MOST_HOLDERS = 4
+"""Kinds of memory that a refusal names."""
+TASKS: dict[str, Callable[..., Any]] = {}
+"""By name. The types of a task's arguments and of its result say how they go from process to process."""
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def task(function: T) -> T:
+    """A function of a rank that rank 0 may ask for."""
+    TASKS[function.__name__] = function
+    return function
+
+
+@task
+def rank_facts(worker: Worker) -> RankFacts:
+    """What a rank tells of itself."""
+    return worker.facts()
+
+
+class Passes(msgspec.Struct, frozen=True):
+    """Passes to run: those from `first` on and before `last` of a pipeline; `memo` as in `Search`."""
+
+    specs: tuple[Spec, ...]
+    first: int
+    last: int
+    rooms: Rooms
+    draft: bool
+    memo: int
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """What some passes made: the number of the program, those of their steps, and what the next pass wants to know of this rank."""
+
+    program: int
+    steps: tuple[int, ...]
+    facts: bytes = b""
+
+
+@task
+def run_passes(worker: Worker, passes: Passes, programs: Programs, told: Decision, wants_facts: bool) -> Ran:
+    """Run passes on a program; `told`: what the first one finds as facts, `wants_facts`: whether the one after them has facts to gather."""
+    program, room, steps = programs[worker.seat], passes.rooms[worker.seat], list[int]()
+    if passes.first == 0:
+        Pipeline(tuple(map(worker.pass_of, passes.specs))).check(worker.programs[program])
+    for k in range(passes.first, passes.last):
+        steps.append(worker.step(passes.specs[k:], program, room, passes.memo, told if k == passes.first else Decision(), passes.draft))
+        program = worker.steps[steps[-1]].result
+    facts = worker.facts_of(passes.specs[passes.last], program, room, passes.memo) if wants_facts else b""
+    return Ran(program, tuple(steps), facts)
+
+
+@task
+def program_likeness(worker: Worker, programs: Programs) -> bytes:
+    """Equal for ranks whose programs can be simulated in each other's place."""
+    return likeness(worker.program(programs))
+
+
+@task
+def show_plan(worker: Worker, programs: Programs) -> Sent:
+    """A program, for the simulation of the whole step."""
+    return Sent(worker.program(programs))
+
+
+@task
+def show_simulated(worker: Worker, programs: Programs, passes: Passes) -> Sent:
+    """The same as a pass that decides for all has it simulated (`Pass.simulated`), the first of `passes`."""
+    each, *later = map(worker.pass_of, passes.specs[passes.first :])
+    with errors_named(each):
+        return Sent(each.simulated(worker.program(programs), worker.context(passes.rooms[worker.seat], passes.memo, later)))
+
+
+@task
+def same_jobs(worker: Worker, one: Programs, other: Programs) -> bool:
+    """Whether two plans run the same operations in the same order."""
+    mine, theirs = ([job.items for job in worker.program(each).jobs] for each in (one, other))
+    return mine == theirs
+
+
+# ------------------------------------------------------------------------------------------------------------------- memory
+
+
+@task
+def peak_in_order(worker: Worker, programs: Programs, by_paddle: bool) -> int:
+    """Device bytes of a plan at its peak where operations run one after another; 0 without jobs. `by_paddle`: where Paddle's own jobs
+    run, and not those of our lowering."""
+    program = worker.program(programs)
+    if not program.jobs:
+        return 0
+    return in_order(program, target=with_paddles_jobs(IDEAL)).peak() if by_paddle else order_peak(program)
+
+
+@task
+def peak_on_gpu(worker: Worker, programs: Programs, by_paddle: bool) -> int | None:
+    """The same on a GPU, however fast its host; None where that is not known."""
+    program, key = worker.program(programs), ("GPU peak", programs[worker.seat], by_paddle)
+    if key not in worker.memo:
+        worker.memo[key] = peak_bytes(program, worker.cost, with_paddles_jobs(GPU) if by_paddle else GPU) if program.jobs else None
+    found: int | None = worker.memo[key]
+    return found
+
+
+@task
+def stock_peak(worker: Worker) -> int | None:
+    """Device bytes of Paddle's own plan at its peak on a GPU; None where that is not known."""
+    return stock_peak_bytes(worker.captured, worker.cost)
+
+
+@task
+def least_bytes(worker: Worker, programs: Programs, always: bool) -> int:
+    """Device bytes without which a program cannot run, however its operations are ordered and whatever is moved; `always`: those of what
+    lives through the step alone."""
+    program = worker.program(programs)
+    return lifetimes(program).base["device"] if always else needed_at_once(program)
+
+
+@task
+def holders(worker: Worker, programs: Programs) -> str:
+    """What a plan holds most of at its peak."""
+    program = worker.program(programs)
+    live = in_order(program).at_peak()[:MOST_HOLDERS] if program.jobs else []
+    return ", ".join(f"{' '.join(filter(None, (each.layer, each.kind)))} {size(each.size_bytes)}" for each in live)
+
+
+@task
+def could_repeat(worker: Worker) -> bool:
+    """Whether repetitions could be added that communicate."""
+    more, fewer = (recomputation(worker.captured, worker.cost, worker.memo, adds=True, collectives=each) for each in (True, False))
+    return len(more.copies) > len(fewer.copies)
+
+
+# ------------------------------------------------------------------------------------------------------------ recomputation
+
+
+@task
+def levels_of(worker: Worker, limit: int, freed: tuple[tuple[float, int], ...], collectives: bool) -> tuple[int, ...]:
+    """How much a stage must recompute, as levels of `ChooseRecompute`, to hold less in Paddle's order with nothing recomputed.
+
+    Args:
+        worker: The rank.
+        limit: Device bytes that it may hold.
+        freed: For each level a part of the bytes by which it holds more, and bytes on top.
+        collectives: Whether repetitions that are added may repeat collectives.
+    """
+    stage = _Recomputed(worker, collectives)
+    return tuple(stage.level(int(part * max(0, stage.peak(0) - limit)) + more) for part, more in freed)
+
+
+@task
+def higher_level(worker: Worker, levels: Numbers, freed_bytes: tuple[int, ...], collectives: bool) -> int:
+    """The level with which a stage holds so many bytes less, by rank, than with that of `levels`, by stage."""
+    stage, freed = _Recomputed(worker, collectives), freed_bytes[worker.seat]
+    mine = levels[worker.captured.pipeline.stage]
+    return max(mine, stage.level(stage.peak(0) - stage.peak(mine) + freed)) if freed else mine
+
+
+class _Recomputed:
+    """What a stage holds by Paddle's own schedule with more and more recomputed."""
+
+    def __init__(self, worker: Worker, collectives: bool) -> None:
+        self.memo, self.collectives = worker.memo, collectives
+        self.found = recomputation(worker.captured, worker.cost, worker.memo, adds=True, collectives=collectives)
+        self.choices = choices(worker.captured, worker.cost, worker.memo, collectives)
+
+    def level(self, freed_bytes: int) -> int:
+        """The least level that gives so many bytes back at the peak; the last where none does."""
+        if freed_bytes <= 0 or not self.found.groups:
+            return 0
+        return self.choices.least(self.peak(0) - freed_bytes, self.peak)
+
+    def peak(self, level: int) -> int:
+        """Live device bytes at the peak."""
+        chosen = self.choices.at(level) if self.found.groups else frozenset()
+        key = ("peak", self.collectives, chosen)
+        if key not in self.memo:
+            self.memo[key] = _stock_order_peak(self.found.without(group for k, group in enumerate(self.found.groups) if k not in chosen))
+        peak: int = self.memo[key]
+        return peak
+
+
+def _stock_order_peak(program: Program) -> int:
+    return in_order(msgspec.structs.replace(program, jobs=stock_jobs(program))).peak()
+
+
+# ---------------------------------------------------------------------------------------------- what the jobs of a stage cost
+
+
+class StageWork(msgspec.Struct, frozen=True):
+    """What a stage does with more and more recomputed.
+
+    Attributes:
+        work: What its jobs do (`likeness_of_work`): where it is equal, what they cost is worked out on one stage.
+        peak_bytes: Device memory of Paddle's own plan at its peak.
+    """
+
+    work: tuple[str, ...]
+    peak_bytes: tuple[int, ...]
+
+
+@task
+def stage_work(worker: Worker, programs: tuple[Programs, ...], stock_peaks: tuple[int, ...]) -> StageWork:
+    """The work of a stage; `programs`: before the schedule, with more and more recomputed; `stock_peaks`: of Paddle's own plan."""
+    made = [worker.program(each) for each in programs]
+    works = [f"{' '.join(_kinds(worker.captured))} {likeness_of_work(each, worker.cost)}" for each in made]
+    peaks = {works[0]: stock_peaks[worker.seat]}
+    if len(made) > 1:
+        peaks = {work: _stock_order_peak(each) for work, each in zip(works, made, strict=True)}
+    return StageWork(tuple(f"{works[0]} {work}" for work in works), tuple(peaks[work] for work in works))
+
+
+Orders = tuple[StageOrder, ...]
+"""What each kind of job costs on a stage, in every order that schedules may ask for."""
+
+
+@task
+def job_orders(
+    worker: Worker, spec: Spec, programs: tuple[tuple[int, ...], ...], like: tuple[Orders, ...], rooms: Rooms, memo: int
+) -> list[Orders]:
+    """The orders of jobs, for several programs.
+
+    Args:
+        worker: The rank.
+        spec: The schedule pass as configured.
+        programs: By rank, programs before the schedule.
+        like: By rank, the orders with something else recomputed. Where some weight gradients do not trail, jobs are then taken to change
+            as they do where all trail.
+        rooms, memo: As for passes.
+    """
+    asked, context = worker.pass_of(spec), worker.context(rooms[worker.seat], memo)
+    assert isinstance(asked, Schedule1F1B)
+    return [stage_orders(asked, worker.programs[number], like[worker.seat], context) for number in programs[worker.seat]]
+
+
+def stage_orders(asked: Schedule1F1B, before: Program, like: Sequence[StageOrder], context: Context) -> Orders:
+    """See `job_orders`."""
+    pipe, kinds = before.pipeline, _kinds(before)
+    halved = [kind for kind in kinds if {"I", "W"} & {part[0] for part in kind.split("+")}]
+    whole = [kind for kind in kinds if kind not in halved]
+    known = {(each.form, each.early, each.at_once): each.slots for each in like}
+    found: dict[tuple[Form, bool, float], dict[str, SlotTimes]] = {}
+    for name, early in itertools.product(FORMS, (True, False)):
+        form = msgspec.structs.replace(asked, interleave=name, search=False, early_sends=asked.early_weight() if early else 0.0)
+        slots = _times(form, before, {"I", "W"}, halved, context) | _times(form, before, {"B"}, whole, context)
+        if like:
+            old = known[name, early, 0.0]
+            found |= {key: {kind: changed_by(each, old[kind], slots[kind]) for kind, each in slots_of.items()}
+                      for key, slots_of in known.items() if key[:2] == (name, early)}  # fmt: skip
+            continue
+        found[name, early, 0.0] = slots
+        for at_once in AT_ONCE[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():
+            found[name, early, at_once] = _times(msgspec.structs.replace(form, at_once=at_once), before, {"I", "W"}, halved, context)
+    return tuple(StageOrder(*key, slots) for key, slots in sorted(found.items()))
+
+
+def _times(form: Schedule1F1B, before: Program, parts: set[str], kinds: Sequence[str], context: Context) -> dict[str, SlotTimes]:
+    """Of kinds of jobs, with backward as a whole or in halves."""
+    ops, found = form.parts(before, parts, context), {}
+    for kind in kinds:
+        each = tuple((part[0], part[0], int(part[2:] or 0)) for part in kind.split("+"))
+        found[kind] = form.order(before, ops, each, form.form_of(before.pipeline.stage), context)[1]
+    return found
+
+
+def _kinds(program: Program) -> list[str]:
+    """Kinds of jobs that a stage may have."""
+    pipe = program.pipeline
+    return list(kinds_of(pipe.stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks))
+
+
+# ----------------------------------------------------------------------------------------------------------------- the plan
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Lines about the decision for the report of one pass."""
+
+    name: str
+    changed: tuple[str, ...]
+    declined: tuple[str, ...]
+
+
+@task
+def finish(
+    worker: Worker, specs: tuple[Spec, ...], programs: Programs, steps: tuple[tuple[int, ...], ...], notes: tuple[Note, ...], budget: int
+) -> str:
+    """Take a plan as the one that was decided on, with the reports of its steps; gives its digest.
+
+    Args:
+        worker: The rank.
+        specs: Passes that made it.
+        programs, steps: By rank.
+        notes: What was decided, in the reports of passes.
+        budget: Device bytes that it was to stay under; 0 without a budget.
+    """
+    made, reports, before = worker.program(programs), list[PassReport](), worker.captured
+    for step in (worker.steps[number] for number in steps[worker.seat]):
+        after = worker.programs[step.result]
+        reports.append(msgspec.structs.replace(_noted(step.report, notes), orders=changes(orders_of(before), orders_of(after))))
+        before = after
+    if budget:
+        reports = say_budget(made, [worker.pass_of(spec) for spec in specs], reports, budget, peak_bytes(made, worker.cost))
+    worker.finished = made, tuple(reports)
+    return digest_of(made)
+
+
+def _noted(report: PassReport, notes: Sequence[Note]) -> PassReport:
+    """A report with what was decided about its pass."""
+    for each in notes:
+        if each.name == report.name:
+            report = msgspec.structs.replace(report, changed=(*report.changed, *each.changed), declined=(*report.declined, *each.declined))
+    return report
+
+
+@task
+def finished_plan(worker: Worker) -> tuple[Sent, tuple[PassReport, ...]]:
+    """The plan that was decided on, and what passes say of it."""
+    program, reports = worker.finished
+    return Sent(program), reports
+
+
+@task
+def stock_program(worker: Worker) -> Sent:
+    """Paddle's own plan."""
+    return Sent(stock_plan(worker.captured, worker.cost))

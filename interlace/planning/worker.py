@@ -1,0 +1,249 @@
+"""A rank while its world is planned: it knows programs and what passes made of them by number, and does what rank 0 asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from interlace.cost_model import Costs
+from interlace.ir import Op, Program, Value, verify
+from interlace.ir.per_ops import KEPT, once_per_ops
+from interlace.ir.stand_ins import likeness
+from interlace.passes.base import Context, Pass, find_pass, is_built_in
+from interlace.passes.pipeline import PassReport, applied, errors_named, report_of
+from interlace.passes.schedule_1f1b import draws_twice
+from interlace.planning.peers import decoded, mark
+from interlace.scheduler.recompute import recomputes
+from interlace.scheduler.whole_step.orders import Orders
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """A pass as ranks tell it: its name, and its options packed."""
+
+    name: str
+    options: bytes
+
+
+def spec_of(each: Pass) -> Spec:
+    """A pass by what it holds."""
+    return Spec(each.name, msgspec.msgpack.encode(each))
+
+
+class RankFacts(msgspec.Struct, frozen=True):
+    """What every rank tells of itself before anything is planned.
+
+    Attributes:
+        stage: Its pipeline stage.
+        likeness: Equal for ranks that can be simulated in each other's place.
+        draws: Whether its forward and its backward draw random numbers.
+        recomputes: Whether its program recomputes.
+        options: A digest of its configuration.
+        memory_budget: As configured: bytes, or a fraction of what Paddle's own plan holds.
+    """
+
+    stage: int
+    likeness: bytes
+    draws: bool
+    recomputes: bool
+    options: bytes = b""
+    memory_budget: int | float | None = None
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What a pass finds as its facts: those of every rank, packed; or what was decided for all, and for each rank the place of its plan."""
+
+    facts: tuple[bytes, ...] = ()
+    orders: Orders | None = None
+    plan_of: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Step:
+    """What a pass made of a program: the number of the result, and the report."""
+
+    result: int
+    report: PassReport
+    is_verified: bool
+
+
+class Worker:
+    """The programs of one rank, the captured one first.
+
+    Args:
+        program: As captured.
+        cost: Times of operations.
+        passes: As configured: rank 0 may ask for these and for registered ones.
+        options: The whole configuration as text, the same on every rank.
+        memory_budget: See `RankFacts`.
+        is_whole: Whether all ranks of the world plan together; else this one is alone.
+    """
+
+    def __init__(self, program: Program, cost: Costs, passes: Sequence[Pass] = (), options: str = "",
+                 memory_budget: int | float | None = None, is_whole: bool = True) -> None:  # fmt: skip
+        self.programs, self.cost, self.is_whole = [program], cost, is_whole
+        self.seat = program.rank if is_whole else 0
+        """Where this rank stands in what is given by rank."""
+        self.steps: list[Step] = []
+        self.memo: dict[Any, Any] = {}
+        """What was found out about the programs, whatever passes run."""
+        self._memos: dict[int, dict[Any, Any]] = {}
+        self.finished: tuple[Program, tuple[PassReport, ...]] = (program, ())
+        """The plan, and what passes say of it."""
+        self._kinds = {each.name: type(each) for each in passes}
+        self.options, self._memory_budget = options, memory_budget
+        self._passes: dict[Spec, Pass] = {}
+        self._steps: dict[Any, int] = {}
+        self._results: dict[tuple[int, str], list[int]] = {}
+        self._facts: dict[Any, tuple[Any, bytes]] = {}
+
+    @property
+    def captured(self) -> Program:
+        """The program as Paddle built it."""
+        return self.programs[0]
+
+    def program(self, numbers: Sequence[int]) -> Program:
+        """This rank's of some programs by rank."""
+        return self.programs[numbers[self.seat]]
+
+    def facts(self) -> RankFacts:
+        """What this rank tells of itself."""
+        program = self.captured
+        return RankFacts(program.pipeline.stage, likeness(program), draws_twice(program), recomputes(program),
+                         mark(self.options), self._memory_budget)  # fmt: skip
+
+    def pass_of(self, spec: Spec) -> Pass:
+        """The pass that rank 0 speaks of."""
+        if spec not in self._passes:
+            self._passes[spec] = decoded(spec.options, self._kinds.get(spec.name) or find_pass(spec.name))
+        return self._passes[spec]
+
+    def context(self, room_bytes: int | None, memo: int, later: Sequence[Pass] = ()) -> Context:
+        """For a pass that may hold so many bytes; `memo`: the number of what passes found out (`Search.memo`). Of those below zero, which
+        one run has for itself, the last is kept."""
+        if memo not in self._memos:
+            self._memos = {number: known for number, known in self._memos.items() if number >= 0 or memo >= 0} | {memo: {}}
+        return Context(self.cost, is_whole=self.is_whole, room_bytes=room_bytes, memo=self._memos[memo], later=later)
+
+    def facts_of(self, spec: Spec, number: int, room_bytes: int | None, memo: int) -> bytes:
+        """What a pass wants to know of this rank, packed."""
+        key = (spec, number, room_bytes)
+        if key not in self._facts:
+            each = self.pass_of(spec)
+            with errors_named(each):
+                found = each.facts(self.programs[number], self.context(room_bytes, memo))
+            self._facts[key] = (found, msgspec.msgpack.encode(found))
+        return self._facts[key][1]
+
+    def step(self, specs: Sequence[Spec], number: int, room_bytes: int | None, memo: int, told: Decision, draft: bool) -> int:
+        """Run the first of these passes on a program, unless what it makes is known; gives the number of the step.
+
+        Args:
+            specs: The pass, and those after it.
+            number: Of the program.
+            room_bytes, memo: See `context`.
+            told: Its facts, where it has some.
+            draft: Whether the result is only simulated, and need not be verified.
+        """
+        each, mine = self.pass_of(specs[0]), self._told(specs[0], number, room_bytes, told)
+        looks = each.follows_budget or each.looks_at_room or not is_built_in(type(each))
+        key = (memo, number, specs[0], room_bytes if looks else None, told.facts or msgspec.msgpack.encode(mine if told.orders else None))
+        if key not in self._steps:
+            self._steps[key] = len(self.steps)
+            context = self.context(room_bytes, memo, [self.pass_of(spec) for spec in specs[1:]])
+            self.steps.append(self._run(each, number, context, mine))
+        found = self.steps[self._steps[key]]
+        if not draft and not found.is_verified:
+            with errors_named(each):
+                verify(self.programs[found.result])
+            found.is_verified = True
+        return self._steps[key]
+
+    def _told(self, spec: Spec, number: int, room_bytes: int | None, told: Decision) -> tuple[Any, ...]:
+        """The facts as the pass finds them."""
+        if told.orders is not None:
+            return (told.orders, told.orders.of_plans[told.plan_of[self.seat]]) if told.orders.of_plans else ()
+        if not told.facts:
+            return ()
+        own, packed = self._facts[spec, number, room_bytes]
+        kind: Any = type(own)
+        return tuple(own if each == packed else _facts_of(each, kind) for each in told.facts)
+
+    def _run(self, each: Pass, number: int, context: Context, facts: tuple[Any, ...]) -> Step:
+        start, program = time.perf_counter_ns(), self.programs[number]
+        context.facts = facts
+        with errors_named(each):
+            made = applied(each, program, context)
+        report = report_of(each, context, program, made, time.perf_counter_ns() - start)
+        return Step(self._number(made, (number, each.name)), report, is_verified=False)
+
+    def _number(self, made: Program, of: tuple[int, str]) -> int:
+        """The number of what a pass made of a program: the one that it has already where other options made the same."""
+        known = self._results.setdefault(of, [])
+        found = next((number for number in known if self.programs[number] == made), None)
+        if found is None:
+            found = len(self.programs)
+            self.programs.append(made)
+            known.append(found)
+        return found
+
+
+@lru_cache(maxsize=4 * KEPT)
+def _facts_of(packed: bytes, kind: Any) -> Any:
+    return decoded(packed, kind)
+
+
+def digest_of(program: Program) -> str:
+    """Equal for equal programs, in memory and in files."""
+    return hashlib.sha256(msgspec.json.encode(program, order="deterministic")).hexdigest()[:32]
+
+
+class Sent:
+    """A program that goes to another process where it must."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+
+class _Packed(msgspec.Struct, frozen=True):
+    """A program on its way: operations and values apart, which are the same in many plans."""
+
+    ops: bytes
+    rest: bytes
+
+
+_packed_ops = once_per_ops(lambda program: zlib.compress(msgspec.msgpack.encode((program.ops, program.values)), 1))
+
+
+@lru_cache(maxsize=KEPT)
+def _unpacked(packed: bytes) -> tuple[tuple[Op, ...], tuple[Value, ...]]:
+    """Plans of the same operations and values hold the same tuples of them: tables that follow from these are made once."""
+    found: tuple[tuple[Op, ...], tuple[Value, ...]] = decoded(zlib.decompress(packed), tuple[tuple[Op, ...], tuple[Value, ...]])
+    return found
+
+
+def packed(found: Any) -> bytes:
+    """For another process; programs in it are `Sent`."""
+    return msgspec.msgpack.encode(found, enc_hook=_pack)
+
+
+def unpacked(found: bytes, kind: Any) -> Any:
+    """What another process packed, as its type."""
+    return decoded(found, kind, _unpack)
+
+
+def _pack(found: Any) -> Any:
+    if not isinstance(found, Sent):
+        raise TypeError(f"{type(found).__name__} cannot be sent to another process")
+    return _Packed(_packed_ops(found.program), zlib.compress(msgspec.msgpack.encode(found.program.with_ops((), ())), 1))
+
+
+def _unpack(kind: type, found: Any) -> Any:
+    parts = msgspec.convert(found, _Packed)
+    return Sent(decoded(zlib.decompress(parts.rest), Program).with_ops(*_unpacked(parts.ops)))

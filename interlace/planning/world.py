@@ -1,0 +1,433 @@
+"""A world of ranks that is planned by one of them: rank 0 runs the search and asks the ranks for what only they can do (`World.map`);
+the others serve until they hear the decision."""
+
+from __future__ import annotations
+
+import builtins
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import Any, Protocol, TypeVar, get_type_hints
+
+import msgspec
+
+from interlace import errors
+from interlace.errors import BudgetError, InterlaceError, PlanError
+from interlace.ir import Program
+from interlace.passes.base import Pass
+from interlace.passes.pipeline import Pipeline, errors_named
+from interlace.planning.peers import Peers, decoded, gather, require_same_options
+from interlace.planning.tasks import (
+    TASKS,
+    Note,
+    Passes,
+    Programs,
+    Ran,
+    Rooms,
+    peak_in_order,
+    peak_on_gpu,
+    program_likeness,
+    rank_facts,
+    run_passes,
+    show_plan,
+    show_simulated,
+)
+from interlace.planning.worker import Decision, RankFacts, Worker, packed, spec_of, unpacked
+from interlace.scheduler.simulate.arrays import Options
+from interlace.scheduler.simulate.simulator import simulate
+from interlace.scheduler.target import GPU
+from interlace.scheduler.whole_step.orders import Orders, simulation, with_orders
+
+T = TypeVar("T")
+PLANS_KEPT = 16
+"""Plans of other processes that are kept for the next simulation, which often differs on one stage."""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """An error on its way to another process: the name of its class, what it says, and where it was raised."""
+
+    kind: str
+    text: str
+    least_bytes: int = 0
+    trace: str = ""
+
+    @classmethod
+    def of(cls, error: Exception) -> Fault:
+        """Made of an error."""
+        return cls(type(error).__name__, str(error), getattr(error, "least_bytes", 0), "".join(traceback.format_exception(error)))
+
+    def error(self) -> Exception:
+        """An error of the same class that says the same; of another class that is not known here, with its name."""
+        if self.kind == BudgetError.__name__:
+            return BudgetError(self.text, self.least_bytes)
+        kind = getattr(errors, self.kind, None) or getattr(builtins, self.kind, None)
+        with suppress(TypeError):  # a class that is not made from one text
+            if isinstance(kind, type) and issubclass(kind, Exception):
+                return self._told(kind(self.text))
+        return self._told(PlanError(f"{self.kind}: {self.text}"))
+
+    def _told(self, error: Exception) -> Exception:
+        if not isinstance(error, InterlaceError) or type(error).__name__ != self.kind:
+            error.__cause__ = RuntimeError(f"in the process that raised it:\n{self.trace}")
+        return error
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What rank 0 tells the others: a task for some of them, or, with no task, the end: a decision or an error."""
+
+    task: str = ""
+    given: bytes = b""
+    asked: tuple[int, ...] = ()
+    fault: Fault | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a rank answers."""
+
+    given: bytes = b""
+    fault: Fault | None = None
+
+
+class Link(Protocol):
+    """The way to ranks of other processes, which are numbered by their places."""
+
+    def ask(self, order: Order) -> None:
+        """Let them do something."""
+        ...
+
+    def answers(self) -> dict[int, Answer]:
+        """What those answer that were asked."""
+        ...
+
+
+class LinkError(PlanError):
+    """The others cannot be reached, or one of them is gone: there is nobody to tell."""
+
+
+def answered(worker: Worker, order: Order) -> Answer:
+    """A rank's answer to an order from another process."""
+    try:
+        task = TASKS[order.task]
+        _, *kinds, _ = get_type_hints(task).values()
+        given: Any = tuple.__class_getitem__(tuple(kinds))
+        return Answer(packed(task(worker, *unpacked(order.given, given))))
+    except Exception as error:
+        return Answer(fault=Fault.of(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What passes made of the programs of a world.
+
+    Attributes:
+        passes: Those that ran, as they were asked for.
+        programs: By rank, the number of the program.
+        steps: By rank, what each pass did, by number.
+        notes: What was decided about them.
+    """
+
+    passes: tuple[Pass, ...]
+    programs: Programs
+    steps: tuple[tuple[int, ...], ...]
+    notes: tuple[Note, ...] = ()
+
+    def noted(self, name: str, changed: Iterable[str] = (), declined: Iterable[str] = ()) -> Made:
+        """The same with lines for the report of one pass."""
+        return Made(self.passes, self.programs, self.steps, (*self.notes, Note(name, tuple(changed), tuple(declined))))
+
+
+class World:
+    """The ranks that are planned together.
+
+    Args:
+        workers: Those of this process, by place.
+        of_rank: For each rank the place of the worker that speaks for it.
+        link: The way to the other places, if there are any.
+        facts: What each rank tells of itself; without them they are asked.
+
+    Attributes:
+        stands_for: Rank -> the first rank that is like it, which is simulated in its place; empty where a rank is alone.
+        captured: The program of one rank: the shape of the pipeline is that of all.
+        start: The programs as captured.
+    """
+
+    def __init__(
+        self, workers: Mapping[int, Worker], of_rank: Sequence[int], link: Link | None = None, facts: Sequence[RankFacts] = ()
+    ) -> None:
+        self.workers, self.of_rank, self.link = workers, tuple(of_rank), link
+        one = workers[min(workers)]
+        self.captured, self.cost, self.is_whole = one.captured, one.cost, one.is_whole
+        self.all = range(len(self.of_rank))
+        self.start = Made((), (0,) * len(self.all), ((),) * len(self.all))
+        self._answers: dict[Any, list[Any]] = {}
+        self._made: dict[Any, tuple[Programs, tuple[tuple[int, ...], ...]]] = {}
+        self._step_ns: dict[Any, int | None] = {}
+        self._memos = count(1)
+        self._plans: OrderedDict[tuple[int, int], Program] = OrderedDict()
+        self.facts: Sequence[RankFacts] = facts or self.map(rank_facts)
+        self.stands_for = _stands_for([each.likeness for each in self.facts]) if self.is_whole else {}
+
+    @classmethod
+    def alone(cls, worker: Worker) -> World:
+        """A rank of which the others are not known."""
+        return cls({0: worker}, (0,))
+
+    def own_memo(self) -> int:
+        """The number of a memo that one run has for itself (`Search.memo`)."""
+        return -next(self._memos)
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """One rank of each stage, or of each sort of ranks that a stage has."""
+        return tuple(sorted(set(self.stands_for.values()))) or (0,)
+
+    def rooms(self, room_bytes: int | None) -> Rooms:
+        """The same for every rank."""
+        return (room_bytes,) * len(self.all)
+
+    # ------------------------------------------------------------------------------------------------------------- asking
+
+    def known(self, task: Callable[..., Any], *given: Any, ranks: Iterable[int] | None = None) -> list[Any]:
+        """As `map`, and not asked again."""
+        key = (task, given, ranks := tuple(self.all if ranks is None else ranks))
+        if key not in self._answers:
+            self._answers[key] = self.map(task, *given, ranks=ranks)
+        return self._answers[key]
+
+    def map(self, task: Callable[..., Any], *given: Any, ranks: Iterable[int] | None = None) -> list[Any]:
+        """What ranks answer, by rank; None for those that are not asked.
+
+        Args:
+            task: One of `tasks.TASKS`.
+            given: All its arguments but the rank.
+            ranks: Who is asked; all without them.
+
+        Raises:
+            LinkError: A rank is gone.
+            Exception: What the first of those raised that failed; it says which rank that is, unless it is rank 0.
+        """
+        ranks = tuple(self.all if ranks is None else ranks)
+        asked = tuple(dict.fromkeys(self.of_rank[rank] for rank in ranks))
+        if self.link is not None:
+            self.link.ask(Order(task.__name__, packed(given), asked))
+        found, failed = dict[int, Any](), dict[int, Exception]()
+        for place in (place for place in asked if place in self.workers and not failed):
+            try:
+                found[place] = task(self.workers[place], *given)
+            except Exception as error:
+                failed[place] = error
+        for place, answer in (self.link.answers() if self.link is not None else {}).items():
+            if answer.fault is not None:
+                failed[place] = answer.fault.error()
+            else:
+                found[place] = unpacked(answer.given, get_type_hints(task)["return"])
+        for rank in ranks:
+            if (fault := failed.get(self.of_rank[rank])) is not None:
+                if rank and isinstance(fault, InterlaceError):
+                    fault.args = (f"rank {rank}: {fault}", *fault.args[1:])
+                raise fault
+        asked_ranks = set(ranks)
+        return [found[place] if rank in asked_ranks else None for rank, place in enumerate(self.of_rank)]
+
+    # ----------------------------------------------------------------------------------------------------- running passes
+
+    def run(
+        self, pipeline: Pipeline, rooms: Rooms, after: Made | None = None, ranks: Sequence[int] | None = None, memo: int = 0
+    ) -> Made:
+        """Run passes on some ranks, on all without `ranks`; what is known is not made again.
+
+        Args:
+            pipeline: The passes, or drafts of them.
+            rooms: What they may hold.
+            after: The programs to start from; without it those that were captured.
+            ranks: Which make a program; the others have none then.
+            memo: See `Search.memo`.
+
+        Raises:
+            PassError: As `Pipeline.run`.
+        """
+        start = after or self.start
+        ranks = tuple(self.all if ranks is None else ranks)
+        key = (tuple(map(spec_of, pipeline.passes)), pipeline.is_draft, rooms, start.programs, ranks, memo)
+        if key not in self._made:
+            self._made[key] = self._run(pipeline, rooms, start.programs, ranks, memo)
+        programs, steps = self._made[key]
+        whole = tuple((*before, *now) for before, now in zip(start.steps, steps, strict=True))
+        return Made((*start.passes, *pipeline.passes), programs, whole, start.notes)
+
+    def _run(
+        self, pipeline: Pipeline, rooms: Rooms, programs: Programs, ranks: Sequence[int], memo: int
+    ) -> tuple[Programs, tuple[tuple[int, ...], ...]]:
+        passes, specs = pipeline.passes, tuple(map(spec_of, pipeline.passes))
+        steps: list[tuple[int, ...]] = [()] * len(self.all)
+        told = Decision()
+        stops = [k for k, each in enumerate(passes) if each.asks_ranks or (each.decides_for_all and self._decides)]
+        for first, last in pairwise([0, *stops, len(passes)]):
+            decides = last < len(passes) and passes[last].decides_for_all and self._decides
+            facts = last < len(passes) and not decides
+            some = Passes(specs, first, last, rooms, pipeline.is_draft, memo)
+            ran: list[Ran | None] = self.map(run_passes, some, programs, told, facts, ranks=ranks)
+            programs = tuple(-1 if each is None else each.program for each in ran)
+            steps = [(*before, *each.steps) if each else before for before, each in zip(steps, ran, strict=True)]
+            if facts:
+                told = Decision(tuple(each.facts if each else b"" for each in ran))
+            elif decides:
+                told = self._decided(passes[last], programs, msgspec.structs.replace(some, first=last))
+        return programs, tuple(steps)
+
+    @property
+    def _decides(self) -> bool:
+        """Whether one rank can decide for all: not of one stage, and not where the others are not known."""
+        return self.is_whole and self.captured.pipeline.num_stages > 1
+
+    def _decided(self, each: Pass, programs: Programs, passes: Passes) -> Decision:
+        """What a pass, the first of `passes`, decides for all from one plan of each stage; nothing where the step cannot be simulated."""
+        stands_for, found = _stands_for(self.map(program_likeness, programs)), Orders()
+        firsts = sorted(set(stands_for.values()))
+        shown = self.map(show_simulated, programs, passes, ranks=firsts)
+        with suppress(PlanError), errors_named(each):
+            found = each.decide([shown[rank].program for rank in firsts], simulation(self.cost, stands_for))
+        return Decision(orders=found, plan_of=tuple(firsts.index(stands_for[rank]) for rank in self.all))
+
+    # --------------------------------------------------------------------------------------------------------- evaluating
+
+    def plans(self, made: Made) -> list[Program]:
+        """The plan of one rank of each stage, in the order of ranks."""
+        numbers = {rank: made.programs[rank] for rank in self.firsts}
+        missing = [rank for rank, number in numbers.items() if (rank, number) not in self._plans]
+        found = self.map(show_plan, made.programs, ranks=missing) if missing else []
+        plans = {rank: found[rank].program if rank in missing else self._plans[rank, numbers[rank]] for rank in self.firsts}
+        for rank in self.firsts:
+            if self.of_rank[rank] not in self.workers:
+                self._plans[rank, numbers[rank]] = plans[rank]
+                self._plans.move_to_end((rank, numbers[rank]))
+        while len(self._plans) > max(PLANS_KEPT, len(self.firsts)):
+            self._plans.popitem(last=False)
+        return list(plans.values())
+
+    def step_ns(self, made: Made, passes: Sequence[Pass] = ()) -> int | None:
+        """Simulated time of a step of the whole pipeline; None if it would never end. Of `passes` those that decide for all
+        (`Pass.decides_for_all`), which the plan was drafted without, are counted in."""
+        deciding = [each for each in passes if each.decides_for_all]
+        key = tuple(made.programs[rank] for rank in self.firsts), tuple(map(spec_of, deciding))
+        if key not in self._step_ns:
+            self._step_ns[key] = self._simulated(self.plans(made), deciding)
+        return self._step_ns[key]
+
+    def _simulated(self, plans: Sequence[Program], deciding: Sequence[Pass]) -> int | None:
+        run = simulation(self.cost, self.stands_for)
+        try:
+            if not deciding:
+                return run(plans).step_ns
+            for each in deciding:
+                orders = each.decide(plans, run)
+                plans = [with_orders(plan, mine) for plan, mine in zip(plans, orders.of_plans, strict=True)]
+            return orders.step_ns
+        except PlanError:
+            return None
+
+    def order_peaks(self, made: Made, by_paddle: bool = False) -> list[int]:
+        """Device bytes of each rank at its peak where operations run one after another; 0 where a rank has no jobs.
+
+        `by_paddle`: where Paddle's own jobs run, and not those of our lowering.
+        """
+        return [each or 0 for each in self.known(peak_in_order, made.programs, by_paddle, ranks=self._with_programs(made))]
+
+    def gpu_peaks(self, made: Made, by_paddle: bool = False) -> list[int | None]:
+        """The same on a GPU, however fast its host; None where that is not known."""
+        return self.known(peak_on_gpu, made.programs, by_paddle, ranks=self._with_programs(made))
+
+    def bytes_over(self, made: Made, budget: int) -> list[int]:
+        """By how much each rank exceeds a budget on a GPU; 0 where it is not known to."""
+        return [max(0, peak - budget) if peak is not None else 0 for peak in self.gpu_peaks(made)]
+
+    def bytes_over_in_step(self, made: Made, budget: int) -> list[int]:
+        """By how much each rank exceeds the budget on a GPU, by itself or in the step of all: what a send reads is held for longer where
+        the receiver is late."""
+        alone, peaks = self.bytes_over(made, budget), dict[int, int]()
+        if self.stands_for:
+            with suppress(PlanError):
+                found = simulate(self.plans(made), self.cost, Options.of(GPU, stands_for=self.stands_for), target=GPU)
+                peaks = {rank.rank: rank.peak_bytes for rank in found.ranks}
+        return [max(over, peaks.get(self.stands_for.get(rank, rank), 0) - budget) for rank, over in enumerate(alone)]
+
+    def _with_programs(self, made: Made) -> tuple[int, ...]:
+        return tuple(rank for rank, number in enumerate(made.programs) if number >= 0)
+
+
+def _stands_for(kinds: Sequence[bytes]) -> dict[int, int]:
+    """Rank -> the first rank that is like it."""
+    return {rank: kinds.index(kind) for rank, kind in enumerate(kinds)}
+
+
+# --------------------------------------------------------------------------------------------------------- the ranks of a run
+
+
+class _Ranks:
+    """The other ranks of a run, each in a process of its own that serves."""
+
+    ASK, ANSWER = "what is asked", "what is answered"
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+
+    def ask(self, order: Order) -> None:
+        """See `Link`."""
+        self.order = order
+        self._gathered(self.ASK, order)
+
+    def answers(self) -> dict[int, Answer]:
+        """See `Link`."""
+        said = self._gathered(self.ANSWER, Answer())
+        return {rank: decoded(said[rank], Answer) for rank in self.order.asked if rank}
+
+    def _gathered(self, topic: str, mine: Any) -> list[bytes]:
+        try:
+            return self.peers.gather(topic, msgspec.msgpack.encode(mine))
+        except Exception as error:
+            raise LinkError(str(error)) from error
+
+
+def decide(worker: Worker, peers: Peers | None, search: Callable[[World], T], kind: Any) -> T:
+    """What `search` decides on rank 0, on every rank; the others do what it asks for. A rank without peers decides alone.
+
+    Args:
+        worker: This rank.
+        peers: All ranks of the run, which call this at the same time.
+        search: Gives the decision.
+        kind: Its type.
+
+    Raises:
+        Exception: What `search` raised, or what it asked for did on a rank; on every rank alike.
+    """
+    if peers is None:
+        return search(World.alone(worker))
+    facts = gather(peers, "ranks", worker.facts())
+    require_same_options(peers, worker.seat, worker.options, [each.options for each in facts])
+    if worker.seat:
+        return decoded(_serve(worker, peers), kind)  # type: ignore[no-any-return]
+    link = _Ranks(peers)
+    try:
+        decision = search(World({0: worker}, range(worker.captured.world), link, facts))
+    except LinkError:
+        raise
+    except Exception as error:
+        link.ask(Order(fault=Fault.of(error)))
+        raise
+    link.ask(Order(given=msgspec.msgpack.encode(decision)))
+    return decision
+
+
+def _serve(worker: Worker, peers: Peers) -> bytes:
+    """Do what rank 0 asks for until it has decided; gives the decision."""
+    while True:
+        order: Order = decoded(peers.gather(_Ranks.ASK, msgspec.msgpack.encode(Order()))[0], Order)
+        if order.fault is not None:
+            raise order.fault.error()
+        if not order.task:
+            return order.given
+        answer = answered(worker, order) if worker.seat in order.asked else Answer()
+        peers.gather(_Ranks.ANSWER, msgspec.msgpack.encode(answer))
