@@ -34,14 +34,14 @@ class Stray(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 def strays(captured: Program, planned: Program) -> tuple[Stray, ...]:
     """Calls of a plan that stand for other captured calls than places in the plan say. O(operations).
 
-    A call stands for the captured one of its number or origin. It stands for another one of its channel if it has that one's operands,
-    which that one has no longer: a pass replaced it, or exchanged what two calls carry. Repetitions go with what they repeat.
+    A call stands for the captured one of its number or origin. It stands for another one of its channel if it carries what that one
+    carried, and that one does no longer: a pass replaced it, or exchanged what two calls carry. Repetitions go with what they repeat.
     """
     before = {op.id: op for op in captured.ops if is_comm(op)}
     then, now = places_of_calls(captured), places_of_calls(planned)
     calls = [op for op in planned.ops if is_comm(op) and now[op.id] >= 0]
-    operands = {op.id: op.operands for op in calls}
-    lost = {(_kind(op), op.operands): op for op in reversed(before.values()) if op.operands and operands.get(op.id) != op.operands}
+    carried = {op.id: _carried(op) for op in calls}
+    lost = {(_kind(op), _carried(op)): op for op in reversed(before.values()) if carried.get(op.id) != _carried(op)}
     found = []
     for op in calls:
         here, place = (op.group, way_of(op)), (op.role, now[op.id])
@@ -56,6 +56,11 @@ def _kind(op: Op) -> Kind:
     return op.group, way_of(op), op.role, op.kind
 
 
+def _carried(op: Op) -> tuple[int, ...]:
+    """Values that are sent; of a receive what it gives."""
+    return op.operands or op.results
+
+
 def _stands_for(op: Op, before: Mapping[int, Op], lost: Mapping[tuple[Kind, tuple[int, ...]], Op]) -> Op | None:
     own = before.get(op.id) or before.get(op.origin)
-    return own if own is not None and own.operands == op.operands else lost.get((_kind(op), op.operands), own)
+    return own if own is not None and _carried(own) == _carried(op) else lost.get((_kind(op), _carried(op)), own)

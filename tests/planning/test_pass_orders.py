@@ -17,7 +17,7 @@ from interlace.config import Config, make_config
 from interlace.cost_model import GivenCosts
 from interlace.errors import PassError
 from interlace.ir import Group, Op, Program, Value, parse
-from interlace.ir.kinds import is_p2p
+from interlace.ir.kinds import is_p2p, is_send
 from interlace.passes import REGISTRY, Pass, register
 from interlace.passes.base import Context
 from interlace.planning.orders import captured_orders, history_of
@@ -123,7 +123,11 @@ class Exchanges(Moves, frozen=True, kw_only=True):
             return program
         one, two = (op for op in program.ops if op.id in self.wanted(program))
         given = {one.id: two, two.id: one}
-        return program.with_ops([msgspec.structs.replace(op, **self.of(given[op.id])) if op.id in given else op for op in program.ops])
+        ops = [msgspec.structs.replace(op, **self.of(given[op.id])) if op.id in given else op for op in program.ops]
+        return program.with_ops(ops if not is_send(one) else [*(op for op in ops if op.id not in given), *(op for op in ops if op.id in given)])
+
+    def wanted(self, program: Program) -> list[int]:
+        return super().wanted(program) or [op.id for op in program.ops if is_p2p(op) and op.role == "forward"]
 
     def of(self, other: Op) -> dict[str, Any]:
         """What an operation takes over."""
@@ -264,6 +268,16 @@ def two_rings() -> list[Program]:
     return made
 
 
+def two_messages() -> list[Program]:
+    """Rank 0 sends two values of equal size to rank 1."""
+    head = ("program rank={} world=2 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate\ngroup 7 = 0,1\n"
+            '#0 %0:float32[2]"x" = pd_op.data() forward\n#1 %1:float32[2]"y" = pd_op.data() forward\n')  # fmt: skip
+    send = '#{} pd_op.send_v2(%{}) forward group=7 layer="sums" {{"peer":1}}\n'
+    receive = '#{0} %{0}:float32[2] = pd_op.recv_v2() forward group=7 layer="sums" {{"peer":0}}\n'
+    texts = (send.format(2, 0) + send.format(3, 1), receive.format(2) + receive.format(3))
+    return [parse(head.format(rank) + text) for rank, text in enumerate(texts)]
+
+
 def to_two_peers() -> list[Program]:
     """Rank 0 sends values of equal size to ranks 1 and 2, on one ring."""
     head = ("program rank={} world=3 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate\ngroup 7 = 0,1,2\n"
@@ -279,6 +293,8 @@ WRONG: dict[str, tuple[Callable[[], list[Program]], dict[str, Any], str]] = {
     "each leaves out another one": (replicas, {"drops_one": {"ranks": [0, 1]}}, "optimize call 1 (#"),
     "made anew in another order": (replicas, {"makes_anew": {"ranks": [1]}}, "optimize call 1 (#"),
     "other operands": (replicas, {"exchanges": {"ranks": [1]}}, "optimize call 1 (#"),
+    "other messages sent": (two_messages, {"exchanges": {"ranks": [0]}}, "forward call 1 (#"),
+    "other messages received": (two_messages, {"exchanges": {"ranks": [1]}}, "forward call 1 (#"),
     "other rings": (two_rings, {"exchanges": {"ranks": [1], "what": "groups"}}, "optimize call 0 of group 90 of ranks [0, 1] (#"),
     "other peers": (to_two_peers, {"exchanges": {"ranks": [0], "what": "groups"}}, "forward call 0 of group 7 of ranks [0, 1, 2], 0 to 2"),
 }
@@ -303,6 +319,7 @@ ALIKE: dict[str, tuple[Callable[[], list[Program]], dict[str, Any]]] = {
     "made anew on all": (replicas, {"makes_anew": {"ranks": []}}),
     "made anew on all in another order": (replicas, {"makes_anew": {"ranks": [0, 1]}}),
     "other operands on all": (replicas, {"exchanges": {"ranks": [0, 1]}}),
+    "other messages on both": (two_messages, {"exchanges": {"ranks": [0, 1]}}),
     "other rings on all": (two_rings, {"exchanges": {"ranks": [0, 1], "what": "groups"}}),
 }
 
