@@ -124,7 +124,8 @@ class Exchanges(Moves, frozen=True, kw_only=True):
         one, two = (op for op in program.ops if op.id in self.wanted(program))
         given = {one.id: two, two.id: one}
         ops = [msgspec.structs.replace(op, **self.of(given[op.id])) if op.id in given else op for op in program.ops]
-        return program.with_ops(ops if not is_send(one) else [*(op for op in ops if op.id not in given), *(op for op in ops if op.id in given)])
+        last = [op for op in ops if op.id in given and is_send(op)]
+        return program.with_ops([*(op for op in ops if op not in last), *last])
 
     def wanted(self, program: Program) -> list[int]:
         return super().wanted(program) or [op.id for op in program.ops if is_p2p(op) and op.role == "forward"]
