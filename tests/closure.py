@@ -477,8 +477,8 @@ def signature(program: Program, place: int) -> tuple[object, ...]:
     return ("p2p" if is_send(op) or is_receive(op) else op.kind, size, value.dtype, op.role, micro_batch, captured_before(program, op))
 
 
-def captured_before(program: Program, op: Op) -> tuple[bool, int]:
-    """Whether a call repeats another one, and how many calls of the same role with the same partners were captured before that one."""
+def captured_before(program: Program, op: Op) -> tuple[str, int]:
+    """The role of the call that a call repeats, if any, and how many calls of its role and partners were captured before that one."""
 
     def way(other: Op) -> tuple[object, ...]:
         return (other.group, other.role, is_send(other), is_receive(other), other.attrs.get("peer"))
@@ -488,7 +488,7 @@ def captured_before(program: Program, op: Op) -> tuple[bool, int]:
     repeated = {call.id: next((other for other in calls if other.id == call.origin), call) for call in calls}
     original = repeated[op.id]
     earlier = [call for call in calls if repeated[call.id] is call and way(call) == way(original) and age[call.id] < age[original.id]]
-    return original is not op, len(earlier)
+    return "" if original is op else original.role, len(earlier)
 
 
 def mismatched(programs: Sequence[Program]) -> bool:

@@ -93,6 +93,8 @@ def test_no_output_is_an_input(dumps: Path, plans: Path, tmp_path: Path, monkeyp
         ("check", "plan", "--json", "plan/rank0.ilp"): "--json: plan/rank0.ilp would overwrite",
         ("check", "plan", "--json", "plan/captured/rank0.json"): "--json: plan/captured/rank0.json would overwrite",
         ("show", "plan/rank0.ilp", "--json", "plan/rank0.ilp"): "--json: plan/rank0.ilp would overwrite",
+        ("show", "plan/rank0.ilp", "--json", "plan/rank1.ilp"): "would overwrite plan/rank1.ilp, which belongs to what this command reads",
+        ("check", "plan/rank0.ilp", "--partial", "--json", "plan/captured/rank1.json"): "would overwrite plan/captured/rank1.json",
         ("timeline", "plan", "-o", "plan/rank1.ilp"): "-o: plan/rank1.ilp would overwrite",
         ("timeline", "plan", "--beside", "dumps", "-o", "dumps/rank1.ilp"): "-o: dumps/rank1.ilp would overwrite",
         ("timeline", "plan", "-o", "t.json", "--json", "t.json"): "--json: t.json is what -o writes",
@@ -139,6 +141,24 @@ while os.path.exists(os.environ["STARTED"] + "wait"):
 open(out, "w").write("x")
 print('{"rank": 0, "ops": 1, "seconds": 0.1, "peak_rss_bytes": 1}')
 """
+
+
+def test_nothing_else_writes_what_a_plan_is_made_from(dumps: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """A plan's folder holds it in another one, which is taken as well; where that one is in use, nothing is planned."""
+    out, make = tmp_path / "plan", planning.make_plans
+
+    def meanwhile(*given: Any) -> Any:
+        with pytest.raises(ConfigError, match="another command of Interlace is writing there"), staged(out / "captured"):
+            pass
+        return make(*given)
+
+    monkeypatch.setattr(planning, "make_plans", meanwhile)
+    assert main(["plan", str(dumps), *PRESET, "-o", str(out)]) == 0
+    other = tmp_path / "other"
+    with claimed(other / "captured"):
+        assert "another command of Interlace is writing there" in refused(capsys, "plan", dumps, *PRESET, "-o", other)
+        assert not list(other.glob("*"))[1:]
+    assert main(["check", str(out)]) == 0
 
 
 def test_two_dumps_at_once_into_one_folder(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -329,6 +349,44 @@ def test_programs_that_fit_but_are_of_two_scripts_are_told_apart(tmp_path: Path,
     assert script_of(folder / "rank0.ilp") == mine
     assert load(folder / "rank0.ilp") == first
     assert main(["check", str(folder)]) == 0
+
+
+def test_rings_may_have_other_numbers_on_other_ranks(tmp_path: Path, capsys: Any) -> None:
+    """Where ranks share no number for groups of the same ranks, the order of groups says which is which, for every command."""
+    made = programs(World(pp=2, mp=2, micro_batches=2, layers=1))
+    others = [renumbered(program, 1000 * program.rank) for program in made]
+    stored(tmp_path / "dumps", others)
+    for command, words in {"plan": (*PRESET, "-o", tmp_path / "plan"), "timeline": ("-o", tmp_path / "t.json"), "check": ()}.items():
+        assert main([command, str(tmp_path / "dumps"), *map(str, words)]) == 0, capsys.readouterr().err
+    assert main(["check", str(tmp_path / "plan")]) == 0
+
+
+def renumbered(program: Program, by: int) -> Program:
+    """The program with other numbers of its groups."""
+    ops = [msgspec.structs.replace(op, group=op.group + by) if op.group >= 0 else op for op in program.ops]
+    groups = tuple(msgspec.structs.replace(group, id=group.id + by) for group in program.groups)
+    return msgspec.structs.replace(program.with_ops(ops), groups=groups)
+
+
+def test_plans_of_some_ranks_may_be_checked(tmp_path: Path, capsys: Any) -> None:
+    """Without the whole world each rank is planned by itself."""
+    dumps = stored(tmp_path / "dumps", programs(World(pp=2, mp=2, micro_batches=2, layers=1)))
+    some = [str(dumps / f"rank{rank}.ilp") for rank in (0, 2)]
+    assert main(["plan", *some, "--partial", *PRESET, "-o", str(tmp_path / "plan")]) == 0
+    assert main(["check", str(tmp_path / "plan"), "--partial"]) == 0
+    assert "safe, as far as the ranks given go" in capsys.readouterr().out
+
+
+def test_a_plan_without_its_record_among_others(plans: Path, tmp_path: Path, capsys: Any) -> None:
+    """What passes changed on that rank is not known, so it cannot be compared."""
+    for name, data in contents(plans).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "captured" / "rank0.json").unlink()
+    told = refused(capsys, "check", tmp_path)
+    assert f"{tmp_path / 'rank0.ilp'} has no record in {tmp_path / 'captured'}, {tmp_path / 'rank1.ilp'} has one" in told
+    (tmp_path / "captured" / "rank1.json").unlink()
+    assert main(["check", str(tmp_path)]) == 0
 
 
 def test_plans_that_were_not_made_together(dumps: Path, plans: Path, tmp_path: Path, capsys: Any) -> None:

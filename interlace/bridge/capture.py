@@ -373,7 +373,7 @@ def with_group(op: Op) -> Op:
 
 
 def _groups(ids: set[int]) -> tuple[Group, ...]:
-    """The groups that operations use, and all others of the same ranks, whose order identifies each of them (`scheduler/rings.py`)."""
+    """The groups that operations use, and all others of the same ranks, whose order identifies each of them (`interlace/ir/rings.py`)."""
     from paddle.distributed.auto_parallel.static.process_group import get_all_process_groups
 
     known = {int(group.id): tuple(int(rank) for rank in group.ranks) for group in get_all_process_groups()}

@@ -66,13 +66,17 @@ STALLS = frozenset({"deadlock", "collective-order", "p2p-mismatch", "event-order
 
 
 def _breaks(files: Sequence[tuple[Path, Program]]) -> list[Finding]:
-    """What the records of plans tell of passes after which ranks have different orders of communication."""
+    """What the records of plans, and what they were made from, tell of passes after which ranks have different orders of communication."""
+    from interlace.ir import load
     from interlace.planning.orders import history_of
     from interlace.planning.plan import read_record
     from interlace.scheduler.hazards.pass_orders import breaks
 
-    records = [(program, read_record(path)) for path, program in files]
-    return [each.finding() for each in breaks([history_of(program, record.captured_orders, record.reports) for program, record in records])]
+    histories = []
+    for path, planned in files:
+        record = read_record(path)
+        histories.append(history_of(load(path.parent / "captured" / path.name), planned, record.captured_orders, record.reports))
+    return [each.finding() for each in breaks(histories)]
 
 
 def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str, Any]], str, str]:

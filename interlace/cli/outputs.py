@@ -49,7 +49,8 @@ def check_folder(option: str, folder: Name, target: str = "") -> None:
 
 
 def check_apart(outputs: Mapping[str, Name | Iterable[Name] | None], inputs: Iterable[Name | None]) -> None:
-    """Refuse outputs that would overwrite what the command reads, or each other.
+    """Refuse outputs that would overwrite what the command reads, or each other; and single files that would overwrite other programs of a
+    folder of which it reads some.
 
     Args:
         outputs: Option -> the file that it names, or all files that will be written into its folder.
@@ -58,7 +59,9 @@ def check_apart(outputs: Mapping[str, Name | Iterable[Name] | None], inputs: Ite
     Raises:
         ConfigError: With the option and the file.
     """
-    read = {os.path.realpath(file): file for name in inputs if name for file in _files(Path(name))}
+    given = [Path(name) for name in inputs if name]
+    read = {os.path.realpath(file): file for path in given for file in _files(path)}
+    others = {os.path.realpath(file): file for path in given if ".ilp" in path.name and path.is_file() for file in _files(path.parent)}
     written: dict[str, str] = {}
     for option, names in outputs.items():
         for name in [] if names is None else [names] if isinstance(names, (str, os.PathLike)) else names:
@@ -66,6 +69,9 @@ def check_apart(outputs: Mapping[str, Name | Iterable[Name] | None], inputs: Ite
             if path in read:
                 raise ConfigError(f"{option}: {os.fspath(name)} would overwrite {read[path]}, which this command reads; choose another "
                                   "place")  # fmt: skip
+            if names is name and path in others:
+                raise ConfigError(f"{option}: {os.fspath(name)} would overwrite {others[path]}, which belongs to what this command reads; "
+                                  "choose another place")  # fmt: skip
             if written.setdefault(path, option) != option:
                 raise ConfigError(f"{option}: {os.fspath(name)} is what {written[path]} writes; choose another name")
 

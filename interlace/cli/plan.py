@@ -54,6 +54,7 @@ def main(args: argparse.Namespace) -> int:
     from interlace.planning.processes import usable_processes
     from interlace.planning.rows import CONFIG, ROWS, write_rows
     from interlace.report.sweep import SWEEP, write_sweep
+    from interlace.temporary import claimed
     from interlace.units import ranks_text, size
 
     check_folder("-o", args.output)
@@ -77,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
     programs = [program for _, program in files]
     ranks = [program.rank for program in programs]
     _check_places(args, config, files)
-    with staged(args.output, instead_of=(SWEEP, ROWS, CONFIG)) as folder:
+    with claimed(args.output.absolute() / "captured"), staged(args.output, instead_of=(SWEEP, ROWS, CONFIG)) as folder:
         with Alive("plan", f"planning {ranks_text(sorted(rank for program in programs for rank in program.ranks))}"):
             plans = make_plans(programs, config, cost, profile, usable_processes())
         curve = None

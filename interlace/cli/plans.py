@@ -43,13 +43,14 @@ def require_world(files: Sequence[tuple[Path, Program]], partial: bool, *, is_pr
 
     Raises:
         ProgramError: A rank is there twice, or missing, or one differs from the others.
-        PlanError: Plans were not made together, or lie among dumps.
+        PlanError: Plans were not made together, or lie among dumps, or only some have a record.
     """
     from interlace.ir.one_world import require_one_world
 
     programs = [program for _, program in files]
     _require_alike(programs)
     require_one_world(programs, [path for path, _ in files], with_calls=not is_proved)
+    _require_records(files)
     if not is_proved:
         _require_made_together(files)
     _require_all(programs, partial)
@@ -64,12 +65,25 @@ def _require_alike(programs: Sequence[Program]) -> None:
         raise PlanError(f"rank(s) {', '.join(planned)} have a schedule, rank(s) {', '.join(bare)} have none; give plans or dumps, not both")
 
 
+def _require_records(files: Sequence[tuple[Path, Program]]) -> None:
+    from interlace.errors import PlanError
+    from interlace.planning.plan import has_record
+
+    planned = [path for path, program in files if program.jobs]
+    told, lacking = (next((path for path in planned if has_record(path) == known), None) for known in (True, False))
+    if told and lacking:
+        raise PlanError(f"{lacking} has no record in {lacking.parent / 'captured'}, {told} has one; expected the plans of one "
+                        "`interlace plan`, with all that it wrote")  # fmt: skip
+
+
 def _require_made_together(files: Sequence[tuple[Path, Program]]) -> None:
     from interlace.errors import PlanError
-    from interlace.planning.plan import has_record, read_record
+    from interlace.planning.plan import digest_of_set, has_record, read_record
 
-    sets = [(path, read_record(path).set_digest) for path, program in files if program.jobs and has_record(path)]
-    known = [(path, digest) for path, digest in sets if digest]
+    records = [(path, read_record(path)) for path, program in files if program.jobs and has_record(path)]
+    alone = "each by itself, as `interlace plan --partial` does"
+    known = [(path, alone if record.set_digest == digest_of_set([record.digest]) else record.set_digest)
+             for path, record in records if record.set_digest]  # fmt: skip
     other = next((path for path, digest in known if digest != known[0][1]), None)
     if other is not None:
         raise PlanError(f"{known[0][0]} and {other} were not made together; expected the plans of one `interlace plan`: plan the dumps of "

@@ -11,6 +11,7 @@ from interlace.errors import ProgramError
 from interlace.ir.dump import Script, script_of
 from interlace.ir.kinds import is_comm, is_p2p, is_send
 from interlace.ir.program import Op, Program, Value
+from interlace.ir.rings import RingName, RingNames
 from interlace.ir.stand_ins import stand_ins, with_given_partners
 from interlace.ir.verify import describe
 
@@ -19,8 +20,8 @@ UNEVEN = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_
 """Kinds whose ranks may pass tensors of different sizes."""
 Call = tuple[tuple[str, int, str], Op]
 """What partners must agree on (kind, bytes, dtype), and the operation."""
-Line = tuple[int, tuple[int, ...], int, int]
-"""Calls with one order: a group, its ranks, and of messages the sender and the receiver (-1 for collectives)."""
+Line = tuple[RingName, int, int]
+"""Calls with one order: a ring, and of messages the sender and the receiver (-1 for collectives)."""
 TOGETHER = "give the dumps of one script with one set of arguments: `interlace dump` makes those of all ranks at once"
 
 
@@ -81,13 +82,13 @@ def _of_calls(programs: Sequence[Program]) -> tuple[int, str] | None:
     """Of the calls that ranks share, in the order of their programs."""
     calls: dict[Line, dict[int, list[Call]]] = defaultdict(dict)
     given = sorted(with_given_partners(programs), key=lambda program: program.rank)
-    ranks = {program.rank for program in given}
+    ranks, names = {program.rank for program in given}, RingNames({program.rank: program.groups for program in given})
     for program in given:
         groups, values = {group.id: group.ranks for group in program.groups}, {value.id: value for value in program.values}
         for op in program.ops:
-            line = _line(op, program.rank, groups) if is_comm(op) else None
+            line = _line(op, program.rank, groups, names) if is_comm(op) else None
             if line is not None:
-                for rank in ranks.intersection(line[2:] if line[2] >= 0 else line[1]):
+                for rank in ranks.intersection(line[1:] if line[1] >= 0 else line[0][0]):
                     calls[line].setdefault(rank, [])
                 calls[line][program.rank].append((_signature(op, values), op))
     for by_rank in calls.values():
@@ -99,17 +100,17 @@ def _of_calls(programs: Sequence[Program]) -> tuple[int, str] | None:
     return None
 
 
-def _line(op: Op, rank: int, groups: dict[int, tuple[int, ...]]) -> Line | None:
-    """None for a call that no other rank can know of, which the proof refuses."""
+def _line(op: Op, rank: int, groups: dict[int, tuple[int, ...]], names: RingNames) -> Line | None:
+    """None for a call that no other rank can know of, or of a ring that the others cannot tell, which the proof refuses."""
     ranks = groups.get(op.group, ())
-    if rank not in ranks:
+    if rank not in ranks or ranks in names.unclear:
         return None
     if not is_p2p(op):
-        return op.group, ranks, -1, -1
+        return names.name(rank, op.group), -1, -1
     peer = int(op.attrs.get("peer", -1))
     if not 0 <= peer < len(ranks) or ranks[peer] == rank:
         return None
-    return (op.group, ranks, rank, ranks[peer]) if is_send(op) else (op.group, ranks, ranks[peer], rank)
+    return (names.name(rank, op.group), rank, ranks[peer]) if is_send(op) else (names.name(rank, op.group), ranks[peer], rank)
 
 
 def _signature(op: Op, values: dict[int, Value]) -> tuple[str, int, str]:

@@ -9,9 +9,11 @@ import msgspec
 from interlace.errors import PassError
 from interlace.ir import Program
 from interlace.passes import PassReport
+from interlace.passes.pipeline import built_in
 from interlace.planning.tasks import task
 from interlace.planning.worker import Worker
 from interlace.planning.world import World
+from interlace.scheduler.hazards.captured_calls import strays
 from interlace.scheduler.hazards.pass_orders import REMEDY, Calls, Change, History, breaks, calls_on, changes, first_difference, orders_of
 from interlace.scheduler.hazards.skeleton import Channel
 
@@ -21,10 +23,12 @@ def captured_orders(captured: Program) -> tuple[Change, ...]:
     return changes({}, orders_of(captured))
 
 
-def history_of(program: Program, captured: Sequence[Change], reports: Sequence[PassReport]) -> History:
-    """The orders of a rank's calls from pass to pass, as they were captured and as the passes told."""
-    seat = msgspec.structs.replace(program, ops=(), values=(), jobs=(), events=(), notes=())
-    return History(seat, tuple(captured), tuple((report.name, report.orders) for report in reports))
+def history_of(captured: Program, planned: Program, orders: Sequence[Change], reports: Sequence[PassReport]) -> History:
+    """The orders of a rank's calls from pass to pass, as they were captured and as the passes told, and which captured calls are left."""
+    seat = msgspec.structs.replace(planned, ops=(), values=(), jobs=(), events=(), notes=())
+    ours = {kind.name for kind in built_in()}
+    return History(seat, tuple(orders), tuple((report.name, report.orders) for report in reports),
+                   tuple(report.name for report in reports if report.name not in ours), strays(captured, planned))  # fmt: skip
 
 
 def require_one_order(world: World) -> None:
@@ -38,14 +42,14 @@ def require_one_order(world: World) -> None:
         first = found[0]
         told = world.map(calls_of_line, first.ranks, first.channels)
         where = first_difference([told[rank] for rank in first.ranks], first.ranks)
-        raise PassError(f"pass {first.name!r}: {first.message()}; {where}; {REMEDY}")
+        raise PassError("; ".join(filter(None, (f"pass {first.name!r}: {first.message()}", where, REMEDY))))
 
 
 @task
 def order_history(worker: Worker) -> History:
     """The orders of a rank's calls from pass to pass of its finished plan."""
     planned, reports = worker.finished
-    return history_of(planned, captured_orders(worker.captured), reports)
+    return history_of(worker.captured, planned, captured_orders(worker.captured), reports)
 
 
 @task

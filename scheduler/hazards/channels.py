@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from interlace.ir.rings import RingName, RingNames
 from interlace.scheduler.hazards.call_names import CallAnswer, CallQuery
 from interlace.scheduler.hazards.communication import VPP_CROSSES, Signature
 from interlace.scheduler.hazards.finding import Finding
-from interlace.scheduler.hazards.skeleton import COLLECTIVE, ROLES, Channel, RankComm, Skeleton
-from interlace.scheduler.rings import RingName, RingNames
+from interlace.scheduler.hazards.skeleton import COLLECTIVE, ROLES, Channel, RankComm, Skeleton, place_text
 
 NOBODY = -1
 Line = tuple[RingName, int, int]
@@ -171,7 +171,7 @@ def _number(world: World, name: RingName) -> int:
 def _call_text(skeleton: Skeleton, call: int) -> str:
     calls = skeleton.calls
     kind, size, dtype, more = skeleton.signatures[calls.signature[call]]
-    part = f"{ROLES[calls.role[call]]} call {calls.place[call]} of micro-batch {calls.micro_batch[call]}"
+    part = f"{ROLES[calls.role[call]]} {place_text(calls.place[call])} of micro-batch {calls.micro_batch[call]}"
     return f"{kind} {size} B {dtype}{' ' + more if more else ''}, {part}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -15,12 +15,13 @@ from interlace.ir import Program, describe
 from interlace.ir.copies import items_of
 from interlace.ir.kinds import is_comm
 from interlace.ir.per_ops import once_per_items
+from interlace.ir.rings import RingNames
 from interlace.ir.stand_ins import with_given_partners
+from interlace.scheduler.hazards.captured_calls import Place, Stray
 from interlace.scheduler.hazards.channels import NOBODY, Line, line_of, line_text
 from interlace.scheduler.hazards.finding import Finding, Kind
 from interlace.scheduler.hazards.flat_plan import item_lists
-from interlace.scheduler.hazards.skeleton import ROLES, Channel, places_of_calls, way_of
-from interlace.scheduler.rings import RingNames
+from interlace.scheduler.hazards.skeleton import ROLES, Channel, place_text, places_of_calls, way_of
 
 Orders = dict[Channel, str]
 """Ring and direction -> digest of the order of the calls there, equal on partners with the same order; without calls no entry, or "".
@@ -44,11 +45,15 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         seat: The rank and its groups: its program without operations.
         captured: The orders in the captured program.
         steps: Of each pass the name, and what it changed.
+        own: Names of those passes that are a user's.
+        strays: Calls of the plan that are not the captured ones of their places.
     """
 
     seat: Program
     captured: tuple[Change, ...]
     steps: tuple[tuple[str, tuple[Change, ...]], ...]
+    own: tuple[str, ...] = ()
+    strays: tuple[Stray, ...] = ()
 
     def names(self) -> list[str]:
         """Of the passes."""
@@ -88,19 +93,21 @@ class Break:
         line: What they share.
         ranks: The two.
         channels: Each one's own name of the line; None for a rank that never calls there.
+        calls: Where only the captured calls differ that calls stand for: what they are on each rank, in words.
     """
 
     name: str
     line: Line
     ranks: tuple[int, int]
     channels: tuple[Channel | None, Channel | None]
+    calls: str = ""
 
     def message(self) -> str:
         """In one sentence."""
         number = next(channel[0] for channel in self.channels if channel is not None)
         what = "issue the same collectives" if self.line[1] == NOBODY else "send and receive the same messages"
         return (f"{line_text(self.line, number)}: after pass {self.name!r} ranks {self.ranks[0]} and {self.ranks[1]} no longer {what} "
-                "in one order")  # fmt: skip
+                f"in one order{self.calls and '; '}{self.calls}")  # fmt: skip
 
     def finding(self) -> Finding:
         """For the report of a check."""
@@ -150,21 +157,86 @@ def breaks(histories: Sequence[History]) -> list[Break]:
     """
     by_rank = {each.seat.rank: each for each in histories}
     seats = with_given_partners([each.seat for each in by_rank.values()])
-    names = RingNames({seat.rank: seat.groups for seat in seats})
-    lines: dict[Line, dict[int, Channel]] = defaultdict(dict)
-    for seat in seats:
-        members = {group.id: group.ranks for group in seat.groups}
-        for group, way in by_rank[seat.rank].channels():
-            if seat.rank in members.get(group, ()) and members[group] not in names.unclear:
-                line = line_of(names.name(seat.rank, group), members[group].index(seat.rank), way)
-                if line is not None:
-                    lines[line][seat.rank] = group, way
-    return [found for line in sorted(lines) if (found := _break(line, lines[line], by_rank)) is not None]
+    lines = _Lines({seat.rank: seat for seat in seats})
+    shared: dict[Line, dict[int, Channel]] = defaultdict(dict)
+    for rank, each in by_rank.items():
+        for channel in each.channels():
+            line = lines.of(rank, channel)
+            if line is not None:
+                shared[line][rank] = channel
+    strays = {rank: _by_line(each.strays, rank, lines) for rank, each in by_rank.items()}
+    found = (_break(line, shared[line], by_rank) or _exchanged(line, shared[line], by_rank, strays) for line in sorted(shared))
+    return [each for each in found if each is not None]
+
+
+class _Lines:
+    """What channels of several ranks are."""
+
+    def __init__(self, seats: Mapping[int, Program]) -> None:
+        self._members = {rank: {group.id: group.ranks for group in seat.groups} for rank, seat in seats.items()}
+        self._names = RingNames({rank: seat.groups for rank, seat in seats.items()})
+
+    def of(self, rank: int, channel: Channel) -> Line | None:
+        """None where no other rank is known to share it."""
+        group, way = channel
+        ranks = self._members[rank].get(group, ())
+        if rank not in ranks or ranks in self._names.unclear:
+            return None
+        return line_of(self._names.name(rank, group), ranks.index(rank), way)
+
+
+Captured = tuple[Line | None, Place]
+
+
+def _by_line(found: Sequence[Stray], rank: int, lines: _Lines) -> dict[Captured, tuple[Captured | None, str]]:
+    """By line and place in the plan: the same in the captured program, where it is known, and the operation by name."""
+    return {(lines.of(rank, each.channel), each.place): (each.captured and (lines.of(rank, each.captured[0]), each.captured[1]), each.text)
+            for each in found}  # fmt: skip
+
+
+def _exchanged(
+    line: Line,
+    channels: dict[int, Channel],
+    histories: dict[int, History],
+    strays: Mapping[int, Mapping[Captured, tuple[Captured | None, str]]],
+) -> Break | None:
+    """Calls of one place that stand for different captured calls, though all orders are alike: each rank left out another one, or gave one
+    another partner."""
+    first, *others = _present(line, histories)
+    for other in others:
+        mine, theirs = strays[first], strays[other]
+        for at in sorted((at for at in {**mine, **theirs} if at[0] == line), key=lambda at: at[1]):
+            (one, text), (two, more) = (each.get(at, (at, "")) for each in (mine, theirs))
+            if one is not None and two is not None and one != two:
+                sides = ((one, text, first), (two, more, other))
+                words = (f"{_captured_text(line, what, name)} on rank {rank}" for what, name, rank in sides)
+                said = f"{at[1][0]} {place_text(at[1][1])} is {', '.join(words)}"
+                pair = (first, other)
+                return Break(_who(histories, channels, pair), line, pair, (channels.get(first), channels.get(other)), said)
+    return None
+
+
+def _captured_text(line: Line, what: Captured, name: str) -> str:
+    there, (role, place) = what
+    where = "" if there == line else f" of {line_text(there, there[0][1])}" if there else " of another group"
+    return f"the captured {role} {place_text(place)}{where}{f' ({name})' if name else ''}"
+
+
+def _who(histories: Mapping[int, History], channels: Mapping[int, Channel], ranks: tuple[int, int]) -> str:
+    """The last pass of a user that changed these calls on one of the ranks; all of a user's, where orders do not tell."""
+    own = [(name, found, rank) for rank in ranks for name, found in histories[rank].steps if name in histories[rank].own]
+    touched = [name for name, found, rank in own if any((each.group, each.way) == channels.get(rank) for each in found)]
+    return "' or '".join(touched[-1:] or dict.fromkeys([name for name, _, _ in own] or histories[ranks[0]].names()))
+
+
+def _present(line: Line, histories: Mapping[int, History]) -> list[int]:
+    """The known ranks that share a line."""
+    (ranks, _), source, target = line
+    return [rank for rank in ((source, target) if source != NOBODY else ranks) if rank in histories]
 
 
 def _break(line: Line, channels: dict[int, Channel], histories: dict[int, History]) -> Break | None:
-    (ranks, _), source, target = line
-    first, *others = (rank for rank in ((source, target) if source != NOBODY else ranks) if rank in histories)
+    first, *others = _present(line, histories)
     for other in others:
         one, two = (histories[rank].digests(channels.get(rank)) for rank in (first, other))
         if histories[first].names() == histories[other].names() and one[0] == two[0] and one[-1] != two[-1]:

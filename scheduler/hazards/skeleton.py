@@ -179,7 +179,7 @@ def skeleton_of(trace: Trace, target: Target) -> Skeleton:
 
 def places_of_calls(program: Program) -> dict[int, int]:
     """Operation -> which call it is of its channel and part of the step in the captured program, from 0; a repetition of a call that is
-    still there is -1 - that one's place.
+    still there is below 0, another number for each place and part of the step of that one.
 
     Programs of partners differ, and so do the numbers of their operations, which ascend as captured. Which call of a channel comes first,
     second, ... they share: so Paddle's own plan pairs them. A call that a pass made of none comes behind the captured ones.
@@ -193,7 +193,17 @@ def places_of_calls(program: Program) -> dict[int, int]:
         channel = (op.group, way_of(op), op.role)
         places[op.id] = count[channel]
         count[channel] += 1
-    return places | {op.id: -1 - places.get(op.origin, 0) for op in again}
+    return places | {op.id: -1 - len(ROLES) * places.get(op.origin, 0) - ROLES.index(calls[op.origin].role) for op in again}
+
+
+def place_text(place: int) -> str:
+    """Which call it is, as messages say it.
+
+    >>> place_text(2), place_text(-1), place_text(-8)
+    ('call 2', 'repetition of forward call 0', 'repetition of backward call 2')
+    """
+    first, role = divmod(-1 - place, len(ROLES))
+    return f"call {place}" if place >= 0 else f"repetition of {ROLES[role]} call {first}"
 
 
 def way_of(op: Op) -> int:

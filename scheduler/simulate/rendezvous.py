@@ -10,7 +10,7 @@ import numpy as np
 from interlace.errors import PlanError
 from interlace.ir import Op, Program, describe
 from interlace.ir.kinds import is_collective, is_comm, is_send
-from interlace.scheduler.rings import RingName, RingNames
+from interlace.ir.rings import RingName, RingNames
 from interlace.scheduler.simulate.arrays import Ints, Options, RankItems, ints, offsets
 
 

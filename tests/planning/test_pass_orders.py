@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import pytest
+from hypothesis import given as drawing
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from interlace.cli import main
 from interlace.config import Config, make_config
 from interlace.cost_model import GivenCosts
 from interlace.errors import PassError
-from interlace.ir import Op, Program, Value
-from interlace.ir.kinds import is_p2p
+from interlace.ir import Group, Op, Program, Value, parse
+from interlace.ir.kinds import is_p2p, is_send
 from interlace.passes import REGISTRY, Pass, register
 from interlace.passes.base import Context
+from interlace.planning.orders import captured_orders, history_of
 from interlace.planning.plan import Plan, make_plan, make_plans
 from interlace.scheduler.hazards import check
-from interlace.scheduler.hazards.pass_orders import changes, orders_of
-from tests.strategies import World, programs
+from interlace.scheduler.hazards.pass_orders import breaks, changes, orders_of
+from tests.strategies import World, programs, worlds
 
 Item = TypeVar("Item")
 COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10})
@@ -82,14 +86,64 @@ class Drops(Moves, frozen=True, kw_only=True):
     name = "drops"
 
     def run(self, program: Program, context: Context) -> Program:
-        gone = self.wanted(program)[0]
+        return without(program, self.wanted(program)[0]) if program.rank in self.ranks else program
+
+
+class DropsOne(Moves, frozen=True, kw_only=True):
+    """Each rank leaves out the sum with its own number in `ranks`."""
+
+    name = "drops-one"
+
+    def run(self, program: Program, context: Context) -> Program:
+        return without(program, self.wanted(program)[self.ranks[program.rank]])
+
+
+class MakesAnew(Moves, frozen=True, kw_only=True):
+    """New operations without an origin in place of the sums; on some ranks in the other order."""
+
+    name = "makes-anew"
+
+    def run(self, program: Program, context: Context) -> Program:
+        old = [op for op in program.ops if op.id in self.wanted(program)]
+        at, number = program.ops.index(old[0]), max(op.id for op in program.ops) + 1
+        order = old[:: -1 if program.rank in self.ranks else 1]
+        new = [msgspec.structs.replace(op, id=number + k, origin=-1) for k, op in enumerate(order)]
+        rest = [op for op in program.ops if op not in old]
+        return program.with_ops([*rest[:at], *new, *rest[at:]])
+
+
+class Exchanges(Moves, frozen=True, kw_only=True):
+    """Two calls stay where they are and exchange their operands, or their groups, or their peers."""
+
+    name = "exchanges"
+    what: str = "operands"
+
+    def run(self, program: Program, context: Context) -> Program:
         if program.rank not in self.ranks:
             return program
-        results = {value for op in program.ops if op.id == gone for value in op.results}
-        return program.with_ops([op for op in program.ops if op.id != gone], [each for each in program.values if each.id not in results])
+        one, two = (op for op in program.ops if op.id in self.wanted(program))
+        given = {one.id: two, two.id: one}
+        ops = [msgspec.structs.replace(op, **self.of(given[op.id])) if op.id in given else op for op in program.ops]
+        last = [op for op in ops if op.id in given and is_send(op)]
+        return program.with_ops([*(op for op in ops if op not in last), *last])
+
+    def wanted(self, program: Program) -> list[int]:
+        return super().wanted(program) or [op.id for op in program.ops if is_p2p(op) and op.role == "forward"]
+
+    def of(self, other: Op) -> dict[str, Any]:
+        """What an operation takes over."""
+        if self.what == "operands":
+            return {"operands": other.operands, "results": other.results}
+        return {"group": other.group, "attrs": other.attrs}
 
 
-OWN = (Moves, MovesLate, MovesMessages, Drops)
+def without(program: Program, gone: int) -> Program:
+    """The program without an operation and what it gives."""
+    results = {value for op in program.ops if op.id == gone for value in op.results}
+    return program.with_ops([op for op in program.ops if op.id != gone], [each for each in program.values if each.id not in results])
+
+
+OWN = (Moves, MovesLate, MovesMessages, Drops, DropsOne, MakesAnew, Exchanges)
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +257,85 @@ def test_check_names_the_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     alone(replicas(), tmp_path / "right", moves={"ranks": [0, 1]})
     assert main(["check", str(tmp_path / "right")]) == 0
     assert "safe: no race" in capsys.readouterr().out
+
+
+def two_rings() -> list[Program]:
+    """Replicas that take the second sum on another ring."""
+    made = []
+    for program in replicas():
+        number = [op.id for op in program.ops if op.layer == "sums"][1]
+        ops = [msgspec.structs.replace(op, group=90) if op.id == number else op for op in program.ops]
+        made.append(msgspec.structs.replace(program.with_ops(ops), groups=(*program.groups, Group(90, (0, 1)))))
+    return made
+
+
+def two_messages() -> list[Program]:
+    """Rank 0 sends two values of equal size to rank 1."""
+    head = ("program rank={} world=2 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate\ngroup 7 = 0,1\n"
+            '#0 %0:float32[2]"x" = pd_op.data() forward\n#1 %1:float32[2]"y" = pd_op.data() forward\n')  # fmt: skip
+    send = '#{} pd_op.send_v2(%{}) forward group=7 layer="sums" {{"peer":1}}\n'
+    receive = '#{0} %{0}:float32[2] = pd_op.recv_v2() forward group=7 layer="sums" {{"peer":0}}\n'
+    texts = (send.format(2, 0) + send.format(3, 1), receive.format(2) + receive.format(3))
+    return [parse(head.format(rank) + text) for rank, text in enumerate(texts)]
+
+
+def to_two_peers() -> list[Program]:
+    """Rank 0 sends values of equal size to ranks 1 and 2, on one ring."""
+    head = ("program rank={} world=3 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate\ngroup 7 = 0,1,2\n"
+            '#0 %0:float32[2]"x" = pd_op.data() forward\n')  # fmt: skip
+    send = '#{} pd_op.send_v2(%{}) forward group=7 layer="sums" {{"peer":{}}}\n'
+    double = "#1 %1:float32[2] = pd_op.add(%0, %0) forward\n"
+    receive = '#1 %1:float32[2] = pd_op.recv_v2() forward group=7 layer="sums" {"peer":0}\n'
+    texts = (double + send.format(2, 0, 1) + send.format(3, 1, 2), receive, receive)
+    return [parse(head.format(rank) + text) for rank, text in enumerate(texts)]
+
+
+WRONG: dict[str, tuple[Callable[[], list[Program]], dict[str, Any], str]] = {
+    "each leaves out another one": (replicas, {"drops_one": {"ranks": [0, 1]}}, "optimize call 1 (#"),
+    "made anew in another order": (replicas, {"makes_anew": {"ranks": [1]}}, "optimize call 1 (#"),
+    "other operands": (replicas, {"exchanges": {"ranks": [1]}}, "optimize call 1 (#"),
+    "other messages sent": (two_messages, {"exchanges": {"ranks": [0]}}, "forward call 1 (#"),
+    "other messages received": (two_messages, {"exchanges": {"ranks": [1]}}, "forward call 1 (#"),
+    "other rings": (two_rings, {"exchanges": {"ranks": [1], "what": "groups"}}, "optimize call 0 of group 90 of ranks [0, 1] (#"),
+    "other peers": (to_two_peers, {"exchanges": {"ranks": [0], "what": "groups"}}, "forward call 0 of group 7 of ranks [0, 1, 2], 0 to 2"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_calls_that_stand_for_others_than_their_partners_are_refused(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has as many calls as before, or as its partner, all of equal size: only the captured program tells them apart."""
+    given, options, other = WRONG[case]
+    name = next(iter(options)).replace("_", "-")
+    told = refused(given(), **options)
+    assert told.startswith(f"pass '{name}': group ")
+    assert told.count("is the captured") == 1
+    assert f"the captured {other}" in told
+    alone(given(), tmp_path, **options)
+    assert main(["check", str(tmp_path)]) == 1
+    assert f"after pass '{name}'" in capsys.readouterr().out
+
+
+ALIKE: dict[str, tuple[Callable[[], list[Program]], dict[str, Any]]] = {
+    "all leave out the same": (replicas, {"drops_one": {"ranks": [1, 1]}}),
+    "made anew on all": (replicas, {"makes_anew": {"ranks": []}}),
+    "made anew on all in another order": (replicas, {"makes_anew": {"ranks": [0, 1]}}),
+    "other operands on all": (replicas, {"exchanges": {"ranks": [0, 1]}}),
+    "other messages on both": (two_messages, {"exchanges": {"ranks": [0, 1]}}),
+    "other rings on all": (two_rings, {"exchanges": {"ranks": [0, 1], "what": "groups"}}),
+}
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_calls_that_stand_for_others_on_all_ranks_alike_pass(case: str) -> None:
+    given, options = ALIKE[case]
+    assert check([plan.program for plan in make_plans(given(), config(**options), COSTS, "cpu")]) == []
+
+
+@settings(max_examples=40, deadline=None)
+@drawing(worlds(max_pp=2, max_dp=2, max_micro_batches=3, max_layers=2), st.sampled_from(["mixed", "dx-first", "off"]))
+def test_our_own_passes_keep_the_captured_calls(drawn: World, form: str) -> None:
+    plans = make_plans(programs(drawn), make_config({"schedule_1f1b": {"interleave": form}}), COSTS, "cpu")
+    assert breaks([history_of(each.captured, each.program, captured_orders(each.captured), each.reports) for each in plans]) == []
 
 
 def test_captured_programs_that_differ_blame_no_pass() -> None:

@@ -125,6 +125,21 @@ def test_repetitions_of_different_calls_are_different_calls() -> None:
     assert [item.op for item in finding.items] == [8, 8]
 
 
+def test_repetitions_of_a_forward_and_of_a_backward_call_are_different_calls() -> None:
+    """Both are the first of their part of the step, and both are repeated in backward."""
+    first = SUMS.replace("group=7", "group=7 origin=2", 1)
+    captured = first.replace("forward group=7 layer", "backward group=7 origin=3 layer")
+    again = '#{0} %{0}:float32[2] = pd_op.all_reduce(%{1}) backward group=7 origin={2} layer="{3}"\n'
+    text = captured + again.format(8, 0, 2, "a") + again.format(9, 1, 3, "b")
+    straight, swapped = (f"job f forward 0: 2@0\njob b backward 0: 3@0 {order}" for order in ("8@0 9@0", "9@0 8@0"))
+    assert check(world((text, text), (swapped, swapped))) == []
+    ranks = world((text, text), (straight, swapped))
+    assert mismatched(ranks)
+    (finding,) = check(ranks)
+    assert "backward repetition of forward call 0 of micro-batch 0" in finding.message
+    assert "backward repetition of backward call 0 of micro-batch 0" in finding.message
+
+
 def swapped(program: Program, rng: random.Random) -> Program | None:
     """A plan with two calls of one channel in each other's place, and without events; None where no channel has two."""
     lines = [places for places in channels(program).values() if len(places) > 1]

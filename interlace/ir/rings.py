@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from interlace.ir import Group
+from interlace.ir.program import Group
 
 Ranks = tuple[int, ...]
 RingName = tuple[Ranks, int]
