@@ -179,7 +179,7 @@ def budget_bytes(world: World) -> int:
     if not held:
         raise BudgetError(f"memory_budget {asked[0]:g} of what Paddle's own plan holds: that is not known, its step cannot be simulated; "
                           "give bytes, such as 70GB")  # fmt: skip
-    return int(asked[0] * held)
+    return max(1, int(asked[0] * held))  # less than a byte is a budget too, and refused as one
 
 
 class Search:

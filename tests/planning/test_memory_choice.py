@@ -12,7 +12,7 @@ import pytest
 from interlace.errors import BudgetError
 from interlace.passes import ChooseRecompute, OffloadActivations, Pipeline, Schedule1F1B
 from interlace.planning import tasks
-from interlace.planning.search import Run, Search
+from interlace.planning.search import Run, Search, budget_bytes
 from interlace.planning.world import Made
 from tests.strategies import World, programs
 
@@ -160,3 +160,9 @@ def test_what_holds_least_is_kept_within_the_budget_and_refused_above(monkeypatc
     else:
         with pytest.raises(BudgetError, match="100 is too little"):
             asked.within(100)
+
+
+@pytest.mark.parametrize(("part", "budget"), [(0.5, 208), (0.0001, 1)])
+def test_a_part_of_what_is_held_is_a_budget_however_small(part: float, budget: int) -> None:
+    world = Told({tasks.stock_peak: [416, None]}, num_ranks=2, facts=[SimpleNamespace(memory_budget=part)] * 2)
+    assert budget_bytes(world) == budget  # type: ignore[arg-type]
