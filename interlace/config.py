@@ -51,6 +51,8 @@ FORMER_PRESETS = {"offload-half": "say how much memory there is, and what is kep
 _FRACTION = re.compile(r"\d*\.\d*")
 MOST_FRACTION, MOST_SHARE = 2.0, 100.0
 """Of what Paddle's own plan holds: a larger number with a point is more likely bytes without their unit; in percent more may be asked."""
+LEAST_BARE = 1000
+"""Bytes of a budget without a unit: a smaller number more likely lacks its GB or its percent sign."""
 _PERCENT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
 KEY = "#"
 """Suffix of a dotted path in the marks of a file: the position of the option's name, without it that of its value."""
@@ -318,6 +320,9 @@ def parse_budget(value: Any) -> int | float | None:
     if isinstance(found, float) and MOST_FRACTION < found <= MOST_SHARE and most == MOST_FRACTION:
         raise ConfigError(f"found {value!r}, {found * 100:g} % of what Paddle's own plan holds; expected bytes with their unit, such as "
                           f"{found:g}GB, or, if it is meant so, '{found * 100:g}%'")  # fmt: skip
+    if isinstance(found, int) and not isinstance(found, bool) and 0 < found < LEAST_BARE and str(value).strip() == str(found):
+        raise ConfigError(f"found {value!r}, in bytes; expected bytes with their unit, such as {found}GB, or a part of what "
+                          f"Paddle's own plan holds, such as {min(found, 80)}%")  # fmt: skip
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found <= (most if isinstance(found, float) else MOST_SIZE):
         raise ConfigError(f"found {value!r}, expected bytes with their unit, above 0, such as 70GB, or a fraction of what Paddle's own "
                           "plan holds, such as 0.8 or 80%")  # fmt: skip

@@ -44,6 +44,20 @@ def read_text(path: str | os.PathLike[str], most_bytes: int, what: str, error: t
         raise error(f"{path}: cannot be read: not UTF-8 text (byte {failed.start}); expected {what}") from failed
 
 
+def not_a_file(path: str | os.PathLike[str]) -> str:
+    """What a path is that no file may take the place of, such as "a device"; empty for a file, a link to one, and where nothing is.
+
+    `/dev/stdout` is none either where it is redirected to a file: it leads there through `/proc`.
+    """
+    if os.path.islink(path) and os.readlink(path).startswith("/proc/"):
+        return "an open file of a process"
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return ""
+    return "" if stat.S_ISREG(mode) else _kind(mode)
+
+
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn a failure of the block, which writes this file or makes this folder, into an error that names it.

@@ -122,6 +122,11 @@ def _check_parts(row: list[Slot], num_micro_batches: int, num_chunks: int, place
     kinds = ({"F", "I", "W"} if given & {"I", "W"} else {"F", "B"}) | given & {"R", "S"}
     wanted = {(k, m, c) for k in kinds for m in range(num_micro_batches) for c in range(num_chunks)} | {("O", 0, 0)}
     double = {item for item, count in Counter(found).items() if count > 1}
+    planned = 1 + max((m for kind, m, _ in found if kind != "O"), default=-1)
+    inside = all(kind in kinds and chunk < num_chunks for kind, _, chunk in found if kind != "O")
+    if planned != num_micro_batches and inside and len(set(found)) == planned * len(kinds) * num_chunks + 1:  # each part, and O
+        raise PlanError(f"{place}: is of {planned} micro-batch(es) a step, the model has {num_micro_batches}; expected as many: give the "
+                        "model as many, or plan it with as many as it has")  # fmt: skip
     wrong = sorted(str(Part(*item)) for item in (wanted ^ set(found)) | double)
     if wrong or row[-1].parts[-1] != OPTIMIZER.parts[0]:
         raise PlanError(f"{place}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and {num_chunks} chunk(s) must occur "

@@ -128,6 +128,8 @@ def test_plan_refuses_before_it_plans(dumps: Path, tmp_path: Path, capsys: Any) 
         (dumps, "-o", tmp_path / "file"): "is a file; expected a folder there",
         (dumps, "--json", tmp_path / "file" / "x.json"): f"{tmp_path / 'file'} is a file; expected a folder there",
         (dumps, "--json", tmp_path): "is a folder; expected the name of a file",
+        (dumps, "--points", "3"): "--points: is the number of budgets of --sweep; add --sweep, or leave it out",
+        (dumps, "--sweep", "--points", "1"): "--points 1: expected 2 or more",
         (dumps, dumps / "rank1.ilp"): "give one dump a rank, and one world at a time",
         (dumps, "--device", "abacus"): "no device profile 'abacus'",
         (dumps, "--config", "abacus"): "no such file, and no preset of that name",
@@ -273,7 +275,7 @@ def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, c
         ("choose_recompute: off\nnarrow_gathers: off\nsplit_backward: off\noverlap_column_backward: off\nname_streams: off\n"
          + WITHOUT_JOBS, "enable is off, or every pass"),
         (WITHOUT_JOBS, "nothing would run the step; turn schedule_1f1b on"),
-        ("memory_budget: 1", "the least feasible one is "),
+        ("memory_budget: 1B", "the least feasible one is "),
     ],
 )  # fmt: skip
 def test_what_plans_nothing_is_refused(dumps: Path, tmp_path: Path, capsys: Any, text: str, told: str) -> None:

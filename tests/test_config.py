@@ -79,6 +79,8 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("split_backward: {modules: mlp}", "my.yaml:1:27: Expected `array`, got `str`; write [mlp] (at $.split_backward.modules)"),
         ("memory_budget: eighty%", "my.yaml:1:16: found 'eighty%', expected bytes with their unit, above 0, such as 70GB, or a fract"),
         ("memory_budget: -5GB", "my.yaml:1:16: found '-5GB', expected bytes with their unit, above 0"),
+        ("memory_budget: 80", "my.yaml:1:16: found 80, in bytes; expected bytes with their unit, such as 80GB, or a part of what "
+                              "Paddle's own plan holds, such as 80%"),
         ("memory_budget: 0%", "my.yaml:1:16: found '0%', expected bytes with their unit, above 0"),
         ("memory_budget: 3.5", "my.yaml:1:16: found 3.5, 350 % of what Paddle's own plan holds; expected bytes with their unit, such as "
                                "3.5GB, or, if it is meant so, '350%'"),

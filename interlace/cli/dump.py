@@ -77,8 +77,9 @@ def main(args: argparse.Namespace) -> int:
     if args.rank is None and not args.stages:
         check_no_others("-o", args.output, [_name(args, rank) for rank in ranks])
     alone = "" if args.rank is None else _name(args, args.rank)
-    with Alive("dump", f"building the program of {len(ranks)} rank(s)") as alive, staged(_folder(args), alone) as folder:
-        done = list(_build_all(args, ranks, folder, alive))
+    building = "building the program of one rank of each stage" if args.stages else f"building the program of {len(ranks)} rank(s)"
+    with Alive("dump", building) as alive, staged(_folder(args), alone) as folder:
+        done = list(_build_all(args, ranks, folder, alive, total=None if args.stages else len(ranks)))
         note = _stages(args, folder, alive, done) if args.stages else ""
     done.sort(key=lambda each: int(each["rank"]))
     write_json(args.json, {"ranks": done})
@@ -109,9 +110,10 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
 
     stages = stages_of(load(folder / f"rank0{SUFFIX}"))
     check_no_others("-o", args.output, [f"rank{ranks[0]}{SUFFIX}" for ranks in stages])
-    done += _build_all(args, [ranks[0] for ranks in stages[1:]], folder, alive)
     lasts = [ranks[-1] for ranks in stages if args.compare and len(ranks) > 1]
-    list(_build_all(args, lasts, folder, alive))
+    total = len(stages) + len(lasts)
+    done += _build_all(args, [ranks[0] for ranks in stages[1:]], folder, alive, 1, total)
+    list(_build_all(args, lasts, folder, alive, len(stages), total))
     for ranks in stages if lasts else []:
         path = folder / f"rank{ranks[-1]}{SUFFIX}"
         require_alike(load(folder / f"rank{ranks[0]}{SUFFIX}"), load(path))
@@ -125,13 +127,24 @@ def _stages(args: argparse.Namespace, folder: Path, alive: Alive, done: list[dic
     return each + ("" if len(stages[0]) == 1 else "; that ranks of a stage are alike was not looked at (--compare)")
 
 
-def _build_all(args: argparse.Namespace, ranks: Sequence[int], folder: Path, alive: Alive) -> Iterator[dict[str, Any]]:
-    """Build ranks, several at once; all are ended if one fails or the caller stops."""
+def _build_all(
+    args: argparse.Namespace, ranks: Sequence[int], folder: Path, alive: Alive, before: int = 0, total: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Build ranks, several at once; all are ended if one fails or the caller stops.
+
+    Args:
+        args: Of the command.
+        ranks: To build.
+        folder: Where their programs go.
+        alive: Told how many are done.
+        before: Ranks that are built already.
+        total: Of all that the command builds; None where it is not known yet (the stages are told by the first program).
+    """
     from interlace.local import processes
     from interlace.units import size
 
-    waiting = list(ranks)
-    total, running = len(waiting), list[_Build]()
+    waiting, running = list(ranks), list[_Build]()
+    of = "" if total is None else f"/{total}"
     try:
         while waiting or running:
             while waiting and len(running) < args.jobs:
@@ -142,10 +155,10 @@ def _build_all(args: argparse.Namespace, ranks: Sequence[int], folder: Path, ali
                 result = _result(args, build)
                 running.remove(build)
                 processes.end([build.child])
-                count = total - len(waiting) - len(running)
-                print(f"[{count}/{total}] rank {build.rank}: {result['ops']} ops, {result['seconds']:.1f} s, "
+                count = before + len(ranks) - len(waiting) - len(running)
+                print(f"[{count}{of}] rank {build.rank}: {result['ops']} ops, {result['seconds']:.1f} s, "
                       f"{size(result['peak_rss_bytes'])} of memory, {size(result['file_bytes'])} file", flush=True)  # fmt: skip
-                alive.now(f"building; {count} of {total} rank(s) are done")
+                alive.now(f"building; {count}{f' of {total}' if total else ''} rank(s) are done")
                 yield result
             if not done:
                 time.sleep(_POLL_S)

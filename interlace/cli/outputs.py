@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from interlace.errors import ConfigError, OutputError
-from interlace.files import writing
+from interlace.files import not_a_file, writing
 from interlace.interrupts import uninterrupted
 from interlace.temporary import IN_USE, claimed, temporary_folder
 
@@ -21,13 +21,14 @@ def check_file(option: str, target: Name | None) -> None:
     """Refuse a file that could not be written; None is no file.
 
     Raises:
-        ConfigError: It is a folder, may not be written, or its folder cannot be made; with the option.
+        ConfigError: It is a folder or a device, may not be written, or its folder cannot be made; with the option.
     """
     if target is None:
         return
     path = Path(target).absolute()
-    if path.is_dir():
-        raise ConfigError(f"{option} {os.fspath(target)!r}: is a folder; expected the name of a file")
+    other = not_a_file(path)
+    if other:
+        raise ConfigError(f"{option} {os.fspath(target)!r}: is {other}; expected the name of a file")
     if path.exists() and not os.access(path, os.W_OK):
         raise ConfigError(f"{option} {os.fspath(target)!r}: may not be written; choose another name")
     check_folder(option, path.parent, os.fspath(target))

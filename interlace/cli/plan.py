@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a part of what Paddle\'s own plan holds, "
                                                                 "as 0.8 or 80%%; on top of --config, else of the defaults")  # fmt: skip
     parser.add_argument("--sweep", action="store_true", help="plan for several budgets too: step time against budget, in sweep.json")
-    parser.add_argument("--points", type=int, default=POINTS, metavar="N", help=f"budgets of --sweep (default {POINTS})")
+    parser.add_argument("--points", type=int, metavar="N", help=f"budgets of --sweep (default {POINTS})")
     return parser
 
 
@@ -53,10 +53,16 @@ def main(args: argparse.Namespace) -> int:
     from interlace.planning.plan import make_plans, summary_text
     from interlace.planning.processes import usable_processes
     from interlace.planning.rows import CONFIG, ROWS, write_rows
+    from interlace.planning.sweep import FEWEST
     from interlace.report.sweep import SWEEP, write_sweep
     from interlace.temporary import claimed
     from interlace.units import ranks_text, size
 
+    if args.points is not None and not args.sweep:
+        raise ConfigError("--points: is the number of budgets of --sweep; add --sweep, or leave it out")
+    points = POINTS if args.points is None else args.points
+    if points < FEWEST:
+        raise ConfigError(f"--points {points}: expected {FEWEST} or more")
     check_folder("-o", args.output)
     check_file("--json", args.json)
     import_own(args.imports)
@@ -83,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
             plans = make_plans(programs, config, cost, profile, usable_processes())
         curve = None
         if args.sweep:
-            curve, found = _swept(args, programs, cost, profile, plans)
+            curve, found = _swept(args, points, programs, cost, profile, plans)
             if found[0] is not plans[0]:
                 print(f"interlace plan: the plan of {size(found[0].memory_budget)} fits and is faster; it is taken", file=sys.stderr)
             plans = found
@@ -143,7 +149,7 @@ def require_captured(files: Sequence[tuple[Path, Program]]) -> None:
 
 
 def _swept(
-    args: argparse.Namespace, programs: Sequence[Program], cost: CostModel, profile: str, asked: Sequence[Plan]
+    args: argparse.Namespace, points: int, programs: Sequence[Program], cost: CostModel, profile: str, asked: Sequence[Plan]
 ) -> tuple[Sweep, list[Plan]]:
     """The curve of `--sweep`, with a line for each point as it is known, and the plans to take: those asked for, or faster ones of it."""
     from interlace.config import BUDGET, load_config, make_config
@@ -158,4 +164,4 @@ def _swept(
         took = f"{(point.step_us or 0) / 1e3:.3f} ms" if point.feasible else "not feasible"
         print(f"interlace plan: budget {size(point.budget_bytes)}: {took}", file=sys.stderr)
 
-    return sweep(programs, config, cost, profile, args.points, say, asked, usable_processes())
+    return sweep(programs, config, cost, profile, points, say, asked, usable_processes())

@@ -62,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="S",
         help=f"seconds a rank waits for another before it gives up (default {DEFAULT_TIMEOUT_S:g})",
     )
-    parser.set_defaults(script_args=[])
+    parser.set_defaults(script_args=[], loss_rank=None)
     return parser
 
 
@@ -234,8 +234,11 @@ def _launch(args: argparse.Namespace, env: dict[str, str], name: str) -> LaunchR
     from interlace.local.launch import launch
 
     logs = Path(args.log_dir or args.temporary_logs) / name
-    with _Display(name, args.world) as display:
-        return launch(args.script, args.script_args, args.world, env, None, logs, args.timeout, display.show, display.say)
+    with _Display(name, args.world, args.loss_rank) as display:
+        try:
+            return launch(args.script, args.script_args, args.world, env, None, logs, args.timeout, display.show, display.say)
+        finally:
+            args.loss_rank = display.loss_rank  # runs that are compared show the same rank
 
 
 @contextlib.contextmanager
@@ -257,15 +260,15 @@ def _logs(args: argparse.Namespace) -> Iterator[None]:
 class _Display:
     """What is shown during a run: lines that the script prints on stdout, steps and progress on stderr.
 
-    Lines come from rank 0 and from the first rank that has losses (a rank of the last stage). Steps are a bar on a terminal and
-    a line each elsewhere.
+    Lines come from rank 0 and from one rank that has losses (a rank of the last stage): `loss_rank`, else the first that has one.
+    Its steps are a bar on a terminal and a line each elsewhere: with data parallelism each rank has losses of its own.
     """
 
-    def __init__(self, name: str, world: int) -> None:
+    def __init__(self, name: str, world: int, loss_rank: int | None = None) -> None:
         self._name = name
         self._bar: Any = None
         self._steps: dict[str, int] = {}
-        self._loss_rank: int | None = None
+        self.loss_rank = loss_rank
         self._waiting: list[tuple[int, str]] = []
         self._alive = Alive(name if name == "run" else f"run, {name}", f"building programs and plans of {world} rank(s)", self._note)
 
@@ -284,18 +287,18 @@ class _Display:
 
     def say(self, rank: int, line: str) -> None:
         """Show a line that the script printed, if its rank is one that is shown; others wait until losses are seen."""
-        if rank not in (0, self._loss_rank):
-            if self._loss_rank is None:
+        if rank not in (0, self.loss_rank):
+            if self.loss_rank is None:
                 self._waiting.append((rank, line))
             return
         self._print(f"{self._name}{f' rank {rank}' if rank else ''} | {line}")
 
     def show(self, progress: Progress) -> None:
-        """Show a step once, when the first rank that knows its loss is done with it."""
-        if progress.loss is None or progress.step <= self._steps.get(progress.mode, 0):
+        """Show a step once, when the rank whose losses are shown is done with it."""
+        if progress.loss is None or progress.step <= self._steps.get(progress.mode, 0) or self.loss_rank not in (None, progress.rank):
             return
-        if self._loss_rank is None:
-            self._loss_rank = progress.rank
+        if self.loss_rank is None:
+            self.loss_rank = progress.rank
             waiting, self._waiting = self._waiting, []
             for rank, line in waiting:
                 self.say(rank, line)

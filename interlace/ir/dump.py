@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from interlace.errors import ProgramError
-from interlace.files import GZIP_MAGIC, read_file, writing
+from interlace.errors import OutputError, ProgramError
+from interlace.files import GZIP_MAGIC, not_a_file, read_file, writing
 from interlace.ir.program import Program
 from interlace.ir.verify import require_bounds, verify
 
@@ -183,6 +183,9 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         OutputError: It cannot be written; what was there stays.
     """
+    other = not_a_file(path)
+    if other:
+        raise OutputError(str(path), f"is {other}, which no file may replace")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

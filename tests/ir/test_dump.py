@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlace.errors import OutputError, ProgramError
+from interlace.cli.outputs import check_file
+from interlace.errors import ConfigError, OutputError, ProgramError
 from interlace.ir import Program, load, save
 from interlace.ir.dump import SCHEMA, decode, encode, find_dumps, write_whole
 from tests.ir.test_text import odd_programs
@@ -122,6 +124,22 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: Any, s
         write_whole(path, b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["rank0.ilp"]
     assert path.read_bytes() == b"old"
+
+
+def test_no_file_takes_the_place_of_what_is_none(tmp_path: Path) -> None:
+    """A pipe, a socket or a device stays what it is, and so does what /dev/stdout leads to."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
+    (tmp_path / "null").symlink_to("/dev/null")
+    kinds = {"pipe": "a pipe", "stdout": "an open file of a process", "null": "a device"}
+    for name, kind in kinds.items():
+        with pytest.raises(OutputError, match=f"is {kind}, which no file may replace"):
+            write_whole(tmp_path / name, b"new")
+        with pytest.raises(ConfigError, match=f"--json .*: is {kind}; expected the name of a file"):
+            check_file("--json", tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kinds)
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
+    assert os.path.islink(tmp_path / "null")
 
 
 def test_a_program_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

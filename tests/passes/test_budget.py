@@ -45,7 +45,8 @@ def _no_search(monkeypatch: pytest.MonkeyPatch) -> None:
 def within(plain: Sequence[Program], budget: float | str, cost: GivenCosts = COPIES, **options: object) -> list[Plan]:
     """Plans under a budget, where every byte counts."""
     every = {"offload_activations": {"min_bytes": 0}, "throttle_host": {"run_ahead_bytes": 0}, **options}
-    return make_plans(plain, make_config({"memory_budget": budget, **every}), cost, "h200")
+    asked = f"{budget}B" if isinstance(budget, int) else budget
+    return make_plans(plain, make_config({"memory_budget": asked, **every}), cost, "h200")
 
 
 def stock_peak(plain: Sequence[Program]) -> int:

@@ -71,7 +71,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     every = programs(World(pp=4, mp=2, micro_batches=2))
     every[3] = programs(World(pp=4, mp=2, micro_batches=2, layers=2))[3]
 
-    def build(args: Any, wanted: Sequence[int], folder: Path, alive: Any) -> Iterator[dict[str, Any]]:
+    def build(args: Any, wanted: Sequence[int], folder: Path, alive: Any, *count: int, **total: Any) -> Iterator[dict[str, Any]]:
         for rank in reversed(wanted):
             ranks.append(rank)
             save(every[rank], folder / f"rank{rank}.ilp")

@@ -175,6 +175,7 @@ def test_a_slot_holds_parts_that_need_nothing_of_each_other(text: str, words: st
         ("0 | 0F 0B O", "has stages [0], expected [0, 1]"),
         ("0 | 0F 0B O\n1 | 0F 0F 0B O", "stage 1: each of ['B', 'F'] for 1 micro-batches and 1 chunk(s) must occur once, and O last; "
          "missing, twice or unknown: ['0F']"),
+        ("0 | 0F 1F 0B 1B O\n1 | 0F 0B 1F 1B O", "stage 0: is of 2 micro-batch(es) a step, the model has 1; expected as many"),
         ("0 | 0F 0B\n1 | 0F 0B O", "unknown: ['O']"),
         ("0 | 0F O 0B\n1 | 0F 0B O", "unknown: O is not last"),
         ("0 | 0F 0I O\n1 | 0F 0B O", "each of ['F', 'I', 'W']"),
