@@ -62,26 +62,26 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A checked configuration.
 
     Attributes:
-        enable: False leaves Paddle's plan and programs untouched. When: comparing with stock Paddle, or ruling Interlace out while you
+        enable: False leaves Paddle's plan and programs untouched. When: comparing with stock Paddle, or ruling out Interlace while you
             look for a fault.
         device: Name of a device profile in `interlace.configs`, or a path to one; empty means the device in use. When: planning without
-            the GPU, or for a GPU of which you made a profile.
-        force_device: On a GPU, plan with a profile of another device than the one in use; without it that is an error. When: the GPU in
+            the GPU, or for a GPU for which you made a profile.
+        force_device: On a GPU, plan with the profile of another device than the one in use, which is an error otherwise. When: the GPU in
             use is close to the one of the profile, and you accept that predicted times are off.
-        force_paddle: Plan with another version of Paddle than the supported one; without it models stay stock there. When: trying a newer
-            Paddle; begin with `interlace run --verify`.
-        memory_budget: Device bytes that a rank may hold at any time of the step (`70GB`), or a fraction of what Paddle's own plan holds on
-            its fullest rank, as a number with a point (`0.8`) or in percent (`80%`): what is kept, recomputed and moved to the host, and
-            the schedule, are chosen for the fastest step within it. When: the step must fit into a given memory, or the script recomputes
-            more than it makes necessary.
+        force_paddle: Plan with an unsupported version of Paddle; otherwise models keep Paddle's plan there. When: trying a newer Paddle;
+            begin with `interlace run --verify`.
+        memory_budget: Device memory that a rank may hold at any time of the step: a size (`70GB`), or a share of what Paddle's own plan
+            holds on its fullest rank, as a number with a point (`0.8`) or in percent (`80%`). When: the step must fit into a given memory,
+            or the script recomputes more than necessary. Details: what is kept, recomputed and moved to the host, and the schedule, are
+            chosen for the fastest step within the budget.
         passes: Options by pass name, a user's registered passes among them; passes that are off are missing.
-        check: Prove every plan before it is lowered. When: leave it on; off saves the time of the proof where the same plan was proved
+        check: Prove every plan before it is lowered. When: leave it on; off saves the time of the proof if the same plan was proved
             before.
-        dump: Folder for the dumps of every rank; empty for none. When: you want to look at the plan of a training run, or load it in later
+        dump: Folder for the dumps of every rank; empty for none. When: you want to inspect the plan of a training run, or load it in later
             runs.
-        plan: Folder of plans that `interlace plan` or `dump` wrote: each rank loads its own in the place of planning. It holds the passes'
-            options and the profile, so none of them can be given beside it; empty for none. When: many runs of one job: planning is done
-            once, and all runs have the same plan.
+        plan: Folder of plans that `interlace plan` or `dump` wrote, of which each rank loads its own instead of planning; empty for none.
+            When: many runs of one job: planning is done once, and all runs have the same plan. Details: the plans hold the options of
+            passes and the profile, so none of these can be given together with `plan`.
         source: Where the options came from, for messages.
     """
 

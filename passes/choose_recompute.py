@@ -55,13 +55,13 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
     originals of the others.
 
     Options:
-        level: How much is computed again in backward, as a part of the memory that this can free at the peak of Paddle's own schedule,
-            such as 0.25: one number, or one for each stage; 0 keeps everything, 1 computes again all that can be. Without it the whole step
-            decides with `interleave: auto` or under a `memory_budget`; else what the program recomputes and reads. When: you want to try
-            another number.
-        repeat_collectives: Whether repetitions that are added may repeat collectives within the stage too, such as the sums of tensor
-            parallelism; those of the program's own recomputation are repeated anyway. When: a memory budget is refused: less is held then,
-            and the step takes longer.
+        level: How much backward recomputes, as a share of the memory that recomputation can free at the peak of Paddle's own schedule: 0
+            keeps everything, 1 recomputes all that can be. One number, or one for each stage. When: trying another level than the one
+            chosen. Details: by default the search over whole steps decides with `interleave: auto` or under a `memory_budget`; otherwise
+            what the program recomputes stays, except for what nothing reads.
+        repeat_collectives: Whether recomputation that is added may repeat collectives within the stage, such as the sums of tensor
+            parallelism. When: a memory budget is refused: this needs less memory and makes the step longer. Details: collectives in the
+            program's own recomputation are repeated anyway.
 
     Source: POET (joint rematerialisation and paging, 2022) weighs the same costs.
     """

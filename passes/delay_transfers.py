@@ -34,8 +34,8 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
                                                         event interlace_3_2: recorded after 3@2, waited for by 12@0 (a send)
 
     Options:
-        margin_us: Microseconds by which a transfer is posted earlier than its peer is expected. When: raise it where stages run less evenly
-            than simulated, so that a peer is never kept waiting.
+        margin_us: Microseconds before its peer is expected at which a transfer is posted. When: raise it if stages run less evenly than
+            simulated, so that a peer never has to wait.
 
     Source: docs/decisions/016.
     """

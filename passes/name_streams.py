@@ -34,8 +34,8 @@ class NameStreams(Pass, frozen=True, kw_only=True):
     update.
 
     Options:
-        priority: Stream priority of communication; 0 is normal, lower runs first. When: 0 where communication takes compute units away
-            from what is on the critical path.
+        priority: Stream priority of communication; 0 is normal, lower runs first. When: 0 if communication takes compute units away from
+            the critical path.
     """
 
     name = "name-streams"

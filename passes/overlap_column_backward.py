@@ -50,13 +50,13 @@ class OverlapColumnBackward(Pass, frozen=True, kw_only=True):
     Source: PaddlePaddle/Paddle#57446; patterns as PaddlePaddle 3.3.1 emits them.
 
     Attributes:
-        min_bytes: Smaller collectives are not moved. When: small collectives are slower beside computation on your device than the profile
-            says.
-        modules: Names or globs over layer names, of any stage; without any, all layers. When: only some layers are to be touched.
-        only_gains: Do not change sites that would take longer than the collective and the products one after another. When: off for tests
-            on models too small to gain anything.
-        borrow: Use earlier weight gradients where a site's own do not cover the collective. When: off to keep each weight gradient in its
-            own layer, such as for reading a trace.
+        min_bytes: Smaller collectives are not moved. When: small collectives that run during computation are slower on your device than in
+            the profile.
+        modules: Names or globs of layers, of any stage; empty means all layers. When: only some layers are to change.
+        only_gains: Skip sites that would take longer than the collective and the products one after another. When: off for tests on models
+            too small to gain anything.
+        borrow: Use earlier weight gradients if a site's own do not cover the collective. When: off to keep each weight gradient in its own
+            layer, such as for reading a trace.
     """
 
     name = "overlap-column-backward"

@@ -57,48 +57,49 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     collectives as early as they can (`scheduler/interleave/part_order.py`). `insert-events` orders what crosses streams between jobs.
 
     Options:
-        interleave: `auto` takes the fastest of Paddle's own plan, these forms, and schedules with a form, a lag, a depth, orders and
-            recomputation for each stage: the whole step is simulated, and no stage may need more memory than Paddle's own plan does on
-            its worst stage (plus `extra_live_bytes`; or a `memory_budget`). `off` gives Paddle's own job list, in which the
-            other passes still do their part; `dx-first` runs backward's chain of input
-            gradients first and runs weight gradients during backward's and forward's collectives, at Paddle's warm-up depth; `mixed` mixes
-            both op by op with `2 (stages - 1 - stage) + 1` micro-batches in flight, which it needs; `zb-h1` postpones weight gradients to
-            fill bubbles. All but `off` put an optimizer that communicates into the job of the last gradients. A list has `dx-first` or
-            `mixed` for each stage; where their neighbours then wait for each other, give `depth` beside it. When: `auto` unless
-            you compare forms; `off` to have offload or streams alone; a named form to plan faster, or
-            where a measurement shows that it is the better one.
-        lag: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and `mixed`: one
-            number for all stages, or one for each. From 1 on they do not depend on the rest of their job, so they run during its first
-            collectives, and the last ones fill the pipeline's end. Each micro-batch of lag keeps the operands of its weight gradients
-            live. With VPP it counts backwards of one chunk. When: trying by hand what `auto` decides: pipelines whose last stages wait at
-            the end of the step, with memory to spare.
-        lag_at_end: The same from a stage's last forward on, from where memory only falls: one number for all stages, or one for each, none
-            below its `lag`, and 0 where that is 0. Without it as `lag`. When: trying by hand what `auto` decides: last stages whose last
-            gradients leave late, as weight gradients of others stand before them.
-        at_once: Part of weight gradients, by their time, that are computed with their own input gradients where the others trail: those
-            whose operands take most memory for the time. They run during the collectives of their own job, and leave room for the
-            others to trail further. One number for all stages, or one for each. When: trying by hand what `auto` decides: a lag that
-            does not quite fit into the memory.
-        depth: Micro-batches in flight on each stage, with `dx-first` and `mixed`; without it as in 1F1B, or as `mixed` needs them. With
-            more of them a stage sends activations before it needs the next gradient, so that a late message does not stop the pipeline.
-            When: trying by hand what `auto` decides: messages between stages that come late.
-        early_sends: Weight of the time at which each send of a job starts, against the duration of the job, when its order is chosen: 0
-            minimizes the duration alone. One number for all stages, or one for each. When: trying by hand what `auto` decides: 0 without a
-            pipeline, more where stages wait for gradients.
-        early_sends_at_end: The same for the jobs from a stage's last forward on, which empty the pipeline: the stage before waits for
-            every gradient that they send. Without it as `early_sends`. When: trying by hand what `auto` decides: a last stage with
-            `mixed`, whose jobs are short but send their gradient at their end.
-        search: Whether a local search improves the order inside each kind of job; False keeps the list scheduler's, and so does `auto`:
-            the search looks at one job, and what it makes of a whole step is as often slower. When: off to plan in a fraction of the time.
-        schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), in the place
-            of `lag` and `depth`; jobs of several parts are ordered as with `dx-first`, or with `mixed` where `interleave` says so. When:
-            you have a schedule of your own, or changed the one that `interlace plan` wrote.
-        extra_live_bytes: Bytes by which the live memory of a job may exceed that of its plain order (all parts one after another), and
-            the memory of a stage that of Paddle's plan, besides the hundredth that counts as the same. What `extend-lifetimes` keeps
-            alive for side streams after that is not counted here; a `memory_budget` counts it. When: the device has memory that Paddle's
-            plan leaves free: some GB let more communication be hidden.
-        max_ops_per_job: A pair with more operations stays two jobs (the executor's build time is quadratic in them). When: the first step
-            takes too long to start with very deep models; smaller jobs start faster and hide less.
+        interleave: How work of different micro-batches is mixed: `auto`, or a form by name; a list has `dx-first` or `mixed` for each
+            stage. When: `auto` unless you compare forms; `off` to use offload or streams alone; a named form to plan faster, or if
+            measurements show that it is better. Details: `auto` simulates whole steps and takes the fastest of Paddle's own plan, the
+            named forms, and schedules with a form, lag, depth, orders and recomputation for each stage; no stage may need more memory than
+            Paddle's own plan does on its fullest stage (plus `extra_live_bytes`), or than the `memory_budget`. `off` keeps Paddle's own
+            list of jobs, to which the other passes still apply. `dx-first` computes the chain of input gradients first and the weight
+            gradients during the collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes backward and forward
+            operation by operation, with the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs. `zb-h1` postpones weight
+            gradients to fill bubbles. All but `off` put an optimizer that communicates into the job of the last gradients. With a list,
+            stages may wait for each other forever; give `depth` too in that case.
+        lag: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and `mixed`; one
+            number, or one for each stage. When: trying by hand what `auto` decides: pipelines whose last stages wait at the end of the
+            step, with memory to spare. Details: from 1 on, weight gradients do not depend on the rest of their job: they run during its
+            first collectives, and the last ones fill the end of the pipeline. Each micro-batch of lag keeps the operands of its weight
+            gradients live. With VPP the lag counts backwards of one chunk.
+        lag_at_end: The lag after a stage's last forward, where memory only falls; by default that of `lag`. One number, or one for each
+            stage. When: trying by hand what `auto` decides: last stages that send their last gradients late because weight gradients of
+            other micro-batches run first. Details: no stage may have less than its `lag`, and a stage whose `lag` is 0 has 0.
+        at_once: Share of weight gradients, by time, that are computed with their own input gradients while the others lag; one number, or
+            one for each stage. When: trying by hand what `auto` decides: a lag that does not quite fit into memory. Details: these are the
+            weight gradients whose operands take the most memory for their time. They run during the collectives of their own job, which
+            leaves memory for a larger lag of the others.
+        depth: Micro-batches in flight on each stage, with `dx-first` and `mixed`; by default as in 1F1B, or as `mixed` needs them. When:
+            trying by hand what `auto` decides: messages between stages that arrive late. Details: a deeper stage sends activations before
+            it needs the next gradient, so a late message does not stop the pipeline.
+        early_sends: Weight of the start times of a job's sends against the job's duration when its operations are ordered; 0 minimizes the
+            duration alone. One number, or one for each stage. When: trying by hand what `auto` decides: 0 without a pipeline, more if
+            stages wait for gradients.
+        early_sends_at_end: The same for jobs after a stage's last forward, which empty the pipeline; by default that of `early_sends`. One
+            number, or one for each stage. When: trying by hand what `auto` decides: a last stage with `mixed`, whose jobs are short but
+            send their gradient at their end. Details: while the pipeline empties, the previous stage waits for every gradient.
+        search: Whether a local search improves the order of operations in each kind of job; `auto` does not use it. When: off to plan in a
+            fraction of the time. Details: the search sees one job at a time, and what it finds makes whole steps slower as often as
+            faster. Off keeps the order of the list scheduler.
+        schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), instead of `lag` and
+            `depth`. When: you have your own schedule, or changed the one that `interlace plan` wrote. Details: jobs of several parts are
+            ordered as with `dx-first`, or with `mixed` if `interleave` says so.
+        extra_live_bytes: Bytes by which a stage may exceed the memory of Paddle's own plan. When: the device has memory that Paddle's plan
+            leaves free: some GB allow more communication to be hidden. Details: a job may exceed the live memory of its plain order (all
+            parts one after another) by the same amount. A difference of one percent of the stage's memory is always allowed. What
+            `extend-lifetimes` later keeps alive for side streams is not counted here, but a `memory_budget` counts it.
+        max_ops_per_job: A pair with more operations stays two jobs, because the executor's build time grows with their square. When: the
+            first step of a very deep model takes too long to start; smaller jobs start faster and hide less.
         only_gains: Fall back to a simpler form (`dx-first`, then `off`) if the simulated step would be slower than with `off`. When: off
             for tests on models too small to gain anything.
 

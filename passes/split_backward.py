@@ -79,8 +79,8 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
     every case by tests/passes/test_split_backward.py.
 
     Attributes:
-        modules: Names or globs over layer names, of any stage; without any, all layers. When: only some layers are to be touched, such as
-            when you look for a fault.
+        modules: Names or globs of layers, of any stage; empty means all layers. When: only some layers are to change, such as while
+            looking for a fault.
         fold: Write dW of rank [n,2] as reshape, reshape, matmul. When: comparing bits with a program that computes dW in this form.
     """
 

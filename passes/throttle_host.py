@@ -22,13 +22,14 @@ class ThrottleHost(Pass, frozen=True, kw_only=True):
         job forward_0: 3@0 4@0                          job forward_0: 3@0 4@0 (after 4@0 the host waits for 3@0)
 
     Options:
-        syncs: `auto` waits as rarely as keeps the peak of memory, under a `memory_budget` also right before what would pass it, or at the
-            ends of jobs where the simulated step is faster so; `job-ends` at the end of every job with work on side streams; `outputs` at
-            the end of every job that computes an output, as Paddle does, which fetches each loss there. When: `job-ends` where measured
-            memory is above the predicted one; it costs some time in each job. `outputs` to compare with Paddle's own plan; other plans
-            collect outputs at the end of the step.
+        syncs: Where the host waits for the device: `auto`, `job-ends` or `outputs`. When: `job-ends` if measured memory exceeds the
+            prediction; it costs some time in each job. `outputs` to compare with Paddle's own plan. Details: `auto` waits as rarely as the
+            peak of memory allows, under a `memory_budget` also right before the budget would be exceeded, or at the ends of jobs if the
+            simulated step is faster that way. `job-ends` waits at the end of every job with work on side streams. `outputs` waits at the
+            end of every job that computes an output, as Paddle does, which fetches each loss there; other plans collect outputs at the end
+            of the step.
         run_ahead_bytes: By how much a host that runs ahead may raise the peak of device memory before `auto` makes it wait. When: lower it
-            where memory is short, raise it where the device idles between jobs.
+            if memory is short, raise it if the device idles between jobs.
 
     Source: docs/decisions/006.
     """

@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("script", metavar="SCRIPT", help="a training script, as of `interlace run`; its arguments follow --")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--delays", required=True, metavar="WORDS", help='such as "seed=3,permille=30,max_us=2000", as in TESTBED_DELAYS')
-    parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; takes the place of the script's own")
+    parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; replaces the script's own")
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help="import this first on every rank")
     parser.add_argument("--against", choices=("stock", "undelayed"), default="stock", help="what is right: Paddle's plan, or the same run")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="how long a rank waits for another (default: 60)")

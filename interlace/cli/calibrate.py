@@ -22,10 +22,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         description="Measure operations, host costs and collectives of this machine.",
     )
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write the profile (.json)")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="", help="default: the GPU where Paddle has one")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="", help="default: the GPU if Paddle has one")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and shorter runs, for a first look")
     parser.add_argument("--date", default="", metavar="YYYY-MM-DD", help="date to store (default: today)")
-    parser.add_argument("--json", metavar="FILE", help="write the summary there; the profile itself is the file of -o")
+    parser.add_argument("--json", metavar="FILE", help="write the summary to FILE; the profile itself goes to the file of -o")
     return parser
 
 

@@ -29,8 +29,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("files", nargs="+", metavar="PLAN_OR_DUMP", help="dump or plan files, or folders of them")
     add_options(parser)
     add_partial(parser)
-    parser.add_argument("--all", action="store_true", help="print every finding (default: many are summed up, one line a class)")
-    parser.add_argument("--json", metavar="FILE", help="write all findings and the times there")
+    parser.add_argument("--all", action="store_true", help="print every finding (default: many are summarized, one line per class)")
+    parser.add_argument("--json", metavar="FILE", help="write all findings and the times to FILE")
     return parser
 
 

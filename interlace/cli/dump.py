@@ -35,15 +35,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, metavar="R", help="only this rank (default: all)")
-    which.add_argument("--stages", action="store_true", help="only one rank of each pipeline stage, for all of it")
+    which.add_argument("--stages", action="store_true", help="only one rank of each pipeline stage, to represent the others")
     parser.add_argument("--compare", action="store_true",
                         help="with --stages: also build the last rank of each stage, which must be like the first")  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, default=Path("dumps"), metavar="PATH",
                         help="folder, or file with --rank (default: dumps)")  # fmt: skip
     parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
-    parser.add_argument("--force-paddle", action="store_true", help="try with another version of Paddle than the supported one")
+    parser.add_argument("--force-paddle", action="store_true", help="try an unsupported version of Paddle")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="ranks built at once (default: all cores)")
-    parser.add_argument("--json", metavar="FILE", help="write operations, seconds and memory of each rank there")
+    parser.add_argument("--json", metavar="FILE", help="write operations, seconds and memory of each rank to FILE")
     parser.set_defaults(script_args=[])
     return parser
 

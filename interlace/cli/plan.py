@@ -32,12 +32,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
                         help=f"device profile, by name or path (default: the configuration's, else {DEFAULT_PROFILE})")  # fmt: skip
     add_import(parser)
     add_partial(parser)
-    parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="where the plans go (default: plan)")
-    parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank there")
-    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a part of what Paddle\'s own plan holds, "
-                                                                "as 0.8 or 80%%; on top of --config, else of the defaults")  # fmt: skip
-    parser.add_argument("--sweep", action="store_true", help="plan for several budgets too: step time against budget, in sweep.json")
-    parser.add_argument("--points", type=int, metavar="N", help=f"budgets of --sweep (default {POINTS})")
+    parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="folder for the plans (default: plan)")
+    parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank to FILE")
+    parser.add_argument("--memory-budget", metavar="SIZE", help="device memory per rank, such as 70GB, or a share of what Paddle's own plan "
+                                                                "holds, such as 0.8 or 80%%; overrides that of --config")  # fmt: skip
+    parser.add_argument("--sweep", action="store_true", help="also plan for several budgets, and write step time against budget to sweep.json")
+    parser.add_argument("--points", type=int, metavar="N", help=f"number of budgets for --sweep (default {POINTS})")
     return parser
 
 
@@ -105,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
     print(summary_text(plans, trust_text([row for rows in costs for row in rows], " of all ranks")), end="\n\n")
     one = args.output / f"rank{min(ranks)}.ilp"
     print(f"{len(plans)} plans in {args.output}; reasons in full: `interlace show {one} --why`; "
-          f"proof and times: `interlace check {args.output}`; to look at: `interlace report {args.output}`")  # fmt: skip
+          f"proof and times: `interlace check {args.output}`; as a page: `interlace report {args.output}`")  # fmt: skip
     if has_rows:
         print(f"schedule, a row for each stage: {args.output / ROWS}; edited, it is planned with --config {args.output / CONFIG}")
     if curve is not None:

@@ -1,4 +1,4 @@
-"""`interlace report`: a plan as one page to look at."""
+"""`interlace report`: a plan as one page."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
                         help="plans or dumps to compare with instead of Paddle's own plan")  # fmt: skip
     add_options(parser)
     add_partial(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="where the page goes (default: report.html)")
-    parser.add_argument("--json", metavar="FILE", help="write the page's data there")
+    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="file for the page (default: report.html)")
+    parser.add_argument("--json", metavar="FILE", help="write the page's data to FILE")
     return parser
 
 

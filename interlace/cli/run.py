@@ -35,26 +35,27 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `run` to the command line."""
     parser = subparsers.add_parser(
         "run",
-        help="train a script on several local ranks, on CPU processes where no GPU is",
+        help="train a script on several local ranks, on CPU processes if there is no GPU",
         usage="interlace run [-h] SCRIPT --world N [options] [-- arguments of SCRIPT]",
         description="Train SCRIPT on N local ranks.",
     )
     parser.add_argument("script", metavar="SCRIPT", help="a training script; runs as if started directly")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
-    parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; takes the place of the script's own")
-    parser.add_argument("--plan", metavar="DIR", help="run the plans in this folder (`interlace plan -o DIR`) in the place of planning")
-    parser.add_argument("--decisions", metavar="DIR", help="plan this script with the decisions of the plans in this folder, of a larger "
-                                                           "model with as many stages and micro-batches, whether it gains by them or "
-                                                           "not: with --verify they are compared bit by bit")  # fmt: skip
-    parser.add_argument("--memory-budget", metavar="SIZE", help="device bytes a rank, as 70GB, or a part of what Paddle's own plan holds, "
-                                                                "as 0.8 or 80%%; on top of --config, else of the script's own")  # fmt: skip
+    parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; replaces the script's own")
+    parser.add_argument("--plan", metavar="DIR", help="run the plans in this folder (`interlace plan -o DIR`) instead of planning")
+    parser.add_argument("--decisions", metavar="DIR", help="plan this script with the decisions of the plans in this folder, made for a "
+                                                           "larger model with as many stages and micro-batches, even if they gain "
+                                                           "nothing here; --verify then compares them bit for bit")  # fmt: skip
+    parser.add_argument("--memory-budget", metavar="SIZE", help="device memory per rank, such as 70GB, or a share of what Paddle's own plan "
+                                                                "holds, such as 0.8 or 80%%; overrides that of --config, or else "
+                                                                "of the script")  # fmt: skip
     add_import(parser)
-    parser.add_argument("--target", metavar="T", help="where it runs: cpu, gpu, or a module with a device of your own "
-                                                      "(default: GPUs where they are, else CPU processes)")  # fmt: skip
+    parser.add_argument("--target", metavar="T", help="where it runs: cpu, gpu, or a module with your own device "
+                                                      "(default: GPUs if there are any, else CPU processes)")  # fmt: skip
     add_old_name(parser, "--place", "--target")
     parser.add_argument("--verify", action="store_true", help="also run stock Paddle and compare every bit")
-    parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times there")
-    parser.add_argument("--log-dir", metavar="DIR", help="where logs of ranks go (default: a temporary folder, kept after failures only)")
+    parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times to FILE")
+    parser.add_argument("--log-dir", metavar="DIR", help="folder for the logs of ranks (default: a temporary folder, only kept after failures)")
     parser.add_argument(
         "--timeout",
         type=float,

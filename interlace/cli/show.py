@@ -22,15 +22,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("file", metavar="FILE", help="a dump or plan file; with --why and --rows a folder of plans")
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--job", metavar="J", help="only this job's operations, in issue order: its name or slot, such as 0B+2F")
-    one.add_argument("--before-after", metavar="PASS", help="what this pass changed (of a plan): what came, went and moved, job by job")
-    one.add_argument("--why", action="store_true", help="what each pass of a plan did and declined and why, by rule")
+    one.add_argument("--before-after", metavar="PASS", help="what this pass of a plan added, removed and moved, job by job")
+    one.add_argument("--why", action="store_true", help="what each pass of a plan did and declined, and why, by rule")
     one.add_argument("--costs", action="store_true", help="times of operations, summed by kind and by layer, and how they are known")
     one.add_argument("--rows", action="store_true", help="the schedule of the plans in a folder as text, a row for each stage")
     parser.add_argument("--all", action="store_true", help="with --why every place, with --costs every operation, with --before-after the "
                                                            "difference of the program text")  # fmt: skip
     parser.add_argument("--device", metavar="NAME", default="", help="device profile for --costs (default: the plan's, else h200)")
     add_import(parser)
-    parser.add_argument("--json", metavar="FILE", help="write the same for machines there")
+    parser.add_argument("--json", metavar="FILE", help="write the same to FILE in machine-readable form")
     return parser
 
 

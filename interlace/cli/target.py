@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser, *more: str) -> None:
     parser.add_argument("--device", default="", metavar="NAME",
                         help=f"device profile, by name or path (default: that of the plan, else {DEFAULT_PROFILE})")  # fmt: skip
     parser.add_argument("--target", metavar="T", default="",
-                        help="; ".join(["whose rules hold: gpu, cpu, custom, or a module with a device of your own (default: cpu for the "
+                        help="; ".join(["rules of execution: gpu, cpu, custom, or a module with your own device (default: cpu for the "
                                         "profile cpu, else gpu)", *more]))  # fmt: skip
     add_old_name(parser, "--place", "--target")
 

@@ -27,9 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--p2p", choices=("rendezvous", "buffered"),
                         help="whether a send waits for its receive (default: as the target's sends do)")  # fmt: skip
     parser.add_argument(
-        "-o", "--output", metavar="FILE", default="trace.json", help="where the trace goes (default: trace.json)"
+        "-o", "--output", metavar="FILE", default="trace.json", help="file for the trace (default: trace.json)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the split of each rank there")
+    parser.add_argument("--json", metavar="FILE", help="write the parts of each rank's step time to FILE")
     return parser
 
 

@@ -16,23 +16,23 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The options. Without modules, a fraction or a memory budget nothing is moved; under a budget as little as necessary.
 
     Attributes:
-        modules: Names or globs over layer names (`mlp`, `layers.*.attn`); each matches consecutive components of the dotted layer path of
-            the operation that produces a value. Empty: all layers, if a fraction or a budget is given. When: you know which layers hold
-            the memory (the page's memory section says it) and what their copies hide behind.
+        modules: Names or globs of layers (`mlp`, `layers.*.attn`) whose values are moved; empty means all layers, if a fraction or a
+            budget is given. When: you know which layers hold the memory (see the page's memory section) and what hides their copies.
+            Details: each pattern matches consecutive components of the dotted layer path of the operation that produces a value.
         exclude_ops: Values to keep on the device: patterns of operation names (`pd_op.softmax`) or of layers (`layers.0`). When: a value
-            comes back too late (the page lists it), or its copy slows a neighbour.
-        min_bytes: Smaller values are kept. When: 1 MiB suits GPUs; small models on a CPU need a smaller one to have anything to move.
-        fraction: Part of the eligible bytes of a micro-batch to move; None: all of them, or what the budget needs. When: you want a fixed
-            part moved, whatever the memory; for a limit in bytes take a budget.
-        keep_bytes: Eligible bytes of a micro-batch that are kept at least; one number, or one for each stage. When: late layers come back
-            at once: keep as much of them as the memory allows.
-        max_in_flight: Copies in flight at once in each direction; 0: no copies at all, None: no limit. When: host memory or the PCIe link
-            is shared with other work.
+            comes back too late (the page lists it), or its copy slows other work.
+        min_bytes: Smaller values are kept. When: 1 MiB suits GPUs; small models on a CPU need less to have anything to move.
+        fraction: Share of the eligible bytes of a micro-batch to move; by default all of them, or what the budget needs. When: you want a
+            fixed share moved, whatever the memory; for a limit in bytes set a budget.
+        keep_bytes: Eligible bytes of a micro-batch that are kept at least; one number, or one for each stage. When: the values of late
+            layers come back at once: keep as many of them as memory allows.
+        max_in_flight: Most copies in flight at a time in each direction; 0 allows no copies, none sets no limit. When: host memory or the
+            PCIe link is shared with other work.
         include_integers: Move integer and bool values too. When: large index tensors or masks are among the saved values.
-        prefetch_slack: By which share of its duration (0 to 10) a copy back is issued before the latest possible time, because copies take
-            longer beside computation than alone. The planner uses less of it where there is no time for it, where the budget would be
-            exceeded, or where less than three quarters of the saved bytes would remain saved; none with max_in_flight. When: raise it
-            where the measured step waits for copies back, lower it where memory is short.
+        prefetch_slack: Share of its duration (0 to 10) by which a copy back is issued before the latest possible time, because copies take
+            longer while computation runs. When: raise it if the measured step waits for copies back, lower it if memory is short. Details:
+            the planner uses less slack if there is no time for it, if the budget would be exceeded, or if less than three quarters of the
+            saved bytes would remain saved; it uses none with `max_in_flight`.
     """
 
     modules: tuple[str, ...] = ()
