@@ -179,7 +179,7 @@ def _joined(flags: Any, outside: Outside | None) -> tuple[Any, Outside | None]:
 
 
 def _override(outside: Outside, strategy: Any, flags: Any) -> Config:
-    """The configuration that `interlace run` gave, in the place of what the script asked for."""
+    """The configuration that `interlace run` gave, instead of what the script asked for."""
     if flags is not None and paddle.distributed.ParallelEnv().rank == 0:
         say(f"{outside.words} decides; the script's own interlace.enable() is ignored")
     return final_config(outside.options, outside.source, outside.marks, strategy)

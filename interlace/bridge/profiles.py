@@ -21,7 +21,7 @@ def costs_for(config: Config, device: Device, profile: str = "") -> tuple[CostMo
     Args:
         config: Names the profile; without one the CPU has the profile `cpu`, a GPU the one of its name, and all others `h200`.
         device: On a GPU the profile must be of the GPU in use. The CPU and custom devices may stand for others: no check there.
-        profile: Name or path of a profile, in the place of the configuration's.
+        profile: Name or path of a profile, instead of the configuration's.
 
     Raises:
         ConfigError: There is no such profile, or it is of another GPU and `force_device` is off.

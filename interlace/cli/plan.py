@@ -34,9 +34,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_partial(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="folder for the plans (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank to FILE")
-    parser.add_argument("--memory-budget", metavar="SIZE", help="device memory per rank, such as 70GB, or a share of what Paddle's own plan "
-                                                                "holds, such as 0.8 or 80%%; overrides that of --config")  # fmt: skip
-    parser.add_argument("--sweep", action="store_true", help="also plan for several budgets, and write step time against budget to sweep.json")
+    parser.add_argument("--memory-budget", metavar="SIZE", help="device memory per rank, such as 70GB, or a share of what Paddle's own "
+                                                                "plan holds, such as 0.8 or 80%%; overrides that of --config")  # fmt: skip
+    parser.add_argument("--sweep", action="store_true", help="also plan for several budgets; writes step time against budget to sweep.json")
     parser.add_argument("--points", type=int, metavar="N", help=f"number of budgets for --sweep (default {POINTS})")
     return parser
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def add_partial(parser: argparse.ArgumentParser) -> None:
     """Add `--partial` to a command."""
     parser.add_argument("--partial", action="store_true",
-                        help="continue if ranks of the world are missing: their agreement with the others is not checked, and they count as "
-                             "ready whenever they are needed")  # fmt: skip
+                        help="continue if ranks of the world are missing: their agreement with the others is not checked, and they count "
+                             "as ready whenever they are needed")  # fmt: skip
 
 
 def read_files(paths: Sequence[str]) -> list[tuple[Path, Program]]:

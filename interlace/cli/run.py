@@ -46,16 +46,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--decisions", metavar="DIR", help="plan this script with the decisions of the plans in this folder, made for a "
                                                            "larger model with as many stages and micro-batches, even if they gain "
                                                            "nothing here; --verify then compares them bit for bit")  # fmt: skip
-    parser.add_argument("--memory-budget", metavar="SIZE", help="device memory per rank, such as 70GB, or a share of what Paddle's own plan "
-                                                                "holds, such as 0.8 or 80%%; overrides that of --config, or else "
-                                                                "of the script")  # fmt: skip
+    parser.add_argument("--memory-budget", metavar="SIZE", help="device memory per rank, such as 70GB, or a share of what Paddle's own "
+                                                                "plan holds, such as 0.8 or 80%%; overrides that of --config, or "
+                                                                "else of the script")  # fmt: skip
     add_import(parser)
     parser.add_argument("--target", metavar="T", help="where it runs: cpu, gpu, or a module with your own device "
                                                       "(default: GPUs if there are any, else CPU processes)")  # fmt: skip
     add_old_name(parser, "--place", "--target")
     parser.add_argument("--verify", action="store_true", help="also run stock Paddle and compare every bit")
     parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times to FILE")
-    parser.add_argument("--log-dir", metavar="DIR", help="folder for the logs of ranks (default: a temporary folder, only kept after failures)")
+    parser.add_argument("--log-dir", metavar="DIR", help="folder for logs of ranks (default: a temporary one, kept after failures only)")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _decisions(args: argparse.Namespace) -> Iterator[None]:
-    """Those of `--decisions` as a configuration, in the place of one that `--config` names."""
+    """Those of `--decisions` as a configuration, instead of one that `--config` names."""
     if not args.decisions:
         yield
         return
