@@ -9,6 +9,7 @@ import pytest
 from interlace.errors import ProgramError
 from interlace.ir import Op, kinds, operators
 from interlace.ir.effects import ONLY_ABOVE_0, ONLY_AT_0
+from interlace.scheduler.memory.executor import REUSING
 from tests.operators import table, wheel
 
 pytestmark = pytest.mark.paddle
@@ -59,6 +60,13 @@ def test_every_operator_with_a_ring_is_known_to_communicate_or_not() -> None:
     for name in refused:
         with pytest.raises(ProgramError, match="does not know how operations of this kind do"):
             with_group(Op(1, f"pd_op.{name}", (), (), "forward", attrs={"ring_id": 1}))
+
+
+def test_operators_that_the_in_place_pass_changes_are_paddles() -> None:
+    """Each has a form in place, with the same results in the same operands."""
+    for kind, pairs in REUSING.items():
+        found = wheel.definitions()[f"pd_op.{kind}_"]
+        assert pairs == tuple((found.results.index(result), found.operands.index(operand)) for result, operand in found.inplace)
 
 
 def test_attributes_that_keep_an_operator_from_drawing_exist() -> None:

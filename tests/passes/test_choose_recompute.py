@@ -312,3 +312,16 @@ def test_what_was_worked_out_for_a_program_is_kept_for_that_program_alone() -> N
         assert all(made(program, more) is found for more, found in first.items())
         assert made(other, True) is not first[True]
         assert made(program, True) is not first[True]  # one program at a time
+
+
+def test_the_report_names_the_first_of_values_that_share_memory() -> None:
+    """Backward reads the product and a view of it; what takes time is the product."""
+    shared = VIEWED.replace("pd_op.gelu_grad(%10, %17)", "pd_op.gelu_grad(%10, %25)")
+    program = parsed(shared)
+    assert (10, 25) in recomputation_of(program, COSTS, {}, adds=True).groups
+    context = Context(COSTS)
+    context.facts = (ChooseRecompute(level=0).facts(program, context),)
+    ChooseRecompute(level=0).run(program, context)
+    (line,) = [line for line in context.changed if line.startswith("#3 ")]
+    assert "kept, and not computed again" in line
+    assert not [line for line in (*context.changed, *context.declined) if "share_data" in line]

@@ -7,6 +7,7 @@ import pytest
 
 from interlace.ir import Program, parse
 from interlace.scheduler.hazards import check
+from interlace.scheduler.hazards.communication import shared_streams, wrong_groups
 from interlace.scheduler.target import GPU, Target
 
 LOOSE = msgspec.structs.replace(GPU, name="loose", ring_is_serial=False)
@@ -25,7 +26,7 @@ def kinds(programs: list[Program], target: Target = GPU) -> set[str]:
     return {finding.kind for finding in check(programs, target)} - {"shared-stream"}
 
 
-def reduce(number: int, group: int, stream: str, name: str = "all_reduce", operand: int = 0, dims: str = "4", more: str = "") -> str:
+def reduce(number: int, group: int, stream: str, name: str = "all_reduce", operand: int | str = 0, dims: str = "4", more: str = "") -> str:
     return f'#{number} %{number}:float32[{dims}] = pd_op.{name}(%{operand}) forward group={group} stream="{stream}"{more}\n'
 
 
@@ -102,8 +103,11 @@ def test_every_rank_of_a_group_is_compared() -> None:
         (reduce(1, 7, "a", "broadcast", more=' {"root":1}'), reduce(1, 7, "a", "broadcast", more=' {"root":1}'), set()),
         (reduce(1, 7, "a", "margin_cross_entropy", operand=3), reduce(1, 7, "a", "margin_cross_entropy"), set()),
         (reduce(1, 7, "a", "all_reduce", operand=3), reduce(1, 7, "a", "all_reduce"), {"collective-order"}),
+        (reduce(1, 7, "a", operand="3, %0"), reduce(1, 7, "a", operand="0, %0"), {"collective-order"}),
+        (reduce(1, 7, "a", operand="0, %3"), reduce(1, 7, "a", operand="0, %0"), set()),
     ],
-    ids=["unknown size", "unknown size of another kind", "another root", "one root", "a kind of uneven sizes", "another size"],
+    ids=["unknown size", "unknown size of another kind", "another root", "one root", "a kind of uneven sizes", "another size",
+         "another first operand", "another last operand"],
 )
 def test_what_partners_must_agree_on(left: str, right: str, found: set[str]) -> None:
     made = "#2 %2:float32[-1] = pd_op.relu(%0) forward\n#3 %3:float32[8] = pd_op.relu(%0) forward\n"
@@ -124,6 +128,33 @@ def test_each_difference_is_told_with_its_own_calls() -> None:
 def test_a_group_that_is_not_listed_is_a_finding() -> None:
     program = rank(0, reduce(1, 5, "a"), "job all forward 0: 1@0")
     assert kinds([program]) == {"wrong-group"}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_message_without_a_peer_goes_to_nobody(number: int) -> None:
+    (finding,) = wrong_groups(rank(number, '#1 pd_op.send_v2(%0) forward group=7 stream="a"', "job all forward 0: 1@0"))
+    assert "no member number -1" in finding.message
+    assert [(item.op, item.micro_batch) for item in finding.items] == [(1, 0)]
+
+
+def test_calls_of_two_rings_on_one_stream_are_told_once() -> None:
+    """The first call of each, in the first micro-batch; kinds that find their ring by its id are none of them."""
+    ops = reduce(1, 6, "a", "c_allreduce_sum") + reduce(2, 7, "a") + reduce(3, 7, "a") + reduce(4, 8, "a") + reduce(5, 9, "a")
+    (finding,) = shared_streams(rank(0, ops, "job all forward 0: 1-5@0 1-5@1", micro_batches=2))
+    assert [(item.op, item.micro_batch) for item in finding.items] == [(2, 0), (4, 0)]
+    assert "groups 7 and 8 share a stream" in finding.message
+
+
+def test_a_circle_of_ranks_alike_is_looked_at_rank_by_rank() -> None:
+    """Ranks 0 and 1 run the same calls on other rings: the second of rank 0 is the first of rank 1, which is no circle. A buffered
+    message of what never was suspected comes behind them."""
+    ops = reduce(1, 6, "a") + reduce(2, 7, "a") + '#3 %3:float32[4] = pd_op.recv_v2() forward group=8 stream="a" {"peer":1}\n'
+    sends = '#1 pd_op.send_v2(%0) forward group=8 stream="a" {"peer":0}\n'
+    given = [(ops, "6 = 0,2", "7 = 0,1", "8 = 0,2"), (ops, "6 = 0,1", "7 = 1,3", "8 = 1,3"),
+             (sends + reduce(2, 6, "a"), "6 = 0,2", "8 = 0,2"), (sends + reduce(2, 7, "a"), "7 = 1,3", "8 = 1,3")]  # fmt: skip
+    programs = [rank(k, text, f"job all forward 0: 1-{3 - k // 2}@0", 4, "".join(f"group {group}\n" for group in groups))
+                for k, (text, *groups) in enumerate(given)]  # fmt: skip
+    assert kinds(programs, msgspec.structs.replace(GPU, name="buffers", p2p_buffer_bytes=1024)) == set()
 
 
 # --------------------------------------------------------------------------------------------------------------- one rank

@@ -231,6 +231,10 @@ def test_what_is_allowed_to_run_ahead_is_all_that_side_streams_hold() -> None:
     assert "side streams use" not in plan_host_syncs(run_ahead_program(), QUICK, 2 * MICRO_BATCHES * BLOCK - 1).reason
 
 
+def test_a_host_may_run_ahead_by_256_mib_where_nothing_else_is_asked_for() -> None:
+    assert ThrottleHost() == ThrottleHost(run_ahead_bytes=256 * 1024 * 1024, syncs="auto")
+
+
 def test_of_waits_that_hold_alike_the_widest_apart_are_taken() -> None:
     """With computation behind the last block a wait that looks back in its job holds as little as one at the job's end."""
     program = run_ahead_program()
