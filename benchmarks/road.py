@@ -102,7 +102,7 @@ def plan_among_neighbours(program: Any, config: Any, cost: Any, profile: str, pe
     workers = {stage: plan.worker_of(each, config, cost, profile) for stage, each in programs.items()}
     mine = workers.pop(own)
     world = World({own: mine}, [rank // MP for rank in range(PP * MP)], Neighbours(workers))
-    decided, compared = plan.decide_plans(world, config.pipeline(), profile)
+    decided, compared = plan.decide_plans(world, config, profile)
     return plan.taken(mine, decided, profile, mine.finished, compared)
 
 

@@ -276,6 +276,8 @@ def encode_profile(profile: DeviceProfile) -> bytes:
     lines = []
     for field in msgspec.structs.fields(profile):
         value = getattr(profile, field.name)
+        if value is None:
+            continue
         if isinstance(value, tuple) and value:
             rows = ",\n    ".join(_compact(item) for item in value)
             lines.append(f'  "{field.name}": [\n    {rows}\n  ]')

@@ -173,14 +173,14 @@ def _verify(args: argparse.Namespace) -> int:
         print(f"Paddle's fault, not a plan's: {fault}")
     if mine.reports[0].plan is not None:
         print(mine.reports[0].plan["sentence"])
+    with_what = "" if found.against == "stock" else f" with those of the run {found.against}; steps that it left out are not compared"
     if idle:
         print(f"interlace run: nothing was verified: {idle}", file=sys.stderr)
     elif found.verdict == "same" and all(report.plan and report.plan.get("is_paddles_order") for report in mine.reports):
         print(f"NOTHING OF A PLAN WAS COMPARED: on every rank the plan is Paddle's own order of operations, so both runs did the same "
-              f"({compared} losses, {counted(theirs.reports) if theirs else ''} are equal bit by bit). What is planned for a larger model "
-              "is verified with this one by --decisions DIR, the folder of that model's plans (`interlace plan -o DIR`)")  # fmt: skip
+              f"({compared} losses, {counted(theirs.reports) if theirs else ''} are equal bit by bit{with_what}). What is planned for a "
+              "larger model is verified with this one by --decisions DIR, the folder of that model's plans (`interlace plan -o DIR`)")  # fmt: skip
     elif found.verdict == "same":
-        with_what = "" if found.against == "stock" else f" with those of the run {found.against}; steps that it left out are not compared"
         print(f"SAME: {compared} losses, {counted(theirs.reports) if theirs else ''} of {args.world} ranks are equal bit by bit{with_what}")
     elif found.verdict == "different":
         logs = " and ".join(run.log_dir for name, run in found.runs.items() if name in (found.against, "interlace"))

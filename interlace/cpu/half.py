@@ -85,6 +85,8 @@ def _patch_sharding() -> None:
 
 def _choose_attention_as_on_gpu() -> None:
     """Let Paddle's attention functions take the flash kernel where they would on a GPU that has it."""
+    import paddle
+
     backends: Any = importlib.import_module("paddle.nn.attention.sdpa")
     fused: Any = importlib.import_module("paddle.nn.functional.flash_attention")
     scaled: Any = importlib.import_module("paddle.nn.functional.sdpa")
@@ -98,6 +100,12 @@ def _choose_attention_as_on_gpu() -> None:
 
     fused._select_sdp = select_on_gpu
     scaled.check_all_tensors_on_device = lambda parameters: True
+    supported = paddle.device.is_bf16_supported  # on a CPU it answers for the CPU, of which few have bfloat16
+    try:
+        paddle.device.is_bf16_supported = lambda *_, **__: True
+        scaled.init_config()
+    finally:
+        paddle.device.is_bf16_supported = supported
     scaled.check_flash_attention_hardware_support = lambda device_id: True
 
 

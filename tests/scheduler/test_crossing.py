@@ -72,8 +72,8 @@ def test_a_table_that_goes_straight_to_the_last_stage_meets_a_gradient_on_its_ri
     (finding,) = check(vpp_world(stages, 2, 2 * stages, "straight"))
     assert finding.kind == "p2p-mismatch"
     assert finding.message.startswith(f"group {stages - 1} of ranks [0, {stages - 1}], 0 to {stages - 1}: message ")
-    assert "(p2p 4 B float32 forward of micro-batch" in finding.message
-    assert "(p2p 32 B float32 backward of micro-batch 0)" in finding.message
+    assert "(p2p 4 B float32, forward call " in finding.message
+    assert "(p2p 32 B float32, backward call 0 of micro-batch 0)" in finding.message
     assert "A value goes straight from the first stage to the last" in finding.remedy
 
 

@@ -406,7 +406,7 @@ def test_the_report_says_what_a_pair_gains() -> None:
     """Warm-up depth."""
     context = Context(COSTS)
     Schedule1F1B(interleave="dx-first").run(side_program(Sides()), context)
-    assert any("ms of communication; live memory" in line for line in context.changed)
+    assert any("jobs of backward and forward: 11 ops" in line and "; live memory" in line for line in context.changed)
     context = Context(COSTS)
     Schedule1F1B(max_ops_per_job=3).run(side_program(Sides()), context)
     assert any("more than max_ops_per_job 3" in line for line in (*context.changed, *context.declined))
