@@ -179,7 +179,8 @@ def _verify(args: argparse.Namespace) -> int:
     elif found.verdict == "same" and all(report.plan and report.plan.get("is_paddles_order") for report in mine.reports):
         print(f"NOTHING OF A PLAN WAS COMPARED: on every rank the plan is Paddle's own order of operations, so both runs did the same "
               f"({compared} losses, {counted(theirs.reports) if theirs else ''} are equal bit by bit{with_what}). What is planned for a "
-              "larger model is verified with this one by --decisions DIR, the folder of that model's plans (`interlace plan -o DIR`)")  # fmt: skip
+              "larger model is verified with this one by --decisions DIR, the folder of that model's plans "
+              "(`interlace plan -o DIR`)")  # fmt: skip
     elif found.verdict == "same":
         print(f"SAME: {compared} losses, {counted(theirs.reports) if theirs else ''} of {args.world} ranks are equal bit by bit{with_what}")
     elif found.verdict == "different":
