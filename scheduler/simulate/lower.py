@@ -130,7 +130,7 @@ class _OpTable:
             _checked(program, op, 0 if op.name in NO_KERNEL else cost.op_time(op, values, groups).dur_ns) for op in listed
         ]
         classes = [_class_of(op, cost, values, groups) for op in listed]
-        draws = [Draw(0, 0.0) if op.name in NO_KERNEL or not cost.power() else cost.draw(op, values, groups) for op in listed]
+        draws = [cost.draw(op, values, groups) if options.power and op.name not in NO_KERNEL else Draw(0, 0.0) for op in listed]
         place = {each: k for k, each in enumerate(dict.fromkeys(classes))}
         return _OpTable(
             ops, names, row, ints([cost.host_ns(op) for op in listed]), ints(durs), ints([stream_of[op.stream] for op in listed]),
@@ -144,7 +144,7 @@ class _OpTable:
 def _table_of(program: Program, cost: Costs, options: Options) -> _OpTable:
     """The table of a program's ops; made once for the same cost model."""
     known = _known_tables(program)
-    key = (id(cost), program.groups, options.blocks, options.blocking)
+    key = (id(cost), program.groups, options.blocks, options.blocking, options.power)
     if key not in known:
         known[key] = (_OpTable.make(program, cost, options), cost)  # keeps the cost model alive, so that no other gets its id
     return known[key][0]
