@@ -28,7 +28,7 @@ help:
 	@echo "make test-nlp  the example with PaddleNLP's AutoTrainer, in an environment of its own (1.9 GB, in $(NLP); minutes to install, 2 to run)"
 	@echo "make mutants  plants small faults and says which the tests do not find (ONLY=\"word ...\" for some of them)"
 	@echo "make fuzz     random plans for an hour: what the checker calls safe on any target must be safe by the oracle (SECONDS=600 SEED=7)"
-	@echo "make lint     ruff and mypy"
+	@echo "make lint     ruff (rules and format) and mypy"
 	@echo "make testbed  build the custom device that stands for a GPU in tests"
 	@echo "make clean    remove $(VENV), $(NLP) and all outputs"
 
@@ -108,6 +108,7 @@ testbed: setup
 lint: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p interlace
 
 clean:

@@ -154,8 +154,10 @@ def _deferred(graph: Graph, parts: Parts, cost: Costs, peak_bytes: int, limit_by
         return float("inf")
     forward, backward = (PartOps(kind, kind, ops) for kind, ops in (("F", parts.ops["F", 0]), ("B", parts.ops["I", 0] + parts.ops["W", 0])))
     memory = PairMemory(graph, [forward]), PairMemory(graph, [backward])
-    rise = sum(each.peak([(part.label, op.id) for op in part.ops]) - low
-               for each, part, low in zip(memory, (forward, backward), (memory[0].end, memory[1].start), strict=True))  # fmt: skip
+    rise = sum(
+        each.peak([(part.label, op.id) for op in part.ops]) - low
+        for each, part, low in zip(memory, (forward, backward), (memory[0].end, memory[1].start), strict=True)
+    )
     saved = memory[0].end - memory[0].start
     always = peak_bytes - in_flight(pipe.stage, pipe.num_stages, pipe.num_micro_batches) * saved - max(0, rise)
     units, others = units_of(graph, parts.ops["W", 0], cost), pipe.num_micro_batches - 1

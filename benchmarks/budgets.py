@@ -34,15 +34,22 @@ from interlace.planning.plan import make_plans
 from interlace.planning.sweep import became_of_saved
 
 WORDS = "--seq-len 4096 --mp 2 --amp O2 --master-grad"
-PIPELINE, LONG = ("--layers 8 --pp 4 --micro-batches 8 --batch-size 8 --schedule 1F1B",
-                  "--layers 32 --pp 4 --micro-batches 16 --batch-size 16 --schedule 1F1B --attention flash")  # fmt: skip
-CHUNKS, ALONE = ("--layers 8 --pp 2 --micro-batches 8 --batch-size 8 --schedule VPP --vpp 2",
-                 "--layers 2 --pp 1 --micro-batches 8 --batch-size 8 --schedule 1F1B")  # fmt: skip
+PIPELINE, LONG = (
+    "--layers 8 --pp 4 --micro-batches 8 --batch-size 8 --schedule 1F1B",
+    "--layers 32 --pp 4 --micro-batches 16 --batch-size 16 --schedule 1F1B --attention flash",
+)
+CHUNKS, ALONE = (
+    "--layers 8 --pp 2 --micro-batches 8 --batch-size 8 --schedule VPP --vpp 2",
+    "--layers 2 --pp 1 --micro-batches 8 --batch-size 8 --schedule 1F1B",
+)
 MODELS = {
-    "GPT-3 6.7B": ("gpt", "gpt3-6.7b", PIPELINE, 8), "Llama 7B": ("llama", "llama-7b", PIPELINE, 8),
-    "GPT-3 6.7B, 32 layers, flash": ("gpt", "gpt3-6.7b", LONG, 8), "Llama 7B, 32 layers, flash": ("llama", "llama-7b", LONG, 8),
-    "GPT-3 6.7B, pp 2, vpp 2": ("gpt", "gpt3-6.7b", CHUNKS, 4), "GPT-3 6.7B, pp 1, 2 layers": ("gpt", "gpt3-6.7b", ALONE, 2),
-}  # fmt: skip
+    "GPT-3 6.7B": ("gpt", "gpt3-6.7b", PIPELINE, 8),
+    "Llama 7B": ("llama", "llama-7b", PIPELINE, 8),
+    "GPT-3 6.7B, 32 layers, flash": ("gpt", "gpt3-6.7b", LONG, 8),
+    "Llama 7B, 32 layers, flash": ("llama", "llama-7b", LONG, 8),
+    "GPT-3 6.7B, pp 2, vpp 2": ("gpt", "gpt3-6.7b", CHUNKS, 4),
+    "GPT-3 6.7B, pp 1, 2 layers": ("gpt", "gpt3-6.7b", ALONE, 2),
+}
 """Name -> script, its preset, its words, and ranks."""
 USUAL = ("GPT-3 6.7B", "Llama 7B")
 BY_HAND = ("none", "attention", "full")
@@ -80,9 +87,16 @@ def planned(programs: Sequence[Program], cost: CostModel, options: dict[str, Any
     assert outcome is not None
     assert outcome.before is not None
     kept, recomputed, moved = (sum(part) for part in zip(*(became_of_saved(plan, cost) for plan in plans), strict=True))
-    return {"step_ms": outcome.plan.step_ns / 1e6, "peak_bytes": outcome.plan.peak_bytes, "kept_bytes": kept,
-            "recomputed_bytes": recomputed, "offloaded_bytes": moved, "stock_ms": outcome.before.step_ns / 1e6,
-            "stock_peak_bytes": outcome.before.peak_bytes, "cpu_s": round(time.process_time() - start, 1)}  # fmt: skip
+    return {
+        "step_ms": outcome.plan.step_ns / 1e6,
+        "peak_bytes": outcome.plan.peak_bytes,
+        "kept_bytes": kept,
+        "recomputed_bytes": recomputed,
+        "offloaded_bytes": moved,
+        "stock_ms": outcome.before.step_ns / 1e6,
+        "stock_peak_bytes": outcome.before.peak_bytes,
+        "cpu_s": round(time.process_time() - start, 1),
+    }
 
 
 def gaps(program: Program) -> list[dict[str, float]]:
@@ -136,11 +150,23 @@ def measured(models: dict[str, dict[str, list[Program]]]) -> list[dict[str, Any]
     with ProcessPoolExecutor() as pool:
         asked = {model: pool.submit(by_hand, programs) for model, programs in models.items()}
         hand = {model: each.result() for model, each in asked.items()}
-        ours = {(model, name): pool.submit(within, programs["none"], options, fractions_of(hand[model]))
-                for model, programs in models.items() for name, options in OURS.items()}  # fmt: skip
-        return [{"model": model, "by_hand": hand[model], "exact": gaps(models[model]["none"][0]),
-                 "budgets": [{"fraction": fraction, **{name: ours[model, name].result()[k] for name in OURS}}
-                             for k, fraction in enumerate(fractions_of(hand[model]))]} for model in models]  # fmt: skip
+        ours = {
+            (model, name): pool.submit(within, programs["none"], options, fractions_of(hand[model]))
+            for model, programs in models.items()
+            for name, options in OURS.items()
+        }
+        return [
+            {
+                "model": model,
+                "by_hand": hand[model],
+                "exact": gaps(models[model]["none"][0]),
+                "budgets": [
+                    {"fraction": fraction, **{name: ours[model, name].result()[k] for name in OURS}}
+                    for k, fraction in enumerate(fractions_of(hand[model]))
+                ],
+            }
+            for model in models
+        ]
 
 
 def others(out: Path, models: Sequence[str]) -> list[dict[str, Any]]:
@@ -155,8 +181,11 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument("--model", action="append", choices=MODELS, help="only these")
     args = parse(options, argv)
     names, out = args.model or list(USUAL), args.out or RESULTS / "budgets.json"
-    models = {"tiny": {"none": small()}} if args.quick else {
-        model: {name: programs_of(model, name, args.folder) for name in BY_HAND} for model in names}  # fmt: skip
+    models = (
+        {"tiny": {"none": small()}}
+        if args.quick
+        else {model: {name: programs_of(model, name, args.folder) for name in BY_HAND} for model in names}
+    )
     kept = [] if args.quick else others(out, names)
     found = sorted([*measured(models), *kept], key=lambda each: [*MODELS, each["model"]].index(each["model"]))
     store("budgets", {**meta(), "profile": "h200", "arguments": WORDS, "models": found}, args.out)

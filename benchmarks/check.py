@@ -49,8 +49,15 @@ def measure(num_items: int, runs: int) -> dict[str, Any]:
         findings = len(check(programs, GPU))
         seconds.append(time.thread_time() - start)
     found = middle(seconds, 3)
-    return {"ranks": len(programs), "ops_a_rank": len(programs[0].ops), "items_a_rank": items // RANKS, "items": items,
-            "check_s": found, "us_an_item": round(1e6 * found["median"] / items, 2), "findings": findings}  # fmt: skip
+    return {
+        "ranks": len(programs),
+        "ops_a_rank": len(programs[0].ops),
+        "items_a_rank": items // RANKS,
+        "items": items,
+        "check_s": found,
+        "us_an_item": round(1e6 * found["median"] / items, 2),
+        "findings": findings,
+    }
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -85,9 +85,11 @@ def host() -> str:
     """The executor's cost of an operation."""
     found = raw("h200/testbed_host.json")
     fast, alone, two = found["fast"], found["fast in one thread"]["an_op_us"], found["event"]["an_op_us_two_streams"]
-    return (f"an operation costs the executor {fast['an_op_us']:.1f} us ({alone:.1f} us from one thread), "
-            f"{fast['an_op_us_two_streams']:.1f} us where two streams alternate, {two:.1f} us there where memory is collected by "
-            f"events; a job {fast['a_job_us']:.1f} us beyond its operations")  # fmt: skip
+    return (
+        f"an operation costs the executor {fast['an_op_us']:.1f} us ({alone:.1f} us from one thread), "
+        f"{fast['an_op_us_two_streams']:.1f} us where two streams alternate, {two:.1f} us there where memory is collected by "
+        f"events; a job {fast['a_job_us']:.1f} us beyond its operations"
+    )
 
 
 def oracle_of(source: str) -> dict[str, Row]:
@@ -102,8 +104,11 @@ def oracle_errors() -> str:
     rows = []
     for name, own in oracle_of("own").items():
         judged = [each["judged"]["simulator"] for each in (own, oracle_of("left-out")[name])]
-        shown = [[f"{100 * each['median_abs']:.1f}" for each in judged], [f"{100 * each['worst'][1]:+.1f}" for each in judged],
-                 [f"{100 * each['order']:.0f}" for each in judged]]  # fmt: skip
+        shown = [
+            [f"{100 * each['median_abs']:.1f}" for each in judged],
+            [f"{100 * each['worst'][1]:+.1f}" for each in judged],
+            [f"{100 * each['order']:.0f}" for each in judged],
+        ]
         rows.append([name, *(f"{' / '.join(both)} %" for both in shown)])
     return table(["", "median error own / left out", "worst own / left out", "order right own / left out"], rows)
 
@@ -117,11 +122,21 @@ def oracle_orders() -> str:
         for form in ("dx-first", "mixed"):
             ours = {each["memory"]: each for each in found["planner"] if each["form"] == form}
             best = ours["free"]["best_known"]
-            row += [" / ".join(f"{100 * each['gain']:+.1f} % ({100 * each['comm_saved']:.0f} %)" for each in ours.values()),
-                    f"{100 * best['measured_gain']:+.1f} % ({100 * best['measured_comm_saved']:.0f} %)"]  # fmt: skip
+            row += [
+                " / ".join(f"{100 * each['gain']:+.1f} % ({100 * each['comm_saved']:.0f} %)" for each in ours.values()),
+                f"{100 * best['measured_gain']:+.1f} % ({100 * best['measured_comm_saved']:.0f} %)",
+            ]
         rows.append(row)
-    return table(["gain over serial (of communication's time saved)", "dx-first, free / plain order's memory", "best known, measured",
-                  "mixed, free / plain order's memory", "best known, measured"], rows)  # fmt: skip
+    return table(
+        [
+            "gain over serial (of communication's time saved)",
+            "dx-first, free / plain order's memory",
+            "best known, measured",
+            "mixed, free / plain order's memory",
+            "best known, measured",
+        ],
+        rows,
+    )
 
 
 @claim
@@ -140,7 +155,11 @@ def beside_transfers() -> str:
     sizes = sorted((int(name.partition(" of ")[2]), row["stretch"]) for name, row in waits.items() if " of " in name)
     products = ", ".join(f"{stretch:.2f} ({elements / 1e6:.1f} million)" for elements, stretch in sizes)
     kinds = ("attention", "attention_grad", "gelu_tanh", "layer_norm", "add", "cast")
-    beside = [", ".join(f"{name} {rows[name]['stretch']:.2f}" for name in kinds if rows.get(name, {"n": 0})["n"] >= FEWEST)
-              for rows in (waits, moves)]  # fmt: skip
-    return (f"products {products} times as long, by the elements of their result; {beside[0]}. Beside one that moves data products take "
-            f"{moves['gemm']['stretch']:.2f} times as long; {beside[1]}")  # fmt: skip
+    beside = [
+        ", ".join(f"{name} {rows[name]['stretch']:.2f}" for name in kinds if rows.get(name, {"n": 0})["n"] >= FEWEST)
+        for rows in (waits, moves)
+    ]
+    return (
+        f"products {products} times as long, by the elements of their result; {beside[0]}. Beside one that moves data products take "
+        f"{moves['gemm']['stretch']:.2f} times as long; {beside[1]}"
+    )

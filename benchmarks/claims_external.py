@@ -31,8 +31,10 @@ def distance(pairs: Sequence[Pair]) -> str:
     """Median error, median amount, and the part that the claimed error covers."""
     errors = [(said.dur_ns / 1e3 / us - 1, said.rel_error) for us, said in pairs]
     covered = sum(abs(error) <= claimed for error, claimed in errors) / len(errors)
-    return (f"{100 * median(error for error, _ in errors):+.0f} %, {100 * median(abs(error) for error, _ in errors):.0f} %, "
-            f"{covered:.0%} of {len(errors)}")  # fmt: skip
+    return (
+        f"{100 * median(error for error, _ in errors):+.0f} %, {100 * median(abs(error) for error, _ in errors):.0f} %, "
+        f"{covered:.0%} of {len(errors)}"
+    )
 
 
 @claim
@@ -70,8 +72,10 @@ def external_collectives() -> str:
             said = cost.part_time(Part(kind, "comm", "float16", (), 0, size), gpus)
             found.setdefault((gpus, size_label(size), device), []).append((us, said))
     keys = dict.fromkeys((gpus, label) for gpus, label, _ in sorted(found, key=lambda key: key[0]))
-    return table(["GPUs", "message", *DEVICES.values()],
-                 ([str(gpus), label, *(distance(found[gpus, label, device]) for device in DEVICES)] for gpus, label in keys))  # fmt: skip
+    return table(
+        ["GPUs", "message", *DEVICES.values()],
+        ([str(gpus), label, *(distance(found[gpus, label, device]) for device in DEVICES)] for gpus, label in keys),
+    )
 
 
 @claim
@@ -84,8 +88,10 @@ def external_measured() -> str:
             if gpus == 2 and (kind, size) in ours:
                 found.setdefault((kind, size_label(size)), []).append(ours[kind, size]["dur_us"] / us)
     labels = [label for _, _, label in SIZES]
-    return table(["both cards", *labels], ([kind, *(_ratios(found[kind, label]) for label in labels)]
-                                           for kind in dict.fromkeys(kind for kind, _ in found)))  # fmt: skip
+    return table(
+        ["both cards", *labels],
+        ([kind, *(_ratios(found[kind, label]) for label in labels)] for kind in dict.fromkeys(kind for kind, _ in found)),
+    )
 
 
 def _ratios(values: Iterable[float]) -> str:

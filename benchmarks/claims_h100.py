@@ -12,9 +12,15 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.gpu import results
 from benchmarks.gpu.by_kind import OTHER
 
-KINDS = (("products", ("gemm",)), ("attention", ("attention",)), ("transposes", ("transpose",)), ("casts", ("cast",)),
-         ("gradients of additions, products by element and means", ("add_grad", "multiply_grad", "mean")),
-         ("layer norms, GELU, SiLU", ("layer_norm", "gelu", "silu")), ("all else", ("",)))  # fmt: skip
+KINDS = (
+    ("products", ("gemm",)),
+    ("attention", ("attention",)),
+    ("transposes", ("transpose",)),
+    ("casts", ("cast",)),
+    ("gradients of additions, products by element and means", ("add_grad", "multiply_grad", "mean")),
+    ("layer norms, GELU, SiLU", ("layer_norm", "gelu", "silu")),
+    ("all else", ("",)),
+)
 """What a table calls kinds of operations -> how their names begin; the first that fits."""
 MODELS = {"gpt-2": "GPT, 2 layers", "gpt-4": "GPT, 4 layers", "llama-2": "Llama, 2 layers", "llama-4": "Llama, 4 layers"}
 """How a case's name begins -> what a table calls it."""
@@ -40,11 +46,13 @@ def h100_steps() -> str:
     within = [row["step_ms"]["max"] / row["step_ms"]["min"] - 1 for row in every]
     same = sum(row["losses_equal_stock"] and row["parameters_equal_stock"] for row in every)
     amount = statistics.median(map(abs, ours_off))
-    return (f"simulated steps are off by {span(stock_off)} for Paddle's own plan ({len(stock)} runs) and by {span(ours_off)} for "
-            f"ours ({len(ours)}; median of the amounts {100 * amount:.1f} %), peaks by {100 * off:.2f} % at most; {right} of {pairs} pairs "
-            f"of plans of a case come in the right order. Slowest over fastest step of a run: {100 * statistics.median(within):.1f} % in "
-            f"the median, up to {100 * max(within):.1f} %; stock again {100 * min(again):.1f} to {100 * max(again):.1f} % apart. {same} of "
-            f"{len(every)} runs have stock's losses of every step and all its parameters, bit for bit")  # fmt: skip
+    return (
+        f"simulated steps are off by {span(stock_off)} for Paddle's own plan ({len(stock)} runs) and by {span(ours_off)} for "
+        f"ours ({len(ours)}; median of the amounts {100 * amount:.1f} %), peaks by {100 * off:.2f} % at most; {right} of {pairs} pairs "
+        f"of plans of a case come in the right order. Slowest over fastest step of a run: {100 * statistics.median(within):.1f} % in "
+        f"the median, up to {100 * max(within):.1f} %; stock again {100 * min(again):.1f} to {100 * max(again):.1f} % apart. {same} of "
+        f"{len(every)} runs have stock's losses of every step and all its parameters, bit for bit"
+    )
 
 
 @claim
@@ -61,8 +69,13 @@ def h100_costs() -> str:
     for name, rows in (("H100", steps()), ("H200", stored)):
         stock = {row["case"]: row for row in rows if row["plan"] == "stock"}
         budgets = [row for row in rows if row["plan"].startswith(results.BUDGET)]
-        dearer = [(row["step_ms"]["median"] / stock[row["case"]]["step_ms"]["median"],
-                   row["simulated"]["step_ms"] / stock[row["case"]]["simulated"]["step_ms"]) for row in budgets]  # fmt: skip
+        dearer = [
+            (
+                row["step_ms"]["median"] / stock[row["case"]]["step_ms"]["median"],
+                row["simulated"]["step_ms"] / stock[row["case"]]["simulated"]["step_ms"],
+            )
+            for row in budgets
+        ]
         off = [100 * (simulated - measured) for measured, simulated in dearer]
         shown.append(f"{name} {span(measured - 1 for measured, _ in dearer)} (simulated {min(off):+.1f} to {max(off):+.1f} points off)")
     return "; ".join(shown)
@@ -74,8 +87,13 @@ def h100_kinds() -> str:
     found = {step["case"].partition("-layers")[0]: step["kinds"] for step in raw("h100/by_kind.json")["steps"] if step["plan"] == "auto"}
     sums: dict[str, list[tuple[float, ...]]] = {}
     for name, _ in KINDS:
-        sums[name] = [tuple(sum(took[key] for kind, took in found[case].items() if kind != OTHER and _group(kind) == name) / 1e3
-                            for key in ("measured_us", "fastest_us", "predicted_us")) for case in MODELS]  # fmt: skip
+        sums[name] = [
+            tuple(
+                sum(took[key] for kind, took in found[case].items() if kind != OTHER and _group(kind) == name) / 1e3
+                for key in ("measured_us", "fastest_us", "predicted_us")
+            )
+            for case in MODELS
+        ]
     sums["together"] = [tuple(map(sum, zip(*column, strict=True))) for column in zip(*sums.values(), strict=True)]
     head = ["ms a step: measured, if each took what the fastest of its sizes did, profile h100", *MODELS.values()]
     return table(head, ([name, *(", ".join(f"{ms:.1f}" for ms in cell) for cell in cells)] for name, cells in sums.items()))
@@ -89,8 +107,10 @@ def _group(kind: str) -> str:
 def h100_products() -> str:
     """What products take in traced steps against the profile, as they are and as the fastest of each size."""
     tooks = [took for step in raw("h100/by_kind.json")["steps"] for kind, took in step["kinds"].items() if kind == "gemm bfloat16"]
-    return (f"{span(took['measured_us'] / took['predicted_us'] - 1 for took in tooks)} against the profile; if each took what the "
-            f"fastest one of its sizes did, {span(took['fastest_us'] / took['predicted_us'] - 1 for took in tooks)}")  # fmt: skip
+    return (
+        f"{span(took['measured_us'] / took['predicted_us'] - 1 for took in tooks)} against the profile; if each took what the "
+        f"fastest one of its sizes did, {span(took['fastest_us'] / took['predicted_us'] - 1 for took in tooks)}"
+    )
 
 
 @claim
@@ -112,5 +132,7 @@ def h200_again() -> str:
     took = (row["step_ms"]["median"] / old["step_ms"]["median"] - 1 for row, old in pairs)
     held = (row["peak_bytes_by_rank"][0]["allocated"] / old["peak_bytes_by_rank"][0]["allocated"] - 1 for row, old in pairs)
     bits = sum(row["bits"] == old["bits"] and row["losses_equal_stock"] and row["parameters_equal_stock"] for row, old in pairs)
-    return (f"{len(pairs)} of the 20 runs: steps {span(took)}, peaks of tensors {span(held, 2)} from what they were, and the same losses "
-            f"and parameters bit for bit in {bits}")  # fmt: skip
+    return (
+        f"{len(pairs)} of the 20 runs: steps {span(took)}, peaks of tensors {span(held, 2)} from what they were, and the same losses "
+        f"and parameters bit for bit in {bits}"
+    )

@@ -85,9 +85,19 @@ def gains() -> str:
     """Smallest and largest gain of each form by the axes of its cases."""
     found = {form: by_place(pairs([form])) for form in FORMS}
     places = by_place(pairs(FORMS))
-    return table(["gain over the baseline (cases)", *FORMS], (
-        [place, *(f"{span(pair.gain for pair in found[form][place])} ({len(found[form][place])})" if place in found[form] else ""
-                  for form in FORMS)] for place in places))  # fmt: skip
+    return table(
+        ["gain over the baseline (cases)", *FORMS],
+        (
+            [
+                place,
+                *(
+                    f"{span(pair.gain for pair in found[form][place])} ({len(found[form][place])})" if place in found[form] else ""
+                    for form in FORMS
+                ),
+            ]
+            for place in places
+        ),
+    )
 
 
 @claim
@@ -97,8 +107,10 @@ def gains_in_readme() -> str:
     found = {form: by_place(_newest(pairs([form]))) for form in forms}
     rows = [place for place in by_place(pairs(forms)) if place != "one GPU"]
     cells = {(form, place): f"{span(pair.gain for pair in here)} ({len(here)})" for form in forms for place, here in found[form].items()}
-    return table(["gain over Paddle's plan (cases)", *(f"`{form}`" for form in forms)],
-                 ([place, *(cells.get((form, place), "not measured") for form in forms)] for place in rows))  # fmt: skip
+    return table(
+        ["gain over Paddle's plan (cases)", *(f"`{form}`" for form in forms)],
+        ([place, *(cells.get((form, place), "not measured") for form in forms)] for place in rows),
+    )
 
 
 def _newest(found: Iterable[Pair]) -> list[Pair]:
@@ -118,8 +130,10 @@ def gains_in_short() -> str:
         ranges = "; ".join(f"{span(pair.gain for pair in here)} at {place}" for place, here in found)
         said.append(f"`{form}` {ranges}")
     now = [pair.gain for pair in pairs(["offload-1"]) if BY_COPIES not in pair.ours["sitting"]]
-    return (f"step time gained over stock, smallest to largest of all cases: {'. '.join(said)}. Offload of all that can move, "
-            f"with the host's waits as they are now: {span(now)}")  # fmt: skip
+    return (
+        f"step time gained over stock, smallest to largest of all cases: {'. '.join(said)}. Offload of all that can move, "
+        f"with the host's waits as they are now: {span(now)}"
+    )
 
 
 @claim
@@ -161,9 +175,11 @@ def repeated() -> str:
     kept = [[step for step in run if step <= LATE] for run in runs]
     late = sum(step > LATE for step in steps)
     within = [max(run) / min(run) - 1 for run in kept]
-    return (f"the baseline run again in the same session: {100 * min(again):.1f} to {100 * max(again):.1f} % apart ({len(again)} pairs). "
-            f"Slowest over fastest step of a run: {100 * statistics.median(within):.1f} % in the median, up to {100 * max(within):.0f} %, "
-            f"without the {late} of {len(steps)} steps that took {LATE} to {max(steps):.1f} times the median")  # fmt: skip
+    return (
+        f"the baseline run again in the same session: {100 * min(again):.1f} to {100 * max(again):.1f} % apart ({len(again)} pairs). "
+        f"Slowest over fastest step of a run: {100 * statistics.median(within):.1f} % in the median, up to {100 * max(within):.0f} %, "
+        f"without the {late} of {len(steps)} steps that took {LATE} to {max(steps):.1f} times the median"
+    )
 
 
 @claim
@@ -215,11 +231,13 @@ def bits() -> str:
     two = sum(len(each) > 1 for each in stocks.values())
     failed = sum("failed" in row for row in runs)
     names = ", ".join(f"`{row['case']}` {row['plan']}" for row in unlike)
-    return (f"of {len(runs)} runs ({failed} failed) {len(compared)} have a baseline of their own session beside them, and {same} of these "
-            "have its losses of every step and all its parameters after the last, bit for bit. "
-            f"{len(others)} were run without one: by their last loss {len(like)} are like a baseline of the same arguments in another "
-            f"session, {len(lone)} have none, {len(unlike)} are like none{': ' * bool(unlike)}{names}. "
-            f"The baseline's own last loss differs between sessions in {two} cases")  # fmt: skip
+    return (
+        f"of {len(runs)} runs ({failed} failed) {len(compared)} have a baseline of their own session beside them, and {same} of these "
+        "have its losses of every step and all its parameters after the last, bit for bit. "
+        f"{len(others)} were run without one: by their last loss {len(like)} are like a baseline of the same arguments in another "
+        f"session, {len(lone)} have none, {len(unlike)} are like none{': ' * bool(unlike)}{names}. "
+        f"The baseline's own last loss differs between sessions in {two} cases"
+    )
 
 
 # -- peaks -----------------------------------------------------------------------------------------------------------
@@ -241,9 +259,12 @@ def peaks() -> str:
     def planned(plan: str) -> list[int]:
         return [size for _, case in PEAKS for size in found[case, plan]["simulated"]["in_order_peak_bytes_by_rank"]]
 
-    rows = [("plain, measured", held("plain")), ("offload, measured", held("offload")),
-            ("saved, measured", [a - b for a, b in zip(held("plain"), held("offload"), strict=True)]),
-            ("saved, planned (in issue order)", [a - b for a, b in zip(planned("plain"), planned("offload"), strict=True)])]  # fmt: skip
+    rows = [
+        ("plain, measured", held("plain")),
+        ("offload, measured", held("offload")),
+        ("saved, measured", [a - b for a, b in zip(held("plain"), held("offload"), strict=True)]),
+        ("saved, planned (in issue order)", [a - b for a, b in zip(planned("plain"), planned("offload"), strict=True)]),
+    ]
     head = ["bytes held by tensors, stage", *(word for name, _ in PEAKS for word in (f"{name}: first", "last"))]
     return table(head, ([name, *(f"{size:,}" for size in sizes)] for name, sizes in rows))
 
@@ -259,9 +280,11 @@ def peaks_held() -> str:
 
     took = ([found[case, plan]["step_ms"]["median"] for plan in ("plain", "offload")] for _, case in PEAKS)
     steps = " and ".join(f"{plain:.1f} -> {offload:.1f}" for plain, offload in took)
-    return ("with what side streams hold (`in_use`, workspaces included): "
-            f"first stages {said('in_use', 0)} GB, last {said('in_use', 1)}. "
-            f"Pools reserve {said('reserved', 0)} GB on first stages, {said('reserved', 1)} on last ones. Steps: {steps} ms")  # fmt: skip
+    return (
+        "with what side streams hold (`in_use`, workspaces included): "
+        f"first stages {said('in_use', 0)} GB, last {said('in_use', 1)}. "
+        f"Pools reserve {said('reserved', 0)} GB on first stages, {said('reserved', 1)} on last ones. Steps: {steps} ms"
+    )
 
 
 # -- simulated -------------------------------------------------------------------------------------------------------
@@ -303,8 +326,11 @@ def measured_budgets() -> str:
 def delays() -> str:
     """Plans with transfers delayed, without, and with all issued where they were, beside stock of their sitting."""
     compared = {row["sitting"] for row in layers() if row["plan"] == "auto-in-place"}
-    runs = {results.run_of(row): row for row in layers()
-            if "step_ms" in row and ("transfers delayed" in row["sitting"] or row["sitting"] in compared)}  # fmt: skip
+    runs = {
+        results.run_of(row): row
+        for row in layers()
+        if "step_ms" in row and ("transfers delayed" in row["sitting"] or row["sitting"] in compared)
+    }
     plans = ("zb-h1-undelayed", "zb-h1", "auto-undelayed", "auto-in-place", "auto", "mixed", "lag-1")
     rows = []
     for case, sitting in dict.fromkeys((case, sitting) for case, _, sitting in runs):

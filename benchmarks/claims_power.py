@@ -16,8 +16,13 @@ LOADS = {"gemm 8192x8192x8192": "8192 x 8192 x 8192", "gemm 2048x4096x4096": "20
 """Products whose load begins and ends, and comes and goes."""
 FALLEN, RISEN = 0.95, 1.03
 """Parts of the clock with which a load begins below which it has fallen, and of that at its end above which it has risen again."""
-AT_REST = {"idle": "nothing queued", "wait 1 thread": "one thread sleeps", "spin 16 blocks": "16 blocks wait for a flag",
-           "spin 32 blocks": "32 blocks wait", "spin 132 blocks": "132 blocks wait"}  # fmt: skip
+AT_REST = {
+    "idle": "nothing queued",
+    "wait 1 thread": "one thread sleeps",
+    "spin 16 blocks": "16 blocks wait for a flag",
+    "spin 32 blocks": "32 blocks wait",
+    "spin 132 blocks": "132 blocks wait",
+}
 WAITING = {"all_reduce waits": "an all_reduce waits", "recv waits": "a receive waits"}
 
 
@@ -34,8 +39,10 @@ def power_parameters() -> str:
     """What holds for a device as a whole."""
     said = []
     for name, part in _parts().items():
-        said.append(f"{name}: limit {part.limit_w:.0f} W, static {part.static_w:.0f} W ({part.note.partition('static draw ')[2]}), "
-                    f"energy of a kernel as the clock to the power of {part.energy_exponent:.2f}")  # fmt: skip
+        said.append(
+            f"{name}: limit {part.limit_w:.0f} W, static {part.static_w:.0f} W ({part.note.partition('static draw ')[2]}), "
+            f"energy of a kernel as the clock to the power of {part.energy_exponent:.2f}"
+        )
     return "; ".join(said)
 
 
@@ -77,8 +84,10 @@ def power_reaction() -> str:
     """When the clock falls after a load begins that draws more than the limit, and rises after it ends."""
     found = [each for file in _files().values() for gpu in file["gpus"] for each in gpu["steps"] if each["kind"] in LOADS]
     falls, rises = [_falls(each) for each in found], [_rises(each) for each in found]
-    return (f"from idle the clock falls {min(falls):.0f} to {max(falls):.0f} ms after products begin, and begins to rise "
-            f"{min(rises):.0f} to {max(rises):.0f} ms after they end ({len(found)} runs: two products, two GPUs of each kind)")  # fmt: skip
+    return (
+        f"from idle the clock falls {min(falls):.0f} to {max(falls):.0f} ms after products begin, and begins to rise "
+        f"{min(rises):.0f} to {max(rises):.0f} ms after they end ({len(found)} runs: two products, two GPUs of each kind)"
+    )
 
 
 def _falls(each: Row) -> float:

@@ -15,8 +15,10 @@ def road() -> str:
     for row, dtype in zip(raw("road.json")["rows"], ("float32", "bfloat16"), strict=True):
         took, share = {name: each["median"] for name, each in row["cpu_s"].items()}, row["share"]
         parts = ", ".join(f"{name} {took[name]:.2f}" for name in ("capture", "passes", "checks", "lowering"))
-        said.append(f"{dtype}: share {share['min']:.2f} to {share['max']:.2f} in {share['runs']} processes, {took['interlace']:.1f} of "
-                    f"{took['paddle']:.1f} s ({parts})")  # fmt: skip
+        said.append(
+            f"{dtype}: share {share['min']:.2f} to {share['max']:.2f} in {share['runs']} processes, {took['interlace']:.1f} of "
+            f"{took['paddle']:.1f} s ({parts})"
+        )
     return "; ".join(said)
 
 
@@ -26,11 +28,18 @@ def executor() -> str:
     found = raw("executor.json")
     sizes, job, flagged = found["programs"], found["jobs"]["us_per_job"], found["jobs"]["us_per_job_traced"]
     numbers, built, held, issued = (
-        " / ".join(words) for words in (
-            [f"{row['ops']:,}" for row in sizes], [f"{row['build_cpu_s']['median']:.2g}" for row in sizes],
-            [f"{row['mb']['median']:.0f}" for row in sizes], [f"{row['us_per_op']['median']:.1f}" for row in sizes]))  # fmt: skip
-    return (f"{numbers} operations build in {built} CPU seconds (power {found['build_grows_with_ops_to_the']}) and {held} MB. "
-            f"An operation of them takes {issued} us, a job {job:.0f} us, {flagged:.0f} us with the flag")  # fmt: skip
+        " / ".join(words)
+        for words in (
+            [f"{row['ops']:,}" for row in sizes],
+            [f"{row['build_cpu_s']['median']:.2g}" for row in sizes],
+            [f"{row['mb']['median']:.0f}" for row in sizes],
+            [f"{row['us_per_op']['median']:.1f}" for row in sizes],
+        )
+    )
+    return (
+        f"{numbers} operations build in {built} CPU seconds (power {found['build_grows_with_ops_to_the']}) and {held} MB. "
+        f"An operation of them takes {issued} us, a job {job:.0f} us, {flagged:.0f} us with the flag"
+    )
 
 
 @claim
@@ -85,8 +94,10 @@ def simulator() -> str:
         for row in rows
     )
     plain = [row["plain_over_fast"] for row in raw("simulator.json")["rows"] if "plain_over_fast" in row]
-    return (f"{said}. 5 million take {min(whole):.1f} to {max(whole):.1f} s of one core in all, the events alone {min(engine):.1f} to "
-            f"{max(engine):.1f}, for which the plain simulator takes {min(plain):.0f} to {max(plain):.0f} times as long")  # fmt: skip
+    return (
+        f"{said}. 5 million take {min(whole):.1f} to {max(whole):.1f} s of one core in all, the events alone {min(engine):.1f} to "
+        f"{max(engine):.1f}, for which the plain simulator takes {min(plain):.0f} to {max(plain):.0f} times as long"
+    )
 
 
 @claim
@@ -94,10 +105,19 @@ def stages() -> str:
     """CPU seconds of each command on large worlds."""
     names = ("dump", "plan", "check", "timeline", "report")
     head = ["ranks: pp x mp x dp", "layers", "micro-batches", "programs", *(f"`{name}` s" for name in names)]
-    return table(head, [
-        [f"{row['world']:,}: {row['pp']} x {row['mp']} x {row['dp']}", str(row["layers"]), str(row["micro_batches"]), str(row["programs"]),
-         *("as above" if name == "dump" and row["built"] else f"{row[name]['cpu_s']:.1f}" for name in names)]
-        for row in raw("stages.json")["rows"]])  # fmt: skip
+    return table(
+        head,
+        [
+            [
+                f"{row['world']:,}: {row['pp']} x {row['mp']} x {row['dp']}",
+                str(row["layers"]),
+                str(row["micro_batches"]),
+                str(row["programs"]),
+                *("as above" if name == "dump" and row["built"] else f"{row[name]['cpu_s']:.1f}" for name in names),
+            ]
+            for row in raw("stages.json")["rows"]
+        ],
+    )
 
 
 @claim
@@ -115,10 +135,18 @@ def schedules_over_bound() -> str:
 
 def _schedules(rows: list[dict[str, Any]]) -> str:
     forms = ("stock", "dx-first", "mixed", "zb-h1", "auto")
-    return table(["mp 2 where no other, micro-batches", "bound, firm", *forms, "auto over the bound, firm"], [
-        [f"{row['case']}, {row['micro_batches']}", _both(row, "{:.0f}", lambda bound, _: bound),
-         *(_schedule(row[form], row["stock"]) for form in forms),
-         _both(row, "{:+.0%}", lambda bound, row: row["auto"]["step_ms"] / bound - 1)] for row in rows])  # fmt: skip
+    return table(
+        ["mp 2 where no other, micro-batches", "bound, firm", *forms, "auto over the bound, firm"],
+        [
+            [
+                f"{row['case']}, {row['micro_batches']}",
+                _both(row, "{:.0f}", lambda bound, _: bound),
+                *(_schedule(row[form], row["stock"]) for form in forms),
+                _both(row, "{:+.0%}", lambda bound, row: row["auto"]["step_ms"] / bound - 1),
+            ]
+            for row in rows
+        ],
+    )
 
 
 def _both(row: dict[str, Any], form: str, of: Callable[[float, dict[str, Any]], float]) -> str:
@@ -142,12 +170,17 @@ def schedules_in_short() -> str:
     rows = raw("schedules.json")["rows"]
     for row in rows:
         stock = row["stock"]
-        others = [row[form]["step_ms"] for form in ("stock", "dx-first", "mixed", "zb-h1")
-                  if "why_not" not in row[form] and row[form]["peak_bytes"] <= 1.01 * stock["peak_bytes"]]  # fmt: skip
+        others = [
+            row[form]["step_ms"]
+            for form in ("stock", "dx-first", "mixed", "zb-h1")
+            if "why_not" not in row[form] and row[form]["peak_bytes"] <= 1.01 * stock["peak_bytes"]
+        ]
         gains.append(stock["step_ms"] / row["auto"]["step_ms"] - 1)
         ahead.append(stock["step_ms"] / row["auto"]["step_ms"] - stock["step_ms"] / min(others))
-    return (f"`auto` gains {span(gains)} over Paddle's own plan in {len(gains)} cases, "
-            f"{100 * min(ahead):.1f} to {100 * max(ahead):.1f} points more than the best other form that holds no more")  # fmt: skip
+    return (
+        f"`auto` gains {span(gains)} over Paddle's own plan in {len(gains)} cases, "
+        f"{100 * min(ahead):.1f} to {100 * max(ahead):.1f} points more than the best other form that holds no more"
+    )
 
 
 @claim
@@ -201,11 +234,23 @@ def budget_aims() -> str:
         price, ours = full["stock_ms"] - none["stock_ms"], {at: row["both"] for at, row in row_of.items() if "step_ms" in row["both"]}
         over = {at: each["step_ms"] / fastest - 1 for at, each in ours.items() if (fastest := _fastest_other(hand, row_of[at], at * peak))}
         worst = max(over, key=lambda at: over[at])
-        rows.append([model["model"], f"{100 * (ours[0.8]['step_ms'] / free - 1):.1f} %" if 0.8 in ours else "cannot be kept",
-                     f"{full['stock_ms'] - at_full:.0f} of {price:.0f} ms ({(full['stock_ms'] - at_full) / price:.0%})",
-                     f"{100 * over[worst]:+.1f} % (at {worst:.0%})"])  # fmt: skip
-    return table(["", "80 % over no limit", "won back, at its peak, of what full recomputation by hand costs Paddle's own plan",
-                  "both over the fastest other in the same memory, at worst"], rows)  # fmt: skip
+        rows.append(
+            [
+                model["model"],
+                f"{100 * (ours[0.8]['step_ms'] / free - 1):.1f} %" if 0.8 in ours else "cannot be kept",
+                f"{full['stock_ms'] - at_full:.0f} of {price:.0f} ms ({(full['stock_ms'] - at_full) / price:.0%})",
+                f"{100 * over[worst]:+.1f} % (at {worst:.0%})",
+            ]
+        )
+    return table(
+        [
+            "",
+            "80 % over no limit",
+            "won back, at its peak, of what full recomputation by hand costs Paddle's own plan",
+            "both over the fastest other in the same memory, at worst",
+        ],
+        rows,
+    )
 
 
 @claim
@@ -222,9 +267,11 @@ def budgets_in_short() -> str:
             dearer.append(row_of[0.8]["step_ms"] / free - 1)
         else:
             cannot += 1
-    return (f"0.8 of the baseline's peak costs {100 * min(dearer):.1f} to {100 * max(dearer):.1f} % of the step ({len(dearer)} models; "
-            f"{cannot} cannot keep it); at the peak of full recomputation by hand {100 * min(won):.0f} to {100 * max(won):.0f} % of its "
-            "price is won back")  # fmt: skip
+    return (
+        f"0.8 of the baseline's peak costs {100 * min(dearer):.1f} to {100 * max(dearer):.1f} % of the step ({len(dearer)} models; "
+        f"{cannot} cannot keep it); at the peak of full recomputation by hand {100 * min(won):.0f} to {100 * max(won):.0f} % of its "
+        "price is won back"
+    )
 
 
 def _fastest_other(hand: dict[str, Any], row: dict[str, Any], budget: float) -> float | None:
@@ -246,9 +293,19 @@ def recompute() -> str:
     rows += [("without what nothing reads", found["unread"])]
     rows += [(f"budget {each['budget_bytes'] / 2**30:.1f} GiB", each) for each in found["budgets"] if "why_not" not in each]
     rows += [("the program built without recomputation, lowered alike", found["without"])]
-    return table(["simulated", "step ms", "gain", "live peak GiB", "peak on a GPU GiB"], [
-        [name, f"{each['step_ms']:.1f}", f"{lowered['step_ms'] / each['step_ms'] - 1:+.1%}" if k > 1 else "",
-         f"{each['peak_bytes'] / 2**30:.1f}", f"{each['gpu_peak_bytes'] / 2**30:.1f}"] for k, (name, each) in enumerate(rows)])  # fmt: skip
+    return table(
+        ["simulated", "step ms", "gain", "live peak GiB", "peak on a GPU GiB"],
+        [
+            [
+                name,
+                f"{each['step_ms']:.1f}",
+                f"{lowered['step_ms'] / each['step_ms'] - 1:+.1%}" if k > 1 else "",
+                f"{each['peak_bytes'] / 2**30:.1f}",
+                f"{each['gpu_peak_bytes'] / 2**30:.1f}",
+            ]
+            for k, (name, each) in enumerate(rows)
+        ],
+    )
 
 
 @claim
@@ -256,18 +313,24 @@ def recompute_in_short() -> str:
     """The ends of that table."""
     found = raw("recompute.json")
     lowered, unread, without = (found[name]["step_ms"] for name in ("lowered", "unread", "without"))
-    return (f"{lowered:.1f} ms in Paddle's order as Interlace lowers it, {unread:.1f} without what nothing reads, at the same peak, and "
-            f"{without:.1f} without recomputation, which a budget of its peak reaches")  # fmt: skip
+    return (
+        f"{lowered:.1f} ms in Paddle's order as Interlace lowers it, {unread:.1f} without what nothing reads, at the same peak, and "
+        f"{without:.1f} without recomputation, which a budget of its peak reaches"
+    )
 
 
 @claim
 def exposed_in_short() -> str:
     """The share of the baseline's exposed communication that stays exposed, and the gain of the step."""
     rows = raw("collectives.json")["rows"]
-    left, gains = zip(*((row["auto"]["exposed_ms"] / row["paddle"]["exposed_ms"], row["paddle"]["step_ms"] / row["auto"]["step_ms"] - 1)
-                        for row in rows), strict=True)  # fmt: skip
-    return (f"{100 * min(left):.0f} to {100 * max(left):.0f} % of the communication that the baseline exposes stays exposed, and steps "
-            f"gain {span(gains)} ({len(rows)} cases of sequence, data and expert parallelism)")  # fmt: skip
+    left, gains = zip(
+        *((row["auto"]["exposed_ms"] / row["paddle"]["exposed_ms"], row["paddle"]["step_ms"] / row["auto"]["step_ms"] - 1) for row in rows),
+        strict=True,
+    )
+    return (
+        f"{100 * min(left):.0f} to {100 * max(left):.0f} % of the communication that the baseline exposes stays exposed, and steps "
+        f"gain {span(gains)} ({len(rows)} cases of sequence, data and expert parallelism)"
+    )
 
 
 @claim
@@ -280,5 +343,7 @@ def exposed_collectives() -> str:
         share = f"{ours['exposed_ms']:.1f} ({ours['exposed_ms'] / stock['exposed_ms']:.0%})"
         of_kinds = ", ".join(f"{ours['exposed_by_kind_ms'].get(kind, 0.0):.1f}" for kind in kinds)
         rows.append([row["case"], f"{stock['step_ms']:.1f}, {ours['step_ms']:.1f}", f"{stock['exposed_ms']:.1f}", share, of_kinds])
-    return table(["simulated, H200; exposed ms (share of Paddle's own plan)", "step: Paddle, ours", "Paddle", "ours",
-                  f"{', '.join(kinds)}, ours"], rows)  # fmt: skip
+    return table(
+        ["simulated, H200; exposed ms (share of Paddle's own plan)", "step: Paddle, ours", "Paddle", "ours", f"{', '.join(kinds)}, ours"],
+        rows,
+    )

@@ -40,13 +40,17 @@ CASES = {
     "the same, sharding 1, fused buffers": (8, "llama", f"{LLAMA} {REPLICAS} --amp O2 --sharding-stage 1 --sharding-fusion"),
     "the same, sharding 2, float32": (8, "llama", f"{LLAMA} {REPLICAS} --sharding-stage 2"),
     "8 x 7B experts, ep 8, pp 2": (
-        16, "moe", "--preset 8x7b --layers 4 --dp 8 --pp 2 --flat-mesh --micro-batches 8 --batch-size 64 --attention flash --amp O2"
+        16,
+        "moe",
+        "--preset 8x7b --layers 4 --dp 8 --pp 2 --flat-mesh --micro-batches 8 --batch-size 64 --attention flash --amp O2",
     ),
     "Llama 7B, dp 2, mp 4, sharding 3, float32": (8, "llama", f"{LLAMA} {REPLICAS} --sharding-stage 3"),
     "8 x 7B experts, ep 8, pp 2, mesh of dp and mp": (
-        16, "moe", "--preset 8x7b --layers 4 --dp 8 --pp 2 --micro-batches 8 --batch-size 64 --attention flash --amp O2"
+        16,
+        "moe",
+        "--preset 8x7b --layers 4 --dp 8 --pp 2 --micro-batches 8 --batch-size 64 --attention flash --amp O2",
     ),
-}  # fmt: skip
+}
 """Ranks, example, arguments."""
 QUICK = "dp2 mp2 sharding 1, clip"
 
@@ -65,8 +69,13 @@ def judged(plans: Sequence[Program], cost: CostModel) -> dict[str, Any]:
     by_kind = {kind: round(sum(exposed_ns(result, at, kind) for at in ranks) / len(plans) / 1e6, 3) for kind in kinds}
     exposed = sum(rank.exposed_comm_ns for rank in result.ranks) / len(plans) / 1e6
     hidden = sum(rank.hidden_comm_ns for rank in result.ranks) / len(plans) / 1e6
-    return {"step_ms": round(result.step_ns / 1e6, 3), "exposed_ms": round(exposed, 3), "hidden_ms": round(hidden, 3),
-            "exposed_by_kind_ms": by_kind, "peak_bytes": max(rank.peak_bytes for rank in result.ranks)}  # fmt: skip
+    return {
+        "step_ms": round(result.step_ns / 1e6, 3),
+        "exposed_ms": round(exposed, 3),
+        "hidden_ms": round(hidden, 3),
+        "exposed_by_kind_ms": by_kind,
+        "peak_bytes": max(rank.peak_bytes for rank in result.ranks),
+    }
 
 
 def exposed_ns(result: Result, at: int, kind: str) -> int:

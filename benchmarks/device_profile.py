@@ -65,9 +65,24 @@ TRACED = {
     "gelu_tanh": "memory:gelu",
     "gelu_tanh_grad": "memory:gelu_grad",
     **{name: name for name in ("attention", "attention_grad")},
-    **{name: f"memory:{name}" for name in ("add", "cast", "multiply", "silu", "silu_grad", "square", "square_grad", "transpose",
-                                           "embedding", "embedding_grad", "layer_norm", "layer_norm_grad")},
-}  # fmt: skip
+    **{
+        name: f"memory:{name}"
+        for name in (
+            "add",
+            "cast",
+            "multiply",
+            "silu",
+            "silu_grad",
+            "square",
+            "square_grad",
+            "transpose",
+            "embedding",
+            "embedding_grad",
+            "layer_norm",
+            "layer_norm_grad",
+        )
+    },
+}
 """Kernels of beside_transfers.json -> categories; the others are parts of operations."""
 FEWEST = 5
 """Operations that a row of beside_transfers.json needs to count."""
@@ -263,8 +278,19 @@ def with_traced(looped: Iterable[Interference], raw: dict[str, Any]) -> tuple[In
             if name in TRACED and row["n"] >= FEWEST:
                 replaced = [each for each in looped if each.beside == beside and _same(each.op, TRACED[name])]
                 dims = {RESULT: int(elements)} if elements else {}
-                found.append(Interference(TRACED[name], beside, 2, row["stretch"], median([r.stretch_beside for r in replaced] or [1.0]),
-                                          (row["lowest"], row["highest"]), (1.0, 1.0), num_files=row["num_traces"], dims=dims))  # fmt: skip
+                found.append(
+                    Interference(
+                        TRACED[name],
+                        beside,
+                        2,
+                        row["stretch"],
+                        median([r.stretch_beside for r in replaced] or [1.0]),
+                        (row["lowest"], row["highest"]),
+                        (1.0, 1.0),
+                        num_files=row["num_traces"],
+                        dims=dims,
+                    )
+                )
     kept = (each for each in looped if not any(each.beside == row.beside and _same(each.op, row.op) for row in found))
     return (*kept, *found)
 

@@ -1,6 +1,6 @@
 """Programs as files: size, and time to encode, decode, verify, print and parse, by number of operations.
 
-    python benchmarks/dumps.py [--quick] [-o FILE]
+python benchmarks/dumps.py [--quick] [-o FILE]
 """
 
 from __future__ import annotations
@@ -46,12 +46,18 @@ def measure(num_ops: int, runs: int) -> dict[str, Any]:
     assert decode(data) == made
     assert parse(text) == made
     return {
-        "ops": len(made.ops), "values": len(made.values), "bytes": len(data), "bytes_per_op": round(len(data) / len(made.ops), 1),
-        "gzip_bytes": len(gzip.compress(data, mtime=0)), "text_bytes": len(text.encode()),
-        "encode_s": seconds(lambda: encode(made), runs), "decode_s": seconds(lambda: decode(data), runs),
-        "verify_s": seconds(lambda: verify(made), runs), "show_s": seconds(lambda: show(made), runs),
+        "ops": len(made.ops),
+        "values": len(made.values),
+        "bytes": len(data),
+        "bytes_per_op": round(len(data) / len(made.ops), 1),
+        "gzip_bytes": len(gzip.compress(data, mtime=0)),
+        "text_bytes": len(text.encode()),
+        "encode_s": seconds(lambda: encode(made), runs),
+        "decode_s": seconds(lambda: decode(data), runs),
+        "verify_s": seconds(lambda: verify(made), runs),
+        "show_s": seconds(lambda: show(made), runs),
         "parse_s": seconds(lambda: parse(text), runs),
-    }  # fmt: skip
+    }
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -133,8 +133,11 @@ def jobs_of(counts: tuple[int, ...], num_ops: int, runs: int) -> dict[str, Any]:
         rows.append(row)
         print(rows[-1], flush=True)
     first, last = rows[0], rows[-1]
-    cost = {f"us_per_job{name}": round((last[key]["median"] - first[key]["median"]) / (last["jobs"] - first["jobs"]), 2)
-            for name in ("", "_traced") for key in (f"us_per_step{name}",)}  # fmt: skip
+    cost = {
+        f"us_per_job{name}": round((last[key]["median"] - first[key]["median"]) / (last["jobs"] - first["jobs"]), 2)
+        for name in ("", "_traced")
+        for key in (f"us_per_step{name}",)
+    }
     return {"rows": rows, **cost}
 
 
@@ -161,9 +164,14 @@ def main(argv: list[str] | None = None) -> None:
     runs = 1 if args.quick else args.runs
     rows = sizes_of((40, 80) if args.quick else SIZES, runs)
     cut = jobs_of((1, 4) if args.quick else JOBS, 64 if args.quick else OPS, runs)
-    result = {**meta(paddle=importlib.metadata.version("paddlepaddle")), "place": "cpu", "programs": rows,
-              "build_grows_with_ops_to_the": growth(rows), "jobs": cut,
-              "us_per_op": round(median(row["us_per_op"]["median"] for row in rows), 2)}  # fmt: skip
+    result = {
+        **meta(paddle=importlib.metadata.version("paddlepaddle")),
+        "place": "cpu",
+        "programs": rows,
+        "build_grows_with_ops_to_the": growth(rows),
+        "jobs": cut,
+        "us_per_op": round(median(row["us_per_op"]["median"] for row in rows), 2),
+    }
     store("executor", result, args.out)
 
 

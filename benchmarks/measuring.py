@@ -37,8 +37,11 @@ def meta(**versions: str) -> dict[str, Any]:
     from interlace.version import VERSION
 
     found = {"interlace": VERSION, "python": platform.python_version(), **versions}
-    return {"machine": {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0))}, "versions": found,
-            "date": datetime.date.today().isoformat()}  # fmt: skip
+    return {
+        "machine": {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0))},
+        "versions": found,
+        "date": datetime.date.today().isoformat(),
+    }
 
 
 def _cpu_name() -> str:

@@ -35,8 +35,10 @@ CASES = {
 }
 PLAIN = {"schedule_1f1b": {"interleave": "off"}, "split_backward": "off", "overlap_column_backward": "off"}
 PLANS: dict[str, dict[str, Any]] = {
-    "stock": PLAIN, "dx-first": {}, "dx-first, offload": {"offload_activations": {"fraction": 1.0, "min_bytes": 64}},
-}  # fmt: skip
+    "stock": PLAIN,
+    "dx-first": {},
+    "dx-first, offload": {"offload_activations": {"fraction": 1.0, "min_bytes": 64}},
+}
 """Configurations; `stock` is run by Paddle alone and predicted from our plan of the same schedule."""
 Rows = list[dict[str, Any]]
 OUT_VARIABLE, STEPS_VARIABLE = "INTERLACE_MEMORY_OUT", "INTERLACE_MEMORY_STEPS"
@@ -156,14 +158,21 @@ def measure(world: int, model: str, arguments: str, options: dict[str, Any], fol
         settled = [row["peak"] for row in found if row["settled"]]
         free = [row["peak"] for row in found[1:] if not row["settled"]]
         predicted = profile.peak("all")
-        rows.append({
-            "rank": number, "predicted_bytes": predicted, "settled_bytes": min(settled), "settled_max_bytes": max(settled),
-            "free_bytes": [min(free), max(free)], "error_percent": round(100 * (predicted / min(settled) - 1), 3),
-            "error_free_percent": [round(100 * (predicted / peak - 1), 2) for peak in (min(free), max(free))],
-            "before_ours_percent": round(100 * (_plain(folder, number) / min(settled) - 1), 3),
-            "always_bytes": profile.persistable_bytes("all"),
-            "pinned_bytes": profile.peak("pinned"), "device_bytes": profile.peak(),
-        })  # fmt: skip
+        rows.append(
+            {
+                "rank": number,
+                "predicted_bytes": predicted,
+                "settled_bytes": min(settled),
+                "settled_max_bytes": max(settled),
+                "free_bytes": [min(free), max(free)],
+                "error_percent": round(100 * (predicted / min(settled) - 1), 3),
+                "error_free_percent": [round(100 * (predicted / peak - 1), 2) for peak in (min(free), max(free))],
+                "before_ours_percent": round(100 * (_plain(folder, number) / min(settled) - 1), 3),
+                "always_bytes": profile.persistable_bytes("all"),
+                "pinned_bytes": profile.peak("pinned"),
+                "device_bytes": profile.peak(),
+            }
+        )
     return rows
 
 
@@ -196,9 +205,14 @@ def main(argv: list[str] | None = None) -> None:
                 ranks = [f"{r['predicted_bytes']} for {r['settled_bytes']}, {r['error_percent']} %" for r in found]
                 print(name, plan, *ranks, sep=" | ", flush=True)
     errors = sorted(abs(rank["error_percent"]) for row in rows for rank in row["ranks"])
-    result = {**meta(paddle=importlib.metadata.version("paddlepaddle")), "sizes": sizes,
-              "steps": "1 warm-up, 2 free, 2 settled", "worst_error_percent": errors[-1],
-              "median_error_percent": errors[len(errors) // 2], "rows": rows}  # fmt: skip
+    result = {
+        **meta(paddle=importlib.metadata.version("paddlepaddle")),
+        "sizes": sizes,
+        "steps": "1 warm-up, 2 free, 2 settled",
+        "worst_error_percent": errors[-1],
+        "median_error_percent": errors[len(errors) // 2],
+        "rows": rows,
+    }
     store("memory", result, args.out)
 
 

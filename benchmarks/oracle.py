@@ -63,8 +63,10 @@ class Layers:
         self.role = "backward"
         for layer in reversed(range(self.num_layers)):
             g = self._backward(f"B{layer}.", f"F{layer}.", g, narrow)
-        ends = [Op(len(self.ops) + k, "builtin.shadow_output", (v,), (), role, attrs={"output_name": name})
-                for k, (v, role, name) in enumerate(((x, "forward", "y"), (g, "backward", "dx")))]  # type: ignore[arg-type]  # fmt: skip
+        ends = [
+            Op(len(self.ops) + k, "builtin.shadow_output", (v,), (), role, attrs={"output_name": name})
+            for k, (v, role, name) in enumerate(((x, "forward", "y"), (g, "backward", "dx")))
+        ]  # type: ignore[arg-type]
         groups = (Group(MP_RING, tuple(range(self.mp))),)
         made = Program((*self.ops, *ends), tuple(self.values), groups, Pipeline(num_micro_batches=2, schedule="1F1B"), 0, self.mp)
         verify(made)
@@ -318,17 +320,67 @@ def _order_of(setting: Setting, raw: dict[str, Any], plan: str, limit: str) -> t
     return raw[f"{plan.removesuffix('search')}order@{limit}"], "overlap"
 
 
-BACKWARD = ("fc2_dx", "fc2_dw", "fc2_acc", "gelu_b", "fc1_dx", "ar1", "fc1_dw", "fc1_acc", "ln2_b", "add2", "proj_dx", "proj_dw",
-            "proj_acc", "attn_b", "qkv_dx", "ar2", "qkv_dw", "qkv_acc", "ln1_b", "add1")  # fmt: skip
+BACKWARD = (
+    "fc2_dx",
+    "fc2_dw",
+    "fc2_acc",
+    "gelu_b",
+    "fc1_dx",
+    "ar1",
+    "fc1_dw",
+    "fc1_acc",
+    "ln2_b",
+    "add2",
+    "proj_dx",
+    "proj_dw",
+    "proj_acc",
+    "attn_b",
+    "qkv_dx",
+    "ar2",
+    "qkv_dw",
+    "qkv_acc",
+    "ln1_b",
+    "add1",
+)
 FORWARD = ("ln1", "qkv", "attn", "proj", "ar1", "add1", "ln2", "fc1", "gelu", "fc2", "ar2", "add2")
 DEPS = {
-    "B": {"fc2_dx": ["^add1"], "fc2_dw": ["^add1"], "fc2_acc": ["fc2_dw"], "gelu_b": ["fc2_dx"], "fc1_dx": ["gelu_b"], "ar1": ["fc1_dx"],
-          "fc1_dw": ["gelu_b"], "fc1_acc": ["fc1_dw"], "ln2_b": ["ar1"], "add2": ["ln2_b", "^add1"], "proj_dx": ["add2"],
-          "proj_dw": ["add2"], "proj_acc": ["proj_dw"], "attn_b": ["proj_dx"], "qkv_dx": ["attn_b"], "ar2": ["qkv_dx"],
-          "qkv_dw": ["attn_b"], "qkv_acc": ["qkv_dw"], "ln1_b": ["ar2"], "add1": ["ln1_b", "add2"]},
-    "F": {"ln1": ["^add2"], "qkv": ["ln1"], "attn": ["qkv"], "proj": ["attn"], "ar1": ["proj"], "add1": ["ar1", "^add2"], "ln2": ["add1"],
-          "fc1": ["ln2"], "gelu": ["fc1"], "fc2": ["gelu"], "ar2": ["fc2"], "add2": ["add1", "ar2"]},
-}  # fmt: skip
+    "B": {
+        "fc2_dx": ["^add1"],
+        "fc2_dw": ["^add1"],
+        "fc2_acc": ["fc2_dw"],
+        "gelu_b": ["fc2_dx"],
+        "fc1_dx": ["gelu_b"],
+        "ar1": ["fc1_dx"],
+        "fc1_dw": ["gelu_b"],
+        "fc1_acc": ["fc1_dw"],
+        "ln2_b": ["ar1"],
+        "add2": ["ln2_b", "^add1"],
+        "proj_dx": ["add2"],
+        "proj_dw": ["add2"],
+        "proj_acc": ["proj_dw"],
+        "attn_b": ["proj_dx"],
+        "qkv_dx": ["attn_b"],
+        "ar2": ["qkv_dx"],
+        "qkv_dw": ["attn_b"],
+        "qkv_acc": ["qkv_dw"],
+        "ln1_b": ["ar2"],
+        "add1": ["ln1_b", "add2"],
+    },
+    "F": {
+        "ln1": ["^add2"],
+        "qkv": ["ln1"],
+        "attn": ["qkv"],
+        "proj": ["attn"],
+        "ar1": ["proj"],
+        "add1": ["ar1", "^add2"],
+        "ln2": ["add1"],
+        "fc1": ["ln2"],
+        "gelu": ["fc1"],
+        "fc2": ["gelu"],
+        "ar2": ["fc2"],
+        "add2": ["add1", "ar2"],
+    },
+}
 """What each operation of the probe waits for; `^` is the layer before."""
 
 
@@ -426,13 +478,22 @@ def simulated_ms(setting: Setting, order: Order, mode: Mode, cost: Costs, probe:
             last = item
         elif last is not None and probe:
             events.append(Event(f"e{len(events)}", last, (item,)))
-    program = Program(program.ops, program.values, program.groups, program.pipeline, 0, program.world,
-                      jobs=(Job("pair", "pair", 0, items),), events=tuple(events))  # fmt: skip
+    program = Program(
+        program.ops,
+        program.values,
+        program.groups,
+        program.pipeline,
+        0,
+        program.world,
+        jobs=(Job("pair", "pair", 0, items),),
+        events=tuple(events),
+    )
     return simulate([program], cost, Options(peers_ready=True), with_memory=False).step_ns / 1e6
 
 
 def with_streams(setting: Setting, mode: Mode) -> Program:
     """Collectives that a plan does not overlap stay on the compute stream."""
+
     def stays(op: Op) -> bool:
         return op.group >= 0 and (mode in ("serial", "nocomm") or (mode == "column" and op.layer.startswith("F")))
 
@@ -465,9 +526,15 @@ def predict(setting: Setting, source: Source) -> list[dict[str, Any]]:
     model = {ctas: costs(setting, source, ctas) for ctas in (0, 8, 16)}
     for kind, name, mode, names, took, ctas in plans(setting):
         order = setting.order(names)
-        rows.append({"search": kind, "plan": name, "measured_ms": took,
-                     "simulator_ms": round(simulated_ms(setting, order, mode, model[ctas]), 4),
-                     "clock_ms": round(clocked_ms(setting, order, mode, model[ctas]), 4)})  # fmt: skip
+        rows.append(
+            {
+                "search": kind,
+                "plan": name,
+                "measured_ms": took,
+                "simulator_ms": round(simulated_ms(setting, order, mode, model[ctas]), 4),
+                "clock_ms": round(clocked_ms(setting, order, mode, model[ctas]), 4),
+            }
+        )
     return rows
 
 
@@ -482,10 +549,14 @@ def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for clock in ("simulator", "clock"):
         summary = summarize(cases(rows, clock))
         runs = [[row for row in rows if row["search"] == kind] for kind in dict.fromkeys(row["search"] for row in rows)]
-        found[clock] = {"median_abs": round(summary.median_abs, 4), "p90_abs": round(summary.p90_abs, 4), "bias": round(summary.bias, 4),
-                        "order": round(min(order_share(cases(run, clock), SAME) for run in runs), 4),
-                        "worst": [summary.worst.name, round(summary.worst.error, 4)] if summary.worst else [],
-                        "inversions": [list(pair) for run in runs for pair in inversions(cases(run, clock), SAME)]}  # fmt: skip
+        found[clock] = {
+            "median_abs": round(summary.median_abs, 4),
+            "p90_abs": round(summary.p90_abs, 4),
+            "bias": round(summary.bias, 4),
+            "order": round(min(order_share(cases(run, clock), SAME) for run in runs), 4),
+            "worst": [summary.worst.name, round(summary.worst.error, 4)] if summary.worst else [],
+            "inversions": [list(pair) for run in runs for pair in inversions(cases(run, clock), SAME)],
+        }
     return found
 
 
@@ -497,9 +568,12 @@ def best_known(setting: Setting, cost: Costs) -> dict[str, dict[str, Any]]:
         if mode != "overlap" or ctas or took >= found.get(form, {"measured_ms": 1e9})["measured_ms"]:
             continue
         order = setting.order(names)
-        found[form] = {"plan": f"{kind} {name}", "measured_ms": took,
-                       "simulator_ms": round(simulated_ms(setting, order, mode, cost), 4),
-                       "by_data_only_ms": round(simulated_ms(setting, order, mode, cost, probe=False), 4)}  # fmt: skip
+        found[form] = {
+            "plan": f"{kind} {name}",
+            "measured_ms": took,
+            "simulator_ms": round(simulated_ms(setting, order, mode, cost), 4),
+            "by_data_only_ms": round(simulated_ms(setting, order, mode, cost, probe=False), 4),
+        }
     return found
 
 
@@ -523,16 +597,22 @@ def planner(setting: Setting, source: Source) -> list[dict[str, Any]]:
             raw = next(raw for raw in setting.raws if f"{known[form]['plan'].partition(' ')[2]}" in raw)
             was, zero = raw["serial@None"], raw["nocomm@None"]
             best = known[form]["measured_ms"]
-            rows.append({
-                "form": form, "memory": "free" if allowance else "plain order's", "simulated_ms": round(took, 4),
-                "clock_ms": round(plan.planned_ns / 1e6, 4), "gain": round(serial / took - 1, 4),
-                "comm_saved": round((serial - took) / (serial - bare), 4),
-                "peak_over_plain": round(plan.peak_bytes / plan.plain_peak_bytes, 4),
-                "plan_cpu_s": round(spent, 3), "best_known": known[form] | {
-                    "measured_gain": round(was / best - 1, 4), "measured_comm_saved": round((was - best) / (was - zero), 4)},
-                "over_best_known": round(took / known[form]["simulator_ms"] - 1, 4),
-                "order": " ".join(setting.names(plan.order)),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "form": form,
+                    "memory": "free" if allowance else "plain order's",
+                    "simulated_ms": round(took, 4),
+                    "clock_ms": round(plan.planned_ns / 1e6, 4),
+                    "gain": round(serial / took - 1, 4),
+                    "comm_saved": round((serial - took) / (serial - bare), 4),
+                    "peak_over_plain": round(plan.peak_bytes / plan.plain_peak_bytes, 4),
+                    "plan_cpu_s": round(spent, 3),
+                    "best_known": known[form]
+                    | {"measured_gain": round(was / best - 1, 4), "measured_comm_saved": round((was - best) / (was - zero), 4)},
+                    "over_best_known": round(took / known[form]["simulator_ms"] - 1, 4),
+                    "order": " ".join(setting.names(plan.order)),
+                }
+            )
     return rows
 
 
@@ -549,18 +629,24 @@ def main(argv: list[str] | None = None) -> None:
             rows, ours = predict(setting, source), planner(setting, source)
             found[f"{setting.name} {source}"] = {"judged": judge(rows), "plans": rows, "planner": ours}
             said = found[f"{setting.name} {source}"]["judged"]["simulator"]
-            print(f"{setting.name}, {source} times: {len(rows)} plans, median error {said['median_abs']:.1%}, 90 % below "
-                  f"{said['p90_abs']:.1%}, worst {said['worst'][1]:+.1%} ({said['worst'][0]}), "
-                  f"order right in {said['order']:.1%} of pairs")  # fmt: skip
+            print(
+                f"{setting.name}, {source} times: {len(rows)} plans, median error {said['median_abs']:.1%}, 90 % below "
+                f"{said['p90_abs']:.1%}, worst {said['worst'][1]:+.1%} ({said['worst'][0]}), "
+                f"order right in {said['order']:.1%} of pairs"
+            )
             if args.rows:
                 print(show(cases(rows, "simulator"), "ms"))
             for row in ours:
                 known = row["best_known"]
-                print(f"  {row['form']}, memory {row['memory']}: simulated {row['simulated_ms']:.3f} ms, {row['gain']:+.1%}, "
-                      f"{row['comm_saved']:.0%} of communication saved, {row['over_best_known']:+.1%} against the best known order; "
-                      f"it: {known['measured_gain']:+.1%}, {known['measured_comm_saved']:.0%} measured")  # fmt: skip
-    note = ("measured on H200s, see results/h200/README.md; greedy and swap orders are rebuilt by the probe's rules; the probe's "
-            "collectives wait for all computation issued before them, Paddle's for their data (by_data_only_ms)")  # fmt: skip
+                print(
+                    f"  {row['form']}, memory {row['memory']}: simulated {row['simulated_ms']:.3f} ms, {row['gain']:+.1%}, "
+                    f"{row['comm_saved']:.0%} of communication saved, {row['over_best_known']:+.1%} against the best known order; "
+                    f"it: {known['measured_gain']:+.1%}, {known['measured_comm_saved']:.0%} measured"
+                )
+    note = (
+        "measured on H200s, see results/h200/README.md; greedy and swap orders are rebuilt by the probe's rules; the probe's "
+        "collectives wait for all computation issued before them, Paddle's for their data (by_data_only_ms)"
+    )
     store("oracle", {**meta(), "note": note, "configurations": found}, args.out)
 
 

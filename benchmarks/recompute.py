@@ -42,8 +42,11 @@ def programs_of(recompute: str, folder: Path) -> list[Program]:
 def judged(programs: Sequence[Program], cost: Costs) -> dict[str, Any]:
     """Step in milliseconds; peaks of live memory on the fullest rank, in issue order and on a GPU, in bytes."""
     took = max(rank.step_ns for rank in simulate(programs, cost, with_memory=False).ranks)
-    return {"step_ms": round(took / 1e6, 3), "peak_bytes": max(in_order(each).peak() for each in programs),
-            "gpu_peak_bytes": max(gpu_peak(each, cost) for each in programs)}  # fmt: skip
+    return {
+        "step_ms": round(took / 1e6, 3),
+        "peak_bytes": max(in_order(each).peak() for each in programs),
+        "gpu_peak_bytes": max(gpu_peak(each, cost) for each in programs),
+    }
 
 
 def planned(programs: Sequence[Program], budget: int | None, cost: CostModel, **options: Any) -> dict[str, Any]:
@@ -66,8 +69,12 @@ def main(argv: list[str] | None = None) -> None:
     stock = judged([stock_plan(program, cost) for program in given], cost)
     most = planned(given, 1 << 50, cost)
     between = [int(stock["gpu_peak_bytes"] + share * (most["gpu_peak_bytes"] - stock["gpu_peak_bytes"])) for share in SHARES]
-    result = {"stock": stock, "lowered": planned(given, None, cost, choose_recompute="off"), "unread": planned(given, None, cost),
-              "budgets": [planned(given, each, cost) for each in between]}  # fmt: skip
+    result = {
+        "stock": stock,
+        "lowered": planned(given, None, cost, choose_recompute="off"),
+        "unread": planned(given, None, cost),
+        "budgets": [planned(given, each, cost) for each in between],
+    }
     if not args.quick:
         result["without"] = planned(programs_of("none", args.folder), None, cost, choose_recompute="off")
     print(result)

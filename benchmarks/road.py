@@ -113,19 +113,26 @@ def _of_stage(program: Any, stage: int) -> Any:
     by = MP * (stage - program.pipeline.stage)
     ends = {("forward", "recv_v2"): 0, ("backward", "send_v2"): 0, ("backward", "recv_v2"): PP - 1, ("forward", "send_v2"): PP - 1}
     world = range(PP * MP)
-    ranks = {group.id: tuple(rank + by for rank in group.ranks) for group in program.groups
-             if all(rank + by in world for rank in group.ranks)}  # fmt: skip
+    ranks = {
+        group.id: tuple(rank + by for rank in group.ranks) for group in program.groups if all(rank + by in world for rank in group.ranks)
+    }
     number = {-1: -1, **{old: 1 + members[0] * len(world) + members[-1] - members[0] for old, members in ranks.items()}}
     ops = []
     for op in program.ops:
         beyond = ends.get((op.role, op.kind)) == stage
-        ops.append(msgspec.structs.replace(op, name="pd_op.full", operands=(), no_buffer=(), group=-1, stream="", attrs={})
-                   if beyond else msgspec.structs.replace(op, group=number[op.group]))  # fmt: skip
+        ops.append(
+            msgspec.structs.replace(op, name="pd_op.full", operands=(), no_buffer=(), group=-1, stream="", attrs={})
+            if beyond
+            else msgspec.structs.replace(op, group=number[op.group])
+        )
     return msgspec.structs.replace(
-        program.with_ops(ops), rank=program.rank + by, pipeline=msgspec.structs.replace(program.pipeline, stage=stage),
-        groups=tuple(msgspec.structs.replace(group, id=number[group.id], ranks=ranks[group.id])
-                     for group in program.groups if group.id in ranks),
-    )  # fmt: skip
+        program.with_ops(ops),
+        rank=program.rank + by,
+        pipeline=msgspec.structs.replace(program.pipeline, stage=stage),
+        groups=tuple(
+            msgspec.structs.replace(group, id=number[group.id], ranks=ranks[group.id]) for group in program.groups if group.id in ranks
+        ),
+    )
 
 
 def build_both(options: list[str], profile: bool) -> dict[str, Any]:
@@ -165,11 +172,20 @@ def _row(paddle: dict[str, float], ours: dict[str, float], plan: Any) -> dict[st
     parts = {part: ours[part] for part in PARTS.values()}
     each = {report.name: report.run_ns / 1e9 for report in plan.reports}
     return {
-        "paddle_s": own, "interlace_s": ours["plan"], "share": ours["plan"] / own, "parts_s": parts, "wall_s_of_passes": each,
+        "paddle_s": own,
+        "interlace_s": ours["plan"],
+        "share": ours["plan"] / own,
+        "parts_s": parts,
+        "wall_s_of_passes": each,
         "whole_build_over_paddle": (ours["build"] + ours["parallel"]) / own,
-        "ops": {"captured": len(plan.captured.ops), "planned": len(plan.program.ops), "jobs": len(plan.jobs),
-                "items": sum(len(job.items) for job in plan.jobs), "longest_job": max(len(job.items) for job in plan.jobs)},
-    }  # fmt: skip
+        "ops": {
+            "captured": len(plan.captured.ops),
+            "planned": len(plan.program.ops),
+            "jobs": len(plan.jobs),
+            "items": sum(len(job.items) for job in plan.jobs),
+            "longest_job": max(len(job.items) for job in plan.jobs),
+        },
+    }
 
 
 def _prepare() -> tuple[Any, Any, Timers, list[Any]]:
@@ -209,11 +225,12 @@ def measure(options: list[str], runs: int) -> dict[str, Any]:
     parts = {part: middle([row["parts_s"][part] for row in rows]) for part in rows[0]["parts_s"]}
     passes = {name: round(median(row["wall_s_of_passes"][name] for row in rows), 4) for name in rows[0]["wall_s_of_passes"]}
     return {
-        "model": " ".join(options), **{key: middle([row[key] for row in rows]) for key in ("share", "whole_build_over_paddle")},
-        "cpu_s": {"paddle": middle([row["paddle_s"] for row in rows]), "interlace": middle([row["interlace_s"] for row in rows]),
-                  **parts},
-        "wall_s_of_passes": passes, "ops": rows[0]["ops"],
-    }  # fmt: skip
+        "model": " ".join(options),
+        **{key: middle([row[key] for row in rows]) for key in ("share", "whole_build_over_paddle")},
+        "cpu_s": {"paddle": middle([row["paddle_s"] for row in rows]), "interlace": middle([row["interlace_s"] for row in rows]), **parts},
+        "wall_s_of_passes": passes,
+        "ops": rows[0]["ops"],
+    }
 
 
 def _child(options: list[str]) -> dict[str, Any]:
@@ -247,8 +264,12 @@ def main(argv: list[str] | None = None) -> None:
     rows = [measure(options, 1 if args.quick else args.runs) for options in models]
     import importlib.metadata
 
-    result = {**meta(paddle=importlib.metadata.version("paddlepaddle")), "stage": f"{PP // 2} of {PP}, tensor-parallel over {MP}",
-              "aim": "share under 0.25", "rows": rows}  # fmt: skip
+    result = {
+        **meta(paddle=importlib.metadata.version("paddlepaddle")),
+        "stage": f"{PP // 2} of {PP}, tensor-parallel over {MP}",
+        "aim": "share under 0.25",
+        "rows": rows,
+    }
     store("road", result, args.out)
 
 

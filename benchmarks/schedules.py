@@ -31,8 +31,17 @@ from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import IDEAL, Target, with_paddles_jobs
 
 MODELS = {"GPT-3 6.7B": ("gpt", "gpt3-6.7b"), "Llama 7B": ("llama", "llama-7b")}
-SHAPES = {"pp 1": (1, 1, 4, 2), "pp 2": (2, 1, 8, 2), "pp 4": (4, 1, 16, 2), "pp 4, all layers": (4, 1, 32, 2), "pp 8": (8, 1, 32, 2),
-          "pp 4, mp 4": (4, 1, 16, 4), "pp 4, mp 8": (4, 1, 16, 8), "pp 2, vpp 2": (2, 2, 8, 2), "pp 4, vpp 2": (4, 2, 16, 2)}  # fmt: skip
+SHAPES = {
+    "pp 1": (1, 1, 4, 2),
+    "pp 2": (2, 1, 8, 2),
+    "pp 4": (4, 1, 16, 2),
+    "pp 4, all layers": (4, 1, 32, 2),
+    "pp 8": (8, 1, 32, 2),
+    "pp 4, mp 4": (4, 1, 16, 4),
+    "pp 4, mp 8": (4, 1, 16, 8),
+    "pp 2, vpp 2": (2, 2, 8, 2),
+    "pp 4, vpp 2": (4, 2, 16, 2),
+}
 """Stages, chunks, layers and tensor-parallel ranks of each: four layers a stage, the whole model with eight stages, or all 32 on four."""
 MICRO_BATCHES = (8, 16)
 PADDLES = with_paddles_jobs(IDEAL)
@@ -60,9 +69,13 @@ def judged(plans: Sequence[Plan], cost: Costs, target: Target = IDEAL) -> dict[s
     stands_for = {rank: each.rank for each in programs for rank in each.alike}
     ranks = simulate(programs, cost, Options(stands_for=stands_for), with_memory=False).ranks
     busiest = max(ranks, key=lambda rank: rank.compute_ns)
-    return {"step_ms": round(max(rank.step_ns for rank in ranks) / 1e6, 1), "compute_ms": round(busiest.compute_ns / 1e6, 1),
-            "exposed_ms": round(busiest.exposed_comm_ns / 1e6, 1), "bubble_ms": round(busiest.bubble_ns / 1e6, 1),
-            "peak_bytes": max(in_order(each, target=target).peak() for each in programs)}  # fmt: skip
+    return {
+        "step_ms": round(max(rank.step_ns for rank in ranks) / 1e6, 1),
+        "compute_ms": round(busiest.compute_ns / 1e6, 1),
+        "exposed_ms": round(busiest.exposed_comm_ns / 1e6, 1),
+        "bubble_ms": round(busiest.bubble_ns / 1e6, 1),
+        "peak_bytes": max(in_order(each, target=target).peak() for each in programs),
+    }
 
 
 def chosen(plan: Plan) -> str:

@@ -17,8 +17,24 @@ from interlace.ir.dump import find_dumps
 def built(where: Path, script: str, world: int, words: Sequence[str], *, stages: bool = True) -> list[Program]:
     """Programs of an example, built by `interlace dump` where the folder is not there: of one rank of each stage, or of all ranks."""
     if not where.is_dir():
-        subprocess.run([sys.executable, "-m", "interlace", "dump", f"examples/{script}.py", "--world", str(world),
-                        *(["--stages"] if stages else []), "-o", str(where), "--", *words], cwd=ROOT, check=True)  # fmt: skip
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "interlace",
+                "dump",
+                f"examples/{script}.py",
+                "--world",
+                str(world),
+                *(["--stages"] if stages else []),
+                "-o",
+                str(where),
+                "--",
+                *words,
+            ],
+            cwd=ROOT,
+            check=True,
+        )
     return [load(path) for path in find_dumps([where])]
 
 

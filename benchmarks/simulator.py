@@ -26,8 +26,12 @@ from interlace.scheduler.simulate import compiled as simulator_fast  # noqa: E40
 from interlace.scheduler.simulate.lower import lower  # noqa: E402
 from interlace.scheduler.simulate.simulator import Simulation, run  # noqa: E402
 
-COST = CostModel.from_table({"comm": 9_400, "p2p": 9_500, "gemm": 9_000, "copy": 30_000, "default": 1_500},
-                            {("gemm", "comm"): (1.5, 1.7), ("memory", "comm"): (1.3, 1.5)}, 200, 1_300)  # fmt: skip
+COST = CostModel.from_table(
+    {"comm": 9_400, "p2p": 9_500, "gemm": 9_000, "copy": 30_000, "default": 1_500},
+    {("gemm", "comm"): (1.5, 1.7), ("memory", "comm"): (1.3, 1.5)},
+    200,
+    1_300,
+)
 
 
 def best(action: Callable[[], Any], runs: int) -> float:
@@ -47,9 +51,15 @@ def measure(name: str, shape: Shape, runs: int, plain: bool) -> dict[str, Any]:
     built = time.thread_time()
     sim = lower(programs, COST)
     lowered = time.thread_time() - built
-    row: dict[str, Any] = {"plan": name, "ranks": len(programs), "items": sim.num_items, "events": 2 * sim.num_items,
-                           "side_share": round(float(sim.side.mean()), 3), "build_s": round(built - begin, 3),
-                           "lower_s": round(lowered, 3)}  # fmt: skip
+    row: dict[str, Any] = {
+        "plan": name,
+        "ranks": len(programs),
+        "items": sim.num_items,
+        "events": 2 * sim.num_items,
+        "side_share": round(float(sim.side.mean()), 3),
+        "build_s": round(built - begin, 3),
+        "lower_s": round(lowered, 3),
+    }
     row["fast_s"] = round(best(lambda: simulator_fast.run_items(sim), runs), 4)
     row["fast_split_s"] = round(best(lambda: run(sim, engine="fast", with_memory=False), 2), 4)
     row["fast_split_memory_s"] = round(best(lambda: run(sim, engine="fast"), 2), 4)

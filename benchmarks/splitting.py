@@ -81,8 +81,17 @@ def gains(setting: oracle.Setting, counts: Sequence[int] = PARTS) -> list[dict[s
             for overhead in OVERHEADS:
                 for form in whole:
                     took = _took(made, PartCosts(cost, parts, overhead), form)
-                    rows.append({"cut": what, "parts": parts, "overhead": overhead, "form": form, "whole_ms": round(whole[form], 4),
-                                 "simulated_ms": round(took, 4), "gain": round(whole[form] / took - 1, 4)})  # fmt: skip
+                    rows.append(
+                        {
+                            "cut": what,
+                            "parts": parts,
+                            "overhead": overhead,
+                            "form": form,
+                            "whole_ms": round(whole[form], 4),
+                            "simulated_ms": round(took, 4),
+                            "gain": round(whole[form] / took - 1, 4),
+                        }
+                    )
     return rows
 
 

@@ -104,10 +104,19 @@ def measure(case: Case, work: Path) -> dict[str, Any]:
     folder, dump = dumps_of(case, work)
     programs = [load(path) for path in find_dumps([folder])]
     plan, out = work / f"{folder.name}-plan", {}
-    row: dict[str, Any] = {**msgspec.to_builtins(case), "world": case.world, "programs": len(programs),
-                           "ops_a_program": round(sum(len(each.ops) for each in programs) / len(programs)), "dump": dump}  # fmt: skip
-    for name, words in {"plan": (folder, "--device", "h200", "-o", plan), "check": (plan,),
-                        "timeline": (plan, "-o", work / "trace.json"), "report": (plan, "-o", work / "report.html")}.items():  # fmt: skip
+    row: dict[str, Any] = {
+        **msgspec.to_builtins(case),
+        "world": case.world,
+        "programs": len(programs),
+        "ops_a_program": round(sum(len(each.ops) for each in programs) / len(programs)),
+        "dump": dump,
+    }
+    for name, words in {
+        "plan": (folder, "--device", "h200", "-o", plan),
+        "check": (plan,),
+        "timeline": (plan, "-o", work / "trace.json"),
+        "report": (plan, "-o", work / "report.html"),
+    }.items():
         row[name], out[name] = timed(name, *words)
     return {**row, "safe": "safe: no race" in out["check"], "step": out["plan"].strip().splitlines()[-1]}
 

@@ -96,7 +96,7 @@ class Costs(ABC):
 
     def category(self, op: Op, values: Values, groups: Groups) -> str:
         """`gemm`, `gemm:dw`, `attention`, `attention_grad`, `memory:<kind>`, `comm:<kind>@<ranks>`, `p2p`, `copy:d2h`,
-        `copy:h2d`, `free` or `unknown`."""  # fmt: skip
+        `copy:h2d`, `free` or `unknown`."""
         base, _ = forward_kind(op.kind)
         if is_p2p(op):
             return "p2p"
@@ -134,8 +134,19 @@ class Costs(ABC):
         rows = []
         for op in program.ops:
             found = self.op_time(op, values, groups)
-            rows.append(Row(op.id, op.kind, op.layer, self.category(op, values, groups), found.dur_ns, found.how, found.rel_error,
-                            found.detail, runs[op.id]))  # fmt: skip
+            rows.append(
+                Row(
+                    op.id,
+                    op.kind,
+                    op.layer,
+                    self.category(op, values, groups),
+                    found.dur_ns,
+                    found.how,
+                    found.rel_error,
+                    found.detail,
+                    runs[op.id],
+                )
+            )
         return rows
 
     def explain(self, program: Program) -> str:
@@ -197,8 +208,10 @@ def trust_text(rows: Sequence[Row], whose: str = "") -> str:
     """Two lines for reports: shares of a step's device time by how it is known, and the largest that were not measured themselves."""
     total = sum(row.runs * row.dur_ns for row in rows)
     shares = ", ".join(f"{how} {share:.0%}" for how, share in shares_by_how(rows).items())
-    lines = [f"device time{whose} {total / 1e6:.3f} ms a step, one operation after another: {shares or 'none'}; "
-             f"one operation's time may be off by {expected_error(rows):.0%}"]  # fmt: skip
+    lines = [
+        f"device time{whose} {total / 1e6:.3f} ms a step, one operation after another: {shares or 'none'}; "
+        f"one operation's time may be off by {expected_error(rows):.0%}"
+    ]
     largest = largest_unmeasured(rows)
     if largest:
         names = ", ".join(f"{kind} {share:.1%} ({how})" for kind, how, share in largest[:LARGEST])
@@ -236,8 +249,13 @@ class GivenCosts(Costs):
     5
     """
 
-    def __init__(self, table: Mapping[str, int], stretch: Mapping[tuple[str, str], tuple[float, float]] | None = None,
-                 host_ns: int = 0, job_ns: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        table: Mapping[str, int],
+        stretch: Mapping[tuple[str, str], tuple[float, float]] | None = None,
+        host_ns: int = 0,
+        job_ns: int = 0,
+    ) -> None:
         for key, dur_ns in table.items():
             if not isinstance(dur_ns, int) or dur_ns < 0:
                 raise ConfigError(f"cost table: {key!r} is {dur_ns!r}, expected a whole number of nanoseconds >= 0")

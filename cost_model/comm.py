@@ -23,8 +23,14 @@ GROUP_ERROR = 0.30
 PROXY_ERROR = 0.80
 """... of a kind that was not measured, from one whose traffic is known (on the H200s, broadcast and reduce so found are 17 to 137 %
 too slow, four in five by up to 77 %)."""
-_PROXIES = {"broadcast": "all_gather", "reduce": "reduce_scatter", "barrier": "all_reduce", "all_gather": "reduce_scatter",
-              "reduce_scatter": "all_gather", "all_to_all": "all_gather"}  # fmt: skip
+_PROXIES = {
+    "broadcast": "all_gather",
+    "reduce": "reduce_scatter",
+    "barrier": "all_reduce",
+    "all_gather": "reduce_scatter",
+    "reduce_scatter": "all_gather",
+    "all_to_all": "all_gather",
+}
 
 
 class Found(NamedTuple):
@@ -133,8 +139,11 @@ class CommTimes:
         latency it says nothing of bytes, and their time is that of the other groups, by ring traffic.
         """
         points = self._points[kind, ranks]
-        known = [(*line(found), traffic(kind, ranks) / traffic(kind, group))
-                 for (name, group), found in self._points.items() if name == kind and _has_sizes(found)]  # fmt: skip
+        known = [
+            (*line(found), traffic(kind, ranks) / traffic(kind, group))
+            for (name, group), found in self._points.items()
+            if name == kind and _has_sizes(found)
+        ]
         if _has_sizes(points) or not known:
             return line(points)
         (size_bytes, dur_ns), latency = points[0], median(latency for latency, _, _ in known)

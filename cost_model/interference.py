@@ -152,6 +152,9 @@ def _distance(dims: dict[str, int], n: int, k: int) -> float:
 def _both_ways(copies: Iterable[CopySample]) -> float:
     """Stretch of a copy while another runs the other way: median over sizes measured one way and both ways."""
     times = {(c.direction, c.size_bytes, c.ranks): c.dur_ns for c in copies}
-    found = [dur / max(times["d2h", size, ranks], times["h2d", size, ranks]) for (way, size, ranks), dur in times.items()
-             if way == "both" and ("d2h", size, ranks) in times and ("h2d", size, ranks) in times]  # fmt: skip
+    found = [
+        dur / max(times["d2h", size, ranks], times["h2d", size, ranks])
+        for (way, size, ranks), dur in times.items()
+        if way == "both" and ("d2h", size, ranks) in times and ("h2d", size, ranks) in times
+    ]
     return max(1.0, median(found)) if found else 0.0

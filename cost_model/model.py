@@ -83,8 +83,9 @@ class CostModel(Costs):
         self._slowness = self._memory_slowness()
 
     @staticmethod
-    def from_table(table: Mapping[str, int], stretch: Mapping[tuple[str, str], tuple[float, float]] | None = None,
-                   host_ns: int = 0, job_ns: int = 0) -> GivenCosts:  # fmt: skip
+    def from_table(
+        table: Mapping[str, int], stretch: Mapping[tuple[str, str], tuple[float, float]] | None = None, host_ns: int = 0, job_ns: int = 0
+    ) -> GivenCosts:
         """A cost model made by hand.
 
         >>> CostModel.from_table({"comm": 100, "gemm": 5, "default": 1}).stretch_between("gemm", "comm").op
@@ -132,12 +133,16 @@ class CostModel(Costs):
         """As in `Costs`; products by the size of their result where the profile has it, of several in one operation the mean by time."""
         key = self._number(op, values, groups)
         if key not in self._beside_wait:
-            found = [(self.part_time(part).dur_ns, self._pairs.product_beside_wait(part.result_elements))
-                     for part in work_of(op, values).parts if part.family == "gemm"]  # fmt: skip
+            found = [
+                (self.part_time(part).dur_ns, self._pairs.product_beside_wait(part.result_elements))
+                for part in work_of(op, values).parts
+                if part.family == "gemm"
+            ]
             known = [(dur, factor) for dur, factor in found if factor is not None]
             total = sum(dur for dur, _ in known)
-            self._beside_wait[key] = (sum(dur * factor for dur, factor in known) / total if total
-                                      else super().stretch_beside_wait(op, values, groups))  # fmt: skip
+            self._beside_wait[key] = (
+                sum(dur * factor for dur, factor in known) / total if total else super().stretch_beside_wait(op, values, groups)
+            )
         return self._beside_wait[key]
 
     def host_ns(self, op: Op) -> int:
@@ -160,8 +165,14 @@ class CostModel(Costs):
             parts = work_of(op, values).parts if self._power else ()
             found = [(self.part_time(part, ranks).dur_ns, self._power.of(part)) for part in parts] if self._power else []
             total = sum(dur for dur, _ in found)
-            self._draws[key] = Draw(round(sum(dur * each.milliwatts for dur, each in found) / total),
-                                    sum(dur * each.clock_share for dur, each in found) / total) if total else Draw(0, 0.0)  # fmt: skip
+            self._draws[key] = (
+                Draw(
+                    round(sum(dur * each.milliwatts for dur, each in found) / total),
+                    sum(dur * each.clock_share for dur, each in found) / total,
+                )
+                if total
+                else Draw(0, 0.0)
+            )
         return self._draws[key]
 
     # -- one operation ----------------------------------------------------------------------------------------------
@@ -206,9 +217,7 @@ class CostModel(Costs):
         if found is None:
             dur_ns = part.size_bytes * 1e9 / self.profile.memory_rate.per_s
             return Estimate(round(dur_ns), "unknown", UNMEASURED_ERROR, f"lower bound, {part.kind} was not measured")
-        return Estimate(
-            max(1, round(found.dur_ns)), found.how, found.rel_error, found.detail
-        )
+        return Estimate(max(1, round(found.dur_ns)), found.how, found.rel_error, found.detail)
 
     def _exact(self, part: Part) -> Estimate | None:
         dims = dict(part.dims)
@@ -252,8 +261,9 @@ class CostModel(Costs):
     def _surface(self, group: Group) -> tuple[Surface, float]:
         """Time over depth and FLOPs (matrix products, attention) or bytes, and its expected error."""
         if group not in self._surfaces:
-            points = tuple((float(depth_of(sample.dims)), float(sample_size(sample)), float(sample.dur_ns))
-                           for sample in self._samples[group])  # fmt: skip
+            points = tuple(
+                (float(depth_of(sample.dims)), float(sample_size(sample)), float(sample.dur_ns)) for sample in self._samples[group]
+            )
             floor_ns = self.profile.shortest_kernel_ns
             self._surfaces[group] = (Surface(points, floor_ns), check_error(points, floor_ns))
         return self._surfaces[group]
@@ -287,11 +297,7 @@ class CostModel(Costs):
                 if best is None or sample.size_bytes > best.size_bytes:
                     largest[sample.kind, sample.dtype] = sample
         rate = self.profile.memory_rate.per_s
-        return (
-            max(1.0, median(s.dur_ns * rate / s.size_bytes / 1e9 for s in largest.values() if s.size_bytes))
-            if largest
-            else 1.0
-        )
+        return max(1.0, median(s.dur_ns * rate / s.size_bytes / 1e9 for s in largest.values() if s.size_bytes)) if largest else 1.0
 
 
 def transposed_of(dims: Mapping[str, int]) -> Transposed:
@@ -329,9 +335,7 @@ def sample_size(sample: OpSample) -> int:
 
 def _signature(op: Op, values: Values, groups: Groups) -> Any:
     """All that an estimate depends on."""
-    tensors = tuple(
-        (v.shape, v.dtype, v.elements, v.memory) for v in (values[i] for i in (*op.operands, *op.results) if i != ABSENT)
-    )
+    tensors = tuple((v.shape, v.dtype, v.elements, v.memory) for v in (values[i] for i in (*op.operands, *op.results) if i != ABSENT))
     lives_on = bool(op.inplace and op.operands and op.operands[0] != ABSENT and values[op.operands[0]].persistable)
     same = tuple(op.operands.index(v) for v in op.operands)
     marks = (op.role == "backward", bool(op.views), bool(op.inplace), lives_on, op.num_blocks)

@@ -30,8 +30,19 @@ class PowerSamples:
 
         A kernel smaller than all samples draws less, down to what one draws that does nothing.
         """
-        kind = next((each for each in (part.kind, part.kind.removesuffix("_mixed"), part.kind.removesuffix("_grad"),
-                                       STANDS_FOR.get(part.family, MEMORY)) if each in self._of_kind), None)  # fmt: skip
+        kind = next(
+            (
+                each
+                for each in (
+                    part.kind,
+                    part.kind.removesuffix("_mixed"),
+                    part.kind.removesuffix("_grad"),
+                    STANDS_FOR.get(part.family, MEMORY),
+                )
+                if each in self._of_kind
+            ),
+            None,
+        )
         if kind is None:
             return Draw(0, 0.0)
         samples = self._of_kind[kind]

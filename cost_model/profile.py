@@ -260,8 +260,7 @@ def decode_profile(data: bytes, where: str) -> DeviceProfile:
         schema = msgspec.json.decode(data, type=_Header).interlace_profile
         if schema != SCHEMA:
             raise ConfigError(
-                f"{where}: profile layout {schema}, this version reads {SCHEMA}; measure again with "
-                f"`interlace calibrate -o {where}`"
+                f"{where}: profile layout {schema}, this version reads {SCHEMA}; measure again with `interlace calibrate -o {where}`"
             )
         profile = msgspec.json.decode(data, type=DeviceProfile)
         json.loads(data, object_pairs_hook=lambda pairs: _require_once(pairs, where))

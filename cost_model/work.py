@@ -110,9 +110,7 @@ def _work_of_known(op: Op, values: Values) -> Work:
         return _attention(op, base, grad, values)
     family = memory_family(kind)
     if not family:
-        return Work(
-            (_memory(op, kind, "unknown", values),), unknown=f"kind {kind!r} is in no family of cost_model/families.py"
-        )
+        return Work((_memory(op, kind, "unknown", values),), unknown=f"kind {kind!r} is in no family of cost_model/families.py")
     return Work((_memory(op, _sample_kind(op, values), family, values),))
 
 
@@ -251,8 +249,7 @@ def _gemm(op: Op, base: str, grad: bool, values: Values) -> Work:
     if len(op.operands) < first + 2 or ABSENT in op.operands[first : first + 2]:
         return Work(unknown="expected two matrices as operands")
     x, y = (values[op.operands[place]] for place in (first, first + 1))
-    turn_x, turn_y = (bool(op.attrs.get(a, op.attrs.get(b, False)))
-                      for a, b in (("transpose_x", "trans_x"), ("transpose_y", "trans_y")))  # fmt: skip
+    turn_x, turn_y = (bool(op.attrs.get(a, op.attrs.get(b, False))) for a, b in (("transpose_x", "trans_x"), ("transpose_y", "trans_y")))
     batch, m, n, k = matmul_sizes(x.shape, y.shape, turn_x, turn_y)
     if not grad:
         return Work((gemm_part(batch, m, n, k, x.dtype, transposed=(turn_x, turn_y)),))
@@ -273,21 +270,18 @@ def _param_grad_add(op: Op, values: Values) -> Work:
 # -- attention ------------------------------------------------------------------------------------------------------
 
 
-def attention_part(batch: int, heads: int, kv_heads: int, seq_q: int, seq_k: int, head_dim: int, causal: bool, dtype: str,
-                   grad: bool) -> Part:  # fmt: skip
+def attention_part(
+    batch: int, heads: int, kv_heads: int, seq_q: int, seq_k: int, head_dim: int, causal: bool, dtype: str, grad: bool
+) -> Part:
     """Attention: two products over all pairs of positions (half of them if causal) in forward, five in backward.
 
     It has nine parameters because the kernel has as many independent sizes and kinds.
     """
     pairs = batch * heads * seq_q * seq_k // (2 if causal else 1)
     tensors = batch * head_dim * (2 * seq_q * heads + 2 * seq_k * kv_heads)
-    dims = dims_of(
-        batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim, causal=int(causal)
-    )
+    dims = dims_of(batch=batch, heads=heads, kv_heads=kv_heads, seq_q=seq_q, seq_k=seq_k, head_dim=head_dim, causal=int(causal))
     size = tensors * DTYPE_BYTES.get(dtype, 2) * (2 if grad else 1)
-    return Part(
-        "attention_grad" if grad else "attention", "attention", dtype, dims, (10 if grad else 4) * pairs * head_dim, size
-    )
+    return Part("attention_grad" if grad else "attention", "attention", dtype, dims, (10 if grad else 4) * pairs * head_dim, size)
 
 
 def _attention(op: Op, base: str, grad: bool, values: Values) -> Work:

@@ -65,8 +65,10 @@ def load(model: dist.DistModel, folder: Path) -> int:
     expected = {name: tuple(tensor._local_value().shape) for name, tensor in state.items()}
     if found != expected:
         name = next(name for name in [*expected, *found] if expected.get(name) != found.get(name))
-        raise SystemExit(f"--load {folder}: {name} is {found.get(name)} in the checkpoint, {expected.get(name)} in the model; "
-                         "expected the same model and layout")  # fmt: skip
+        raise SystemExit(
+            f"--load {folder}: {name} is {found.get(name)} in the checkpoint, {expected.get(name)} in the model; "
+            "expected the same model and layout"
+        )
     with paddle.base.dygraph.guard():
         for name, tensor in state.items():
             paddle.assign(paddle.to_tensor(kept["state"][name]), tensor._local_value())

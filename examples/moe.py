@@ -67,8 +67,11 @@ class Experts(nn.Layer):
     def __init__(self, args: argparse.Namespace, stage: common.Stage) -> None:
         super().__init__()
         self.stage = stage
-        for name, shape, dim in (("gate", [args.hidden, args.intermediate], 2), ("up", [args.hidden, args.intermediate], 2),
-                                 ("down", [args.intermediate, args.hidden], 1)):  # fmt: skip
+        for name, shape, dim in (
+            ("gate", [args.hidden, args.intermediate], 2),
+            ("up", [args.hidden, args.intermediate], 2),
+            ("down", [args.intermediate, args.hidden], 1),
+        ):
             weight = self.create_parameter([args.experts, *shape], default_initializer=nn.initializer.Normal(0.0, shape[0] ** -0.5))
             setattr(self, name, stage.expert_parameter(weight, dist.Shard(dim)))
 

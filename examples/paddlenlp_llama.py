@@ -60,10 +60,17 @@ def main() -> None:
     (args,) = PdArgumentParser(Arguments).parse_args_into_dataclasses()
     paddle.seed(args.seed)  # before AutoTrainer does: without it every run starts from other parameters
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, use_cache=False,
-        seq_length=SEQ_LEN, max_position_embeddings=SEQ_LEN, tensor_parallel_degree=args.tensor_parallel_degree,
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        use_cache=False,
+        seq_length=SEQ_LEN,
+        max_position_embeddings=SEQ_LEN,
+        tensor_parallel_degree=args.tensor_parallel_degree,
         pipeline_parallel_degree=args.pipeline_parallel_degree,
-    )  # fmt: skip
+    )
     model, criterion = LlamaForCausalLM3DAuto(config), LlamaPretrainingCriterion3DAuto(config)
     trainer = AutoTrainer(model=model, criterion=criterion, args=args, train_dataset=RandomTokens(args.seed))
     print(f"mean loss of {args.max_steps} steps: {trainer.train().training_loss:.6f}")

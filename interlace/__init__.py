@@ -1,9 +1,9 @@
 """Interlace: overlap and offload for PaddlePaddle's static auto-parallel.
 
-    import interlace
-    interlace.enable(strategy)                                   # before paddle.distributed.to_static
-    model = dist.to_static(layer, loader, loss, optimizer, strategy)
-    print(interlace.plan_of(model).explain())
+import interlace
+interlace.enable(strategy)                                   # before paddle.distributed.to_static
+model = dist.to_static(layer, loader, loss, optimizer, strategy)
+print(interlace.plan_of(model).explain())
 """
 
 from __future__ import annotations

@@ -45,8 +45,10 @@ MOST_SIZE = 1 << 60
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
-FORMER_PRESETS = {"offload-half": "say how much memory there is, and what is kept, recomputed and moved follows: memory_budget: 70GB, or "
-                                  "0.8 for a fraction of what Paddle's own plan holds (--memory-budget on the command line)"}  # fmt: skip
+FORMER_PRESETS = {
+    "offload-half": "say how much memory there is, and what is kept, recomputed and moved follows: memory_budget: 70GB, or "
+    "0.8 for a fraction of what Paddle's own plan holds (--memory-budget on the command line)"
+}
 """Presets that there were -> what to write now."""
 _FRACTION = re.compile(r"\d*\.\d*")
 MOST_FRACTION, MOST_SHARE = 2.0, 100.0
@@ -106,8 +108,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return ordered(tuple(self.passes.values()))
 
 
-PLAIN_KINDS: dict[str, type] = {"enable": bool, "device": str, "force_device": bool, "force_paddle": bool, "check": bool, "dump": str,
-                                "plan": str}  # fmt: skip
+PLAIN_KINDS: dict[str, type] = {
+    "enable": bool,
+    "device": str,
+    "force_device": bool,
+    "force_paddle": bool,
+    "check": bool,
+    "dump": str,
+    "plan": str,
+}
 BUDGET = "memory_budget"
 PLAIN_FIELDS = (*PLAIN_KINDS, BUDGET)
 
@@ -154,8 +163,10 @@ def make_config(
             if strange is not None and not difflib.get_close_matches(key, [*PLAIN_FIELDS, *names], 1):
                 strange.append(key)
                 continue
-            raise ConfigError(f"{where.key(key)}: unknown option {key!r}; {_suggest(key, [*PLAIN_FIELDS, *names])}; "
-                              "a pass of your own must be registered first (--import MODULE on the command line)")  # fmt: skip
+            raise ConfigError(
+                f"{where.key(key)}: unknown option {key!r}; {_suggest(key, [*PLAIN_FIELDS, *names])}; "
+                "a pass of your own must be registered first (--import MODULE on the command line)"
+            )
         made = _pass(names[key], value, where, key)
         chosen.pop(names[key], None)
         if made is not None:
@@ -175,8 +186,10 @@ def require_jobs(config: Config) -> None:
     every = config.passes.values()
     if config.active and not config.plan and not any("scheduled" in each.gives for each in every):
         names = ", ".join(option_name(each.name) for each in every)
-        raise ConfigError(f"{config.source}: schedule_1f1b is off and {names} on: nothing would run the step; turn schedule_1f1b "
-                          "on, with {interleave: off} for Paddle's own order, or write enable: off")  # fmt: skip
+        raise ConfigError(
+            f"{config.source}: schedule_1f1b is off and {names} on: nothing would run the step; turn schedule_1f1b "
+            "on, with {interleave: off} for Paddle's own order, or write enable: off"
+        )
 
 
 def load_config(path: str | Path, more: Mapping[str, Any] | None = None) -> Config:
@@ -318,14 +331,20 @@ def parse_budget(value: Any) -> int | float | None:
             else:
                 found = float(text) if _FRACTION.fullmatch(text) and text != "." else parse_bytes(text)
     if isinstance(found, float) and MOST_FRACTION < found <= MOST_SHARE and most == MOST_FRACTION:
-        raise ConfigError(f"found {value!r}, {found * 100:g} % of what Paddle's own plan holds; expected bytes with their unit, such as "
-                          f"{found:g}GB, or, if it is meant so, '{found * 100:g}%'")  # fmt: skip
+        raise ConfigError(
+            f"found {value!r}, {found * 100:g} % of what Paddle's own plan holds; expected bytes with their unit, such as "
+            f"{found:g}GB, or, if it is meant so, '{found * 100:g}%'"
+        )
     if isinstance(found, int) and not isinstance(found, bool) and 0 < found < LEAST_BARE and str(value).strip() == str(found):
-        raise ConfigError(f"found {value!r}, in bytes; expected bytes with their unit, such as {found}GB, or a part of what "
-                          f"Paddle's own plan holds, such as {min(found, 80)}%")  # fmt: skip
+        raise ConfigError(
+            f"found {value!r}, in bytes; expected bytes with their unit, such as {found}GB, or a part of what "
+            f"Paddle's own plan holds, such as {min(found, 80)}%"
+        )
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 < found <= (most if isinstance(found, float) else MOST_SIZE):
-        raise ConfigError(f"found {value!r}, expected bytes with their unit, above 0, such as 70GB, or a fraction of what Paddle's own "
-                          "plan holds, such as 0.8 or 80%")  # fmt: skip
+        raise ConfigError(
+            f"found {value!r}, expected bytes with their unit, above 0, such as 70GB, or a fraction of what Paddle's own "
+            "plan holds, such as 0.8 or 80%"
+        )
     return found
 
 
@@ -343,11 +362,14 @@ def _check_plan(folder: str, options: Mapping[str, Any], where: _Where) -> None:
     """That the folder is there, and that nothing is asked for that its plans say already."""
     beside = [key for key in options if key in ("device", BUDGET) or key not in PLAIN_FIELDS]
     if beside:
-        raise ConfigError(f"{where.key(beside[0])}: beside plan: {folder}, {beside[0]} would do nothing: the plans there have their "
-                          "profile and the options of their passes; leave one of the two out")  # fmt: skip
+        raise ConfigError(
+            f"{where.key(beside[0])}: beside plan: {folder}, {beside[0]} would do nothing: the plans there have their "
+            "profile and the options of their passes; leave one of the two out"
+        )
     if not Path(folder).is_dir():
-        raise ConfigError(f"{where.at('plan')}: no folder {os.path.abspath(folder)}; expected one with a plan of each rank, as "
-                          "`interlace plan` writes it")  # fmt: skip
+        raise ConfigError(
+            f"{where.at('plan')}: no folder {os.path.abspath(folder)}; expected one with a plan of each rank, as `interlace plan` writes it"
+        )
 
 
 def _switch(value: Any, kind: Any) -> Any:
@@ -405,8 +427,10 @@ def _imported(name: str, where: _Where) -> Pass:
         return REGISTRY[name]()
     except TypeError as error:
         key = option_name(name)
-        raise ConfigError(f"{where.source}: pass {name!r} has options without defaults ({error}); name it here: {key}: {{...}}, "
-                          f"or turn it off: {key}: off") from error  # fmt: skip
+        raise ConfigError(
+            f"{where.source}: pass {name!r} has options without defaults ({error}); name it here: {key}: {{...}}, "
+            f"or turn it off: {key}: off"
+        ) from error
 
 
 def _same_kind(value: Pass, kind: type[Pass], where: _Where, key: str) -> Pass:
@@ -457,8 +481,10 @@ def _check_former(key: str, where: _Where) -> None:
     """That an option is no pass of former days."""
     now = [option_name(name) for name, kind in REGISTRY.items() if key in map(option_name, kind.formerly)]
     if now:
-        raise ConfigError(f"{where.key(key)}: there is no pass {key!r} any more; what it did is done by {', '.join(now)}; options may "
-                          "have other names and values too (docs/options.md)")  # fmt: skip
+        raise ConfigError(
+            f"{where.key(key)}: there is no pass {key!r} any more; what it did is done by {', '.join(now)}; options may "
+            "have other names and values too (docs/options.md)"
+        )
 
 
 def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], where: _Where) -> None:
@@ -470,8 +496,10 @@ def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], wher
             names = sorted(option_name(each.name) for each in chosen.values() if tag in each.needs)
             default = "" if set(names) & set(options) else " (on by default)"
             giver, instead = option_name(givers[0].name), givers[0].instead_of_off
-            raise ConfigError(f"{where.at(giver)}: {giver} is off, and {', '.join(names)}{default} cannot do without; turn {giver} on"
-                              f"{f' ({instead})' if instead else ''}, or turn these off too")  # fmt: skip
+            raise ConfigError(
+                f"{where.at(giver)}: {giver} is off, and {', '.join(names)}{default} cannot do without; turn {giver} on"
+                f"{f' ({instead})' if instead else ''}, or turn these off too"
+            )
 
 
 def _check_values(chosen: Mapping[str, Pass], where: _Where, whole: bool, has_budget: bool) -> None:

@@ -17,8 +17,10 @@ def require_paddle() -> None:
     """Raises ConfigError where there is no Paddle to import, with what to install."""
     known = sys.modules.get("paddle", sys)
     if known is None or (known is sys and importlib.util.find_spec("paddle") is None):
-        raise ConfigError(f"PaddlePaddle is not installed for {sys.executable}; pip install paddlepaddle=={PADDLE} (on a GPU machine "
-                          f"the paddlepaddle-gpu {PADDLE} of Paddle's own index)")  # fmt: skip
+        raise ConfigError(
+            f"PaddlePaddle is not installed for {sys.executable}; pip install paddlepaddle=={PADDLE} (on a GPU machine "
+            f"the paddlepaddle-gpu {PADDLE} of Paddle's own index)"
+        )
 
 
 def paddle_version() -> str:

@@ -19,9 +19,15 @@ VARIABLE = "INTERLACE_IMPORT"
 
 def add_import(parser: argparse.ArgumentParser) -> None:
     """Add the option to a command."""
-    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE",
-                        help="import this first, by name or as a .py file: passes of your own that it registers run, "
-                             "with their defaults where the configuration does not name them")  # fmt: skip
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import this first, by name or as a .py file: passes of your own that it registers run, "
+        "with their defaults where the configuration does not name them",
+    )
 
 
 def import_own(names: Iterable[str]) -> None:

@@ -168,7 +168,7 @@ def register(kind: P) -> P:
     if not (isinstance(kind, type) and issubclass(kind, Pass)):
         raise PassError(f"register() got {kind!r}; expected a subclass of interlace.passes.Pass")
     if not kind.name:
-        raise PassError(f"pass class {kind.__qualname__} has no name; give it `name = \"kebab-case\"`")
+        raise PassError(f'pass class {kind.__qualname__} has no name; give it `name = "kebab-case"`')
     known = REGISTRY.get(kind.name)
     if known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
         raise PassError(f"pass {kind.name!r} is registered already by {known.__module__}.{known.__qualname__}; choose another name")

@@ -123,8 +123,10 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
         if not isinstance(index, int):
             if len(index) != program.pipeline.num_stages:
                 given = [each / LEVELS for each in index]
-                raise ConfigError(f"choose_recompute.level: {len(index)} numbers {given}; expected one number, or "
-                                  f"one for each of {program.pipeline.num_stages} stages")  # fmt: skip
+                raise ConfigError(
+                    f"choose_recompute.level: {len(index)} numbers {given}; expected one number, or "
+                    f"one for each of {program.pipeline.num_stages} stages"
+                )
             index = index[program.pipeline.stage]
         if index in (0, LEVELS) or not found.groups:
             return tuple(range(len(found.groups) if index else 0))
@@ -153,9 +155,11 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
         whole = sum(found.op_ns[op_id] for op_id in found.copies)
         if gone:
             saved = size(sum(found.bytes_of(group) for group in kept))
-            context.changed.append(f"{len(gone)} of {len(found.copies)} repeated operations are not recomputed: {ms(took)} of {ms(whole)} "
-                                   f"a micro-batch; for it {len(kept)} of {len(found.groups)} groups of values stay in memory, {saved} a "
-                                   "micro-batch")  # fmt: skip
+            context.changed.append(
+                f"{len(gone)} of {len(found.copies)} repeated operations are not recomputed: {ms(took)} of {ms(whole)} "
+                f"a micro-batch; for it {len(kept)} of {len(found.groups)} groups of values stay in memory, {saved} a "
+                "micro-batch"
+            )
         else:
             context.declined.append("every copy is read; interleave: auto and a memory_budget would keep originals where there is room")
 
@@ -178,14 +182,15 @@ class ChooseRecompute(Pass, frozen=True, kw_only=True):
                 done = "computed again, as the program has it" if again else "kept"
                 context.decline(original, f"{done}: {size(freed)} a micro-batch, {ms(took)} to compute again")
         took, whole = (sum(found.op_ns[op_id] for op_id in ids) for ids in (runs, users))
-        context.changed.insert(0, f"of {len(found.groups)} groups of values that backward can compute again, {len(recomputed)} "
-                                  f"are recomputed, {size(sums['recomputed'])} and {ms(took)} a micro-batch (the program as it was: "
-                                  f"{ms(whole)}); {len(found.groups) - len(recomputed)} are kept, {size(sums['kept'])}")  # fmt: skip
+        context.changed.insert(
+            0,
+            f"of {len(found.groups)} groups of values that backward can compute again, {len(recomputed)} "
+            f"are recomputed, {size(sums['recomputed'])} and {ms(took)} a micro-batch (the program as it was: "
+            f"{ms(whole)}); {len(found.groups) - len(recomputed)} are kept, {size(sums['kept'])}",
+        )
 
 
-def recomputation(
-    program: Program, costs: Costs, memo: dict[object, object], *, adds: bool, collectives: bool = False
-) -> Recomputation:
+def recomputation(program: Program, costs: Costs, memo: dict[object, object], *, adds: bool, collectives: bool = False) -> Recomputation:
     """What a program's backward computes again, worked out once for the same program.
 
     Args:

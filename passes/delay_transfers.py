@@ -76,9 +76,13 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
             return program
         found, mine = context.facts
         if found.step_ns == found.before_ns:
-            context.declined.append(f"no transfer waits for its peer beside computation so long that posting it later shortens the step of "
-                                    f"{ms(found.before_ns)}")  # fmt: skip
+            context.declined.append(
+                f"no transfer waits for its peer beside computation so long that posting it later shortens the step of "
+                f"{ms(found.before_ns)}"
+            )
             return program
-        context.changed.append(f"{len(mine)} of {count} transfers are posted when their peer is about to be ready: whole step simulated "
-                               f"{ms(found.step_ns)}, {ms(found.before_ns)} with all as early as they can")  # fmt: skip
+        context.changed.append(
+            f"{len(mine)} of {count} transfers are posted when their peer is about to be ready: whole step simulated "
+            f"{ms(found.step_ns)}, {ms(found.before_ns)} with all as early as they can"
+        )
         return with_orders(program, mine)

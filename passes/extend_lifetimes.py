@@ -65,8 +65,11 @@ def _with_lifetimes_extended(program: Program, context: Context) -> Program:
         program = _with_readers(program, missing, index_of_items(program), context)
     ops = {op.id: op for op in program.ops}
     for reader in _missing_readers(program, context):
-        context.decline(ops[reader.side], f"%{reader.value} would be freed while it is read, even after {READER_ROUNDS} rounds of added "
-                                          f"readers; {describe(ops[reader.last])}, the last of them, waits for it instead")  # fmt: skip
+        context.decline(
+            ops[reader.side],
+            f"%{reader.value} would be freed while it is read, even after {READER_ROUNDS} rounds of added "
+            f"readers; {describe(ops[reader.last])}, the last of them, waits for it instead",
+        )
     return program
 
 
@@ -137,8 +140,9 @@ def _with_readers(program: Program, missing: Sequence[MissingReader], index_of: 
                 added.setdefault(max(there, key=index_of.__getitem__), []).append((reader_op.id, m))
         how = f"until {waiter.kind} #{waiter.id} has waited for it" if waiter else f"after {graph.ops[reader.last].kind} #{reader.last}"
         context.change(side, f"%{reader.value} is kept alive {how}")
-    jobs = tuple(msgspec.structs.replace(job, items=tuple(new for item in job.items for new in (item, *added.get(item, ()))))
-                 for job in program.jobs)  # fmt: skip
+    jobs = tuple(
+        msgspec.structs.replace(job, items=tuple(new for item in job.items for new in (item, *added.get(item, ())))) for job in program.jobs
+    )
     return msgspec.structs.replace(edit.build(), jobs=jobs)
 
 
@@ -152,8 +156,11 @@ def _with_joins_at_the_end(program: Program, context: Context) -> Program:
     for op in (graph.ops[op_id] for job in program.jobs for op_id, _ in job.items):
         if op.role == "optimize" and stream_of(op):
             last.update((op.stream, (op, value)) for value in op.results if graph.storages.is_persistable(value))
-    joins = [(op, value) for op, value in last.values()
-             if not any(user.name not in NO_KERNEL and not stream_of(user) for user in graph.readers(value))]  # fmt: skip
+    joins = [
+        (op, value)
+        for op, value in last.values()
+        if not any(user.name not in NO_KERNEL and not stream_of(user) for user in graph.readers(value))
+    ]
     if not joins or not program.jobs:
         return program
     end = graph.ops[program.jobs[-1].items[-1][0]]

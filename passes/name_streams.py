@@ -64,14 +64,16 @@ class NameStreams(Pass, frozen=True, kw_only=True):
         count = Counter(new.stream for op, new in zip(program.ops, named, strict=True) if new is not op)
         context.changed += [f"stream {name}: {number} operations, priority {self.priority}" for name, number in sorted(count.items())]
         if not count:
-            context.declined.append("one rank alone communicates with nobody" if program.world < 2 else
-                                    "no communication of forward or backward may have a stream of its own")  # fmt: skip
+            context.declined.append(
+                "one rank alone communicates with nobody"
+                if program.world < 2
+                else "no communication of forward or backward may have a stream of its own"
+            )
         return program.with_ops(named)
 
 
 def _with_names(ops: Iterable[Op], names: Mapping[int, str], priority: int) -> tuple[Op, ...]:
-    return tuple(msgspec.structs.replace(op, stream=names[op.id], priority=priority) if op.id in names else op
-                 for op in ops)  # fmt: skip
+    return tuple(msgspec.structs.replace(op, stream=names[op.id], priority=priority) if op.id in names else op for op in ops)
 
 
 def _known_replicas(program: Program, context: Context) -> frozenset[int]:
@@ -101,12 +103,15 @@ def _names(program: Program, joined: frozenset[int], replicas: frozenset[int]) -
     inner = [op for op in program.ops if op.role != "optimize" and op.group >= 0]
     every = [op for op in program.ops if is_collective(op)]
     given = {op.group: op.stream for op in every if stream_of(op) and not op.stream.startswith(tensor.value)}
-    collectives = [op for op in every if (op.role != "optimize" or op.id in joined)
-                   and (not stream_of(op) or op.stream.startswith(tensor.value))]  # fmt: skip
+    collectives = [
+        op for op in every if (op.role != "optimize" or op.id in joined) and (not stream_of(op) or op.stream.startswith(tensor.value))
+    ]
     rings = {op.group for op in collectives}
     kinds = {ring: AutoParallelStreamType.DP if ring in replicas else tensor for ring in rings}
-    names = {op.id: given.get(op.group, ring_stream(kinds[op.group], op.group, [ring for ring in rings if kinds[ring] == kinds[op.group]]))
-             for op in collectives}  # fmt: skip
+    names = {
+        op.id: given.get(op.group, ring_stream(kinds[op.group], op.group, [ring for ring in rings if kinds[ring] == kinds[op.group]]))
+        for op in collectives
+    }
     p2p = [*inner, *(op for op in program.ops if op.role == "optimize" and op.group >= 0 and op.stream)]
     for kind, stream in ((is_send, AutoParallelStreamType.PP_SEND), (is_receive, AutoParallelStreamType.PP_RECV)):
         found = [op for op in p2p if kind(op)]
@@ -119,5 +124,10 @@ def _names(program: Program, joined: frozenset[int], replicas: frozenset[int]) -
 def _joined(program: Program) -> frozenset[int]:
     """The optimizer's operations, where they share a job with others."""
     roles = {op.id: op.role for op in program.ops}
-    return frozenset(op_id for job in program.jobs if len({roles[op_id] == "optimize" for op_id, _ in job.items}) > 1
-                     for op_id, _ in job.items if roles[op_id] == "optimize")  # fmt: skip
+    return frozenset(
+        op_id
+        for job in program.jobs
+        if len({roles[op_id] == "optimize" for op_id, _ in job.items}) > 1
+        for op_id, _ in job.items
+        if roles[op_id] == "optimize"
+    )

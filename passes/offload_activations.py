@@ -66,14 +66,17 @@ class OffloadActivations(Pass, Choice, frozen=True, kw_only=True):
     def mistake(self) -> tuple[str, str] | None:
         if self.modules or self.fraction is not None:
             return None
-        return "", ("on, but nothing says what to move; choose modules (such as [mlp]) or a fraction from 0 to 1, or write a memory_budget "
-                    "beside the passes")  # fmt: skip
+        return "", (
+            "on, but nothing says what to move; choose modules (such as [mlp]) or a fraction from 0 to 1, or write a memory_budget "
+            "beside the passes"
+        )
 
     def contradiction(self) -> tuple[str, str] | None:
         if self.fraction is None:
             return None
-        return "fraction", (f"fraction={self.fraction} and memory_budget contradict each other; give the part to move, or the bytes to "
-                            "stay under")  # fmt: skip
+        return "fraction", (
+            f"fraction={self.fraction} and memory_budget contradict each other; give the part to move, or the bytes to stay under"
+        )
 
     def facts(self, program: Program, context: Context) -> OffloadFacts:
         """Names, and measured times and bytes, of what this rank could move."""
@@ -177,10 +180,12 @@ class _Rewrite:
         kind = TensorType(value.shape, value.dtype)
         host, back = self.edit.value(kind, memory="pinned"), self.edit.value(kind)
         like = self.graph.ops[saved.producer]
-        out_op = self.edit.op(COPY_OUT, [value.id], [host], like=like, attrs=dict(PINNED), role="forward",
-                              stream=AutoParallelStreamType.D2H.value)  # fmt: skip
-        back_op = self.edit.op(COPY_BACK, [host.id], [back], like=like, attrs=dict(PINNED), role="backward",
-                               stream=AutoParallelStreamType.H2D.value)  # fmt: skip
+        out_op = self.edit.op(
+            COPY_OUT, [value.id], [host], like=like, attrs=dict(PINNED), role="forward", stream=AutoParallelStreamType.D2H.value
+        )
+        back_op = self.edit.op(
+            COPY_BACK, [host.id], [back], like=like, attrs=dict(PINNED), role="backward", stream=AutoParallelStreamType.H2D.value
+        )
         self.edit.after(self._by_position(saved.before)[-1], [out_op])
         self.edit.before(self._by_position(saved.readers)[0], [back_op])
         self.copied_back[value.id], self.new_storage[saved.storage] = back.id, back.storage
@@ -202,8 +207,18 @@ class _Rewrite:
             constants = {v: self._constant(v, op, made) for v in op.operands if v not in (ABSENT, source)}
             names = {**constants, source: self.copied_back[source]}
             results = [self._result(value, op, back) for value in op.results]
-            made.append(self.edit.op(op.name, [names.get(v, v) for v in op.operands], results, like=op, attrs=op.attrs,
-                                     role="backward", views=op.views, no_buffer=op.no_buffer))  # fmt: skip
+            made.append(
+                self.edit.op(
+                    op.name,
+                    [names.get(v, v) for v in op.operands],
+                    results,
+                    like=op,
+                    attrs=op.attrs,
+                    role="backward",
+                    views=op.views,
+                    no_buffer=op.no_buffer,
+                )
+            )
             self.copied_back.update(zip(op.results, made[-1].results, strict=True))
         if made:
             self.edit.before(readers[0], made)

@@ -184,8 +184,10 @@ class _Work:
         """The program in its new order, streams named."""
         rings = {op.group for op in self.done.values()}
         assert is_topological(self.order, self.after)
-        named = {comm.id: msgspec.structs.replace(comm, stream=stream_of(comm) or ring_stream(AutoParallelStreamType.MP, comm.group, rings))
-                 for comm in self.done.values()}  # fmt: skip
+        named = {
+            comm.id: msgspec.structs.replace(comm, stream=stream_of(comm) or ring_stream(AutoParallelStreamType.MP, comm.group, rings))
+            for comm in self.done.values()
+        }
         return self.graph.program.with_ops([named.get(op_id, self.graph.ops[op_id]) for op_id in self.order])
 
     def _refusal(self, comm: Op) -> str:
@@ -299,8 +301,9 @@ class _Work:
         if not moved and not later.intersection(fillers):
             self.context.decline(comm, self._nothing(comm))
         elif found.gain < 0 and self.options.only_gains:
-            self.context.decline(comm, f"would take {ms(found.both)} beside its fillers, one after the other they take "
-                                       f"{ms(found.comm + found.fill)}")  # fmt: skip
+            self.context.decline(
+                comm, f"would take {ms(found.both)} beside its fillers, one after the other they take {ms(found.comm + found.fill)}"
+            )
         else:
             self._apply(moved, comm)
             self.used.update(op_id for op_id in fillers if op_id in self.backward.sinks)
@@ -317,8 +320,11 @@ class _Work:
         """Why nothing can run beside a collective."""
         products = {op.id for op in self.backward.sources(comm)}
         known = products | self.backward.sinks
-        bound = [op for op in self._readers_of_dout(comm)
-                 if op.kind in PRODUCTS and op.id not in known and self.index[op.id] < self.index[comm.id]]  # fmt: skip
+        bound = [
+            op
+            for op in self._readers_of_dout(comm)
+            if op.kind in PRODUCTS and op.id not in known and self.index[op.id] < self.index[comm.id]
+        ]
         if bound:
             return f"{describe(bound[0])} must come first: it feeds more than its gradient's sum"
         return "no weight gradient comes before it" + ("" if products else ", and no matmul with a weight feeds it")

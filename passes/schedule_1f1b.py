@@ -40,8 +40,10 @@ from interlace.units import size
 
 T = TypeVar("T", int, float, str)
 MOST_SCHEDULE_BYTES = 1 << 20
-DRAWS = ("mixed: forward and backward both draw random numbers, or have operations that may, and another depth would change their order; "
-         "dx-first instead")  # fmt: skip
+DRAWS = (
+    "mixed: forward and backward both draw random numbers, or have operations that may, and another depth would change their order; "
+    "dx-first instead"
+)
 
 
 @register
@@ -130,8 +132,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if not self.schedule_file:
             return self._misplaced()
         if self.interleave in ("off", "zb-h1"):
-            return "interleave", (f"schedule_file gives every job, so interleave={self.interleave} would do nothing; leave one of the two "
-                                  "out (dx-first and mixed say how jobs of several parts are ordered)")  # fmt: skip
+            return "interleave", (
+                f"schedule_file gives every job, so interleave={self.interleave} would do nothing; leave one of the two "
+                "out (dx-first and mixed say how jobs of several parts are ordered)"
+            )
         try:
             read_schedule(self.schedule_file)
         except (ConfigError, PlanError) as error:
@@ -141,14 +145,19 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _misplaced(self) -> tuple[str, str] | None:
         """A lag or depth beside what has its own, and why that contradicts."""
         if self.early_sends_at_end is not None and self.interleave in ("auto", "off") and not self.schedule_file:
-            return "early_sends_at_end", (f"found {_numbers(self.early_sends_at_end)} beside interleave: {self.interleave}, which "
-                                          f"{'chooses its own' if self.interleave == 'auto' else 'keeps the order of operations'}; "
-                                          "write dx-first, mixed or zb-h1, or leave it out")  # fmt: skip
+            return "early_sends_at_end", (
+                f"found {_numbers(self.early_sends_at_end)} beside interleave: {self.interleave}, which "
+                f"{'chooses its own' if self.interleave == 'auto' else 'keeps the order of operations'}; "
+                "write dx-first, mixed or zb-h1, or leave it out"
+            )
         for name, given in (("lag", self.lag or None), ("lag_at_end", self.lag_at_end), ("depth", self.depth or None)):
             if given is not None and (self.interleave in ("auto", "off", "zb-h1") or self.schedule_file):
                 chosen = "auto, which chooses its own" if self.interleave == "auto" else _names(self.interleave)
-                beside, advice = ((f"schedule_file: {self.schedule_file}", "leave one of them out") if self.schedule_file else
-                                  (f"interleave: {chosen}", f"write one of them, or leave {name} out"))  # fmt: skip
+                beside, advice = (
+                    (f"schedule_file: {self.schedule_file}", "leave one of them out")
+                    if self.schedule_file
+                    else (f"interleave: {chosen}", f"write one of them, or leave {name} out")
+                )
                 return name, f"found {_numbers(given)} beside {beside}; it goes with interleave dx-first or mixed; {advice}"
         return None
 
@@ -266,12 +275,16 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             given = getattr(self, name)
             if isinstance(given, tuple) and len(given) != pipe.num_stages:
                 kind, text = ("form", _names(given)) if name == "interleave" else ("number", _numbers(given))
-                raise ConfigError(f"schedule_1f1b.{name}: found {text}, {len(given)} {kind}s; "
-                                  f"expected one {kind}, or one for each of {pipe.num_stages} stages")  # fmt: skip
+                raise ConfigError(
+                    f"schedule_1f1b.{name}: found {text}, {len(given)} {kind}s; "
+                    f"expected one {kind}, or one for each of {pipe.num_stages} stages"
+                )
         if self.at_once and not (self.lag or self.schedule_file or self.interleave == "zb-h1"):
-            raise ConfigError(f"schedule_1f1b.at_once: found {_numbers(self.at_once)} beside interleave: {_names(self.interleave)} "
-                              "without lag, where no weight gradients trail; give lag, schedule_file or interleave: zb-h1, or leave "
-                              "at_once out")  # fmt: skip
+            raise ConfigError(
+                f"schedule_1f1b.at_once: found {_numbers(self.at_once)} beside interleave: {_names(self.interleave)} "
+                "without lag, where no weight gradients trail; give lag, schedule_file or interleave: zb-h1, or leave "
+                "at_once out"
+            )
         if misplaced := self._misplaced():
             raise ConfigError("schedule_1f1b.{}: {}".format(*misplaced))
         for name, given in (("lag", self.lag), ("lag_at_end", self.lag_at_end), ("depth", self.depth)):
@@ -284,8 +297,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
                 raise ConfigError(f"{found}, {len(given)} numbers; expected one for each of {pipe.num_stages} stages")
         lags = [self._lags(stage) for stage in range(pipe.num_stages)]
         if any(at_end < lag or (at_end and not lag) for lag, at_end in lags):
-            raise ConfigError(f"schedule_1f1b.lag_at_end: found {_numbers(self.lag_at_end or 0)} beside lag {_numbers(self.lag)}; "
-                              "expected no less than lag on any stage, and 0 where lag is 0")  # fmt: skip
+            raise ConfigError(
+                f"schedule_1f1b.lag_at_end: found {_numbers(self.lag_at_end or 0)} beside lag {_numbers(self.lag)}; "
+                "expected no less than lag on any stage, and 0 where lag is 0"
+            )
 
     def _every_stage(self, program: Program, schedule: Schedule) -> dict[int, list[Slot]]:
         pipe = program.pipeline
@@ -315,17 +330,23 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
                 context.changed += self._depth_report(program) if self.form_of(pipe.stage) == "mixed" else []
                 return rows, self.form_of(pipe.stage)
             if isinstance(self.interleave, tuple):
-                raise ConfigError(f"schedule_1f1b.interleave: found {_names(self.interleave)} without depth; give depth, a number for each "
-                                  f"stage, as stages would wait for each other:\n{stuck}")  # fmt: skip
+                raise ConfigError(
+                    f"schedule_1f1b.interleave: found {_names(self.interleave)} without depth; give depth, a number for each "
+                    f"stage, as stages would wait for each other:\n{stuck}"
+                )
             context.declined.append(f"mixed: stages would wait for each other at this depth, dx-first instead:\n{stuck}")
         rows = {stage: self._row(program, stage, mixed=False) for stage in stages}
         if self.depth and (stuck := stall(list(rows.values()))):
             raise ConfigError(f"schedule_1f1b.depth: found {_numbers(self.depth)}; stages would wait for each other:\n{stuck}")
-        if self.depth and draws_twice(program) and any(
-            depth != in_flight(s, pipe.num_stages, pipe.num_micro_batches) for s, depth in enumerate(self.depth)
+        if (
+            self.depth
+            and draws_twice(program)
+            and any(depth != in_flight(s, pipe.num_stages, pipe.num_micro_batches) for s, depth in enumerate(self.depth))
         ):
-            raise ConfigError(f"schedule_1f1b.depth: found {_numbers(self.depth)}; forward and backward both draw random numbers, "
-                              "or may, and another depth than 1F1B's would change the order; leave depth out")  # fmt: skip
+            raise ConfigError(
+                f"schedule_1f1b.depth: found {_numbers(self.depth)}; forward and backward both draw random numbers, "
+                "or may, and another depth than 1F1B's would change the order; leave depth out"
+            )
         return rows, self.form_of(pipe.stage) if self.depth else "dx-first"
 
     def _row(self, program: Program, stage: int, mixed: bool) -> list[Slot]:
@@ -333,8 +354,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         pipe = program.pipeline
         lag, lag_at_end = self._lags(stage)
         depth = self.depth[stage] if self.depth else mixed_depth(stage, pipe.num_stages, pipe.num_micro_batches) if mixed else None
-        return joined(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks,
-                      lag=lag, warmup=depth, lag_at_end=lag_at_end)  # fmt: skip
+        return joined(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, lag=lag, warmup=depth, lag_at_end=lag_at_end)
 
     def _lags(self, stage: int) -> tuple[int, int]:
         """Before the last forward, and from there on."""
@@ -346,8 +366,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         depth, plain = (count(pipe.stage, pipe.num_stages, pipe.num_micro_batches) for count in (mixed_depth, in_flight))
         if pipe.schedule == "VPP" or depth <= plain:
             return []
-        return [f"mixed has {depth} micro-batches in flight on stage {pipe.stage}, {depth - plain} more than 1F1B: "
-                f"{size(saved_bytes(program))} of activations each"]  # fmt: skip
+        return [
+            f"mixed has {depth} micro-batches in flight on stage {pipe.stage}, {depth - plain} more than 1F1B: "
+            f"{size(saved_bytes(program))} of activations each"
+        ]
 
     def _all_jobs(self, program: Program, slots: list[Slot], kinds: set[str], form: Form, context: Context) -> tuple[Job, ...]:
         """The jobs of a stage's slots, those at its end ordered for sends of another weight where there is one."""
@@ -361,9 +383,7 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             jobs += [job for slot in some for job in self._jobs(slot, parts, plans) if job.items]
         return tuple(jobs)
 
-    def _plans(
-        self, program: Program, slots: list[Slot], parts: Parts, context: Context, form: Form, joins: bool
-    ) -> dict[Kinds, PairPlan]:
+    def _plans(self, program: Program, slots: list[Slot], parts: Parts, context: Context, form: Form, joins: bool) -> dict[Kinds, PairPlan]:
         """The order of each kind of slot that has a choice: slots of several parts, and where the stage `joins` any whole backwards too."""
         mixed = {_kinds(slot) for slot in slots if len(slot.parts) > 1}
         choice = {"B", "I"} if parts.early else {"B"}
@@ -440,8 +460,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
             return [Job(f"pair_{name}", "pair", slot.parts[0].micro_batch, items)]
         last = {label: k for k, (label, _) in enumerate(plans[kinds].order)}
         cuts = [0, *(1 + max(last[label] for label, _, _ in kinds[: k + 1]) for k in range(len(kinds)))]
-        return [msgspec.structs.replace(job_of(part, parts), items=items[start:end])
-                for part, start, end in zip(slot.parts, cuts, cuts[1:], strict=False)]  # fmt: skip
+        return [
+            msgspec.structs.replace(job_of(part, parts), items=items[start:end])
+            for part, start, end in zip(slot.parts, cuts, cuts[1:], strict=False)
+        ]
 
 
 def read_schedule(path: str) -> dict[int, list[Slot]]:

@@ -129,8 +129,10 @@ class SplitBackward(Pass, frozen=True, kw_only=True):
             else:
                 split.gradient(op, int(ahead[0] < ahead[1]) if index is None else index, "dX" if index is None else "dW")
         alone = sum(op.kind == ACCUMULATING for op in program.ops)
-        for count, what in ((others, "matmul(s) without a weight (attention scores): their gradients stay one operation"),
-                            (alone, f"{ACCUMULATING}: dW is an operation of its own already")):  # fmt: skip
+        for count, what in (
+            (others, "matmul(s) without a weight (attention scores): their gradients stay one operation"),
+            (alone, f"{ACCUMULATING}: dW is an operation of its own already"),
+        ):
             context.declined += [f"{count} {what}"] if count else []
         return split.edit.build()
 

@@ -14,13 +14,32 @@ from interlace.passes.base import Context
 from interlace.scheduler.offload import names_layer
 from interlace.scheduler.recompute import COPY
 
-WEIGHT_FORMS = frozenset({"cast", "all_gather", "c_allgather", "share_data", "assign", "c_identity", "reshape", "view_shape",
-                          "transpose", "slice", "contiguous"})  # fmt: skip
+WEIGHT_FORMS = frozenset(
+    {"cast", "all_gather", "c_allgather", "share_data", "assign", "c_identity", "reshape", "view_shape", "transpose", "slice", "contiguous"}
+)
 """Kinds whose result is still the weight: AMP's copy, a gathered shard (sharding stage 3), another form of it."""
 GEMM_GRADS = frozenset({"matmul_grad", "bmm_grad", "linear_grad", "linear_v2_grad", "fused_gemm_epilogue_grad"})
 """Gradients of a product: x and y are the first two operands, dout is the last; dx and dy are the first two results."""
-UPDATES = frozenset({"cast", "scale", "add", "add_n", "combine", "split", "clip", "multiply", "divide", "assign", "slice",
-                     "share_data", "reshape", "concat", "split_with_num", "check_finite_and_unscale"})  # fmt: skip
+UPDATES = frozenset(
+    {
+        "cast",
+        "scale",
+        "add",
+        "add_n",
+        "combine",
+        "split",
+        "clip",
+        "multiply",
+        "divide",
+        "assign",
+        "slice",
+        "share_data",
+        "reshape",
+        "concat",
+        "split_with_num",
+        "check_finite_and_unscale",
+    }
+)
 """Kinds between the gradient of a parameter and its sum."""
 ACCUMULATING = "fused_linear_param_grad_add"
 """dW and its sum in one operation: operands x and dout."""
@@ -147,9 +166,15 @@ class Backward:
 
     def collectives(self) -> list[Op]:
         """Backward collectives of activation gradients, in program order: neither of weights nor of their gradients."""
-        return [op for op in self.graph.program.ops
-                if op.role == "backward" and is_collective(op) and is_comm(op) and op.id not in self.sinks
-                and not self.weights.intersection(op.operands)]  # fmt: skip
+        return [
+            op
+            for op in self.graph.program.ops
+            if op.role == "backward"
+            and is_collective(op)
+            and is_comm(op)
+            and op.id not in self.sinks
+            and not self.weights.intersection(op.operands)
+        ]
 
     def sources(self, op: Op) -> list[Op]:
         """Products with a weight that feed an operation with no other product or communication between, in program order."""

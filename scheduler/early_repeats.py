@@ -30,8 +30,7 @@ def with_early_repeats(program: Program, repeats: set[int]) -> Program:
         if again and any(is_receive(op) for op in backward):
             whole, peak = program, _Peak(program, backward)
             limit = peak.of(program.ops)
-            count = bisect_right(range(len(again) + 1), False, 1,
-                                 key=lambda n: peak.of(_moved(whole.ops, backward, again[:n])) > limit) - 1  # fmt: skip
+            count = bisect_right(range(len(again) + 1), False, 1, key=lambda n: peak.of(_moved(whole.ops, backward, again[:n])) > limit) - 1
             program = msgspec.structs.replace(whole, ops=_moved(whole.ops, backward, again[:count]))
     return program
 

@@ -7,8 +7,15 @@ from interlace.ir.kinds import is_boundary, is_receive, is_send
 from interlace.scheduler.interleave.planner import PartOps, chain_ops
 from interlace.scheduler.schedule import Part, find_schedule
 
-KIND_NAMES = {"F": "forward", "B": "backward", "R": "recv_forward", "S": "send_backward", "I": "backward_b", "W": "backward_w",
-              "O": "optimizer"}  # fmt: skip
+KIND_NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "R": "recv_forward",
+    "S": "send_backward",
+    "I": "backward_b",
+    "W": "backward_w",
+    "O": "optimizer",
+}
 """Paddle's names of job types."""
 
 

@@ -125,12 +125,16 @@ def _check_parts(row: list[Slot], num_micro_batches: int, num_chunks: int, place
     planned = 1 + max((m for kind, m, _ in found if kind != "O"), default=-1)
     inside = all(kind in kinds and chunk < num_chunks for kind, _, chunk in found if kind != "O")
     if planned != num_micro_batches and inside and len(set(found)) == planned * len(kinds) * num_chunks + 1:  # each part, and O
-        raise PlanError(f"{place}: is of {planned} micro-batch(es) a step, the model has {num_micro_batches}; expected as many: give the "
-                        "model as many, or plan it with as many as it has")  # fmt: skip
+        raise PlanError(
+            f"{place}: is of {planned} micro-batch(es) a step, the model has {num_micro_batches}; expected as many: give the "
+            "model as many, or plan it with as many as it has"
+        )
     wrong = sorted(str(Part(*item)) for item in (wanted ^ set(found)) | double)
     if wrong or row[-1].parts[-1] != OPTIMIZER.parts[0]:
-        raise PlanError(f"{place}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and {num_chunks} chunk(s) must occur "
-                        f"once, and O last; missing, twice or unknown: {wrong[:12] or 'O is not last'}")  # fmt: skip
+        raise PlanError(
+            f"{place}: each of {sorted(kinds)} for {num_micro_batches} micro-batches and {num_chunks} chunk(s) must occur "
+            f"once, and O last; missing, twice or unknown: {wrong[:12] or 'O is not last'}"
+        )
 
 
 def _check_slots(row: list[Slot], place: str) -> None:
@@ -138,8 +142,10 @@ def _check_slots(row: list[Slot], place: str) -> None:
     for each in row:
         needy = next((pair for pair in combinations(each.parts, 2) if _need_each_other(*pair)), None)
         if needy is not None:
-            raise PlanError(f"{place}: slot {each} has {needy[0]} and {needy[1]}, which need each other or run alone; put them into slots "
-                            "of their own (for I and W of one micro-batch, write B)")  # fmt: skip
+            raise PlanError(
+                f"{place}: slot {each} has {needy[0]} and {needy[1]}, which need each other or run alone; put them into slots "
+                "of their own (for I and W of one micro-batch, write B)"
+            )
 
 
 def _check_order(row: list[Slot], place: str) -> None:
@@ -149,8 +155,10 @@ def _check_order(row: list[Slot], place: str) -> None:
         for part in each.parts:
             before = last.setdefault((part.kind, part.chunk), part)
             if part.micro_batch < before.micro_batch:
-                raise PlanError(f"{place}: {part} in slot {each} stands behind {before}; expected the micro-batches of a kind and chunk in "
-                                "order, because sums and random draws would change")  # fmt: skip
+                raise PlanError(
+                    f"{place}: {part} in slot {each} stands behind {before}; expected the micro-batches of a kind and chunk in "
+                    "order, because sums and random draws would change"
+                )
             last[part.kind, part.chunk] = part
 
 
@@ -177,8 +185,10 @@ def _check_messages(rows: Sequence[Sequence[Slot]], num_chunks: int, where: str)
             received = [part for part in _parts(rows[target], arrives) if (part.micro_batch, part.chunk) in set(sent)]
             for want, part in zip(sent, received, strict=True):
                 if want != (part.micro_batch, part.chunk):
-                    raise PlanError(f"{where}: stage {target}: {part} stands where {Part(part.kind, *want)} is expected, whose message "
-                                    f"comes first: messages arrive in the order in which stage {stage} sends them")  # fmt: skip
+                    raise PlanError(
+                        f"{where}: stage {target}: {part} stands where {Part(part.kind, *want)} is expected, whose message "
+                        f"comes first: messages arrive in the order in which stage {stage} sends them"
+                    )
 
 
 def _parts(row: Sequence[Slot], kinds: str) -> list[Part]:

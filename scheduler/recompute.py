@@ -160,6 +160,8 @@ def aliased(program: Program) -> Program:
     storage = {value.id: value.storage for value in program.values}
     for op in program.ops:
         storage.update((op.results[result], storage[op.operands[operand]]) for result, operand in (*op.views, *op.inplace))
-    values = [value if value.storage == storage[value.id] else msgspec.structs.replace(value, storage=storage[value.id])
-              for value in program.values]  # fmt: skip
+    values = [
+        value if value.storage == storage[value.id] else msgspec.structs.replace(value, storage=storage[value.id])
+        for value in program.values
+    ]
     return msgspec.structs.replace(program, values=tuple(values))

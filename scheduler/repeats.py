@@ -42,11 +42,11 @@ def with_repeats(program: Program, collectives: bool = False) -> Program:
 
 class _Adding:
     """Attributes:
-        groups: Ids of groups whose collectives may be repeated.
-        there: Values from which repetitions start: what backward reads anyway, and what passes from layer to layer.
-        again: Results of forward that can be computed again from those -> the operation that gives them.
-        wanted: Those of them that backward reads, and whose memory nothing else holds.
-        repeated: Value of forward -> the repeated one.
+    groups: Ids of groups whose collectives may be repeated.
+    there: Values from which repetitions start: what backward reads anyway, and what passes from layer to layer.
+    again: Results of forward that can be computed again from those -> the operation that gives them.
+    wanted: Those of them that backward reads, and whose memory nothing else holds.
+    repeated: Value of forward -> the repeated one.
     """
 
     def __init__(self, program: Program, collectives: bool) -> None:
@@ -143,13 +143,28 @@ class _Adding:
     def _made(self, value: int) -> list[Op]:
         op = self.again[value]
         made = [each for v in op.reads if self._is_repeated(v) and v not in self.repeated for each in self._made(v)]
-        results = [self.edit.value(TensorType(like.shape, like.dtype), elements=like.elements)
-                   for like in (self.graph.values[v] for v in op.results)]  # fmt: skip
+        results = [
+            self.edit.value(TensorType(like.shape, like.dtype), elements=like.elements)
+            for like in (self.graph.values[v] for v in op.results)
+        ]
         operands = [self.repeated.get(v, v) if v != ABSENT and k not in op.no_buffer else v for k, v in enumerate(op.operands)]
         self.repeated.update(zip(op.results, (each.id for each in results), strict=True))
-        made.append(self.edit.op(op.name, operands, results, like=op, attrs={**op.attrs, COPY: ADDED}, role="backward", views=op.views,
-                                 no_buffer=op.no_buffer, origin=op.origin, group=op.group, stream=op.stream,
-                                 priority=op.priority))  # fmt: skip
+        made.append(
+            self.edit.op(
+                op.name,
+                operands,
+                results,
+                like=op,
+                attrs={**op.attrs, COPY: ADDED},
+                role="backward",
+                views=op.views,
+                no_buffer=op.no_buffer,
+                origin=op.origin,
+                group=op.group,
+                stream=op.stream,
+                priority=op.priority,
+            )
+        )
         return made
 
     def _is_repeated(self, value: int) -> bool:

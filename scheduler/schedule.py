@@ -214,9 +214,15 @@ def trailing(slots: list[Slot], lag: int, lag_at_end: int | None = None) -> list
 
 
 def joined(
-    stage: int, num_stages: int, num_micro_batches: int, num_chunks: int = 1, *,
-    lag: int, warmup: int | None = None, lag_at_end: int | None = None,
-) -> list[Slot]:  # fmt: skip
+    stage: int,
+    num_stages: int,
+    num_micro_batches: int,
+    num_chunks: int = 1,
+    *,
+    lag: int,
+    warmup: int | None = None,
+    lag_at_end: int | None = None,
+) -> list[Slot]:
     """Slots of backward joined to forward whose weight gradients trail, with or without chunks; `warmup` counts without them only.
 
     >>> show_row(1, joined(1, 2, 2, 2, lag=3))

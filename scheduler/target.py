@@ -78,15 +78,30 @@ class Target(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 IDEAL = Target("ideal", host_runs_ahead=True)
 """No real device: nothing is allocated before it is written, and everything is freed when its last reader ends."""
-CPU = Target("cpu", serial=True, one_ring_a_stream=False, p2p_buffer_bytes=UNBOUNDED, in_place_pass=True, late_results=True,
-             feed_copies=2, workspace={"layer_norm_grad": 2})  # fmt: skip
+CPU = Target(
+    "cpu",
+    serial=True,
+    one_ring_a_stream=False,
+    p2p_buffer_bytes=UNBOUNDED,
+    in_place_pass=True,
+    late_results=True,
+    feed_copies=2,
+    workspace={"layer_norm_grad": 2},
+)
 """Paddle's CPU build with Interlace's jobs and transport, which reads from its peers at all times, so that no send waits. The loader and
 the feed variable each keep the batch; `layer_norm_grad` (phi/kernels/cpu/layer_norm_grad_kernel.cc) has two temporaries of its
 input's size."""
 CUSTOM = Target("custom", job_end_waits=True, host_memory_edges=False, alloc="issue", keeps_pinned=True)
 """A custom device with asynchronous copies out, whose memory is collected by events (`FLAGS_fast_eager_deletion_mode=0`)."""
-GPU = Target("gpu", host_runs_ahead=True, blocking=frozenset({"memcpy_d2h"}), loses_waits=frozenset({"memcpy_d2h"}), alloc="issue",
-             free="issue", keeps_pinned=True)  # fmt: skip
+GPU = Target(
+    "gpu",
+    host_runs_ahead=True,
+    blocking=frozenset({"memcpy_d2h"}),
+    loses_waits=frozenset({"memcpy_d2h"}),
+    alloc="issue",
+    free="issue",
+    keeps_pinned=True,
+)
 """CUDA. NCCL may buffer a few megabytes of a send; a plan must not depend on it."""
 TARGETS = {target.name: target for target in (CPU, CUSTOM, GPU)}
 """Targets on which plans run, by name."""

@@ -90,8 +90,17 @@ def _units(variant: str, folder: Path) -> list[Unit]:
     host = (_tool("g++"), *FLAGS, *define, "-O2", "-Wall", *_cuda_includes(variant), *includes, "-c")
     units = [_unit(SOURCES / f"{name}.cc", folder, host) for name in (*COMMON, *OWN[variant])]
     if variant == "cuda":
-        device: tuple[str, ...] = (_tool("nvcc"), "-std=c++17", "-O3", "--extended-lambda", "-arch=sm_90", *define,
-                                   "-Xcompiler", "-fPIC", "-c")  # fmt: skip
+        device: tuple[str, ...] = (
+            _tool("nvcc"),
+            "-std=c++17",
+            "-O3",
+            "--extended-lambda",
+            "-arch=sm_90",
+            *define,
+            "-Xcompiler",
+            "-fPIC",
+            "-c",
+        )
     else:
         device = (_tool("g++"), *FLAGS, "-O2", "-Wall", "-x", "c++", "-c")
     return units + [_unit(SOURCES / f"{name}.cu", folder, device) for name in DEVICE_CODE[variant]]
@@ -152,8 +161,10 @@ def _cudnn_folders() -> list[Path]:
     places = [*named, *(Path(folder) / part for folder in sys.path if folder for part in CUDNN_PLACES), _cuda_home() / "include"]
     found = [next((place for place in places if (place / name).exists()), None) for name in CUDNN_HEADERS]
     if None in found:
-        raise BuildError(f"no {CUDNN_HEADERS[found.index(None)]}; install nvidia-cudnn-frontend, nvidia-cudnn-cu13 and nvidia-cuda-nvrtc, "
-                         f"or name the folders of their headers in {CUDNN_VARIABLE}")  # fmt: skip
+        raise BuildError(
+            f"no {CUDNN_HEADERS[found.index(None)]}; install nvidia-cudnn-frontend, nvidia-cudnn-cu13 and nvidia-cuda-nvrtc, "
+            f"or name the folders of their headers in {CUDNN_VARIABLE}"
+        )
     return [folder for folder in found if folder]
 
 

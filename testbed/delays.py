@@ -109,8 +109,11 @@ def _log() -> tuple[list[Taken], list[str]]:
         lines = Path(file.name).read_text().splitlines()
     rows = [line.split("\t") for line in lines]
     kinds = list(KINDS)
-    found = [Taken(Site(int(row[0]), int(row[1]), int(row[2])), kinds[int(row[3])], row[4], int(row[5]), int(row[6]))
-             for row in rows if row[0] != "op"]  # fmt: skip
+    found = [
+        Taken(Site(int(row[0]), int(row[1]), int(row[2])), kinds[int(row[3])], row[4], int(row[5]), int(row[6]))
+        for row in rows
+        if row[0] != "op"
+    ]
     return found, [row[1] for row in rows if row[0] == "op"]
 
 

@@ -1,8 +1,8 @@
 """The plugin from Python: load it, set its switches, read its memory numbers and its record of what ran.
 
-    testbed.device.load()            # before Paddle is imported
-    import paddle
-    paddle.set_device("testbed:0")
+testbed.device.load()            # before Paddle is imported
+import paddle
+paddle.set_device("testbed:0")
 """
 
 from __future__ import annotations

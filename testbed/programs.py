@@ -111,8 +111,10 @@ def _take_holds_along(send: Any) -> None:
     readers = [op for op in users if op.name() == "pd_op.share_data"]
     rings = {op.int_attr("ring_id") for op in users if op.name() == "pd_op.send_v2"}
     if readers and len(rings) > 1:
-        raise TestbedError(f"rings {sorted(rings)} send one value on stream {named!r}, and one reader holds it for both; a ring has a "
-                           "stream of its own here: give each its name (name_streams: on)")  # fmt: skip
+        raise TestbedError(
+            f"rings {sorted(rings)} send one value on stream {named!r}, and one reader holds it for both; a ring has a "
+            "stream of its own here: give each its name (name_streams: on)"
+        )
     for reader in readers:
         reader.set_execution_stream(_p2p_stream(send))
 
@@ -222,8 +224,10 @@ def _make_stream(name: str, priority: int) -> int:
     if not made and not priority:
         return -1
     if made != 1:
-        raise TestbedError(f"stream {name!r} was to be made with priority {priority}, and {made} streams were: expected one; "
-                           "a program that was not prepared may have named it before")  # fmt: skip
+        raise TestbedError(
+            f"stream {name!r} was to be made with priority {priority}, and {made} streams were: expected one; "
+            "a program that was not prepared may have named it before"
+        )
     return before
 
 

@@ -88,8 +88,10 @@ def find(case: Case, delays: str, against: str) -> list[Site]:
     why, sites = case.failure(delays)
     print(f"run {case.num_runs}: {delays}: {why or 'right'}", file=sys.stderr, flush=True)
     if why and not sites:
-        raise TestbedError(f"no rank that failed left a record of its delays (a step writes it when it ends): {why}; "
-                           "give the sites themselves: --delays sites=...")  # fmt: skip
+        raise TestbedError(
+            f"no rank that failed left a record of its delays (a step writes it when it ends): {why}; "
+            "give the sites themselves: --delays sites=..."
+        )
     return shrink(sites, case.fails) if why else []
 
 

@@ -113,8 +113,10 @@ def _rank_events(ranked: RankTrace, start: float) -> list[Event]:
     known = align(ranked.planned, ranked.trace.issues)
     names = stream_names(ranked, known)
     threads = {stream: k + 1 for k, stream in enumerate(sorted(names, key=lambda each: (names[each] != "compute", each)))}
-    events = [_meta(ranked.rank, "process_name", name=f"rank {ranked.rank} (measured)"),
-              _meta(ranked.rank, "process_sort_index", sort_index=ranked.rank)]  # fmt: skip
+    events = [
+        _meta(ranked.rank, "process_name", name=f"rank {ranked.rank} (measured)"),
+        _meta(ranked.rank, "process_sort_index", sort_index=ranked.rank),
+    ]
     for thread, name in enumerate(["host", *(names[stream] for stream in threads)]):
         events += [_meta(ranked.rank, "thread_name", thread, name=name), _meta(ranked.rank, "thread_sort_index", thread, sort_index=thread)]
     return [*events, *_jobs(ranked, known, start), *_slices(ranked, known, threads, start), *_memory(ranked, start)]
@@ -158,8 +160,13 @@ def _memory(ranked: RankTrace, start: float) -> Iterable[Event]:
         if call.what in steps:
             pool, sign = steps[call.what]
             held[pool] += sign * call.size
-            yield {"ph": "C", "pid": ranked.rank, "name": f"{pool} memory", "ts": round(call.at_us - start, 3),
-                   "args": {"MiB": round(held[pool] / 2**20, 3)}}  # fmt: skip
+            yield {
+                "ph": "C",
+                "pid": ranked.rank,
+                "name": f"{pool} memory",
+                "ts": round(call.at_us - start, 3),
+                "args": {"MiB": round(held[pool] / 2**20, 3)},
+            }
 
 
 # -- what a trace says in numbers ------------------------------------------------------------------------------------
@@ -196,7 +203,7 @@ def summary(ranked: RankTrace) -> dict[str, Any]:
         "ops_aligned": len(known),
         "host_us": _host(ranked, known),
         "host_until_us": _until(ranked),
-    }  # fmt: skip
+    }
 
 
 def _times(found: Sequence[float]) -> dict[str, float]:

@@ -97,8 +97,16 @@ def _record_delays(path: Path, rank: int) -> None:
         finally:
             names = delays.step_ops()
             known = labels(engine._job_plan, names) if engine._job_plan is not None else {}
-            rows = [{"site": str(each.site._replace(rank=rank)), "kind": each.kind, "name": each.name, "step": each.step,
-                     "label": known.get(each.op, "") if each.step else ""} for each in delays.taken()]  # fmt: skip
+            rows = [
+                {
+                    "site": str(each.site._replace(rank=rank)),
+                    "kind": each.kind,
+                    "name": each.name,
+                    "step": each.step,
+                    "label": known.get(each.op, "") if each.step else "",
+                }
+                for each in delays.taken()
+            ]
             path.write_text(json.dumps(rows) + "\n")
 
     Engine.run = run_recorded

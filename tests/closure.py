@@ -59,8 +59,12 @@ def fed(program: Program) -> list[Item]:
     """Inputs of the batch, by micro-batch, as the first job cuts them."""
     given = {value.id: value for value in program.values}
     read = {v for op in program.ops for v in op.operands}
-    return [(op.id, m) for op in program.ops if op.name == DATA and not given[op.results[0]].persistable and op.results[0] in read
-            for m in range(program.pipeline.num_micro_batches)]  # fmt: skip
+    return [
+        (op.id, m)
+        for op in program.ops
+        if op.name == DATA and not given[op.results[0]].persistable and op.results[0] in read
+        for m in range(program.pipeline.num_micro_batches)
+    ]
 
 
 def collected(program: Program) -> list[Item]:
@@ -138,8 +142,9 @@ class Closure:
                 self.touching[cell].append(place)
         self.partners = [sorted(self._partners(node)) for node in range(2 * self.count)]
         named = [self._named_before(node) for node in range(2 * self.count)]
-        self.named_before = {on_host: [sorted({prior for prior, device in found if device or on_host}) for found in named]
-                             for on_host in (False, True)}  # fmt: skip
+        self.named_before = {
+            on_host: [sorted({prior for prior, device in found if device or on_host}) for found in named] for on_host in (False, True)
+        }
 
     def _take_rules(self) -> None:
         """What the target decides: streams, and where the host waits."""
@@ -376,8 +381,14 @@ class Closure:
     def freed_early(self) -> list[tuple[int, int]]:
         """Uses (place, place of the last use) that a freed block's next owner may overtake."""
         ends = {op for op, _ in (*fed(self.program), *collected(self.program))}
-        kept = {id(c) for op in self.program.ops if op.name in BOUNDARY and op.id not in ends for v in (*op.operands, *op.results)
-                for m in range(self.program.pipeline.num_micro_batches) for c in self.rank.cells_of(v, m)}  # fmt: skip
+        kept = {
+            id(c)
+            for op in self.program.ops
+            if op.name in BOUNDARY and op.id not in ends
+            for v in (*op.operands, *op.results)
+            for m in range(self.program.pipeline.num_micro_batches)
+            for c in self.rank.cells_of(v, m)
+        }
         users: dict[int, list[int]] = defaultdict(list)
         last_by_name: dict[int, dict[Name, int]] = defaultdict(dict)
         for place in range(self.count):
@@ -389,9 +400,12 @@ class Closure:
                 m = self.items[place][1]
                 for c, name in zip(self.rank.cells_of(value, m), self.names(value, m), strict=True):
                     last_by_name[id(c)][name] = place
-        return [(use, places[-1]) for cell, places in users.items()
-                if cell not in kept and not self.lasting(cell) and self._on_device(cell)
-                for use in self._uncovered(places, last_by_name[cell].values())]  # fmt: skip
+        return [
+            (use, places[-1])
+            for cell, places in users.items()
+            if cell not in kept and not self.lasting(cell) and self._on_device(cell)
+            for use in self._uncovered(places, last_by_name[cell].values())
+        ]
 
     def _on_device(self, cell: int) -> bool:
         computed = not any(cell in self.access[place].writes for place in self.on_stream[None])

@@ -27,12 +27,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--examples", type=int, default=1, help="run random tests with so many times their examples")
 
 
-APART = ("tests/benchmarks/test_benchmarks.py", "tests/captured/", "tests/training/test_training.py", "tests/training/test_zoo.py",
-         "tests/training/test_engine.py", "tests/testbed/test_training.py")  # fmt: skip
+APART = (
+    "tests/benchmarks/test_benchmarks.py",
+    "tests/captured/",
+    "tests/training/test_training.py",
+    "tests/training/test_zoo.py",
+    "tests/training/test_engine.py",
+    "tests/testbed/test_training.py",
+)
 """Where each test takes seconds of its own: with several workers they are spread."""
-LONG = ("tests/testbed/", "tests/scheduler/test_mutations.py", "tests/planning/", "tests/passes/", "tests/scheduler/", "tests/cpu/",
-        "tests/bridge/", "tests/benchmarks/", "tests/captured/", "tests/training/", "tests/test_guides.py", "tests/test_verdict.py",
-        "tests/report/")  # fmt: skip
+LONG = (
+    "tests/testbed/",
+    "tests/scheduler/test_mutations.py",
+    "tests/planning/",
+    "tests/passes/",
+    "tests/scheduler/",
+    "tests/cpu/",
+    "tests/bridge/",
+    "tests/benchmarks/",
+    "tests/captured/",
+    "tests/training/",
+    "tests/test_guides.py",
+    "tests/test_verdict.py",
+    "tests/report/",
+)
 """What takes longest comes first, and what takes seconds a test after it, so that workers end together."""
 
 
@@ -65,8 +83,10 @@ def pytest_configure(config: pytest.Config) -> None:
         if threading.current_thread() is threading.main_thread() and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
     if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
-        raise pytest.UsageError(f"pytest-xdist groups no tests with pytest {pytest.__version__}, so that each worker would make every "
-                                "fixture; expected the version that pyproject.toml asks for: pip install -e '.[test]'")  # fmt: skip
+        raise pytest.UsageError(
+            f"pytest-xdist groups no tests with pytest {pytest.__version__}, so that each worker would make every "
+            "fixture; expected the version that pyproject.toml asks for: pip install -e '.[test]'"
+        )
 
 
 def pytest_collection_finish() -> None:

@@ -32,9 +32,17 @@ from testbed import device
 
 ROOT = Path(__file__).parents[1]
 PRELOADED = (
-    "paddle", "paddle.distributed.auto_parallel.static.engine", "interlace.cpu.install", "interlace.cpu.dynamic", "interlace.cpu.half",
-    "interlace.bridge.hook", "interlace.bridge.mesh", "interlace.planning.plan", "interlace.local.rank", "interlace.local.build_rank",
-)  # fmt: skip
+    "paddle",
+    "paddle.distributed.auto_parallel.static.engine",
+    "interlace.cpu.install",
+    "interlace.cpu.dynamic",
+    "interlace.cpu.half",
+    "interlace.bridge.hook",
+    "interlace.bridge.mesh",
+    "interlace.planning.plan",
+    "interlace.local.rank",
+    "interlace.local.build_rank",
+)
 MODULES = ("interlace.local.rank", "interlace.local.build_rank")
 LOADED = (device.ROOT_VARIABLE,)
 """What Paddle's import, or the testbed's plugin, leaves in the environment."""

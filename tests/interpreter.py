@@ -170,9 +170,25 @@ KERNELS: dict[str, Kernel] = {
     "full_int_array": _constant,
     "zeros_like": lambda op, x: [np.zeros_like(x[0])],
     **dict.fromkeys(("relu", "gelu", "silu", "tanh", "exp", "sigmoid", "square"), _unary),
-    **dict.fromkeys(("assign", "share_data", "cast", "memcpy", "memcpy_d2h", "memcpy_h2d", "reshape", "flatten", "squeeze",
-    "unsqueeze", "c_identity", "nop", "depend"), _identity),
-}  # fmt: skip
+    **dict.fromkeys(
+        (
+            "assign",
+            "share_data",
+            "cast",
+            "memcpy",
+            "memcpy_d2h",
+            "memcpy_h2d",
+            "reshape",
+            "flatten",
+            "squeeze",
+            "unsqueeze",
+            "c_identity",
+            "nop",
+            "depend",
+        ),
+        _identity,
+    ),
+}
 
 
 def _generic(op: Op, x: list[Array], size: int, which: int, salt: str) -> Array:
@@ -214,9 +230,7 @@ def collective(calls: Sequence[Call]) -> None:
         elif kind in ("broadcast", "c_broadcast"):
             call.answer = [parts[int(first.attrs.get("root", 0))]]
         elif kind in ("reduce", "c_reduce_sum"):
-            call.answer = [
-                _fold(parts) if place == int(first.attrs.get("root_id", first.attrs.get("root", 0))) else parts[place]
-            ]
+            call.answer = [_fold(parts) if place == int(first.attrs.get("root_id", first.attrs.get("root", 0))) else parts[place]]
         elif kind == "barrier":
             call.answer = [parts[place]]
         else:
@@ -240,9 +254,7 @@ class Network:
             meeting[rank] = call
             if len(meeting) == len(group.ranks):
                 if len({c.op.kind for c in meeting.values()}) > 1 or len({c.data[0].shape for c in meeting.values()}) > 1:
-                    raise Stuck(
-                        f"group {group.id}: " + ", ".join(f"rank {r} calls {describe(c.op)}" for r, c in meeting.items())
-                    )
+                    raise Stuck(f"group {group.id}: " + ", ".join(f"rank {r} calls {describe(c.op)}" for r, c in meeting.items()))
                 collective([meeting[r] for r in group.ranks])
                 del self.meeting[(group.id, *group.ranks)]
 
@@ -274,8 +286,13 @@ class Rank:
         self.persistable = {value.storage for value in program.values if value.persistable}
         self.items = items_of(program)
         present = set(self.items)
-        self.skipped = {(op.id, m) for op in program.ops if is_copy(op) and program.jobs
-                        for m in range(program.pipeline.num_micro_batches) if (op.id, m) not in present}  # fmt: skip
+        self.skipped = {
+            (op.id, m)
+            for op in program.ops
+            if is_copy(op) and program.jobs
+            for m in range(program.pipeline.num_micro_batches)
+            if (op.id, m) not in present
+        }
 
     def root(self, value: Value, micro_batch: int) -> tuple[Value, int]:
         """The value whose storage a value lives in: of views, in-place results and omitted copies that of their operand.
@@ -349,8 +366,10 @@ class Rank:
         arrays = []
         for cell, shape in zip(self.cells_of(value_id, micro_batch), shapes, strict=True):
             if cell.data is None:
-                raise Poisoned(f"rank {self.program.rank}: {describe(op)} of micro-batch {micro_batch} reads %{value_id}, "
-                               "which is not written yet or freed already")  # fmt: skip
+                raise Poisoned(
+                    f"rank {self.program.rank}: {describe(op)} of micro-batch {micro_batch} reads %{value_id}, "
+                    "which is not written yet or freed already"
+                )
             arrays.append(cell.data.reshape(_dims(shape)))
         return arrays
 
@@ -364,13 +383,19 @@ class Rank:
         salt = ""
         if is_random(op):
             salt, self.draws = str(self.draws), self.draws + 1
-        sizes = [(element.shape if element else value.shape) for value in (self.values[r] for r in op.results)
-                 for element in (value.elements or (None,))]  # fmt: skip
+        sizes = [
+            (element.shape if element else value.shape)
+            for value in (self.values[r] for r in op.results)
+            for element in (value.elements or (None,))
+        ]
         if op.kind == "split_with_num" or op.kind == "split":
             return list(np.split(x[0], len(sizes), axis=_axis(op, x, 1)))
         if op.kind == "concat":
-            return [np.concatenate(x[:-1] if "axis" not in op.attrs else x, axis=_axis(op, [x[-1]], 0)
-                                   if "axis" not in op.attrs else int(op.attrs["axis"]))]  # fmt: skip
+            return [
+                np.concatenate(
+                    x[:-1] if "axis" not in op.attrs else x, axis=_axis(op, [x[-1]], 0) if "axis" not in op.attrs else int(op.attrs["axis"])
+                )
+            ]
         given = kernel(op, x) if kernel else []
         made: list[Array | None] = []
         for which, shape in enumerate(sizes):
@@ -460,9 +485,7 @@ def _serial(rank: Rank, order: Sequence[Item]) -> Iterator[Call]:
             cell.data = None
 
 
-def run(
-    programs: Program | Sequence[Program], *, orders: Sequence[Sequence[Item]] | None = None, seed: int = 0
-) -> list[Result]:
+def run(programs: Program | Sequence[Program], *, orders: Sequence[Sequence[Item]] | None = None, seed: int = 0) -> list[Result]:
     """Run one step of all ranks.
 
     Programs with jobs run as planned, others one micro-batch after the other. Ranks take turns in an order drawn from
@@ -482,11 +505,7 @@ def run(
         for k in rng.sample(sorted(waiting), len(waiting)):
             moved |= _turn(ranks[k], threads[k], waiting, k, network)
         if not moved:
-            raise Stuck(
-                "; ".join(
-                    f"rank {ranks[k].program.rank} waits in {describe(call.op)}" for k, call in waiting.items() if call
-                )
-            )
+            raise Stuck("; ".join(f"rank {ranks[k].program.rank} waits in {describe(call.op)}" for k, call in waiting.items() if call))
     return [rank.outputs() for rank in ranks]
 
 

@@ -79,22 +79,33 @@ def worlds(
 ) -> st.SearchStrategy[World]:
     """Worlds up to a size; `fixed` sets fields for good."""
     drawn: dict[str, st.SearchStrategy[Any]] = {
-        "pp": st.integers(1, max_pp), "mp": st.integers(1, max_mp), "micro_batches": st.integers(1, max_micro_batches),
-        "layers": st.integers(1, max_layers), "schedule": st.sampled_from(["1F1B", "FThenB"]),
-        "seed": st.integers(0, 2**16), "dp": st.integers(1, max_dp),
+        "pp": st.integers(1, max_pp),
+        "mp": st.integers(1, max_mp),
+        "micro_batches": st.integers(1, max_micro_batches),
+        "layers": st.integers(1, max_layers),
+        "schedule": st.sampled_from(["1F1B", "FThenB"]),
+        "seed": st.integers(0, 2**16),
+        "dp": st.integers(1, max_dp),
         **{name: st.booleans() for name in ("streams", "pairs", "offload", "hoist", "cut", "masks", "gather")},
-    }  # fmt: skip
+    }
     return st.builds(World, **{**drawn, **{name: st.just(value) for name, value in fixed.items()}})
 
 
 def random_world(seed: int, **fixed: Any) -> World:
     """A world drawn from a seed, for loops without hypothesis."""
     rng = random.Random(seed)
-    drawn = {"pp": rng.choice([1, 2, 2, 3]), "mp": rng.choice([1, 2]), "micro_batches": rng.randint(1, 4),
-             "layers": rng.randint(1, 2),
-             "schedule": rng.choice(["1F1B", "1F1B", "FThenB"]), "seed": seed,
-             **{name: rng.random() < 0.7 for name in ("streams", "pairs", "offload", "hoist", "cut")},
-             "masks": rng.random() < 0.3, "gather": rng.random() < 0.3, "dp": rng.choice([1, 1, 1, 2])}  # fmt: skip
+    drawn = {
+        "pp": rng.choice([1, 2, 2, 3]),
+        "mp": rng.choice([1, 2]),
+        "micro_batches": rng.randint(1, 4),
+        "layers": rng.randint(1, 2),
+        "schedule": rng.choice(["1F1B", "1F1B", "FThenB"]),
+        "seed": seed,
+        **{name: rng.random() < 0.7 for name in ("streams", "pairs", "offload", "hoist", "cut")},
+        "masks": rng.random() < 0.3,
+        "gather": rng.random() < 0.3,
+        "dp": rng.choice([1, 1, 1, 2]),
+    }
     return World(**{**drawn, **fixed})
 
 
@@ -125,9 +136,14 @@ class Builder:
         """A new operation; gives the ids of its results. `inplace` and `views` results share their operand's storage."""
         operands = tuple(operands)
         shared = {r: o for pairs in (more.get("inplace", ()), more.get("views", ())) for r, o in pairs}
-        made = [self.value(kind, self.values[operands[shared[k]]].storage if k in shared else -1,
-                           persistable=k in shared and self.values[operands[shared[k]]].persistable)
-                for k, kind in enumerate(results)]  # fmt: skip
+        made = [
+            self.value(
+                kind,
+                self.values[operands[shared[k]]].storage if k in shared else -1,
+                persistable=k in shared and self.values[operands[shared[k]]].persistable,
+            )
+            for k, kind in enumerate(results)
+        ]
         return self.raw(name, operands, made, **more)
 
     def raw(self, name: str, operands: Iterable[int], results: Iterable[int], **more: Any) -> list[int]:
@@ -203,8 +219,9 @@ class Stage:
         self.optimizer(weights, buffers)
         world = self.world
         pipe = Pipeline(self.stage, world.pp, world.micro_batches, world.chunks, world.schedule)
-        return Program(tuple(self.build.ops), tuple(self.build.values), tuple(self.groups.values()), pipe, self.rank,
-                       world.pp * world.stage_ranks)  # fmt: skip
+        return Program(
+            tuple(self.build.ops), tuple(self.build.values), tuple(self.groups.values()), pipe, self.rank, world.pp * world.stage_ranks
+        )
 
     def comm(self, name: str, purpose: str, operands: list[int], results: list[TensorType], **attrs: Any) -> list[int]:
         """A communication operation, on its ring's own stream where the world wants streams."""
@@ -360,16 +377,21 @@ def offload(program: Program, rng: random.Random) -> tuple[Program, set[Item]]:
     for value in program.values:
         if rng.random() < 0.3 or not _movable(graph, value):
             continue
-        last = max(graph.position[op.id] for op in [*graph.user_ops(value.id), graph.ops[graph.producer[value.id]]]
-                   if op.role == "forward")  # fmt: skip
+        last = max(graph.position[op.id] for op in [*graph.user_ops(value.id), graph.ops[graph.producer[value.id]]] if op.role == "forward")
         first = min(graph.position[op.id] for op in _content_readers(graph, value) if op.role == "backward")
         out, back = len(values), len(values) + 1
         values += [Value(out, value.shape, value.dtype, out, memory="pinned"), Value(back, value.shape, value.dtype, back)]
-        d2h = Op(len(made), "pd_op.memcpy", (value.id,), (out,), "forward", attrs={"dst_place_type": 2},
-                 layer=program.ops[last].layer, stream="d2h")  # fmt: skip
-        h2d = Op(
-            len(made) + 1, "pd_op.memcpy_h2d", (out,), (back,), "backward", layer=program.ops[first].layer, stream="h2d"
+        d2h = Op(
+            len(made),
+            "pd_op.memcpy",
+            (value.id,),
+            (out,),
+            "forward",
+            attrs={"dst_place_type": 2},
+            layer=program.ops[last].layer,
+            stream="d2h",
         )
+        h2d = Op(len(made) + 1, "pd_op.memcpy_h2d", (out,), (back,), "backward", layer=program.ops[first].layer, stream="h2d")
         made = [_reading(op, value.id, back) if op.role == "backward" else op for op in made] + [d2h, h2d]
         keep = {m for m in range(program.pipeline.num_micro_batches) if rng.random() < 0.4}
         absent |= {(op.id, m) for op in (d2h, h2d) for m in keep}
@@ -378,11 +400,17 @@ def offload(program: Program, rng: random.Random) -> tuple[Program, set[Item]]:
 
 def _movable(graph: Graph, value: Value) -> bool:
     producer = graph.producer_op(value.id)
-    return (value.dtype == "float32" and not value.persistable and len(graph.storages.of(value.id)[0].values) == 1
-            and producer is not None
-            and producer.name not in BOUNDARY and producer.role == "forward" and producer.name != "builtin.split"
-            and any(op.role == "backward" for op in _content_readers(graph, value))
-            and all(op.name != "builtin.combine" for op in graph.user_ops(value.id)))  # fmt: skip
+    return (
+        value.dtype == "float32"
+        and not value.persistable
+        and len(graph.storages.of(value.id)[0].values) == 1
+        and producer is not None
+        and producer.name not in BOUNDARY
+        and producer.role == "forward"
+        and producer.name != "builtin.split"
+        and any(op.role == "backward" for op in _content_readers(graph, value))
+        and all(op.name != "builtin.combine" for op in graph.user_ops(value.id))
+    )
 
 
 def _content_readers(graph: Graph, value: Value) -> list[Op]:
@@ -401,9 +429,7 @@ def _placed(ops: list[Op], values: list[Value]) -> list[Op]:
     order = [op for op in ops if op not in copies]
     for copy in copies:
         if copy.name == "pd_op.memcpy":
-            users = [
-                k for k, op in enumerate(order) if op.role == "forward" and {*op.operands, *op.results} & set(copy.operands)
-            ]
+            users = [k for k, op in enumerate(order) if op.role == "forward" and {*op.operands, *op.results} & set(copy.operands)]
             order.insert(users[-1] + 1, copy)
         else:
             order.insert(min(k for k, op in enumerate(order) if copy.results[0] in op.operands), copy)
@@ -448,8 +474,10 @@ def cut(jobs: list[Job], program: Program, world: World, rng: random.Random) -> 
             made.append(job)
             continue
         k = rng.choice(places)
-        made += [msgspec.structs.replace(job, name=f"{job.name}_{part}", items=items)
-                 for part, items in (("a", job.items[:k]), ("b", job.items[k:]))]  # fmt: skip
+        made += [
+            msgspec.structs.replace(job, name=f"{job.name}_{part}", items=items)
+            for part, items in (("a", job.items[:k]), ("b", job.items[k:]))
+        ]
     return made
 
 

@@ -86,9 +86,15 @@ def test_plan_writes_what_check_accepts(dumps: Path, tmp_path: Path, capsys: Any
     assert f"2 plans in {out}; reasons in full: `interlace show {out}/rank0.ilp --why`" in said
     assert "ranks 0-1 of 2, 2 of 2 stages, 4 micro-batches, schedule 1F1B, profile h200" in said
     assert sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()) == [
-        *(f"{folder}rank{rank}{suffix}" for folder, suffixes in (("captured/", (".ilp", ".json")), ("", (".ilp",)))
-        for rank in (0, 1) for suffix in sorted(suffixes, reverse=False)), "schedule.rows", "schedule.yaml"
-    ]  # fmt: skip
+        *(
+            f"{folder}rank{rank}{suffix}"
+            for folder, suffixes in (("captured/", (".ilp", ".json")), ("", (".ilp",)))
+            for rank in (0, 1)
+            for suffix in sorted(suffixes, reverse=False)
+        ),
+        "schedule.rows",
+        "schedule.yaml",
+    ]
     ranks = json.loads(summary.read_text())["ranks"]
     assert [each["rank"] for each in ranks] == [0, 1]
     assert [each["name"] for each in ranks[0]["passes"]] == DEFAULT
@@ -182,7 +188,8 @@ def test_show_tells_why_and_what_a_pass_changed(plans: Path, dumps: Path, capsys
     assert lines[:2] == ["--- before split-backward", "+++ after split-backward"]
     assert [line for line in lines if line.startswith("+#")]
     assert "pass 'offload-activations' did not run; those that did: " in refusal(
-        capsys, "show", plans / "rank1.ilp", "--before-after", "offload-activations")  # fmt: skip
+        capsys, "show", plans / "rank1.ilp", "--before-after", "offload-activations"
+    )
     for words in (("--why",), ("--before-after", "split-backward")):
         assert "a captured program, not a plan" in refusal(capsys, "show", dumps / "rank0.ilp", *words)
 
@@ -272,12 +279,15 @@ def test_an_imported_pass_runs_unless_it_is_turned_off(dumps: Path, own: Path, c
     [
         ("plan: .", " is for runs, which load what this command makes; leave it out"),
         ("enable: off", "enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan"),
-        ("choose_recompute: off\nnarrow_gathers: off\nsplit_backward: off\noverlap_column_backward: off\nname_streams: off\n"
-         + WITHOUT_JOBS, "enable is off, or every pass"),
+        (
+            "choose_recompute: off\nnarrow_gathers: off\nsplit_backward: off\noverlap_column_backward: off\nname_streams: off\n"
+            + WITHOUT_JOBS,
+            "enable is off, or every pass",
+        ),
         (WITHOUT_JOBS, "nothing would run the step; turn schedule_1f1b on"),
         ("memory_budget: 1B", "the least feasible one is "),
     ],
-)  # fmt: skip
+)
 def test_what_plans_nothing_is_refused(dumps: Path, tmp_path: Path, capsys: Any, text: str, told: str) -> None:
     """As in training: nothing that is asked for is left out without a word."""
     (tmp_path / "off.yaml").write_text(text)
@@ -305,5 +315,3 @@ def test_passes_are_there_behind_import_interlace_alone() -> None:
     code = "import sys, interlace; interlace.passes.register, interlace.passes.Pass; assert 'paddle' not in sys.modules; interlace.nothing"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "AttributeError: module 'interlace' has no attribute 'nothing'" in done.stderr.splitlines()[-1]
-
-

@@ -174,8 +174,9 @@ def test_a_killed_dump_leaves_no_process(script: Path, tmp_path: Path) -> None:
     """SIGKILL: the children notice that nobody waits for them; fails in `wait_until` where one lives on."""
     code = f"import sys; from interlace.cli import dump, main; dump.BUILDER = [sys.executable, '-c', {BUILDER!r}]; sys.exit(main())"
     words = ["dump", str(script), "--world", "2", "-o", str(tmp_path / "dumps")]
-    process = subprocess.Popen([sys.executable, "-c", code, *words], env={**os.environ, "STARTED": str(tmp_path / "started")},
-                               stdout=subprocess.DEVNULL)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], env={**os.environ, "STARTED": str(tmp_path / "started")}, stdout=subprocess.DEVNULL
+    )
     second = tmp_path / "started1"
     wait_until(lambda: second.exists() and second.read_text() != "")
     process.kill()
@@ -197,11 +198,14 @@ def test_an_interrupted_run_leaves_no_logs(script: Path, tmp_path: Path, monkeyp
 @pytest.mark.main_thread
 def test_a_program_that_is_interrupted_waits_for_no_thread(dumps: Path, tmp_path: Path) -> None:
     """From outside, as a shell sees it: code 130, one line, at once, though other processes plan too."""
-    code = ("import sys, time, interlace.planning.plan; from interlace.cli import main\n"
-            f"interlace.planning.plan.Search = lambda *args: open({str(tmp_path / 'planning')!r}, 'w').close() or time.sleep(60)\n"
-            "sys.exit(main())")  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-c", code, "plan", str(dumps), "-o", str(tmp_path / "plan")],
-                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    code = (
+        "import sys, time, interlace.planning.plan; from interlace.cli import main\n"
+        f"interlace.planning.plan.Search = lambda *args: open({str(tmp_path / 'planning')!r}, 'w').close() or time.sleep(60)\n"
+        "sys.exit(main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "plan", str(dumps), "-o", str(tmp_path / "plan")], stderr=subprocess.PIPE, text=True
+    )
     wait_until((tmp_path / "planning").exists)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=10)[1] == "interlace plan: interrupted; nothing that it started is left\n"
@@ -224,8 +228,14 @@ def test_a_reader_that_leaves_early_gets_whole_files_and_a_code(dumps: Path, tmp
 
 def test_a_full_disk_behind_the_output_is_told(dumps: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "interlace", "show", str(dumps / "rank0.ilp")], stdout=full,
-                              stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "interlace", "show", str(dumps / "rank0.ilp")],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["interlace show: standard output: No space left on device; expected a path that can be read or "
-                                        "written"]  # fmt: skip
+    assert done.stderr.splitlines() == [
+        "interlace show: standard output: No space left on device; expected a path that can be read or written"
+    ]

@@ -21,8 +21,18 @@ from tests.strategies import World, programs
 PRESETS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / "presets").glob("*.yaml"))
 
 
-DEFAULT = ["choose-recompute", "narrow-gathers", "split-backward", "overlap-column-backward", "schedule-1f1b",
-           "name-streams", "delay-transfers", "extend-lifetimes", "insert-events", "throttle-host"]  # fmt: skip
+DEFAULT = [
+    "choose-recompute",
+    "narrow-gathers",
+    "split-backward",
+    "overlap-column-backward",
+    "schedule-1f1b",
+    "name-streams",
+    "delay-transfers",
+    "extend-lifetimes",
+    "insert-events",
+    "throttle-host",
+]
 NO_JOBS = dict.fromkeys(("schedule_1f1b", "extend_lifetimes", "insert_events", "delay_transfers", "throttle_host"), "off")
 
 
@@ -51,8 +61,10 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("schedule_1f1b:\n  interleaf: mixed", "my.yaml:2:3: unknown option 'interleaf' of schedule-1f1b; did you mean 'interleave'?"),
         ("schedule_1f1b:\n  max_ops_per_job: many", "my.yaml:2:20: Expected `int`, got `str` (at $.schedule_1f1b.max_ops_per_job)"),
         ("schedule_1f1b:\n  max_ops_per_job: 0", "my.yaml:2:20: Expected `int` >= 1 (at $.schedule_1f1b.max_ops_per_job)"),
-        ("schedule_1f1b: {interleave: both}",
-         "my.yaml:1:29: Invalid enum value 'both'; there are ['auto', 'dx-first', 'mixed', 'off', 'zb-h1']"),
+        (
+            "schedule_1f1b: {interleave: both}",
+            "my.yaml:1:29: Invalid enum value 'both'; there are ['auto', 'dx-first', 'mixed', 'off', 'zb-h1']",
+        ),
         ("schedule_1f1b: {interleave: Mixed}", "my.yaml:1:29: Invalid enum value 'Mixed'; did you mean 'mixed'? there are ["),
         ("schedule_1f1b:\n  interleave: zb-h1\n  schedule_file: here", "my.yaml:2:15: schedule_file gives every job, so interleave=zb-h1 "),
         ("schedule_1f1b: {schedule_file: nowhere.txt}", "my.yaml:1:32: schedule file nowhere.txt: cannot be read"),
@@ -79,11 +91,17 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("split_backward: {modules: mlp}", "my.yaml:1:27: Expected `array`, got `str`; write [mlp] (at $.split_backward.modules)"),
         ("memory_budget: eighty%", "my.yaml:1:16: found 'eighty%', expected bytes with their unit, above 0, such as 70GB, or a fract"),
         ("memory_budget: -5GB", "my.yaml:1:16: found '-5GB', expected bytes with their unit, above 0"),
-        ("memory_budget: 80", "my.yaml:1:16: found 80, in bytes; expected bytes with their unit, such as 80GB, or a part of what "
-                              "Paddle's own plan holds, such as 80%"),
+        (
+            "memory_budget: 80",
+            "my.yaml:1:16: found 80, in bytes; expected bytes with their unit, such as 80GB, or a part of what "
+            "Paddle's own plan holds, such as 80%",
+        ),
         ("memory_budget: 0%", "my.yaml:1:16: found '0%', expected bytes with their unit, above 0"),
-        ("memory_budget: 3.5", "my.yaml:1:16: found 3.5, 350 % of what Paddle's own plan holds; expected bytes with their unit, such as "
-                               "3.5GB, or, if it is meant so, '350%'"),
+        (
+            "memory_budget: 3.5",
+            "my.yaml:1:16: found 3.5, 350 % of what Paddle's own plan holds; expected bytes with their unit, such as "
+            "3.5GB, or, if it is meant so, '350%'",
+        ),
         ("schedule_1f1b:", "my.yaml:1:15: expected off, on or a table of options, found None"),
         ("offload_activations: {modules: [mlp, 3]}", "my.yaml:1:38: Expected `str`, got `int` (at $.offload_activations.modules[1])"),
         ("offload_activations:\n  min_bytes: 3 parsecs", "my.yaml:2:14: size '3 parsecs': expected a number with B, KB"),
@@ -101,7 +119,7 @@ def refusal(tmp_path: Path, text: str) -> str:
         ("split_backward: off", "my.yaml:1:17: split_backward is off, and overlap_column_backward (on by default) cannot do w"),
         ("schedule_1f1b: off\noffload_activations: {fraction: 1}", "my.yaml:1:16: schedule_1f1b is off, and delay_tr"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, error: str) -> None:
     """Wrong options. File, line, column, what was found and what was expected."""
     found = refusal(tmp_path, text)
@@ -116,7 +134,7 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path, text: str, error
         (b"\n", "holds no stage; expected a line"),
         (b"\xff", "cannot be read: not UTF-8 text (byte 0)"),
     ],
-)  # fmt: skip
+)
 def test_a_file_of_rows_is_read_before_anything_is_built(tmp_path: Path, rows: bytes, error: str) -> None:
     """Wrong options. File and line of the option, and of the rows."""
     (tmp_path / "rows.txt").write_bytes(rows)
@@ -163,7 +181,9 @@ def test_what_is_no_text_or_no_file_is_refused(tmp_path: Path) -> None:
 
 def test_words_and_numbers_of_yaml(tmp_path: Path) -> None:
     """Wrong options. `on` and `off` are words, `1e9` is a number, sizes have units, quotes change nothing."""
-    config = loaded(tmp_path, """
+    config = loaded(
+        tmp_path,
+        """
 split_backward: on
 overlap_column_backward: "off"
 choose_recompute: off
@@ -178,7 +198,8 @@ force_device: on
 device: h200
 schedule_1f1b: {extra_live_bytes: 1e9, max_ops_per_job: 77}
 offload_activations: {min_bytes: 1.5MiB, keep_bytes: [1KB, 2000], fraction: 1, include_integers: on}
-""")  # fmt: skip
+""",
+    )
     assert sorted(config.passes) == ["offload-activations", "schedule-1f1b", "split-backward"]
     assert config.passes["schedule-1f1b"] == Schedule1F1B(extra_live_bytes=10**9, max_ops_per_job=77)
     offload = OffloadActivations(min_bytes=3 << 19, keep_bytes=(1000, 2000), fraction=1.0, include_integers=True)

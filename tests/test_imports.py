@@ -13,10 +13,26 @@ from tests.modules import package_modules
 ROOMS = ("ir", "cost_model", "scheduler", "passes", "planning", "cpu", "bridge", "local", "cli")
 """From the inside out: a room may import itself and rooms in front of it."""
 KNOW_PADDLE = ("cpu", "bridge", "local")
-LEAVES = {"interlace.errors", "interlace.files", "interlace.interrupts", "interlace.version", "interlace.configs", "interlace.units",
-          "interlace.registration", "interlace.notice", "interlace.garbage", "interlace.temporary"}  # fmt: skip
-INNER = {"interlace.config": "planning", "interlace.outside": "planning", "interlace.user_passes": "planning",
-         "interlace.report": "planning", "interlace.installed": "bridge", "interlace.__main__": "cli"}  # fmt: skip
+LEAVES = {
+    "interlace.errors",
+    "interlace.files",
+    "interlace.interrupts",
+    "interlace.version",
+    "interlace.configs",
+    "interlace.units",
+    "interlace.registration",
+    "interlace.notice",
+    "interlace.garbage",
+    "interlace.temporary",
+}
+INNER = {
+    "interlace.config": "planning",
+    "interlace.outside": "planning",
+    "interlace.user_passes": "planning",
+    "interlace.report": "planning",
+    "interlace.installed": "bridge",
+    "interlace.__main__": "cli",
+}
 """Modules outside of the rooms' folders -> the room they count as."""
 
 
@@ -34,8 +50,12 @@ def room(name: str) -> str | None:
 def imported(path: Path, top_level_only: bool = False) -> frozenset[str]:
     """Modules that a file imports, by full name; imports for type checking alone are left out."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    skipped = {child for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-               for child in ast.walk(node)}  # fmt: skip
+    skipped = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for child in ast.walk(node)
+    }
     found = set()
     for node in tree.body if top_level_only else ast.walk(tree):
         if node in skipped:

@@ -46,9 +46,16 @@ def test_calls_without_paddle(no_paddle: None) -> None:
 
 @pytest.mark.parametrize(
     ("version", "told"),
-    [("3.3.1", ""), ("3.3.1.post126", ""), ("3.3.1+cu129", ""), ("3.3.10", "Paddle 3.3.10 is"), ("3.2.0", "Paddle 3.2.0 is"),
-     ("0.0.0", "Paddle 0.0.0 is"), ("", "Paddle of unknown version is")],
-)  # fmt: skip
+    [
+        ("3.3.1", ""),
+        ("3.3.1.post126", ""),
+        ("3.3.1+cu129", ""),
+        ("3.3.10", "Paddle 3.3.10 is"),
+        ("3.2.0", "Paddle 3.2.0 is"),
+        ("0.0.0", "Paddle 0.0.0 is"),
+        ("", "Paddle of unknown version is"),
+    ],
+)
 def test_which_paddle_is_supported(monkeypatch: pytest.MonkeyPatch, version: str, told: str) -> None:
     monkeypatch.setattr(installed, "paddle_version", lambda: version)
     assert other_paddle() == (f"{told} installed, and Interlace is built and tested for 3.3.1 only" if told else "")

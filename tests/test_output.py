@@ -153,8 +153,14 @@ def test_losses_are_shown_where_they_are(capsys: pytest.CaptureFixture[str]) -> 
         display.say(0, "done")
         display.say(2, "done")
     said = capsys.readouterr()
-    assert said.out.splitlines() == ["run | built", "run rank 2 | built", "run rank 2 | step 1 loss 4.5", "run rank 2 | step 2 loss 4.4",
-                                     "run | done", "run rank 2 | done"]  # fmt: skip
+    assert said.out.splitlines() == [
+        "run | built",
+        "run rank 2 | built",
+        "run rank 2 | step 1 loss 4.5",
+        "run rank 2 | step 2 loss 4.4",
+        "run | done",
+        "run rank 2 | done",
+    ]
     assert said.err.splitlines() == ["run: train step 1: loss 4.5 (2.000 ms)"]
 
 
@@ -169,16 +175,22 @@ def test_one_rank_s_losses_are_shown_throughout(capsys: pytest.CaptureFixture[st
         for rank, loss in ((3, 7.5), (2, 4.5)):
             planned.show(Progress(rank, "train", 1, 2_000_000, loss))
     said = capsys.readouterr()
-    assert said.err.splitlines() == ["stock: train step 1: loss 4.5 (2.000 ms)", "stock: train step 2: loss 4.4 (2.000 ms)",
-                                     "interlace: train step 1: loss 4.5 (2.000 ms)"]  # fmt: skip
+    assert said.err.splitlines() == [
+        "stock: train step 1: loss 4.5 (2.000 ms)",
+        "stock: train step 2: loss 4.4 (2.000 ms)",
+        "interlace: train step 1: loss 4.5 (2.000 ms)",
+    ]
     assert said.out.splitlines() == ["interlace rank 2 | early"]
 
 
 def test_losses_of_alike_ranks_share_their_lines() -> None:
     loss = StepLoss("train", 1, "float32", (1,), "00009040", (4.5,), 5)
     reports = tuple(RankReport(rank, 4, (loss if rank > 1 else StepLoss("train", 1),)) for rank in range(4))
-    assert run._losses_text(reports).splitlines() == ["ranks  mode     step  loss", "  2-3  train       1  4.5",
-                                                      "ranks 0-1: no loss here (it is known on the last pipeline stage)"]  # fmt: skip
+    assert run._losses_text(reports).splitlines() == [
+        "ranks  mode     step  loss",
+        "  2-3  train       1  4.5",
+        "ranks 0-1: no loss here (it is known on the last pipeline stage)",
+    ]
     assert run._table_text(reports, reports).splitlines()[1].startswith("  2-3  train       1  4.5             4.5")
 
 

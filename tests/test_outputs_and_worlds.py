@@ -202,9 +202,11 @@ def test_ranks_dumped_one_by_one_share_a_folder(tmp_path: Path) -> None:
 def test_a_killed_command_leaves_the_folder_free(tmp_path: Path) -> None:
     """Its lock ends with it, and what it began goes with the next command."""
     out = tmp_path / "out"
-    code = ("import sys, time; from pathlib import Path; from interlace.cli.outputs import staged\n"
-            f"with staged(Path({str(out)!r})) as folder:\n    (folder / 'rank0.ilp').write_text('half')\n"
-            "    print('here', flush=True)\n    time.sleep(600)")  # fmt: skip
+    code = (
+        "import sys, time; from pathlib import Path; from interlace.cli.outputs import staged\n"
+        f"with staged(Path({str(out)!r})) as folder:\n    (folder / 'rank0.ilp').write_text('half')\n"
+        "    print('here', flush=True)\n    time.sleep(600)"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -234,9 +236,11 @@ def test_two_runs_do_not_share_logs(tmp_path: Path) -> None:
 
 def killed_holder(base: Path, stays: Callable[[Path], None] = lambda path: None) -> Path:
     """The temporary folder of a process that was killed with SIGKILL; before that `stays` gets the folder."""
-    code = ("import sys, time; from pathlib import Path; from interlace.temporary import hold\n"
-            f"made = hold(within=Path({str(base)!r})); (made.path / 'rank0.sock').write_text(''); (made.path / 'in').mkdir()\n"
-            "print(made.path, flush=True); time.sleep(600)")  # fmt: skip
+    code = (
+        "import sys, time; from pathlib import Path; from interlace.temporary import hold\n"
+        f"made = hold(within=Path({str(base)!r})); (made.path / 'rank0.sock').write_text(''); (made.path / 'in').mkdir()\n"
+        "print(made.path, flush=True); time.sleep(600)"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     path = Path(process.stdout.readline().strip())
@@ -279,8 +283,10 @@ def test_a_killed_run_leaves_nothing_for_long(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "temporary").mkdir()
     sleeper = "import os; os.read(int(os.environ['INTERLACE_PARENT_FD']), 1)"  # until its launcher has ended
-    code = ("import sys; from interlace.local import launch; from interlace.cli import main\n"
-            "launch.cpu_command = lambda script, args: [sys.executable, '-c', {}]\nsys.exit(main())")  # fmt: skip
+    code = (
+        "import sys; from interlace.local import launch; from interlace.cli import main\n"
+        "launch.cpu_command = lambda script, args: [sys.executable, '-c', {}]\nsys.exit(main())"
+    )
     command = ["run", str(tmp_path / "train.py"), "--world", "1"]
     environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
     process = subprocess.Popen([sys.executable, "-c", code.format(repr(sleeper)), *command], env=environment, stderr=subprocess.DEVNULL)
@@ -288,8 +294,13 @@ def test_a_killed_run_leaves_nothing_for_long(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     assert len(list((tmp_path / "temporary").glob("interlace-*"))) == 2
-    done = subprocess.run([sys.executable, "-c", code.format(repr("raise SystemExit(3)")), *command], env=environment, capture_output=True,
-                          text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(repr("raise SystemExit(3)")), *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     (logs,) = (tmp_path / "temporary").iterdir()  # those of the run that failed stay for the user
     assert str(logs) in done.stderr
@@ -459,10 +470,12 @@ def fill_disk(monkeypatch: Any, step: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["make", "fill", "place"])
-@pytest.mark.parametrize("command", ["plan -o", "plan --json", "check --json", "show --json", "timeline -o", "timeline --json", "report -o",
-                                     "report --json"])  # fmt: skip
-def test_a_full_disk_is_told_with_the_path(command: str, step: str, dumps: Path, plans: Path, tmp_path: Path, monkeypatch: Any,
-                                           capsys: Any) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    "command", ["plan -o", "plan --json", "check --json", "show --json", "timeline -o", "timeline --json", "report -o", "report --json"]
+)
+def test_a_full_disk_is_told_with_the_path(
+    command: str, step: str, dumps: Path, plans: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     """Each writer of each command: one line with the path as the user gave it and the reason, and no part of the file is left."""
     name, option = command.split()
     words = [name, str({"plan": dumps, "show": plans / "rank0.ilp"}.get(name, plans)), option, str(tmp_path / "out")]
@@ -490,8 +503,13 @@ def test_a_dump_that_finds_no_room(tmp_path: Path) -> None:
     """From outside: what the builder of a rank could not write is told in one line, with the place where it should lie."""
     script = Path(__file__).with_name("cpu") / "tiny_gpt.py"
     out = tmp_path / "dumps"
-    done = subprocess.run([sys.executable, "-m", "interlace", "dump", str(script), "--world", "1", "-o", str(out)], capture_output=True,
-                          text=True, check=False, preexec_fn=limited(20_000))  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "interlace", "dump", str(script), "--world", "1", "-o", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=limited(20_000),
+    )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"{out}/rank0.ilp: cannot be written (File too large)")

@@ -41,8 +41,9 @@ def run_together(pipeline: Pipeline, given: Sequence[Program], costs: Costs | Se
     """What passes make of ranks' programs, and what they say."""
     with together(given, costs, pipeline.passes) as found:
         made = found.run(pipeline, found.rooms(None))
-        reports = [[found.workers[place].steps[step].report for step in steps]
-                   for place, steps in zip(found.of_rank, made.steps, strict=True)]  # fmt: skip
+        reports = [
+            [found.workers[place].steps[step].report for step in steps] for place, steps in zip(found.of_rank, made.steps, strict=True)
+        ]
         return list(zip(programs_of(found, made), reports, strict=True))
 
 

@@ -139,8 +139,11 @@ def _time_op(paddle: Any, device: Any, build: Any, flops: float, moved: float, k
         out = build()
         paddle._C_ops.set_persistable_value(out, "kept")
     block = main.global_block()
-    feed = {op.attrs()["name"]: np.random.default_rng(0).standard_normal(op.result(0).shape).astype("float32") * 0.02
-            for op in block.ops if op.name() == "pd_op.data"}  # fmt: skip
+    feed = {
+        op.attrs()["name"]: np.random.default_rng(0).standard_normal(op.result(0).shape).astype("float32") * 0.02
+        for op in block.ops
+        if op.name() == "pd_op.data"
+    }
     run = _runner(paddle, device, {"default": main}, feed)
     for _ in range(OPS_WARM):
         run()
@@ -177,8 +180,14 @@ def time_collectives(out: Path, variant: str, gpus: int) -> None:
             command = "import sys, benchmarks.gpu.alone as h; h.collective_rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
             ranks = []
             for rank in range(world):
-                env = {"NCCL_NVLS_ENABLE": "0", **os.environ, **find_libraries(), "TESTBED_VARIANT": variant, "PYTHONPATH": python_path(),
-                       "CUDA_VISIBLE_DEVICES": ",".join(map(str, [rank, *(k for k in range(world) if k != rank)]))}  # fmt: skip
+                env = {
+                    "NCCL_NVLS_ENABLE": "0",
+                    **os.environ,
+                    **find_libraries(),
+                    "TESTBED_VARIANT": variant,
+                    "PYTHONPATH": python_path(),
+                    "CUDA_VISIBLE_DEVICES": ",".join(map(str, [rank, *(k for k in range(world) if k != rank)])),
+                }
                 ranks.append(subprocess.Popen([sys.executable, "-c", command, str(rank), str(world), folder], env=env, cwd=ROOT))
             deadline = time.monotonic() + TIMEOUT_S
             try:
@@ -219,8 +228,12 @@ def collective_rank(rank: int, world: int, folder: str) -> None:
             elements = size * 2**20 // 2 // (world if name == "all_gather" else 1)
             times = _collective_us(paddle, device, name, make, elements)
             median = statistics.median(times)
-            found[f"{name} {size} MiB"] = {"median_us": round(median, 2), "min_us": round(times[0], 2), "max_us": round(times[-1], 2),
-                                           "bus_gb_per_s": round(size * 2**20 * share / median / 1e3, 1)}  # fmt: skip
+            found[f"{name} {size} MiB"] = {
+                "median_us": round(median, 2),
+                "min_us": round(times[0], 2),
+                "max_us": round(times[-1], 2),
+                "bus_gb_per_s": round(size * 2**20 * share / median / 1e3, 1),
+            }
     if rank == 0:
         (Path(folder) / "found.json").write_text(json.dumps(found))
 
@@ -253,8 +266,12 @@ def time_host(out: Path) -> dict[str, Any]:
     paddle.set_flags({"FLAGS_new_executor_sequential_run": True, "FLAGS_pir_apply_inplace_pass": False})
     found: dict[str, Any] = {**machine(), "runs": {}}
     for collector in ("fast", "event", "fast in one thread"):
-        paddle.set_flags({"FLAGS_fast_eager_deletion_mode": collector != "event",
-                          "FLAGS_enable_pir_in_executor_trace_run": collector.endswith("one thread")})  # fmt: skip
+        paddle.set_flags(
+            {
+                "FLAGS_fast_eager_deletion_mode": collector != "event",
+                "FLAGS_enable_pir_in_executor_trace_run": collector.endswith("one thread"),
+            }
+        )
         for num_jobs, num_ops, streams in ((1, 50, 1), (1, 550, 1), (1, 550, 2), (21, 50, 1), (1, 1050, 1)):
             times = _issue_us(paddle, device, num_jobs, num_ops, streams)
             key = f"{collector} collection, {num_jobs} jobs of {num_ops} operations on {streams} streams"
@@ -263,8 +280,11 @@ def time_host(out: Path) -> dict[str, Any]:
         runs = {name.removeprefix(start): each["median_us"] for name, each in found["runs"].items() if name.startswith(start)}
         one, many = runs["1 jobs of 50 operations on 1 streams"], runs["1 jobs of 550 operations on 1 streams"]
         an_op, jobs = (many - one) / 500, runs["21 jobs of 50 operations on 1 streams"]
-        found[collector] = {"an_op_us": an_op, "a_job_us": (jobs - one - 1000 * an_op) / 20,
-                            "an_op_us_two_streams": (runs["1 jobs of 550 operations on 2 streams"] - one) / 500}  # fmt: skip
+        found[collector] = {
+            "an_op_us": an_op,
+            "a_job_us": (jobs - one - 1000 * an_op) / 20,
+            "an_op_us_two_streams": (runs["1 jobs of 550 operations on 2 streams"] - one) / 500,
+        }
         print(f"host, {collector} collection: {found[collector]}", flush=True)
     found["a_kernel_us_beside_copies"] = _kernel_us_beside_copies(paddle, device)
     print(f"a kernel beside copies: {found['a_kernel_us_beside_copies']}", flush=True)

@@ -145,8 +145,13 @@ def overlap_us(begin_us: float, end_us: float, others: Iterable[Interval]) -> fl
 def summary(runs: Iterable[tuple[Program, RankTrace]], costs: Costs) -> dict[str, dict[str, dict[str, float]]]:
     """`wait` or `p2p` -> kernel -> mean ratio weighted by time, lowest and highest mean of a trace, operations, traces that have some."""
     each = [ratios(program, ranked, costs) for program, ranked in runs]
-    return {what: {kernel: _figures([one[what][kernel] for one in each if kernel in one[what]])
-                   for kernel in sorted({name for one in each for name in one[what]})} for what in (WAIT, TRANSFER)}  # fmt: skip
+    return {
+        what: {
+            kernel: _figures([one[what][kernel] for one in each if kernel in one[what]])
+            for kernel in sorted({name for one in each for name in one[what]})
+        }
+        for what in (WAIT, TRANSFER)
+    }
 
 
 def _figures(rows: Sequence[Sequence[Ratio]]) -> dict[str, float]:
@@ -161,8 +166,9 @@ def _mean(found: Sequence[Ratio]) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.beside_transfers",
-                                     description="Stretch of computation beside sends and receives.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.beside_transfers", description="Stretch of computation beside sends and receives."
+    )
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="the --out of a run of benchmarks.gpu.training")
     parser.add_argument("--base", default="h200", help="profile that says how long transfers take alone")
     parser.add_argument("--note", default="", metavar="TEXT", help="when and on what it was measured")

@@ -30,8 +30,21 @@ Row = dict[str, Any]
 STORED = ROOT / "benchmarks" / "results" / "h200"
 NOT_STARTED = "not started"
 """How a run that its sitting had no time for says so."""
-PLANS = ("stock", "column", "dx-first", "mixed", "zb-h1", "lag-0-1", "lag-1", "lag-1-2", "lag-2", "auto", "auto-8gb", "offload-0.5",
-         "offload-1")  # fmt: skip
+PLANS = (
+    "stock",
+    "column",
+    "dx-first",
+    "mixed",
+    "zb-h1",
+    "lag-0-1",
+    "lag-1",
+    "lag-1-2",
+    "lag-2",
+    "auto",
+    "auto-8gb",
+    "offload-0.5",
+    "offload-1",
+)
 SWITCHED = ("no-priorities", "no-slab", "one-slab")
 """`PLAN-SWITCH`: the same plan on a testbed that differs. The simulator knows no such difference, so none is simulated."""
 PEAKS = "in_order_peak_bytes_by_rank"
@@ -63,8 +76,11 @@ def simulate(out: Path) -> dict[str, Row]:
 
 def plan_folders(out: Path) -> list[Path]:
     """The plans that a folder has, without those that differ by a switch alone, and without Paddle's own that an earlier run put there."""
-    return sorted(path for path in out.glob("plans/*/*")
-                  if list(path.glob("*.ilp")) and path.name != "stock" and _without_switch(path.name) == path.name)  # fmt: skip
+    return sorted(
+        path
+        for path in out.glob("plans/*/*")
+        if list(path.glob("*.ilp")) and path.name != "stock" and _without_switch(path.name) == path.name
+    )
 
 
 def _without_switch(plan: str) -> str:
@@ -72,8 +88,14 @@ def _without_switch(plan: str) -> str:
 
 
 def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "interlace", *words], env={**os.environ, "PYTHONPATH": python_path()}, cwd=ROOT,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "interlace", *words],
+        env={**os.environ, "PYTHONPATH": python_path()},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def _stock_plan(planned: Path, profile: str) -> Path:
@@ -131,8 +153,10 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
     programs = [load(path) for path in paths]
     place = with_paddles_jobs(IDEAL) if folder.name == "stock" else IDEAL
     as_freed = simulate(programs, CostModel(load_profile(profile)), Options.of(IDEAL), target=place)
-    found: Row = {f"{name}_ms": round(max(rank[key] for rank in ranks) / 1e6, 2)
-                  for name, key in (("step", "step_ns"), ("exposed", "exposed_comm_ns"))}  # fmt: skip
+    found: Row = {
+        f"{name}_ms": round(max(rank[key] for rank in ranks) / 1e6, 2)
+        for name, key in (("step", "step_ns"), ("exposed", "exposed_comm_ns"))
+    }
     found["peak_bytes_by_rank"] = [rank.peak_bytes for rank in as_freed.ranks]
     found["held_peak_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
     found[PEAKS] = [in_order(program, target=place).peak() for program in programs]
@@ -285,11 +309,15 @@ def budget_table(runs: Sequence[Row]) -> str:
     are shown: its jobs keep some of which backward reads the shape alone (`with_paddles_jobs`), which `interlace check` does not count.
     """
     found = {run_of(row): row for row in runs if "step_ms" in row}
-    lines = ["| case | plan | budget GB | held, planned | tensors, planned | measured | step ms, planned | measured | stock's bits |",
-             "| --- " * 9 + "|"]  # fmt: skip
+    lines = [
+        "| case | plan | budget GB | held, planned | tensors, planned | measured | step ms, planned | measured | stock's bits |",
+        "| --- " * 9 + "|",
+    ]
     for case, sitting in dict.fromkeys((case, sitting) for case, plan, sitting in found if plan.startswith(BUDGET)):
-        budgets = sorted((plan for of, plan, at in found if (of, at) == (case, sitting) and plan.startswith(BUDGET)),
-                         key=lambda plan: -float(plan.removeprefix(BUDGET)))  # fmt: skip
+        budgets = sorted(
+            (plan for of, plan, at in found if (of, at) == (case, sitting) and plan.startswith(BUDGET)),
+            key=lambda plan: -float(plan.removeprefix(BUDGET)),
+        )
         here = [found[case, plan, sitting] for plan in ("stock", "auto", *budgets) if (case, plan, sitting) in found]
         lines += [f"| {case} | {row['plan']} | {' | '.join(_budget_cells(row))} |" for row in here]
     return "\n".join(lines)
@@ -298,8 +326,12 @@ def budget_table(runs: Sequence[Row]) -> str:
 def _budget_cells(row: Row) -> list[str]:
     planned = row.get("simulated", {})
     held = [0] if row["plan"] == "stock" else planned.get("held_peak_bytes_by_rank", [0])
-    sizes = [planned.get("budget_bytes", 0), max(held), max(planned.get(PEAKS, [0])),
-             max(each["allocated"] + each["outside"] for each in row["peak_bytes_by_rank"])]  # fmt: skip
+    sizes = [
+        planned.get("budget_bytes", 0),
+        max(held),
+        max(planned.get(PEAKS, [0])),
+        max(each["allocated"] + each["outside"] for each in row["peak_bytes_by_rank"]),
+    ]
     steps = [f"{planned['step_ms']:.1f}" if "step_ms" in planned else "", f"{row['step_ms']['median']:.1f}"]
     return [*(f"{size / 1e9:.2f}" if size else "" for size in sizes), *steps, _bits(row)]
 
@@ -358,8 +390,9 @@ def count_order(runs: Sequence[Row]) -> tuple[int, int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.results",
-                                     description="Collect and show what benchmarks.gpu.training measured.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.results", description="Collect and show what benchmarks.gpu.training measured."
+    )
     parser.add_argument("folder", type=Path, nargs="?", help="the --out of a run of benchmarks.gpu.training")
     parser.add_argument("--into", type=Path, metavar="FILE", help="put the folder's runs, and what is simulated of them, into this file")
     parser.add_argument("--sitting", default="", metavar="TEXT", help="when and on what the folder was measured; needed with --into")

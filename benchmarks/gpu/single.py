@@ -71,8 +71,9 @@ def measure(steps: Sequence[Step]) -> tuple[float, float]:
 def note(kind: str, dtype: str, dims: Sizes, size_bytes: int, steps: Sequence[Step]) -> None:
     """Measure a kernel and keep the result, under the kind and sizes that the cost model asks for."""
     dur, spread = measure(steps)
-    samples.append({"kind": kind, "dtype": dtype, "dims": dims, "size_bytes": size_bytes, "dur_us": round(dur, 3),
-                    "spread_us": round(spread, 3)})  # fmt: skip
+    samples.append(
+        {"kind": kind, "dtype": dtype, "dims": dims, "size_bytes": size_bytes, "dur_us": round(dur, 3), "spread_us": round(spread, 3)}
+    )
 
 
 def drawn(*shape: int, dtype: str = "bfloat16") -> torch.Tensor:
@@ -116,8 +117,20 @@ def model_products() -> Iterator[tuple[int, int, int, str]]:
 
 def products() -> None:
     """Cubes and small products, those of models, and batched ones of attention."""
-    plain = [(4096, 4096, 4096), (8192, 8192, 8192), (16384, 8192, 8192), (2048, 1024, 1024), (2048, 2048, 2048), (2048, 512, 4096),
-             (2048, 4096, 512), (512, 4096, 4096), (128, 4096, 4096), (8192, 5120, 5120), (256, 256, 256), (1024, 1024, 1024)]  # fmt: skip
+    plain = [
+        (4096, 4096, 4096),
+        (8192, 8192, 8192),
+        (16384, 8192, 8192),
+        (2048, 1024, 1024),
+        (2048, 2048, 2048),
+        (2048, 512, 4096),
+        (2048, 4096, 512),
+        (512, 4096, 4096),
+        (128, 4096, 4096),
+        (8192, 5120, 5120),
+        (256, 256, 256),
+        (1024, 1024, 1024),
+    ]
     shapes = dict.fromkeys([*((m, n, k, "") for m, n, k in plain), *model_products()])
     torch.backends.cuda.matmul.allow_tf32 = True
     for dtype in DTYPES:
@@ -142,8 +155,31 @@ def attentions() -> None:
         fa = A._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
         dims = {"batch": b, "heads": h, "kv_heads": h, "seq_q": s, "seq_k": s, "head_dim": d, "causal": 1}
         note("attention", "bfloat16", dims, 8 * b * h * s * d, [partial(A._scaled_dot_product_flash_attention, q, k, v, 0.0, True)])
-        note("attention_grad", "bfloat16", dims, 16 * b * h * s * d, [partial(A._scaled_dot_product_flash_attention_backward,
-            q, q, k, v, fa[0], fa[1], fa[2], fa[3], fa[4], fa[5], 0.0, True, fa[6], fa[7])])  # fmt: skip
+        note(
+            "attention_grad",
+            "bfloat16",
+            dims,
+            16 * b * h * s * d,
+            [
+                partial(
+                    A._scaled_dot_product_flash_attention_backward,
+                    q,
+                    q,
+                    k,
+                    v,
+                    fa[0],
+                    fa[1],
+                    fa[2],
+                    fa[3],
+                    fa[4],
+                    fa[5],
+                    0.0,
+                    True,
+                    fa[6],
+                    fa[7],
+                )
+            ],
+        )
 
 
 def elementwise(dtype: str) -> None:
@@ -181,9 +217,30 @@ def mixed() -> None:
     for n in (1 << 20, 1 << 22, 1 << 24, 1 << 26):
         p, g, m, v = ([torch.rand(n, device="cuda")] for _ in range(4))
         step = [torch.ones((), device="cuda")]
-        note("adamw", "float32", {"elements": n}, 28 * n, [partial(torch._fused_adamw_,
-            p, g, m, v, [], step, lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False,
-            maximize=False)])  # fmt: skip
+        note(
+            "adamw",
+            "float32",
+            {"elements": n},
+            28 * n,
+            [
+                partial(
+                    torch._fused_adamw_,
+                    p,
+                    g,
+                    m,
+                    v,
+                    [],
+                    step,
+                    lr=1e-4,
+                    beta1=0.9,
+                    beta2=0.95,
+                    weight_decay=0.1,
+                    eps=1e-8,
+                    amsgrad=False,
+                    maximize=False,
+                )
+            ],
+        )
 
 
 def rows_of(dtype: str) -> None:
@@ -195,8 +252,16 @@ def rows_of(dtype: str) -> None:
         bufs = [(drawn(rows, cols, dtype=dtype), drawn(rows, cols, dtype=dtype)) for _ in sets(3 * width * n)]
         stats = [A.native_layer_norm(x, [cols], g, w, 1e-5)[1:] for x, _ in bufs]
         note("layer_norm", dtype, dims, 2 * width * n, [partial(A.native_layer_norm, x, [cols], g, w, 1e-5) for x, _ in bufs])
-        note("layer_norm_grad", dtype, dims, 3 * width * n, [partial(A.native_layer_norm_backward, y, x, [cols], *stat, g, w, [True] * 3)
-                                                              for (x, y), stat in zip(bufs, stats, strict=True)])  # fmt: skip
+        note(
+            "layer_norm_grad",
+            dtype,
+            dims,
+            3 * width * n,
+            [
+                partial(A.native_layer_norm_backward, y, x, [cols], *stat, g, w, [True] * 3)
+                for (x, y), stat in zip(bufs, stats, strict=True)
+            ],
+        )
         heads = [x.view(rows, cols // HEAD_DIM, HEAD_DIM).transpose(0, 1) for x, _ in bufs]
         note("transpose", dtype, {"elements": n}, 2 * width * n, [each.contiguous for each in heads])
     attention = [(HIDDEN // HEAD_DIM // mp * tokens, tokens) for mp in MP for tokens in SEQUENCES[:3]]
@@ -214,8 +279,13 @@ def picks(dtype: str) -> None:
     for tokens in SEQUENCES:
         ids, grads, n = torch.randint(words, (tokens,), device="cuda"), drawn(tokens, HIDDEN, dtype=dtype), tokens * HIDDEN
         note("embedding", dtype, {"elements": tokens}, 2 * width * n + 8 * tokens, [partial(F.embedding, ids, table)])
-        note("embedding_grad", dtype, {"elements": tokens}, width * (n + words * HIDDEN) + 8 * tokens,
-             [partial(A.embedding_dense_backward, grads, ids, words, -1, False)])  # fmt: skip
+        note(
+            "embedding_grad",
+            dtype,
+            {"elements": tokens},
+            width * (n + words * HIDDEN) + 8 * tokens,
+            [partial(A.embedding_dense_backward, grads, ids, words, -1, False)],
+        )
 
 
 def shortest() -> None:
@@ -242,8 +312,15 @@ def copies() -> list[dict[str, Any]]:
         pairs = [(empty_bytes(device="cuda"), empty_bytes(pin_memory=True)) for _ in range(2)]
         for name in ("d2h", "h2d", "both"):
             times = sorted(_copied(pairs, name, max(4, (1 << 29) // size)) for _ in range(REPLAYS))
-            found.append({"direction": name, "size_bytes": size, "ranks": 1, "dur_us": round(times[REPLAYS // 2], 3),
-                          "spread_us": round(times[-1] - times[0], 3)})  # fmt: skip
+            found.append(
+                {
+                    "direction": name,
+                    "size_bytes": size,
+                    "ranks": 1,
+                    "dur_us": round(times[REPLAYS // 2], 3),
+                    "spread_us": round(times[-1] - times[0], 3),
+                }
+            )
     return found
 
 
@@ -270,8 +347,15 @@ def meta() -> dict[str, Any]:
     asked = ["nvidia-smi", "--query-gpu=driver_version,memory.total,clocks.max.sm", "--format=csv,noheader"]
     driver = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
     props = torch.cuda.get_device_properties(0)
-    return {"gpu": props.name, "driver": driver, "torch": torch.__version__, "cuda": torch.version.cuda, "date": time.strftime("%Y-%m-%d"),
-            "memory_bytes": props.total_memory, "sms": props.multi_processor_count}  # fmt: skip
+    return {
+        "gpu": props.name,
+        "driver": driver,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "date": time.strftime("%Y-%m-%d"),
+        "memory_bytes": props.total_memory,
+        "sms": props.multi_processor_count,
+    }
 
 
 def main() -> None:

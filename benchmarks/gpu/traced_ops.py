@@ -97,8 +97,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             found[part].extend(times)
     beside = with_traced(base.interference, {"beside": beside_transfers.summary(runs, CostModel(base))})
     note = f"operations from {len(runs)} traced steps through Paddle's executor on the testbed; "
-    provenance = msgspec.structs.replace(base.provenance, date=args.date, command="python -m benchmarks.gpu.traced_ops",
-                                         note=note + f"all else as in {args.base}: {base.provenance.note}")  # fmt: skip
+    provenance = msgspec.structs.replace(
+        base.provenance,
+        date=args.date,
+        command="python -m benchmarks.gpu.traced_ops",
+        note=note + f"all else as in {args.base}: {base.provenance.note}",
+    )
     profile = with_samples(msgspec.structs.replace(base, interference=beside), tuple(samples(found)), provenance)
     save_profile(profile, args.output)
     print(f"{args.output}: {len(found)} sizes from {len(runs)} traced steps, {len(profile.ops)} samples in all")

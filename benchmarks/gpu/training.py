@@ -32,8 +32,27 @@ from testbed.device import SWITCHES_VARIABLE
 from testbed.gpus import ROOT, find_libraries, machine, python_path
 
 STEPS = 12
-BIG = ("--hidden", "4096", "--heads", "32", "--vocab", "8192", "--steps", str(STEPS), "--optimizer", "sgd", "--learning-rate", "1e-3",
-       "--amp", "O2", "--master-grad", "--attention", "flash", "--schedule", "1F1B")  # fmt: skip
+BIG = (
+    "--hidden",
+    "4096",
+    "--heads",
+    "32",
+    "--vocab",
+    "8192",
+    "--steps",
+    str(STEPS),
+    "--optimizer",
+    "sgd",
+    "--learning-rate",
+    "1e-3",
+    "--amp",
+    "O2",
+    "--master-grad",
+    "--attention",
+    "flash",
+    "--schedule",
+    "1F1B",
+)
 SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", "1F1B")
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
 CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 240.0, 100.0
@@ -71,54 +90,96 @@ def _pairs(form: str, offload: float = 0.0, more: str = "") -> str:
 
 
 STOCK, AGAIN = Plan("stock", None), Plan("stock-again", None)
-COLUMN, DX, MIXED, ZB = (Plan(name, _pairs(form)) for name, form in (("column", "off"), ("dx-first", "dx-first"), ("mixed", "mixed"),
-                                                                     ("zb-h1", "zb-h1")))  # fmt: skip
-LAGS = tuple(Plan(name, _pairs(f"dx-first, lag: {lag}")) for name, lag in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]"),
-                                                                                       ("lag-2", "2")))  # fmt: skip
+COLUMN, DX, MIXED, ZB = (
+    Plan(name, _pairs(form)) for name, form in (("column", "off"), ("dx-first", "dx-first"), ("mixed", "mixed"), ("zb-h1", "zb-h1"))
+)
+LAGS = tuple(
+    Plan(name, _pairs(f"dx-first, lag: {lag}"))
+    for name, lag in (("lag-1", "1"), ("lag-1-2", "[1, 2]"), ("lag-0-1", "[0, 1]"), ("lag-2", "2"))
+)
 """Weight gradients trail by one micro-batch or more; on the second of two stages by more."""
-AUTO = tuple(Plan(name, f"schedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n")
-             for name, extra in (("auto", "0"), ("auto-8gb", "8GB")))  # fmt: skip
+AUTO = tuple(
+    Plan(name, f"schedule_1f1b: {{interleave: auto, extra_live_bytes: {extra}}}\n") for name, extra in (("auto", "0"), ("auto-8gb", "8GB"))
+)
 """Within the memory of Paddle's own plan, and with more."""
 BUDGETS = {
-    "gpt-s2048-mp1-pp2": (0.95, 0.9, 0.85), "llama-s2048-mp1-pp2": (0.9, 0.8, 0.7),
-    "gpt-s4096-mp1-pp2": (0.9, 0.8, 0.7), "llama-s4096-mp1-pp2": (0.9, 0.75, 0.6),
-    "gpt-s2048-mp1-pp2-vpp2": (0.9, 0.8), "llama-s2048-mp1-pp2-vpp2": (0.8, 0.7),
-    "gpt-2-layers-s2048-mp1-b4": (0.9, 0.85, 0.8), "llama-2-layers-s2048-mp1-b4": (0.75, 0.65, 0.55),
-    "gpt-4-layers-s2048-mp1-b4": (0.9, 0.8, 0.75), "llama-4-layers-s2048-mp1-b4": (0.7, 0.6, 0.5),
-}  # fmt: skip
+    "gpt-s2048-mp1-pp2": (0.95, 0.9, 0.85),
+    "llama-s2048-mp1-pp2": (0.9, 0.8, 0.7),
+    "gpt-s4096-mp1-pp2": (0.9, 0.8, 0.7),
+    "llama-s4096-mp1-pp2": (0.9, 0.75, 0.6),
+    "gpt-s2048-mp1-pp2-vpp2": (0.9, 0.8),
+    "llama-s2048-mp1-pp2-vpp2": (0.8, 0.7),
+    "gpt-2-layers-s2048-mp1-b4": (0.9, 0.85, 0.8),
+    "llama-2-layers-s2048-mp1-b4": (0.75, 0.65, 0.55),
+    "gpt-4-layers-s2048-mp1-b4": (0.9, 0.8, 0.75),
+    "llama-4-layers-s2048-mp1-b4": (0.7, 0.6, 0.5),
+}
 """Budgets by case, as shares of what Paddle's own plan holds on its fullest rank; the last near the least that can be held."""
-DELAYS = tuple(Plan(f"{plan.name}-{name}", f"{plan.config}delay_transfers: {option}\n")
-               for plan in (AUTO[0], ZB) for name, option in (("undelayed", "off"), ("margin-0", "{margin_us: 0}"),
-                                                              ("margin-500", "{margin_us: 500}")))  # fmt: skip
+DELAYS = tuple(
+    Plan(f"{plan.name}-{name}", f"{plan.config}delay_transfers: {option}\n")
+    for plan in (AUTO[0], ZB)
+    for name, option in (("undelayed", "off"), ("margin-0", "{margin_us: 0}"), ("margin-500", "{margin_us: 500}"))
+)
 """Transfers posted as early as they can, and nearer to or further from when their peer is expected."""
 OFFLOADS = tuple(Plan(f"offload-{share:g}", _pairs("dx-first", share)) for share in (0.5, 1.0))
 ALL = (STOCK, COLUMN, DX, MIXED, *OFFLOADS)
 SOME = (STOCK, DX, MIXED, OFFLOADS[1])
 FORMS = (STOCK, DX, MIXED, ZB)
 ORDER = "schedule_1f1b: {interleave: off}\nsplit_backward: off\noverlap_column_backward: off\n"
-PEAK = (STOCK, Plan("plain", ORDER + "offload_activations: off\n"),
-        Plan("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"))  # fmt: skip
+PEAK = (
+    STOCK,
+    Plan("plain", ORDER + "offload_activations: off\n"),
+    Plan("offload", ORDER + "offload_activations: {fraction: 1.0, min_bytes: 1MB}\n"),
+)
 UNHELD = "throttle_host: off\n"
 FREE = (Plan("dx-first-free", _pairs("dx-first", 0.0, UNHELD)), Plan("offload-1-free", _pairs("dx-first", 1.0, UNHELD)))
 LEVEL = tuple(replace(plan, name=f"{plan.name}-no-priorities", switches="priorities=0") for plan in (DX, MIXED, ZB))
 """All streams have one priority; the plans beside them give communication the first turn."""
-PINNED = tuple(replace(OFFLOADS[1], name=f"offload-1-{name}", switches=f"pinned_slab={mebibytes}")
-               for name, mebibytes in (("no-slab", 0), ("one-slab", 16384)))  # fmt: skip
+PINNED = tuple(
+    replace(OFFLOADS[1], name=f"offload-1-{name}", switches=f"pinned_slab={mebibytes}")
+    for name, mebibytes in (("no-slab", 0), ("one-slab", 16384))
+)
 
 
 def _layers(
-    script: str, seq: int, mp: int, pp: int = 1, vpp: int = 1, plans: tuple[Plan, ...] = ALL, batch: int = 1,
-    micro_batches: int = 8, more: tuple[str, ...] = (),
-) -> Case:  # fmt: skip
+    script: str,
+    seq: int,
+    mp: int,
+    pp: int = 1,
+    vpp: int = 1,
+    plans: tuple[Plan, ...] = ALL,
+    batch: int = 1,
+    micro_batches: int = 8,
+    more: tuple[str, ...] = (),
+) -> Case:
     """Layers of the 6.7B size: two a stage and chunk, `micro_batches` of `batch` sequences.
 
     Nine parameters: what a case may vary; each has a usual value that is left out of the case's name.
     """
     sizes = (("pp", pp, 1), ("vpp", vpp, 1), ("b", batch, 1), ("m", micro_batches, 8))
-    parts = [script, f"s{seq}", f"mp{mp}", *(f"{name}{size}" for name, size, usual in sizes if size != usual),
-             *(name for option, name in (("--fused", "fused"), ("--sequence-parallel", "sp")) if option in more)]  # fmt: skip
-    args = (*BIG, "--layers", str(2 * pp * vpp), "--seq-len", str(seq), "--batch-size", str(micro_batches * batch),
-            "--micro-batches", str(micro_batches), "--mp", str(mp), "--pp", str(pp), *more)  # fmt: skip
+    parts = [
+        script,
+        f"s{seq}",
+        f"mp{mp}",
+        *(f"{name}{size}" for name, size, usual in sizes if size != usual),
+        *(name for option, name in (("--fused", "fused"), ("--sequence-parallel", "sp")) if option in more),
+    ]
+    args = (
+        *BIG,
+        "--layers",
+        str(2 * pp * vpp),
+        "--seq-len",
+        str(seq),
+        "--batch-size",
+        str(micro_batches * batch),
+        "--micro-batches",
+        str(micro_batches),
+        "--mp",
+        str(mp),
+        "--pp",
+        str(pp),
+        *more,
+    )
     if script == "llama":
         args += ("--intermediate", "11008")
     if vpp > 1:  # Paddle 3.3.1 cannot build VPP with master gradients
@@ -129,18 +190,29 @@ def _layers(
 def cases(gpus: int) -> list[Case]:
     """What is run on so many GPUs, what matters most first."""
     models, widths = ("gpt", "llama"), [mp for mp in (2, 4) if mp <= gpus]
-    found = [_layers(model, 2048, mp, batch=4, plans=(*ALL, LAGS[0], LAGS[3], *AUTO, *FREE, AGAIN, *LEVEL[:2], *PINNED))
-             for mp in widths for model in models]  # fmt: skip
+    found = [
+        _layers(model, 2048, mp, batch=4, plans=(*ALL, LAGS[0], LAGS[3], *AUTO, *FREE, AGAIN, *LEVEL[:2], *PINNED))
+        for mp in widths
+        for model in models
+    ]
     found += [_layers("llama", 2048, mp, batch=4, plans=SOME, more=("--fused",)) for mp in widths]
-    found += [_layers(model, 2048, mp, batch=4, plans=(*FORMS[:3], LAGS[0], LAGS[3], *AUTO), more=("--sequence-parallel",))
-              for mp in widths for model in models]  # fmt: skip
+    found += [
+        _layers(model, 2048, mp, batch=4, plans=(*FORMS[:3], LAGS[0], LAGS[3], *AUTO), more=("--sequence-parallel",))
+        for mp in widths
+        for model in models
+    ]
     found += [_layers(model, 4096, mp, batch=2, plans=(*ALL, *LEVEL[:2], *PINNED)) for mp in widths for model in models]
     found += [_layers(model, 2048, mp) for mp in widths for model in models]
     if gpus > 1:
-        found += [_layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS[:3], *AUTO, *DELAYS, *LEVEL, COLUMN, *OFFLOADS,
-                                                         AGAIN)) for model in models]
-        found += [_layers(model, seq, 1, 2, plans=(*FORMS, *LAGS[:3], *AUTO), micro_batches=count)
-                  for seq, count in ((4096, 8), (2048, 4), (4096, 4)) for model in models]  # fmt: skip
+        found += [
+            _layers(model, 2048, 1, 2, plans=(STOCK, ZB, DX, MIXED, *LAGS[:3], *AUTO, *DELAYS, *LEVEL, COLUMN, *OFFLOADS, AGAIN))
+            for model in models
+        ]
+        found += [
+            _layers(model, seq, 1, 2, plans=(*FORMS, *LAGS[:3], *AUTO), micro_batches=count)
+            for seq, count in ((4096, 8), (2048, 4), (4096, 4))
+            for model in models
+        ]
         found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], DELAYS[0])) for model in models]
         found += [*_peaks(), *_experts()]
     if gpus > 3:
@@ -160,15 +232,38 @@ def _with_budgets(case: Case) -> Case:
 
 def _accumulation() -> list[Case]:
     """One GPU with accumulation, two and four layers."""
-    return [replace(_layers(model, 2048, 1, batch=4, plans=(STOCK, AUTO[0], AGAIN), more=("--layers", str(layers))),
-                    name=f"{model}-{layers}-layers-s2048-mp1-b4") for layers in (2, 4) for model in ("gpt", "llama")]  # fmt: skip
+    return [
+        replace(
+            _layers(model, 2048, 1, batch=4, plans=(STOCK, AUTO[0], AGAIN), more=("--layers", str(layers))),
+            name=f"{model}-{layers}-layers-s2048-mp1-b4",
+        )
+        for layers in (2, 4)
+        for model in ("gpt", "llama")
+    ]
 
 
 def _experts() -> list[Case]:
     """Eight experts over two ranks, dense and expert layers in turn, with accumulation; float32, as Paddle's CPU wheel has no other bmm."""
     sizes = ("--hidden", "2048", "--heads", "16", "--intermediate", "8192", "--vocab", "8192", "--layers", "4", "--seq-len", "1024")
-    args = (*sizes, "--steps", str(STEPS), "--optimizer", "sgd", "--learning-rate", "1e-3", "--schedule", "1F1B",
-            "--dp", "2", "--experts", "8", "--batch-size", "8", "--micro-batches", "4")  # fmt: skip
+    args = (
+        *sizes,
+        "--steps",
+        str(STEPS),
+        "--optimizer",
+        "sgd",
+        "--learning-rate",
+        "1e-3",
+        "--schedule",
+        "1F1B",
+        "--dp",
+        "2",
+        "--experts",
+        "8",
+        "--batch-size",
+        "8",
+        "--micro-batches",
+        "4",
+    )
     return [Case("moe-s1024-dp2-m4", "moe", 2, args, (STOCK, AUTO[0]))]
 
 
@@ -186,8 +281,10 @@ def _small(gpus: int) -> list[Case]:
     tiny = Plan("offload-1", _pairs("dx-first", 1.0).replace("1MB", "1KB"))
     found = [Case("small-gpt-fp32", "gpt", 1, SMALL, (STOCK, DX, tiny))]
     if gpus > 1:
-        found += [Case("small-gpt-fp32-pp2", "gpt", 2, (*SMALL, "--pp", "2"), (STOCK, DX, tiny)),
-                  Case("small-llama-fp32-mp2", "llama", 2, (*SMALL, "--mp", "2", "--sequence-parallel"), (STOCK, DX))]  # fmt: skip
+        found += [
+            Case("small-gpt-fp32-pp2", "gpt", 2, (*SMALL, "--pp", "2"), (STOCK, DX, tiny)),
+            Case("small-llama-fp32-mp2", "llama", 2, (*SMALL, "--mp", "2", "--sequence-parallel"), (STOCK, DX)),
+        ]
     if gpus > 3:
         vpp = (*SMALL, "--pp", "2", "--mp", "2", "--vpp", "2", "--layers", "4", "--schedule", "VPP")
         found.append(Case("small-gpt-fp32-pp2-mp2-vpp2", "gpt", 4, vpp, (STOCK, DX, tiny)))
@@ -196,17 +293,44 @@ def _small(gpus: int) -> list[Case]:
 
 def _puzzle(gpus: int) -> list[Case]:
     """Two cases that were not understood at first: losses that changed with Paddle's in-place pass, and slow steps on two GPUs."""
-    args = ("--hidden", "4096", "--heads", "32", "--vocab", "8192", "--layers", "2", "--steps", "6", "--optimizer", "sgd",
-            "--learning-rate", "1e-3", "--seq-len", "2048", "--batch-size", "8", "--micro-batches", "8", "--schedule", "1F1B",
-            "--amp", "O2", "--master-grad")  # fmt: skip
+    args = (
+        "--hidden",
+        "4096",
+        "--heads",
+        "32",
+        "--vocab",
+        "8192",
+        "--layers",
+        "2",
+        "--steps",
+        "6",
+        "--optimizer",
+        "sgd",
+        "--learning-rate",
+        "1e-3",
+        "--seq-len",
+        "2048",
+        "--batch-size",
+        "8",
+        "--micro-batches",
+        "8",
+        "--schedule",
+        "1F1B",
+        "--amp",
+        "O2",
+        "--master-grad",
+    )
     found = [
         Case(f"inplace-{name}", "gpt", 1, args, (STOCK, DX), (("TESTBED_INPLACE", value),)) for name, value in (("off", "0"), ("on", "1"))
     ]
     if gpus > 1:
         wide = (*({"O2": "O1", "--master-grad": "--mp"}.get(word, word) for word in args), "2")
-        found += [Case(f"gpt-mp2-O1-{name}", "gpt", 2, wide, (STOCK, DX), (("TESTBED_TRACE_RUN", value),))
-                  for name, value in (("threads", "0"), ("one-thread", "1"))]  # fmt: skip
+        found += [
+            Case(f"gpt-mp2-O1-{name}", "gpt", 2, wide, (STOCK, DX), (("TESTBED_TRACE_RUN", value),))
+            for name, value in (("threads", "0"), ("one-thread", "1"))
+        ]
     return found
+
 
 # -- runs ------------------------------------------------------------------------------------------------------------
 
@@ -278,13 +402,36 @@ class Bench:
     def _run_plan(self, case: Case, plan: Plan, gpus: list[int]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             room = Path(folder)
-            words = [sys.executable, "-m", "interlace", "run", str(ROOT / "examples" / f"{case.script}.py"), "--target", "testbed",
-                     "--world", str(case.world), "--json", str(room / "run.json"),
-                     "--log-dir", str(room / "log"), "--timeout", "300"]  # fmt: skip
-            env = {"NCCL_NVLS_ENABLE": "0", **os.environ, **find_libraries(), "TESTBED_VARIANT": self.variant, **dict(case.env),
-                   "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "PYTHONPATH": python_path(),
-                   measure.FOLDER_VARIABLE: folder, measure.STEPS_VARIABLE: case.args[case.args.index("--steps") + 1],
-                   measure.TRACE_VARIABLE: "1", measure.GATE_VARIABLE: f"{self.gate}:{','.join(map(str, gpus))}"}  # fmt: skip
+            words = [
+                sys.executable,
+                "-m",
+                "interlace",
+                "run",
+                str(ROOT / "examples" / f"{case.script}.py"),
+                "--target",
+                "testbed",
+                "--world",
+                str(case.world),
+                "--json",
+                str(room / "run.json"),
+                "--log-dir",
+                str(room / "log"),
+                "--timeout",
+                "300",
+            ]
+            env = {
+                "NCCL_NVLS_ENABLE": "0",
+                **os.environ,
+                **find_libraries(),
+                "TESTBED_VARIANT": self.variant,
+                **dict(case.env),
+                "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+                "PYTHONPATH": python_path(),
+                measure.FOLDER_VARIABLE: folder,
+                measure.STEPS_VARIABLE: case.args[case.args.index("--steps") + 1],
+                measure.TRACE_VARIABLE: "1",
+                measure.GATE_VARIABLE: f"{self.gate}:{','.join(map(str, gpus))}",
+            }
             if plan.switches:
                 env[SWITCHES_VARIABLE] = ",".join(filter(None, (env.get(SWITCHES_VARIABLE), plan.switches)))
             if plan.config is None:
@@ -317,8 +464,10 @@ def _found(room: Path) -> dict[str, Any]:
     steps = [max(each["steps"][k]["ms"] for each in measured) for k in range(len(measured[0]["steps"]))]
     warm = steps[WARM_STEPS:-1] or steps[:-1] or steps
     with_loss = [rank for rank in ranks if rank["losses"] and rank["losses"][0]["raw_hex"]]
-    peaks = [{name: max(step["memory"][name] for step in each["steps"][1:-1] or each["steps"]) for name in each["steps"][0]["memory"]}
-             for each in measured]  # fmt: skip
+    peaks = [
+        {name: max(step["memory"][name] for step in each["steps"][1:-1] or each["steps"]) for name in each["steps"][0]["memory"]}
+        for each in measured
+    ]
     return {
         "step_ms": {"median": statistics.median(warm), "min": min(warm), "max": max(warm), "all": [round(each, 3) for each in steps]},
         "memory": peaks,
@@ -346,8 +495,10 @@ def _headline(found: dict[str, Any]) -> str:
     ]
     step, traced = found["step_ms"], found["traced_step"][0]
     where = {name: round(value / 1e3, 1) for name, value in traced.get("busy_us", {}).items()}
-    return (f"{step['median']:.2f} ms ({step['min']:.2f}-{step['max']:.2f}), GB {peaks}, loss {found['losses'][-1]:.6f}, "
-            f"device {traced.get('device_us', 0) / 1e3:.1f} busy {where} host {traced.get('host_us')}, {found['wall_s']} s")  # fmt: skip
+    return (
+        f"{step['median']:.2f} ms ({step['min']:.2f}-{step['max']:.2f}), GB {peaks}, loss {found['losses'][-1]:.6f}, "
+        f"device {traced.get('device_us', 0) / 1e3:.1f} busy {where} host {traced.get('host_us')}, {found['wall_s']} s"
+    )
 
 
 def _bits(found: dict[str, Any], stock: dict[str, Any]) -> str:
@@ -362,10 +513,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.training", description="Measure Paddle's plan and Interlace's on GPUs.")
     parser.add_argument("--gpus", type=int, default=1, metavar="N")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "h200", metavar="FOLDER")
-    parser.add_argument("--only", default="", metavar="TEXT",
-                        help="these cases, comma-separated, with * and ? as in a shell; NAME:PLAN+PLAN: these plans")  # fmt: skip
-    parser.add_argument("--device", default=os.fspath(DEVICE), metavar="PROFILE", help="plan with this profile, by name or path "
-                        "(default: the H200's with the times of the testbed's own kernels)")  # fmt: skip
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="these cases, comma-separated, with * and ? as in a shell; NAME:PLAN+PLAN: these plans"
+    )
+    parser.add_argument(
+        "--device",
+        default=os.fspath(DEVICE),
+        metavar="PROFILE",
+        help="plan with this profile, by name or path (default: the H200's with the times of the testbed's own kernels)",
+    )
     parser.add_argument("--no-ops", action="store_true", help="leave out single operations and collectives, and the host's costs")
     parser.add_argument("--ranks-at-once", type=int, default=0, metavar="N", help="ranks alive at once; 0: two thirds of the cores")
     parser.add_argument("--budget", type=float, default=3600.0, metavar="S", help="start no run after so many seconds")

@@ -196,8 +196,10 @@ class StoreRounds:
         pause_s = 0.001
         while not self.store.add(f"{key}/there", 0):
             if time.monotonic() > deadline_s:
-                raise PlanError(f"rank {rank} sent nothing about its plan to rank {self.rank} within {self.timeout_s:g} s; it failed, "
-                                "or does not plan: see its log")  # fmt: skip
+                raise PlanError(
+                    f"rank {rank} sent nothing about its plan to rank {self.rank} within {self.timeout_s:g} s; it failed, "
+                    "or does not plan: see its log"
+                )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)
         return bytes(self.store.get(key))

@@ -139,9 +139,7 @@ def calibrate(device: str = "", quick: bool = False, today: str = "", command: s
     return DeviceProfile(
         interlace_profile=SCHEMA,
         device=device_name(device),
-        provenance=Provenance(
-            _machine(), today or date.today().isoformat(), command, versions=_versions(), note=_note(device)
-        ),
+        provenance=Provenance(_machine(), today or date.today().isoformat(), command, versions=_versions(), note=_note(device)),
         ranks_per_host=8,
         memory_bytes=_memory_bytes(device),
         pinned_bytes=0,
@@ -179,9 +177,7 @@ def cases(device: str, quick: bool) -> Iterator[Case]:
     ops, dtype = paddle._C_ops, DTYPES[device]
     gemms, lengths, rows = _sizes(device, quick)
     for m, n, k in gemms:
-        yield Case(
-            gemm_part(1, m, n, k, dtype), [((m, k), dtype), ((k, n), dtype)], lambda x, y: ops.matmul(x, y, False, False)
-        )
+        yield Case(gemm_part(1, m, n, k, dtype), [((m, k), dtype), ((k, n), dtype)], lambda x, y: ops.matmul(x, y, False, False))
     for batch, m, n, k in ((8, 128, 128, 64), (16, 512, 512, 64))[: 1 if quick else 2]:
         shapes: list[tuple[tuple[int, ...], str]] = [((batch, m, k), dtype), ((batch, k, n), dtype)]
         yield Case(gemm_part(batch, m, n, k, dtype), shapes, lambda x, y: ops.matmul(x, y, False, False))
@@ -270,9 +266,7 @@ def _op_samples(bench: Bench, quick: bool, op_ns: float) -> list[OpSample]:
             part = case.part
             kind = "copy" if part.kind == "assign" else part.kind
             sizes = dict(part.dims)
-            samples.append(
-                OpSample(kind, part.dtype, sizes, part.size_bytes, round(dur_ns - op_ns), round(spread_ns), bench.num_runs)
-            )
+            samples.append(OpSample(kind, part.dtype, sizes, part.size_bytes, round(dur_ns - op_ns), round(spread_ns), bench.num_runs))
     return sorted(samples, key=lambda s: (s.kind, s.dtype, s.size_bytes, sorted(s.dims.items())))
 
 
@@ -425,8 +419,10 @@ def _memory_rate(samples: list[OpSample]) -> Peak:
     """Rate of the largest elementwise sample that moves most bytes a second, so that caches do not count."""
     plain = [s for s in samples if s.kind in ("add", "copy", "scale", "multiply")]
     if not plain:
-        raise ConfigError(f"calibrate: no elementwise operation could be told from dispatch in {TRIES} tries; is the machine busy? "
-                          "Measure again when less runs beside it")  # fmt: skip
+        raise ConfigError(
+            f"calibrate: no elementwise operation could be told from dispatch in {TRIES} tries; is the machine busy? "
+            "Measure again when less runs beside it"
+        )
     largest = max(s.dims["elements"] for s in plain)
     best = max(s.size_bytes * 1e9 / s.dur_ns for s in plain if s.dims["elements"] == largest)
     return Peak(float(f"{best:.4g}"), "measured", f"read plus written, {largest} elements")

@@ -20,11 +20,25 @@ from interlace.ir.program import Role
 
 ROLES: dict[int, Role] = {0: "forward", 1: "backward", 2: "optimize"}
 ORDER = {"forward": 0, "backward": 1, "optimize": 2}
-DROPPED_ATTRS = frozenset({"op_callstack", "op_role", "chunk_id", "struct_name", "stop_gradient", "persistable", "is_persistable",
-                           "execution_stream", "stream_priority", "scheduling_priority", "sym_shape_str"})  # fmt: skip
+DROPPED_ATTRS = frozenset(
+    {
+        "op_callstack",
+        "op_role",
+        "chunk_id",
+        "struct_name",
+        "stop_gradient",
+        "persistable",
+        "is_persistable",
+        "execution_stream",
+        "stream_priority",
+        "scheduling_priority",
+        "sym_shape_str",
+    }
+)
 """Attributes that `Op` has a field for, or that do not matter for planning."""
-SHARING = frozenset({"pd_op.as_strided", "pd_op.share_data", "pd_op.tensor_unfold", "pd_op.view_dtype", "pd_op.view_shape",
-                     "pd_op.view_slice"})  # fmt: skip
+SHARING = frozenset(
+    {"pd_op.as_strided", "pd_op.share_data", "pd_op.tensor_unfold", "pd_op.view_dtype", "pd_op.view_shape", "pd_op.view_slice"}
+)
 """Operations whose result is a view in the static executor; reshape and its like copy there unless made in-place."""
 FUSED, FUSED_PART, SLICE = "fused@-", "shard@", "slice@"
 """Sharding with tensor fusion: the buffer `fused@-<a>-<b>` contains parameters a and b, `shard@fused@-<a>-<b>` is the part of it that
@@ -56,9 +70,7 @@ class Captured:
     value_ids: dict[str, int]
 
 
-def capture(
-    source: Any, pipeline: Pipeline | None = None, *, mode: str = "train", layers: LayerNames | None = None
-) -> Captured:
+def capture(source: Any, pipeline: Pipeline | None = None, *, mode: str = "train", layers: LayerNames | None = None) -> Captured:
     """Take a snapshot of a dense PIR program.
 
     Args:
@@ -93,8 +105,9 @@ class _Capture:
         ops = name_layers([*keywords, *ops], self.values, self._struct_names(len(keywords)), self.layers)
         groups = _groups({op.group for op in ops if op.group >= 0})
         env = paddle.distributed.ParallelEnv()
-        program = Program(tuple(ops), tuple(self.values), groups, self.pipeline, env.rank, env.world_size, self.mode,
-                          paddle=paddle.__version__)  # fmt: skip
+        program = Program(
+            tuple(ops), tuple(self.values), groups, self.pipeline, env.rank, env.world_size, self.mode, paddle=paddle.__version__
+        )
         return Captured(program, self.source, self.source_ops, self.value_ids)
 
     def _keywords(self, first: int) -> list[Op]:
@@ -132,17 +145,36 @@ class _Capture:
         raw = attributes(source)
         attrs = {key: plain(value) for key, value in raw.items() if key not in DROPPED_ATTRS}
         unread = _unread(source)
-        no_buffer = tuple(k for k, v in enumerate(source.operands_source())
-                          if operands[k] != ABSENT and (k in unread or source.is_no_need_buffer(v)))  # fmt: skip
-        made = Op(op_id, name, operands, results, role, chunk, attrs, "", -1, raw.get("execution_stream", ""),
-                  raw.get("stream_priority", 0), op_id, no_buffer, inplace, views, len(list(source.blocks())))  # fmt: skip
+        no_buffer = tuple(
+            k for k, v in enumerate(source.operands_source()) if operands[k] != ABSENT and (k in unread or source.is_no_need_buffer(v))
+        )
+        made = Op(
+            op_id,
+            name,
+            operands,
+            results,
+            role,
+            chunk,
+            attrs,
+            "",
+            -1,
+            raw.get("execution_stream", ""),
+            raw.get("stream_priority", 0),
+            op_id,
+            no_buffer,
+            inplace,
+            views,
+            len(list(source.blocks())),
+        )
         return with_group(made)
 
     def _known(self, source: Any, op_id: int, name: str) -> int:
         key = source.id
         if key not in self.value_ids:
-            raise ProgramError(f"op #{op_id} {name} reads a value that no operation of the main block gives; "
-                               "it cannot be captured (expected a program of one block after Dist2Dense)")  # fmt: skip
+            raise ProgramError(
+                f"op #{op_id} {name} reads a value that no operation of the main block gives; "
+                "it cannot be captured (expected a program of one block after Dist2Dense)"
+            )
         return self.value_ids[key]
 
     def _value(self, source: Any, keyword: str = "", storage: int | None = None, made: bool = True) -> Value:
@@ -152,8 +184,7 @@ class _Capture:
         if storage is None:
             target = self.value_ids.get(self.stand_for.get(source.id, ""))
             storage = self._shared_with(name, number) if target is None else self.storage[target]
-        value = Value(number, shape, dtype, storage, name,
-                      dtype != "null" and bool(source.persistable), "device", elements)  # fmt: skip
+        value = Value(number, shape, dtype, storage, name, dtype != "null" and bool(source.persistable), "device", elements)
         self.values.append(value)
         self.storage[number] = value.storage
         if dtype != "null" or not paddle.pir.is_fake_value(source):
@@ -203,8 +234,10 @@ def fused_parameters(buffer: str, known: Collection[str]) -> list[str]:
         best.append((fewest, [reading for unknown, reading in found if unknown == fewest][:2]))
     _, readings = best[-1]
     if len(readings) > 1:
-        raise ProgramError(f"fused buffer {buffer!r} may contain {readings[0]} or {readings[1]}; expected names of parameters that "
-                           "can be told apart, give them names without hyphens")  # fmt: skip
+        raise ProgramError(
+            f"fused buffer {buffer!r} may contain {readings[0]} or {readings[1]}; expected names of parameters that "
+            "can be told apart, give them names without hyphens"
+        )
     return readings[0]
 
 
@@ -230,8 +263,10 @@ def _check_blocks(source: Any, op_id: int) -> None:
         if not wrong and any(not paddle.pir.is_fake_value(v) and v.id in outer for v in written):
             wrong = "writes a value of the block around it"
         if wrong:
-            raise ProgramError(f"op #{op_id} {source.name()} has a nested block in which {name} {wrong}; "
-                               "it cannot be captured, move that operation out of the control flow")  # fmt: skip
+            raise ProgramError(
+                f"op #{op_id} {source.name()} has a nested block in which {name} {wrong}; "
+                "it cannot be captured, move that operation out of the control flow"
+            )
 
 
 def _nested(source: Any) -> Iterable[Any]:
@@ -282,8 +317,11 @@ def _neighbours(op: Any, index: dict[int, int]) -> Iterable[int]:
 
 def _aliases(source: Any, operands: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     info = paddle.base.libpaddle.pir.get_op_inplace_info(source)
-    return tuple((result, operand) for result, operand in sorted(info.items())
-                 if operands[operand] != ABSENT and not paddle.pir.is_fake_value(source.result(result)))  # fmt: skip
+    return tuple(
+        (result, operand)
+        for result, operand in sorted(info.items())
+        if operands[operand] != ABSENT and not paddle.pir.is_fake_value(source.result(result))
+    )
 
 
 def _shared_variables(ops: list[Any]) -> dict[str, str]:
@@ -367,8 +405,10 @@ def with_group(op: Op) -> Op:
     """
     group = ring_of(op)
     if group >= 0 and not is_known_comm(op):
-        raise ProgramError(f"op {describe(op)} communicates over ring {group}, and Interlace does not know how operations of this kind do; "
-                           "build the model without it, or set enable: false to train with Paddle's own plan")  # fmt: skip
+        raise ProgramError(
+            f"op {describe(op)} communicates over ring {group}, and Interlace does not know how operations of this kind do; "
+            "build the model without it, or set enable: false to train with Paddle's own plan"
+        )
     return msgspec.structs.replace(op, group=group) if group >= 0 else op
 
 

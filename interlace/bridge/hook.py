@@ -75,8 +75,9 @@ def capture_only(take: Callable[[Program], None]) -> None:
 def enable(strategy: Any, flags: Flags) -> None:
     """See `interlace.enable`."""
     if not isinstance(strategy, (paddle.distributed.Strategy, paddle.distributed.fleet.auto.Strategy)):
-        raise ConfigError(f"interlace.enable: expected a paddle.distributed.Strategy, found {_what(strategy)}; "
-                          "give the strategy that dist.to_static gets")  # fmt: skip
+        raise ConfigError(
+            f"interlace.enable: expected a paddle.distributed.Strategy, found {_what(strategy)}; give the strategy that dist.to_static gets"
+        )
     flags.final(strategy, say=False)
     install()
     if os.environ.get(DISABLE_VARIABLE) != "1":
@@ -190,8 +191,10 @@ def _require_pipeline(config: Config, strategy: Any) -> None:
     asked = getattr(config.passes.get("schedule-1f1b"), "interleave", "off")
     form = "mixed" if "mixed" in asked else asked  # of all stages, or of one in a list
     if form in ("mixed", "zb-h1") and not (strategy.pipeline.enable or strategy.gradient_merge.enable):
-        raise ConfigError(f"{config.source}: schedule_1f1b.interleave: {form} without a pipeline; "
-                          "set strategy.pipeline.enable (or gradient_merge), or interleave: dx-first")  # fmt: skip
+        raise ConfigError(
+            f"{config.source}: schedule_1f1b.interleave: {form} without a pipeline; "
+            "set strategy.pipeline.enable (or gradient_merge), or interleave: dx-first"
+        )
 
 
 @contextmanager
@@ -350,8 +353,10 @@ def _value_id(mode: Mode, value: Any) -> int:
         found = mode.captured.value_ids.get(mode.user_values.look_up(value).id)
         if found is not None:
             return found
-    raise PlanError(f"fetch of {value}: it is no value of the rank's dense program; fetch one of "
-                    "model._engine._pir_dense_main_progs[mode].global_block()")  # fmt: skip
+    raise PlanError(
+        f"fetch of {value}: it is no value of the rank's dense program; fetch one of "
+        "model._engine._pir_dense_main_progs[mode].global_block()"
+    )
 
 
 def last_plan_summary() -> dict[str, Any] | None:

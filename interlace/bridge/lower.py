@@ -303,8 +303,7 @@ class _JobBuilder:
         """Append one operation."""
         paddle.pir.set_insertion_point_to_block_end(self.block)
         whole = op.name != COMBINE or (op.results[0], micro_batch) in self.read
-        operands = [None if v == ABSENT else self._operand(v, micro_batch, whole and v in op.reads)
-                    for v in op.operands]  # fmt: skip
+        operands = [None if v == ABSENT else self._operand(v, micro_batch, whole and v in op.reads) for v in op.operands]
         paddle.pir.set_insertion_point_to_block_end(self.block)
         results, built = self._clone(op, operands) if op.origin >= 0 else self._new(op, operands)
         self._mark(op, built, micro_batch)
@@ -326,8 +325,10 @@ class _JobBuilder:
             self.add(producer, micro_batch)
             return self.values[value, micro_batch]
         if self.low.graph.values[value].dtype == "vector":
-            raise PlanError(f"job {self.job.name} reads the vector that {describe(producer)} gives in another job; "
-                            "a vector and its readers must share a job")  # fmt: skip
+            raise PlanError(
+                f"job {self.job.name} reads the vector that {describe(producer)} gives in another job; "
+                "a vector and its readers must share a job"
+            )
         return self._outside(value, micro_batch, contents)
 
     def _outside(self, value: int, micro_batch: int, contents: bool) -> Any:
@@ -427,8 +428,11 @@ class Names:
 
     def __init__(self, graph: Graph) -> None:
         self.values, self.storages = graph.values, graph.storages
-        self.output = {self.storages.variable(op.operands[0]): op.attrs["output_name"] for op in graph.program.ops
-                       if op.name == SHADOW_OUTPUT and FETCH not in op.attrs}  # fmt: skip
+        self.output = {
+            self.storages.variable(op.operands[0]): op.attrs["output_name"]
+            for op in graph.program.ops
+            if op.name == SHADOW_OUTPUT and FETCH not in op.attrs
+        }
 
     def persistable(self, value: int) -> bool:
         """Whether a value's variable outlives the step; Paddle does not mark results that are written into such a variable."""

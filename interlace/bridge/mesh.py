@@ -40,10 +40,14 @@ def require_world(named: set[int], world: int) -> None:
         return
     where = "; ".join(_differences(named, world))
     if wanted == world:
-        raise ConfigError(f"the script's meshes and the processes that run differ: {where}; expected each process in a mesh: change the "
-                          "mesh, or number its ranks from 0 and start as many processes")  # fmt: skip
-    raise ConfigError(f"the script's meshes and the processes that run differ: {where}; expected each process in a mesh and each rank of "
-                      f"a mesh running: start {wanted} with --world {wanted}, or change the mesh")  # fmt: skip
+        raise ConfigError(
+            f"the script's meshes and the processes that run differ: {where}; expected each process in a mesh: change the "
+            "mesh, or number its ranks from 0 and start as many processes"
+        )
+    raise ConfigError(
+        f"the script's meshes and the processes that run differ: {where}; expected each process in a mesh and each rank of "
+        f"a mesh running: start {wanted} with --world {wanted}, or change the mesh"
+    )
 
 
 def _differences(named: set[int], world: int) -> list[str]:

@@ -45,8 +45,13 @@ from interlace.scheduler.hazards import require_safe
 from interlace.scheduler.schedule import SCHEDULES
 
 LOG = logging.getLogger("interlace")
-PIPELINE = {"num_micro_batches": "num_micro_batches", "pp_degree": "num_stages", "pp_stage": "stage", "vpp_degree": "num_chunks",
-            "schedule_mode": "schedule"}  # fmt: skip
+PIPELINE = {
+    "num_micro_batches": "num_micro_batches",
+    "pp_degree": "num_stages",
+    "pp_stage": "stage",
+    "vpp_degree": "num_chunks",
+    "schedule_mode": "schedule",
+}
 """Paddle's attribute -> field of `Pipeline`."""
 LEAST = {"num_micro_batches": 1, "pp_degree": 1, "pp_stage": 0, "vpp_degree": 1}
 """Smallest number that an attribute may be."""
@@ -226,4 +231,7 @@ class OffloadPass(SchedulePass):
     key = "offload_activations"
     name = PREFIX + key
     others: ClassVar[Mapping[str, Any]] = {
-        "split_backward": "off", "overlap_column_backward": "off", "schedule_1f1b": {"interleave": "off"}}  # fmt: skip
+        "split_backward": "off",
+        "overlap_column_backward": "off",
+        "schedule_1f1b": {"interleave": "off"},
+    }

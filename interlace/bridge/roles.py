@@ -18,8 +18,10 @@ from interlace.ir.storage import storages_of
 
 FORWARD, BACKWARD, OPTIMIZE = 0, 1, 2
 MISSING = -1
-GIVE_ROLES = ("give every operation its op_role (0 forward, 1 backward, 2 optimize) as you build the program, "
-              "with paddle.base.framework.pir_op_role_guard")  # fmt: skip
+GIVE_ROLES = (
+    "give every operation its op_role (0 forward, 1 backward, 2 optimize) as you build the program, "
+    "with paddle.base.framework.pir_op_role_guard"
+)
 
 
 def give_roles(source: Any) -> bool:

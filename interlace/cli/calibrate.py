@@ -81,6 +81,13 @@ def _check(args: argparse.Namespace) -> None:
 def _summary(path: str, profile: DeviceProfile) -> dict[str, Any]:
     counts = {name: len(getattr(profile, name)) for name in ("ops", "collectives", "copies")}
     rates = {dtype: peak.per_s for dtype, peak in sorted(profile.matrix_flops.items())}
-    return {"profile": path, "device": profile.device, "provenance": profile.provenance, "samples": counts,
-            "matrix_flops": rates, "memory_bytes_per_s": profile.memory_rate.per_s, "host_op_ns": profile.host.op_ns,
-            "host_job_ns": profile.host.job_ns}  # fmt: skip
+    return {
+        "profile": path,
+        "device": profile.device,
+        "provenance": profile.provenance,
+        "samples": counts,
+        "matrix_flops": rates,
+        "memory_bytes_per_s": profile.memory_rate.per_s,
+        "host_op_ns": profile.host.op_ns,
+        "host_job_ns": profile.host.job_ns,
+    }

@@ -53,8 +53,17 @@ def main(args: argparse.Namespace) -> int:
     findings = [*check(programs, setting.target), *_breaks([(path, program) for path, program in files if faults.get(path) == ""])]
     scheduled = all(program.jobs for program in programs)
     times, imbalance, stall = _times(programs, setting) if scheduled and not any(f.kind in STALLS for f in findings) else ([], "", "")
-    write_json(args.json, {"device": setting.profile, "target": setting.target.name, "ranks": times, "imbalance": imbalance,
-                           "findings": findings, "stall": stall})  # fmt: skip
+    write_json(
+        args.json,
+        {
+            "device": setting.profile,
+            "target": setting.target.name,
+            "ranks": times,
+            "imbalance": imbalance,
+            "findings": findings,
+            "stall": stall,
+        },
+    )
     changed = [fault for fault in faults.values() if fault]
     said = [*_head(programs, setting.target.name), *changed, *_finding_lines(findings, args.all, bool(missing_ranks(programs)))]
     print("\n".join([*said, *([stall] if stall else []), *_time_lines(times, imbalance, setting)]))
@@ -93,9 +102,17 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
     except PlanError as error:
         return [], "", f"no times: {error}"
     names = (*COLUMNS, "hidden_comm_ns", "peak_bytes", "pinned_bytes")
-    times = [{"rank": rank.rank, **{name: int(getattr(rank, name)) for name in names}, "ranks": list(programs[at].ranks),
-              "waits_for": waits(result, at), "communication": communication_of(result, at), "holds": held(result.memory[at].at_peak())}
-             for at, rank in enumerate(result.ranks)]  # fmt: skip
+    times = [
+        {
+            "rank": rank.rank,
+            **{name: int(getattr(rank, name)) for name in names},
+            "ranks": list(programs[at].ranks),
+            "waits_for": waits(result, at),
+            "communication": communication_of(result, at),
+            "holds": held(result.memory[at].at_peak()),
+        }
+        for at, rank in enumerate(result.ranks)
+    ]
     return times, "" if missing_ranks(programs) else Step.of(result).imbalance(), ""
 
 
@@ -135,15 +152,17 @@ def _time_lines(times: Sequence[dict[str, Any]], imbalance: str, setting: Settin
     bodies: dict[int, str] = {}
     causes: dict[int, str] = {}
     for row in times:
-        cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [
-            f"{row[name] / 2**30:16.3f}" for name in ("peak_bytes", "pinned_bytes")
-        ]
-        waited = (f"compute waits for {waits_text(row['waits_for'])}\n      communication: {communication_text(row['communication'])}\n"
-                  f"      at the peak: {held_text(row['holds'])}")  # fmt: skip
+        cells = [f"{row[name] / 1e6:16.3f}" for name in COLUMNS] + [f"{row[name] / 2**30:16.3f}" for name in ("peak_bytes", "pinned_bytes")]
+        waited = (
+            f"compute waits for {waits_text(row['waits_for'])}\n      communication: {communication_text(row['communication'])}\n"
+            f"      at the peak: {held_text(row['holds'])}"
+        )
         bodies |= dict.fromkeys(row["ranks"], " ".join(cells))
         causes |= dict.fromkeys(row["ranks"], waited)
     title = f"{setting}, a step of each rank:"
     wide = max(5, *(len(label) for label, _ in (*merged(bodies), *merged(causes))))
-    table = [" ".join(["ranks".rjust(wide), *(f"{head:>16}" for head in heads)]),
-             *(f"{label:>{wide}} {bodies[rank]}" for label, rank in merged(bodies))]  # fmt: skip
+    table = [
+        " ".join(["ranks".rjust(wide), *(f"{head:>16}" for head in heads)]),
+        *(f"{label:>{wide}} {bodies[rank]}" for label, rank in merged(bodies)),
+    ]
     return [title, *table, *filter(None, [imbalance]), *(f"{label:>{wide}} {causes[rank]}" for label, rank in merged(causes))]

@@ -36,10 +36,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, metavar="R", help="only this rank (default: all)")
     which.add_argument("--stages", action="store_true", help="only one rank of each pipeline stage, to represent the others")
-    parser.add_argument("--compare", action="store_true",
-                        help="with --stages: also build the last rank of each stage, which must be like the first")  # fmt: skip
-    parser.add_argument("-o", "--output", type=Path, default=Path("dumps"), metavar="PATH",
-                        help="folder, or file with --rank (default: dumps)")  # fmt: skip
+    parser.add_argument(
+        "--compare", action="store_true", help="with --stages: also build the last rank of each stage, which must be like the first"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("dumps"), metavar="PATH", help="folder, or file with --rank (default: dumps)"
+    )
     parser.add_argument("--materialize", action="store_true", help="allocate parameters, for scripts that need their values")
     parser.add_argument("--force-paddle", action="store_true", help="try an unsupported version of Paddle")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="ranks built at once (default: all cores)")
@@ -156,8 +158,11 @@ def _build_all(
                 running.remove(build)
                 processes.end([build.child])
                 count = before + len(ranks) - len(waiting) - len(running)
-                print(f"[{count}{of}] rank {build.rank}: {result['ops']} ops, {result['seconds']:.1f} s, "
-                      f"{size(result['peak_rss_bytes'])} of memory, {size(result['file_bytes'])} file", flush=True)  # fmt: skip
+                print(
+                    f"[{count}{of}] rank {build.rank}: {result['ops']} ops, {result['seconds']:.1f} s, "
+                    f"{size(result['peak_rss_bytes'])} of memory, {size(result['file_bytes'])} file",
+                    flush=True,
+                )
                 alive.now(f"building; {count}{f' of {total}' if total else ''} rank(s) are done")
                 yield result
             if not done:
@@ -214,8 +219,10 @@ def _result(args: argparse.Namespace, build: _Build) -> dict[str, Any]:
         raise kind(f"rank {build.rank} of {args.script} could not be built:\n{tail}")
     result = _last_document(_text(build.out))
     if result is None or not build.path.is_file():
-        raise ScriptError(f"{args.script}: rank {build.rank} ended by itself before its program was built (os._exit?); expected "
-                          "dist.to_static(...) with a loss and an optimizer, and model.train()")  # fmt: skip
+        raise ScriptError(
+            f"{args.script}: rank {build.rank} ended by itself before its program was built (os._exit?); expected "
+            "dist.to_static(...) with a loss and an optimizer, and model.train()"
+        )
     path = args.output if _is_file(args) else args.output / build.path.name
     return {**result, "file_bytes": build.path.stat().st_size, "path": str(path)}
 

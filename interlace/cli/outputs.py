@@ -68,11 +68,14 @@ def check_apart(outputs: Mapping[str, Name | Iterable[Name] | None], inputs: Ite
         for name in [] if names is None else [names] if isinstance(names, (str, os.PathLike)) else names:
             path = os.path.realpath(name)
             if path in read:
-                raise ConfigError(f"{option}: {os.fspath(name)} would overwrite {read[path]}, which this command reads; choose another "
-                                  "place")  # fmt: skip
+                raise ConfigError(
+                    f"{option}: {os.fspath(name)} would overwrite {read[path]}, which this command reads; choose another place"
+                )
             if names is name and path in others:
-                raise ConfigError(f"{option}: {os.fspath(name)} would overwrite {others[path]}, which belongs to what this command reads; "
-                                  "choose another place")  # fmt: skip
+                raise ConfigError(
+                    f"{option}: {os.fspath(name)} would overwrite {others[path]}, which belongs to what this command reads; "
+                    "choose another place"
+                )
             if written.setdefault(path, option) != option:
                 raise ConfigError(f"{option}: {os.fspath(name)} is what {written[path]} writes; choose another name")
 
@@ -95,8 +98,10 @@ def check_no_others(option: str, folder: Path, names: Iterable[str]) -> None:
     left = sorted({path.name for path in programs_in(folder)} - set(names))
     if left:
         shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
-        raise ConfigError(f"{option} {folder}: has {shown} of an earlier command, which this one would not replace; remove the folder, or "
-                          "choose another one")  # fmt: skip
+        raise ConfigError(
+            f"{option} {folder}: has {shown} of an earlier command, which this one would not replace; remove the folder, or "
+            "choose another one"
+        )
 
 
 @contextmanager

@@ -28,14 +28,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("plan", help="plan dumped programs offline", description="Run the passes over dumps of ranks.")
     parser.add_argument("dumps", nargs="+", metavar="DUMP", help="dump files, or folders of them")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset")
-    parser.add_argument("--device", metavar="NAME",
-                        help=f"device profile, by name or path (default: the configuration's, else {DEFAULT_PROFILE})")  # fmt: skip
+    parser.add_argument(
+        "--device", metavar="NAME", help=f"device profile, by name or path (default: the configuration's, else {DEFAULT_PROFILE})"
+    )
     add_import(parser)
     add_partial(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("plan"), metavar="DIR", help="folder for the plans (default: plan)")
     parser.add_argument("--json", metavar="FILE", help="write what each pass did on each rank to FILE")
-    parser.add_argument("--memory-budget", metavar="SIZE", help="device memory per rank, such as 70GB, or a share of what Paddle's own "
-                                                                "plan holds, such as 0.8 or 80%%; overrides that of --config")  # fmt: skip
+    parser.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="device memory per rank, such as 70GB, or a share of what Paddle's own "
+        "plan holds, such as 0.8 or 80%%; overrides that of --config",
+    )
     parser.add_argument("--sweep", action="store_true", help="also plan for several budgets; writes step time against budget to sweep.json")
     parser.add_argument("--points", type=int, metavar="N", help=f"number of budgets for --sweep (default {POINTS})")
     return parser
@@ -69,8 +74,10 @@ def main(args: argparse.Namespace) -> int:
     budget = {} if args.memory_budget is None else {BUDGET: args.memory_budget}
     config: Config = load_config(args.config, budget) if args.config else make_config(budget, "defaults", command_marks(budget))
     if not config.active:
-        raise ConfigError(f"{config.source}: enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan; "
-                          "for Paddle's own order as a plan of ours there is the preset stock")  # fmt: skip
+        raise ConfigError(
+            f"{config.source}: enable is off, or every pass: Paddle's plan stays as it is and there is nothing to plan; "
+            "for Paddle's own order as a plan of ours there is the preset stock"
+        )
     if config.plan:
         raise ConfigError(f"{config.source}: plan: {config.plan} is for runs, which load what this command makes; leave it out")
     require_jobs(config)
@@ -99,13 +106,17 @@ def main(args: argparse.Namespace) -> int:
         if curve is not None:
             write_sweep(curve, folder)
     costs = [cost.table(plan.program) for plan in plans]
-    summaries = [{**plan.summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)}
-                 for plan, rows in zip(plans, costs, strict=True)]  # fmt: skip
+    summaries = [
+        {**plan.summary(), "time_by_how": shares_by_how(rows), "largest_unmeasured": largest_unmeasured(rows)}
+        for plan, rows in zip(plans, costs, strict=True)
+    ]
     write_json(args.json, {"ranks": summaries})
     print(summary_text(plans, trust_text([row for rows in costs for row in rows], " of all ranks")), end="\n\n")
     one = args.output / f"rank{min(ranks)}.ilp"
-    print(f"{len(plans)} plans in {args.output}; reasons in full: `interlace show {one} --why`; "
-          f"proof and times: `interlace check {args.output}`; as a page: `interlace report {args.output}`")  # fmt: skip
+    print(
+        f"{len(plans)} plans in {args.output}; reasons in full: `interlace show {one} --why`; "
+        f"proof and times: `interlace check {args.output}`; as a page: `interlace report {args.output}`"
+    )
     if has_rows:
         print(f"schedule, a row for each stage: {args.output / ROWS}; edited, it is planned with --config {args.output / CONFIG}")
     if curve is not None:

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 def add_partial(parser: argparse.ArgumentParser) -> None:
     """Add `--partial` to a command."""
-    parser.add_argument("--partial", action="store_true",
-                        help="continue if ranks of the world are missing: their agreement with the others is not checked, and they count "
-                             "as ready whenever they are needed")  # fmt: skip
+    parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="continue if ranks of the world are missing: their agreement with the others is not checked, and they count "
+        "as ready whenever they are needed",
+    )
 
 
 def read_files(paths: Sequence[str]) -> list[tuple[Path, Program]]:
@@ -72,8 +75,10 @@ def _require_records(files: Sequence[tuple[Path, Program]]) -> None:
     planned = [path for path, program in files if program.jobs]
     told, lacking = (next((path for path in planned if has_record(path) == known), None) for known in (True, False))
     if told and lacking:
-        raise PlanError(f"{lacking} has no record in {lacking.parent / 'captured'}, {told} has one; expected the plans of one "
-                        "`interlace plan`, with all that it wrote")  # fmt: skip
+        raise PlanError(
+            f"{lacking} has no record in {lacking.parent / 'captured'}, {told} has one; expected the plans of one "
+            "`interlace plan`, with all that it wrote"
+        )
 
 
 def _require_made_together(files: Sequence[tuple[Path, Program]]) -> None:
@@ -82,12 +87,17 @@ def _require_made_together(files: Sequence[tuple[Path, Program]]) -> None:
 
     records = [(path, read_record(path)) for path, program in files if program.jobs and has_record(path)]
     alone = "each by itself, as `interlace plan --partial` does"
-    known = [(path, alone if record.set_digest == digest_of_set([record.digest]) else record.set_digest)
-             for path, record in records if record.set_digest]  # fmt: skip
+    known = [
+        (path, alone if record.set_digest == digest_of_set([record.digest]) else record.set_digest)
+        for path, record in records
+        if record.set_digest
+    ]
     other = next((path for path, digest in known if digest != known[0][1]), None)
     if other is not None:
-        raise PlanError(f"{known[0][0]} and {other} were not made together; expected the plans of one `interlace plan`: plan the dumps of "
-                        "all ranks at once, into one folder")  # fmt: skip
+        raise PlanError(
+            f"{known[0][0]} and {other} were not made together; expected the plans of one `interlace plan`: plan the dumps of "
+            "all ranks at once, into one folder"
+        )
 
 
 def _require_all(programs: Sequence[Program], partial: bool) -> None:
@@ -103,13 +113,16 @@ def _require_all(programs: Sequence[Program], partial: bool) -> None:
     stages = f", among them all of stage{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}" if absent else ""
     told = f"nothing is given of {ranks_text(missing)} of {one.world}{stages}"
     if not partial:
-        raise ProgramError(f"{told}; without them it is not known whether all ranks agree and how long a step takes; give all ranks, or "
-                           "one for all of each stage (`interlace dump --stages`), or --partial to go on with these alone")  # fmt: skip
+        raise ProgramError(
+            f"{told}; without them it is not known whether all ranks agree and how long a step takes; give all ranks, or "
+            "one for all of each stage (`interlace dump --stages`), or --partial to go on with these alone"
+        )
     print(f"{told}: they count as ready whenever they are needed, and what they must agree to is not checked", file=sys.stderr)
 
 
-def simulated(paths: Sequence[str], setting: Setting, p2p: Literal["rendezvous", "buffered"] | None = None, *,
-              partial: bool = False) -> Result:  # fmt: skip
+def simulated(
+    paths: Sequence[str], setting: Setting, p2p: Literal["rendezvous", "buffered"] | None = None, *, partial: bool = False
+) -> Result:
     """A step of these plans; programs without jobs run in Paddle's own order.
 
     Raises:
@@ -154,5 +167,6 @@ def _forward(program: Program) -> object:
     from interlace.ir.kinds import is_copy
 
     shapes = {value.id: value.shape for value in program.values}
-    return Counter((op.name, tuple(shapes.get(value) for value in op.results))
-                   for op in program.ops if op.role == "forward" and not is_copy(op))  # fmt: skip
+    return Counter(
+        (op.name, tuple(shapes.get(value) for value in op.results)) for op in program.ops if op.role == "forward" and not is_copy(op)
+    )

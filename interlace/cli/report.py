@@ -23,11 +23,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "report",
         help="write a page that shows a plan: the step as a picture, where time and memory go, what was done",
         description="Simulate the plans of all ranks and write one HTML file. It compares with Paddle's own plan, made of the captured "
-                    "programs that are in the folder of a plan.",
-    )  # fmt: skip
+        "programs that are in the folder of a plan.",
+    )
     parser.add_argument("plans", nargs="+", metavar="PLAN", help="plan files, or folders of them")
-    parser.add_argument("--beside", nargs="+", metavar="PLAN", default=[],
-                        help="plans or dumps to compare with instead of Paddle's own plan")  # fmt: skip
+    parser.add_argument(
+        "--beside", nargs="+", metavar="PLAN", default=[], help="plans or dumps to compare with instead of Paddle's own plan"
+    )
     add_options(parser)
     add_partial(parser)
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="file for the page (default: report.html)")
@@ -61,8 +62,14 @@ def main(args: argparse.Namespace) -> int:
         require_same_model(ours.result.input.programs, other.result.input.programs)
     records = _records(files)
     budget = max((record.memory_budget for record in records.values()), default=0)
-    page = build_page(ours, other, {rank: record.reports for rank, record in records.items()},
-                      Given(setting.profile, setting.costs, setting.target.name), budget, sweep=_sweep(files))  # fmt: skip
+    page = build_page(
+        ours,
+        other,
+        {rank: record.reports for rank, record in records.items()},
+        Given(setting.profile, setting.costs, setting.target.name),
+        budget,
+        sweep=_sweep(files),
+    )
     write_page(page, args.output)
     write_json(args.json, page)
     print(f"{page.sentence}\n{args.output}: open it in a browser")
@@ -93,8 +100,10 @@ def _compared(files: Sequence[Path], captured: bool, args: argparse.Namespace, s
     captured_files = [path.parent / "captured" / path.name for path in files]
     if all(path.is_file() for path in captured_files):
         return Simulated(STOCK, simulated([str(path) for path in captured_files], setting, partial=args.partial))
-    print("interlace report: no captured programs are in the folder of these plans, so there is nothing to compare with; --beside names it",
-          file=sys.stderr)  # fmt: skip
+    print(
+        "interlace report: no captured programs are in the folder of these plans, so there is nothing to compare with; --beside names it",
+        file=sys.stderr,
+    )
     return None
 
 

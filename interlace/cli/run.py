@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 300.0
 _SAME, _DIFFERENT, _USER_ERROR = 0, 1, 2
 _SHOWN_STEPS = 20
-NOT_ASKED = ("no model asked for it: call interlace.enable(strategy) before dist.to_static gets the strategy, and see that nothing turns "
-             "Interlace off (enable: false, every pass off, INTERLACE_DISABLE=1)")  # fmt: skip
+NOT_ASKED = (
+    "no model asked for it: call interlace.enable(strategy) before dist.to_static gets the strategy, and see that nothing turns "
+    "Interlace off (enable: false, every pass off, INTERLACE_DISABLE=1)"
+)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -43,15 +45,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--world", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--config", metavar="FILE", help="configuration (YAML) or preset; replaces the script's own")
     parser.add_argument("--plan", metavar="DIR", help="run the plans in this folder (`interlace plan -o DIR`) instead of planning")
-    parser.add_argument("--decisions", metavar="DIR", help="plan this script with the decisions of the plans in this folder, made for a "
-                                                           "larger model with as many stages and micro-batches, even if they gain "
-                                                           "nothing here; --verify then compares them bit for bit")  # fmt: skip
-    parser.add_argument("--memory-budget", metavar="SIZE", help="device memory per rank, such as 70GB, or a share of what Paddle's own "
-                                                                "plan holds, such as 0.8 or 80%%; overrides that of --config, or "
-                                                                "else of the script")  # fmt: skip
+    parser.add_argument(
+        "--decisions",
+        metavar="DIR",
+        help="plan this script with the decisions of the plans in this folder, made for a "
+        "larger model with as many stages and micro-batches, even if they gain "
+        "nothing here; --verify then compares them bit for bit",
+    )
+    parser.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="device memory per rank, such as 70GB, or a share of what Paddle's own "
+        "plan holds, such as 0.8 or 80%%; overrides that of --config, or "
+        "else of the script",
+    )
     add_import(parser)
-    parser.add_argument("--target", metavar="T", help="where it runs: cpu, gpu, or a module with your own device "
-                                                      "(default: GPUs if there are any, else CPU processes)")  # fmt: skip
+    parser.add_argument(
+        "--target",
+        metavar="T",
+        help="where it runs: cpu, gpu, or a module with your own device (default: GPUs if there are any, else CPU processes)",
+    )
     add_old_name(parser, "--place", "--target")
     parser.add_argument("--verify", action="store_true", help="also run stock Paddle and compare every bit")
     parser.add_argument("--json", metavar="FILE", help="write losses, verdict, plan and step times to FILE")
@@ -162,11 +175,22 @@ def _verify(args: argparse.Namespace) -> int:
     idle = _why_idle(args, mine, compared) if found.verdict == "same" else ""
     args.failed = found.verdict != "same"
     verdict = "no plan" if idle else found.verdict
-    _write_json(args, {"verdict": verdict, "difference": found.difference or None, "against": found.against, "paddle_faults": found.faults,
-                       "runs": {name: _as_dict(run) for name, run in found.runs.items()}})  # fmt: skip
+    _write_json(
+        args,
+        {
+            "verdict": verdict,
+            "difference": found.difference or None,
+            "against": found.against,
+            "paddle_faults": found.faults,
+            "runs": {name: _as_dict(run) for name, run in found.runs.items()},
+        },
+    )
     if theirs:
-        print(_table_text(training(theirs.reports), training(mine.reports)) if found.trains_only else
-              _table_text(theirs.reports, mine.reports))  # fmt: skip
+        print(
+            _table_text(training(theirs.reports), training(mine.reports))
+            if found.trains_only
+            else _table_text(theirs.reports, mine.reports)
+        )
     for name, run in found.runs.items():
         print(_times_text(name, run, args))
     for fault in found.faults:
@@ -177,10 +201,12 @@ def _verify(args: argparse.Namespace) -> int:
     if idle:
         print(f"interlace run: nothing was verified: {idle}", file=sys.stderr)
     elif found.verdict == "same" and all(report.plan and report.plan.get("is_paddles_order") for report in mine.reports):
-        print(f"NOTHING OF A PLAN WAS COMPARED: on every rank the plan is Paddle's own order of operations, so both runs did the same "
-              f"({compared} losses, {counted(theirs.reports) if theirs else ''} are equal bit by bit{with_what}). What is planned for a "
-              "larger model is verified with this one by --decisions DIR, the folder of that model's plans "
-              "(`interlace plan -o DIR`)")  # fmt: skip
+        print(
+            f"NOTHING OF A PLAN WAS COMPARED: on every rank the plan is Paddle's own order of operations, so both runs did the same "
+            f"({compared} losses, {counted(theirs.reports) if theirs else ''} are equal bit by bit{with_what}). What is planned for a "
+            "larger model is verified with this one by --decisions DIR, the folder of that model's plans "
+            "(`interlace plan -o DIR`)"
+        )
     elif found.verdict == "same":
         print(f"SAME: {compared} losses, {counted(theirs.reports) if theirs else ''} of {args.world} ranks are equal bit by bit{with_what}")
     elif found.verdict == "different":
@@ -206,8 +232,11 @@ def _why_idle(args: argparse.Namespace, planned: LaunchResult, compared: int) ->
     if any(report.plan is not None for report in planned.reports):
         return "" if compared else "no rank fetched a loss: there is nothing to compare; train at least one step"
     given = args.plan or args.config
-    asked = (f"{given} turns everything off, or the script trains nothing through dist.to_static" if given is not None else
-             f"{NOT_ASKED}; or give a --config")
+    asked = (
+        f"{given} turns everything off, or the script trains nothing through dist.to_static"
+        if given is not None
+        else f"{NOT_ASKED}; or give a --config"
+    )
     return f"Interlace made no plan on any rank, so stock Paddle ran twice; {asked}"
 
 
@@ -331,8 +360,10 @@ def _mean(loss: StepLoss) -> str:
 
 def _losses_text(reports: tuple[RankReport, ...]) -> str:
     """The last steps' losses; ranks that have the same ones share their lines, ranks without any are named in one."""
-    found = {report.rank: tuple(f"{x.mode:<7}  {x.step:>4}  {_mean(x)}" for x in report.losses if x.raw_hex)[-_SHOWN_STEPS:]
-             for report in reports}  # fmt: skip
+    found = {
+        report.rank: tuple(f"{x.mode:<7}  {x.step:>4}  {_mean(x)}" for x in report.losses if x.raw_hex)[-_SHOWN_STEPS:]
+        for report in reports
+    }
     return _by_rank("mode     step  loss", found)
 
 
@@ -384,8 +415,10 @@ def _plan_text(result: LaunchResult) -> str:
     if plan is None:
         return f"plan: none; {NOT_ASKED}"
     done = ", ".join(f"{each['name']} {len(each['changed'])} changed" for each in plan["passes"])
-    return (f"plan of rank 0: {done or 'no pass ran'}; why: print(interlace.plan_of(model).explain()) in the script, or "
-            f"dump: FOLDER in the configuration and `interlace show FOLDER/rank0.ilp --why`\n{plan['sentence']}")  # fmt: skip
+    return (
+        f"plan of rank 0: {done or 'no pass ran'}; why: print(interlace.plan_of(model).explain()) in the script, or "
+        f"dump: FOLDER in the configuration and `interlace show FOLDER/rank0.ilp --why`\n{plan['sentence']}"
+    )
 
 
 def _as_dict(result: LaunchResult) -> dict[str, Any]:

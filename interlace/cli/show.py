@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `show` to the command line."""
-    parser = subparsers.add_parser("show", help="print a dump, a plan, one job, or what a pass changed",
-                                   description="Print a dump or plan file; FILE may be a folder with one file, "
-                                               "with --why and --rows a folder of plans.")  # fmt: skip
+    parser = subparsers.add_parser(
+        "show",
+        help="print a dump, a plan, one job, or what a pass changed",
+        description="Print a dump or plan file; FILE may be a folder with one file, with --why and --rows a folder of plans.",
+    )
     parser.add_argument("file", metavar="FILE", help="a dump or plan file; with --why and --rows a folder of plans")
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--job", metavar="J", help="only this job's operations, in issue order: its name or slot, such as 0B+2F")
@@ -26,8 +28,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     one.add_argument("--why", action="store_true", help="what each pass of a plan did and declined, and why, by rule")
     one.add_argument("--costs", action="store_true", help="times of operations, summed by kind and by layer, and how they are known")
     one.add_argument("--rows", action="store_true", help="the schedule of the plans in a folder as text, a row for each stage")
-    parser.add_argument("--all", action="store_true", help="with --why every place, with --costs every operation, with --before-after the "
-                                                           "difference of the program text")  # fmt: skip
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="with --why every place, with --costs every operation, with --before-after the difference of the program text",
+    )
     parser.add_argument("--device", metavar="NAME", default="", help="device profile for --costs (default: the plan's, else h200)")
     add_import(parser)
     parser.add_argument("--json", metavar="FILE", help="write the same to FILE in machine-readable form")
@@ -156,6 +161,13 @@ def _costs(program: Program, device: str, every: bool) -> Shown:
     cost = CostModel(load_profile(device))
     rows = list(cost.table(program))
     kinds, layers = by_kind(rows), by_layer(rows)
-    lines = [f"device profile {device}", *sums_text("kind", kinds, every), "", *sums_text("layers", layers, every), "",
-             *(op_lines(rows) if every else []), *cost.explain(program).splitlines()]  # fmt: skip
+    lines = [
+        f"device profile {device}",
+        *sums_text("kind", kinds, every),
+        "",
+        *sums_text("layers", layers, every),
+        "",
+        *(op_lines(rows) if every else []),
+        *cost.explain(program).splitlines(),
+    ]
     return Shown(lines, {"device": device, "by_kind": kinds, "by_layer": layers, "ops": rows})

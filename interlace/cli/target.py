@@ -19,11 +19,17 @@ DEFAULT_PROFILE = "h200"
 
 def add_options(parser: argparse.ArgumentParser, *more: str) -> None:
     """Add `--device` and `--target` to a command; `more` is appended to the help of `--target`."""
-    parser.add_argument("--device", default="", metavar="NAME",
-                        help=f"device profile, by name or path (default: that of the plan, else {DEFAULT_PROFILE})")  # fmt: skip
-    parser.add_argument("--target", metavar="T", default="",
-                        help="; ".join(["rules of execution: gpu, cpu, custom, or a module with your own device (default: cpu for the "
-                                        "profile cpu, else gpu)", *more]))  # fmt: skip
+    parser.add_argument(
+        "--device", default="", metavar="NAME", help=f"device profile, by name or path (default: that of the plan, else {DEFAULT_PROFILE})"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="T",
+        default="",
+        help="; ".join(
+            ["rules of execution: gpu, cpu, custom, or a module with your own device (default: cpu for the profile cpu, else gpu)", *more]
+        ),
+    )
     add_old_name(parser, "--place", "--target")
 
 

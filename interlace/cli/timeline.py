@@ -19,16 +19,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Simulate the plans of all ranks. Dumps without jobs run in Paddle's own order.",
     )
     parser.add_argument("dumps", nargs="+", metavar="DUMP", help="plan or dump files, or folders of them")
-    parser.add_argument(
-        "--beside", nargs="+", metavar="DUMP", default=[], help="plans or dumps to compare with, such as plan/captured"
-    )
+    parser.add_argument("--beside", nargs="+", metavar="DUMP", default=[], help="plans or dumps to compare with, such as plan/captured")
     add_options(parser, "ideal: memory is allocated while operations run, whenever they were issued")
     add_partial(parser)
-    parser.add_argument("--p2p", choices=("rendezvous", "buffered"),
-                        help="whether a send waits for its receive (default: as the target's sends do)")  # fmt: skip
     parser.add_argument(
-        "-o", "--output", metavar="FILE", default="trace.json", help="file for the trace (default: trace.json)"
+        "--p2p", choices=("rendezvous", "buffered"), help="whether a send waits for its receive (default: as the target's sends do)"
     )
+    parser.add_argument("-o", "--output", metavar="FILE", default="trace.json", help="file for the trace (default: trace.json)")
     parser.add_argument("--json", metavar="FILE", help="write the parts of each rank's step time to FILE")
     return parser
 

@@ -100,9 +100,7 @@ class DynamicGroup:
 
     def all_to_all_tensor(self, out: Any, tensor: Any, sync_op: bool = True) -> Task:
         array, dtype = _read(tensor)
-        return _write(
-            out, self._transport.all_to_all(array, self._channel, self._ranks(), "dynamic all_to_all", dtype), dtype
-        )
+        return _write(out, self._transport.all_to_all(array, self._channel, self._ranks(), "dynamic all_to_all", dtype), dtype)
 
     def send(self, tensor: Any, peer: int, sync_op: bool = True) -> Task:
         array, dtype = _read(tensor)
@@ -113,9 +111,7 @@ class DynamicGroup:
     def recv(self, tensor: Any, peer: int, sync_op: bool = True) -> Task:
         array, dtype = _read(tensor)
         ranks = self._ranks()
-        return _write(
-            tensor, self._transport.recv(array.shape, dtype, ranks[peer], self._channel, ranks, "dynamic recv"), dtype
-        )
+        return _write(tensor, self._transport.recv(array.shape, dtype, ranks[peer], self._channel, ranks, "dynamic recv"), dtype)
 
     def _ranks(self) -> Sequence[int]:
         ranks: Sequence[int] = _GroupManager.group_map_by_id[self._group_id].ranks

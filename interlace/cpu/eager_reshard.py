@@ -92,8 +92,10 @@ def _gathered(transport: Transport, tensor: Any, source: Sequence[int], dtype: s
     mesh = np.array(tensor.process_mesh.process_ids).reshape(tensor.process_mesh.shape)
     whole = _joined(mesh, list(tensor.placements), parts, dtype)
     if list(whole.shape) != list(tensor.shape):
-        raise ProgramError(f"{_WHERE}: parts of {tensor.process_mesh} give {list(whole.shape)}, expected {list(tensor.shape)}; "
-                           "reshard it inside of the model's forward")  # fmt: skip
+        raise ProgramError(
+            f"{_WHERE}: parts of {tensor.process_mesh} give {list(whole.shape)}, expected {list(tensor.shape)}; "
+            "reshard it inside of the model's forward"
+        )
     return whole
 
 

@@ -25,8 +25,18 @@ from interlace.errors import ConfigError, ProgramError
 
 _DTYPES = {"bfloat16": 16, "float16": 15}  # phi::DataType
 _FLOAT32 = 10
-_ALL_DTYPES = {"bool": 1, "int8": 3, "int32": 7, "int64": 9, "float32": _FLOAT32, "float64": 11, "float16": 15, "bfloat16": 16,
-               "float8_e4m3fn": 17, "float8_e5m2": 18}  # fmt: skip
+_ALL_DTYPES = {
+    "bool": 1,
+    "int8": 3,
+    "int32": 7,
+    "int64": 9,
+    "float32": _FLOAT32,
+    "float64": 11,
+    "float16": 15,
+    "bfloat16": 16,
+    "float8_e4m3fn": 17,
+    "float8_e5m2": 18,
+}
 _NO_ROOM = -2
 _ONLY_BUILT = "no kernel on the CPU, and this process builds programs for a dump; run them on GPUs"
 _WITHOUT_OUTPUTS = re.compile(r"op \[pd_op\.(\w+)\] kernel output args \(0\) defs")
@@ -209,8 +219,12 @@ def _name_before_running(refused: set[str]) -> None:
             make(self, place, plan, scope)
         except RuntimeError as error:
             named = {name for name in _WITHOUT_OUTPUTS.findall(str(error)) if name.removesuffix("_") in refused}
-            found = [f"job {job}: {op.name()}" for job in plan.job_types() for op in plan.ir_program(job).global_block().ops
-                     if op.name().removeprefix("pd_op.") in named]  # fmt: skip
+            found = [
+                f"job {job}: {op.name()}"
+                for job in plan.job_types()
+                for op in plan.ir_program(job).global_block().ops
+                if op.name().removeprefix("pd_op.") in named
+            ]
             if not found:
                 raise
             raise ProgramError(f"{', '.join(dict.fromkeys(found))}: {_ONLY_BUILT}") from error

@@ -160,8 +160,7 @@ def _rewrite_op(op: Any, name: str, place: str) -> bool:
     if op.has_attr("ring_id") or op_name(op.name()) in _COMMUNICATION_NAMES:
         known = ", ".join(sorted([*_STARTERS, *_SPECIAL, *_IDENTITIES]))
         raise ProgramError(
-            f"{place} communicates, and CPU processes cannot run it yet; known are: {known}. "
-            "Build the model without it, or run it on GPUs"
+            f"{place} communicates, and CPU processes cannot run it yet; known are: {known}. Build the model without it, or run it on GPUs"
         )
     return False
 
@@ -367,9 +366,7 @@ def type_name(dtype: Any) -> str:
 
 def to_tensor(array: Array, dtype: str) -> Any:
     """A CPU tensor of Paddle's element type `dtype` from the numpy array that carries it; copies."""
-    tensor = core.eager.Tensor(
-        value=np.asarray(array), place=paddle.CPUPlace(), persistable=False, zero_copy=False, stop_gradient=True
-    )
+    tensor = core.eager.Tensor(value=np.asarray(array), place=paddle.CPUPlace(), persistable=False, zero_copy=False, stop_gradient=True)
     return tensor.view(dtype) if dtype.startswith("float8") else tensor
 
 
@@ -482,9 +479,7 @@ def _cross_entropy(site: _Site) -> list[Any]:
 
     def forward(logits: Any, label: Any) -> Any:
         where = f"{site.where}, run {next(runs)}"
-        both = _guarded(
-            lambda: cross_entropy(transport(), logits.numpy(), label.numpy(), dtype, ignore, site.group, site.ranks, where)
-        )
+        both = _guarded(lambda: cross_entropy(transport(), logits.numpy(), label.numpy(), dtype, ignore, site.group, site.ranks, where))
         return tuple(to_tensor(array, dtype) for array in both)
 
     def meta(logits: Any, label: Any) -> Any:

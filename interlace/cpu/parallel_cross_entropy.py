@@ -38,9 +38,7 @@ def cross_entropy(
     return _narrow(exponentials / total, dtype), _narrow(loss, dtype)
 
 
-def cross_entropy_grad(
-    softmax: Array, label: Array, loss_grad: Array, dtype: str, ignore_index: int, group_rank: int
-) -> Array:
+def cross_entropy_grad(softmax: Array, label: Array, loss_grad: Array, dtype: str, ignore_index: int, group_rank: int) -> Array:
     """Gradient of the logits `[..., d]` of the rank at `group_rank` of its group, in `dtype`; needs no communication."""
     probability = _widen(softmax, dtype)
     rows = label.reshape(*probability.shape[:-1], 1)

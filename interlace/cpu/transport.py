@@ -206,9 +206,7 @@ class Transport:
         """`start_broadcast` and wait."""
         return self._array(self.start_broadcast(*args, **kwargs))
 
-    def start_broadcast(
-        self, array: Array, root: int, group: int, ranks: Sequence[int], where: str = "", dtype: str = ""
-    ) -> Pending:
+    def start_broadcast(self, array: Array, root: int, group: int, ranks: Sequence[int], where: str = "", dtype: str = "") -> Pending:
         """Give every rank the array of `root` (a rank of the world); `array` elsewhere says shape and dtype only."""
         call = self._collective("broadcast", group, ranks, array, f"root {root}", where, dtype)
         self._check_member(root, call)
@@ -354,18 +352,14 @@ class Transport:
             self._numbers[channel] = number + 1
         return number
 
-    def _collective(
-        self, op: str, group: int, ranks: Sequence[int], array: Array, detail: str, where: str, dtype: str
-    ) -> Call:
+    def _collective(self, op: str, group: int, ranks: Sequence[int], array: Array, detail: str, where: str, dtype: str) -> Call:
         number = self._next_number(("collective", group))
         name = dtype or dtype_name(array)
         call = Call("collective", group, tuple(ranks), number, op, detail, name, array.shape, where)
         self._check_member(self.rank, call)
         return call
 
-    def _point_to_point(
-        self, op: str, peer: int, group: int, ranks: Sequence[int], array: Array, where: str, dtype: str
-    ) -> Call:
+    def _point_to_point(self, op: str, peer: int, group: int, ranks: Sequence[int], array: Array, where: str, dtype: str) -> Call:
         number = self._next_number(("out", group, peer))
         name = dtype or dtype_name(array)
         call = Call("p2p", group, tuple(ranks), number, op, f"to rank {peer}", name, array.shape, where)
@@ -374,9 +368,7 @@ class Transport:
 
     def _check_member(self, rank: int, call: Call) -> None:
         if rank not in call.ranks or rank >= self.world:
-            raise TransportError(
-                f"rank {self.rank}: {call}: rank {rank} is not in this group of a world of {self.world} ranks"
-            )
+            raise TransportError(f"rank {self.rank}: {call}: rank {rank} is not in this group of a world of {self.world} ranks")
 
     def _post(self, call: Call, payloads: Mapping[int, Array]) -> None:
         """Send `call` to every rank of `payloads`; equal arrays share one memory file."""
@@ -478,10 +470,7 @@ class Transport:
                     raise TransportError(_mismatch(self.rank, call, rank, message.call))
             shape = _part_shape(call)
             return combine(
-                [
-                    _array_of(message, shape) if rank in wanted else np.zeros(0)
-                    for rank, message in zip(call.ranks, messages, strict=True)
-                ]
+                [_array_of(message, shape) if rank in wanted else np.zeros(0) for rank, message in zip(call.ranks, messages, strict=True)]
             )
 
         return Pending(finish)

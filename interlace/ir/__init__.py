@@ -19,6 +19,23 @@ from interlace.ir.text import parse, show
 from interlace.ir.verify import describe, verify
 
 __all__ = [
-    "ABSENT", "Edit", "Event", "Graph", "Group", "Job", "Op", "OpInstance", "Pipeline", "Program", "TensorType", "Value", "dependencies",
-    "describe", "load", "parse", "save", "show", "verify",
-]  # fmt: skip
+    "ABSENT",
+    "Edit",
+    "Event",
+    "Graph",
+    "Group",
+    "Job",
+    "Op",
+    "OpInstance",
+    "Pipeline",
+    "Program",
+    "TensorType",
+    "Value",
+    "dependencies",
+    "describe",
+    "load",
+    "parse",
+    "save",
+    "show",
+    "verify",
+]

@@ -72,8 +72,9 @@ def _ranks(ranks: tuple[int, ...] | None) -> str:
 
 def _of_lasting(found: Program, expected: Program) -> str:
     """Of parameters and all else that lasts from step to step, by name: they are numbered before all operations."""
-    mine, theirs = ({v.name: f"{v.dtype}{list(v.shape)}" for v in program.values if v.persistable and v.name}
-                    for program in (found, expected))  # fmt: skip
+    mine, theirs = (
+        {v.name: f"{v.dtype}{list(v.shape)}" for v in program.values if v.persistable and v.name} for program in (found, expected)
+    )
     name = next((name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name)), None)
     return "" if name is None else _words(name, *(table.get(name, "no such parameter or state") for table in (mine, theirs)))
 

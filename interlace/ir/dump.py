@@ -101,8 +101,9 @@ def decode(data: bytes, where: str = "dump") -> Program:
 def _what_it_is(where: str) -> str:
     """Of a file that is none of ours."""
     if where.endswith(".py"):
-        return (f"is a script, not a dump or a plan; `interlace dump {where} --world N` makes dumps of it, and `interlace plan` plans of "
-                "these")  # fmt: skip
+        return (
+            f"is a script, not a dump or a plan; `interlace dump {where} --world N` makes dumps of it, and `interlace plan` plans of these"
+        )
     return "is no dump and no plan of Interlace; expected a file, or a folder of files, that `interlace dump` or `interlace plan` wrote"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from interlace.errors import ProgramError
-from interlace.ir.program import Op, Program, Role, TensorType, Value
+from interlace.ir.program import Memory, Op, Program, Role, TensorType, Value
 
 
 class Edit:
@@ -33,11 +33,18 @@ class Edit:
         self._renamed: dict[int, int] = {}
 
     def value(
-        self, kind: TensorType, *, storage: int | None = None, memory: str = "device", name: str = "", elements: tuple[TensorType, ...] = ()
+        self,
+        kind: TensorType,
+        *,
+        storage: int | None = None,
+        memory: Memory = "device",
+        name: str = "",
+        elements: tuple[TensorType, ...] = (),
     ) -> Value:
         """A new value."""
-        made = Value(self._next_value, kind.shape, kind.dtype, self._next_value if storage is None else storage, name,
-                     False, memory, elements)  # type: ignore[arg-type]  # fmt: skip
+        made = Value(
+            self._next_value, kind.shape, kind.dtype, self._next_value if storage is None else storage, name, False, memory, elements
+        )
         self._next_value += 1
         self._values.append(made)
         return made

@@ -15,8 +15,14 @@ from interlace.ir.program import Op
 
 Effect = Literal["draws", "acts", "controls", "computes", "unknown"]
 """`draws`: random numbers. `acts`: on more than its results, or depends on more than its operands. `controls`: as its blocks do."""
-ONLY_ABOVE_0 = {"flash_attn": "dropout", "flash_attn_qkvpacked": "dropout", "flash_attn_unpadded": "dropout",
-                "flash_attn_varlen_qkvpacked": "dropout", "flashmask_attention": "dropout", "rnn": "dropout_prob"}  # fmt: skip
+ONLY_ABOVE_0 = {
+    "flash_attn": "dropout",
+    "flash_attn_qkvpacked": "dropout",
+    "flash_attn_unpadded": "dropout",
+    "flash_attn_varlen_qkvpacked": "dropout",
+    "flashmask_attention": "dropout",
+    "rnn": "dropout_prob",
+}
 """Operators that draw only where this attribute is above 0 (phi/kernels/gpu/flash_attn_utils.h; kernels of `rnn` drop out nothing then)."""
 ONLY_AT_0 = {"fractional_max_pool2d": "random_u", "fractional_max_pool3d": "random_u"}
 """Operators that draw only where this attribute is 0; any other value is the number that they would draw."""
@@ -67,8 +73,12 @@ def is_repeatable(op: Op) -> bool:
 @lru_cache(maxsize=4096)
 def _of_operator(name: str) -> Effect:
     key = operators.key(name)
-    lists: dict[Effect, frozenset[str]] = {"draws": operators.DRAWS, "acts": operators.ACTS, "controls": operators.CONTROLS,
-                                           "computes": operators.COMPUTES}  # fmt: skip
+    lists: dict[Effect, frozenset[str]] = {
+        "draws": operators.DRAWS,
+        "acts": operators.ACTS,
+        "controls": operators.CONTROLS,
+        "computes": operators.COMPUTES,
+    }
     return next((effect for effect, names in lists.items() if key in names), "unknown")
 
 

@@ -79,9 +79,13 @@ def _look_ups(program: Program) -> tuple[dict[int, Op], dict[int, Value], dict[i
         for value_id in dict.fromkeys(op.operands):
             if value_id != ABSENT:
                 users.setdefault(value_id, []).append(op.id)
-    return ({op.id: op for op in program.ops}, {value.id: value for value in program.values},
-            {op.id: position for position, op in enumerate(program.ops)},
-            {value_id: op.id for op in program.ops for value_id in op.results}, users)  # fmt: skip
+    return (
+        {op.id: op for op in program.ops},
+        {value.id: value for value in program.values},
+        {op.id: position for position, op in enumerate(program.ops)},
+        {value_id: op.id for op in program.ops for value_id in op.results},
+        users,
+    )
 
 
 def written_operands(op: Op) -> set[int]:

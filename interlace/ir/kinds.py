@@ -24,18 +24,50 @@ BOUNDARY = frozenset({DATA, PARAMETER, KEYWORD, SHADOW_OUTPUT, SET_PARAMETER, "p
 
 SENDS = frozenset({"send_v2", "p_send", "partial_send"})
 RECEIVES = frozenset({"recv_v2", "p_recv", "partial_recv"})
-ALL_REDUCES = frozenset({"all_reduce", "mp_allreduce_sum", "c_allreduce_sum", "c_allreduce_max", "c_allreduce_min",
-                         "c_allreduce_prod", "c_allreduce_avg"})  # fmt: skip
+ALL_REDUCES = frozenset(
+    {"all_reduce", "mp_allreduce_sum", "c_allreduce_sum", "c_allreduce_max", "c_allreduce_min", "c_allreduce_prod", "c_allreduce_avg"}
+)
 COLLECTIVES = ALL_REDUCES | {
-    "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "c_concat", "c_allgather", "c_reducescatter",
-    "c_broadcast", "c_reduce_sum", "c_scatter", "partial_allgather", "barrier", "c_softmax_with_cross_entropy",
-    "c_softmax_with_multi_label_cross_entropy", "margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample",
-    "global_gather", "global_gather_grad", "global_scatter", "global_scatter_grad",
-    "fused_attention", "fused_attention_grad", "fused_feedforward", "fused_feedforward_grad",
-}  # fmt: skip
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "c_concat",
+    "c_allgather",
+    "c_reducescatter",
+    "c_broadcast",
+    "c_reduce_sum",
+    "c_scatter",
+    "partial_allgather",
+    "barrier",
+    "c_softmax_with_cross_entropy",
+    "c_softmax_with_multi_label_cross_entropy",
+    "margin_cross_entropy",
+    "margin_cross_entropy_grad",
+    "class_center_sample",
+    "global_gather",
+    "global_gather_grad",
+    "global_scatter",
+    "global_scatter_grad",
+    "fused_attention",
+    "fused_attention_grad",
+    "fused_feedforward",
+    "fused_feedforward_grad",
+}
 """Kinds that communicate with all ranks of their ring."""
-SILENT = frozenset({"c_identity", "c_split", "c_concat_grad", "mp_allreduce_sum_grad", "c_softmax_with_cross_entropy_grad",
-                    "c_softmax_with_multi_label_cross_entropy_grad", "sync_comm_stream", "sync_calc_stream"})  # fmt: skip
+SILENT = frozenset(
+    {
+        "c_identity",
+        "c_split",
+        "c_concat_grad",
+        "mp_allreduce_sum_grad",
+        "c_softmax_with_cross_entropy_grad",
+        "c_softmax_with_multi_label_cross_entropy_grad",
+        "sync_comm_stream",
+        "sync_calc_stream",
+    }
+)
 """Kinds that have a ring attribute, but whose kernels do not communicate."""
 ALONE_WITHOUT_RANKS = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample"})
 """Kinds that communicate only with `nranks` above 1; Paddle sets ring 0 and one rank if the user names no group."""

@@ -15,8 +15,17 @@ from interlace.ir.rings import RingName, RingNames
 from interlace.ir.stand_ins import stand_ins, with_given_partners
 from interlace.ir.verify import describe
 
-UNEVEN = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample", "global_gather", "global_gather_grad",
-                    "global_scatter", "global_scatter_grad"})  # fmt: skip
+UNEVEN = frozenset(
+    {
+        "margin_cross_entropy",
+        "margin_cross_entropy_grad",
+        "class_center_sample",
+        "global_gather",
+        "global_gather_grad",
+        "global_scatter",
+        "global_scatter_grad",
+    }
+)
 """Kinds whose ranks may pass tensors of different sizes."""
 Call = tuple[tuple[str, int, str], Op]
 """What partners must agree on (kind, bytes, dtype), and the operation."""
@@ -39,8 +48,9 @@ def require_one_world(programs: Sequence[Program], paths: Sequence[Path], *, wit
     first: dict[int, Path] = {}
     for program, path in zip(programs, paths, strict=True):
         if program.rank in first:
-            raise ProgramError(f"rank {program.rank} is given twice, in {first[program.rank]} and {path}; give one dump a rank, and one "
-                               "world at a time")  # fmt: skip
+            raise ProgramError(
+                f"rank {program.rank} is given twice, in {first[program.rank]} and {path}; give one dump a rank, and one world at a time"
+            )
         first[program.rank] = path
     stand_ins(programs)
     if len(programs) > 1:
@@ -56,8 +66,11 @@ def _of_settings(programs: Sequence[Program]) -> tuple[int, str] | None:
     for other in programs[1:]:
         pairs = [(name, getattr(one, name), getattr(other, name)) for name in ("world", "mode")]
         pairs += [("version of Paddle", one.paddle, other.paddle)] if one.paddle and other.paddle else []
-        pairs += [(name.replace("_", " "), getattr(one.pipeline, name), getattr(other.pipeline, name))
-                  for name in one.pipeline.__struct_fields__ if name != "stage"]  # fmt: skip
+        pairs += [
+            (name.replace("_", " "), getattr(one.pipeline, name), getattr(other.pipeline, name))
+            for name in one.pipeline.__struct_fields__
+            if name != "stage"
+        ]
         for name, expected, found in pairs:
             if found != expected:
                 return other.rank, f"rank {other.rank} is of another world than rank {one.rank}: {name} is {found} there, {expected} here"
@@ -122,8 +135,10 @@ def _signature(op: Op, values: dict[int, Value]) -> tuple[str, int, str]:
 def _first_difference(one: int, expected: list[Call], rank: int, found: list[Call]) -> str:
     for k, (mine, theirs) in enumerate(zip_longest(expected, found)):
         if mine is None or theirs is None or _unlike(mine[0], theirs[0]):
-            return (f"ranks {one} and {rank} do not fit: call {k + 1} between them is {_said(mine)} on rank {one}, {_said(theirs)} on rank "
-                    f"{rank}")  # fmt: skip
+            return (
+                f"ranks {one} and {rank} do not fit: call {k + 1} between them is {_said(mine)} on rank {one}, {_said(theirs)} on rank "
+                f"{rank}"
+            )
     return ""
 
 

@@ -49,8 +49,10 @@ def stand_ins(programs: Sequence[Program]) -> dict[int, int]:
     for program in programs:
         for rank in program.ranks:
             if rank in program_of:
-                raise ProgramError(f"rank {rank} is given twice, in the dumps of ranks {program_of[rank]} and {program.rank}; give one "
-                                   "dump a rank, and one world at a time")  # fmt: skip
+                raise ProgramError(
+                    f"rank {rank} is given twice, in the dumps of ranks {program_of[rank]} and {program.rank}; give one "
+                    "dump a rank, and one world at a time"
+                )
             program_of[rank] = program.rank
     return {rank: other for rank, other in program_of.items() if rank != other}
 
@@ -76,8 +78,14 @@ def with_given_partners(programs: Sequence[Program]) -> list[Program]:
     Ranks of the same stage stay as they are: they issue what their stand-in issues, in the same order.
     """
     stands = stand_ins(programs)
-    return [msgspec.structs.replace(program, groups=tuple(_within(group, program, stands) for group in program.groups))
-            for program in programs] if stands else list(programs)  # fmt: skip
+    return (
+        [
+            msgspec.structs.replace(program, groups=tuple(_within(group, program, stands) for group in program.groups))
+            for program in programs
+        ]
+        if stands
+        else list(programs)
+    )
 
 
 def _within(group: Group, program: Program, stands: dict[int, int]) -> Group:

@@ -147,8 +147,10 @@ class Storages:
         if shared != ABSENT:
             own = k not in dict(op.inplace)
             tensor = value.dtype != "vector"
-            return tuple(Part(part.storage, value.id if own else part.variable, part.root, value.id if tensor else part.value)
-                         for part in self.parts[shared])  # fmt: skip
+            return tuple(
+                Part(part.storage, value.id if own else part.variable, part.root, value.id if tensor else part.value)
+                for part in self.parts[shared]
+            )
         if value.dtype == "vector":
             return self._elements(op, value)
         if value.storage not in self._number:
@@ -161,8 +163,10 @@ class Storages:
         """Tensors of a vector that a kernel gives; the variable of one is named after the value that is extracted from the vector."""
         taken_out = self._taken_out.get(vector.id, ())
         tensors = [self.values[v] for v in taken_out] if len(taken_out) == len(vector.elements) else [vector] * len(vector.elements)
-        return tuple(Part(self._new(op, tensor, element.size_bytes), tensor.id, vector.id, ABSENT)
-                     for tensor, element in zip(tensors, vector.elements, strict=True))  # fmt: skip
+        return tuple(
+            Part(self._new(op, tensor, element.size_bytes), tensor.id, vector.id, ABSENT)
+            for tensor, element in zip(tensors, vector.elements, strict=True)
+        )
 
     def _new(self, op: Op, value: Value, size_bytes: int | None = None) -> int:
         size_bytes = value.size_bytes if size_bytes is None else size_bytes
@@ -269,12 +273,23 @@ def collect_items(program: Program, storages: Storages | None = None) -> list[Op
     if not any(op.name == SHADOW_OUTPUT for op in program.ops):
         return []
     table = storages or storages_of(program)
-    return [(op.id, m) for op in program.ops if table.is_collected(op)
-            for m in range(1 if table.is_once(op.operands[0]) else program.pipeline.num_micro_batches)]  # fmt: skip
+    return [
+        (op.id, m)
+        for op in program.ops
+        if table.is_collected(op)
+        for m in range(1 if table.is_once(op.operands[0]) else program.pipeline.num_micro_batches)
+    ]
 
 
 def with_fetches(program: Program, values: Sequence[int]) -> Program:
     """The program with an output for each value that the user fetches."""
     first = 1 + max((op.id for op in program.ops), default=-1)
-    return program.with_ops([*program.ops, *(Op(first + k, SHADOW_OUTPUT, (value,), (), "optimize", attrs={FETCH: value})
-                                             for k, value in enumerate(dict.fromkeys(values)))])  # fmt: skip
+    return program.with_ops(
+        [
+            *program.ops,
+            *(
+                Op(first + k, SHADOW_OUTPUT, (value,), (), "optimize", attrs={FETCH: value})
+                for k, value in enumerate(dict.fromkeys(values))
+            ),
+        ]
+    )

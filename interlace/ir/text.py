@@ -46,8 +46,9 @@ def show(program: Program) -> str:
     """The program as text, one operation a line."""
     values = {value.id: value for value in program.values}
     pipe = program.pipeline
-    lines = [f"program rank={program.rank} world={program.world} mode={program.mode}"
-             + (f" paddle={program.paddle}" if program.paddle else "")]  # fmt: skip
+    lines = [
+        f"program rank={program.rank} world={program.world} mode={program.mode}" + (f" paddle={program.paddle}" if program.paddle else "")
+    ]
     lines.append(
         f"pipeline stage={pipe.stage} of {pipe.num_stages} micro_batches={pipe.num_micro_batches} "
         f"chunks={pipe.num_chunks} schedule={pipe.schedule}"
@@ -67,8 +68,7 @@ def show_op(op: Op, values: dict[int, Value]) -> str:
     results = ", ".join(show_value(values[value]) for value in op.results)
     operands = ", ".join("_" if value == ABSENT else f"%{value}" for value in op.operands)
     text = f"#{op.id} " + (f"{results} = " if results else "") + f"{op.name}({operands}) {op.role}"
-    for key, default in (("chunk", 0), ("layer", ""), ("group", -1), ("stream", ""), ("priority", 0), ("origin", -1),
-                         ("num_blocks", 0)):  # fmt: skip
+    for key, default in (("chunk", 0), ("layer", ""), ("group", -1), ("stream", ""), ("priority", 0), ("origin", -1), ("num_blocks", 0)):
         field = getattr(op, key)
         if field != default:
             text += f" {key}={_quote(field) if isinstance(field, str) else field}"
@@ -123,9 +123,7 @@ def parse(text: str, where: str = "program text") -> Program:
             else:
                 _parse_head(line, fields)
         except (ValueError, KeyError, msgspec.DecodeError) as error:
-            raise ProgramError(
-                f"{where}:{number}: cannot read {line[:80]!r} ({error}); the form is in interlace/ir/text.py"
-            ) from error
+            raise ProgramError(f"{where}:{number}: cannot read {line[:80]!r} ({error}); the form is in interlace/ir/text.py") from error
     head: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     return Program(ops=tuple(ops), values=tuple(values[key] for key in sorted(values)), **head)
 
@@ -225,8 +223,7 @@ def _parse_value(part: re.Match[str]) -> Value:
     if memory not in get_args(Memory):
         raise ValueError(f"memory {memory!r}, expected one of {get_args(Memory)}")
     storage = int(part["storage"]) if part["storage"] else number
-    return Value(number, _dims((part["shape"] or "[]")[1:-1]), part["dtype"], storage, name, bool(part["persistable"]),
-                 memory, elements)  # type: ignore[arg-type]  # fmt: skip
+    return Value(number, _dims((part["shape"] or "[]")[1:-1]), part["dtype"], storage, name, bool(part["persistable"]), memory, elements)  # type: ignore[arg-type]
 
 
 def _dims(text: str) -> tuple[int, ...]:

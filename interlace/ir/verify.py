@@ -23,8 +23,15 @@ def verify(program: Program) -> None:
     Raises:
         ProgramError: With every broken rule (the first 20), each naming the operation.
     """
-    faults = [*_ranks(program), *_values(program), *_dataflow(program), *_aliases(program), *_communications(program), *_jobs(program),
-              *_events(program)]  # fmt: skip
+    faults = [
+        *_ranks(program),
+        *_values(program),
+        *_dataflow(program),
+        *_aliases(program),
+        *_communications(program),
+        *_jobs(program),
+        *_events(program),
+    ]
     if faults:
         more = f"\n  ... and {len(faults) - 20} more" if len(faults) > 20 else ""
         raise ProgramError(f"rank {program.rank}: {len(faults)} rule(s) broken:\n  " + "\n  ".join(faults[:20]) + more)
@@ -35,9 +42,13 @@ MOST_ITEMS = 1 << 22
 MOST_TENSOR_BYTES = 1 << 60
 """Limit of a tensor's size; below it, sums of sizes stay exact in 64 bits."""
 ATTRIBUTES: dict[str, tuple[type, ...]] = {
-    "peer": (int,), "ring_id": (int,), "nranks": (int,), "dst_place_type": (int,), "dropout": (int, float, type(None)),
+    "peer": (int,),
+    "ring_id": (int,),
+    "nranks": (int,),
+    "dst_place_type": (int,),
+    "dropout": (int, float, type(None)),
     **dict.fromkeys(("transpose_x", "transpose_y", "trans_x", "trans_y", "causal", "is_causal_masking"), (bool,)),
-}  # fmt: skip
+}
 """Attributes that Interlace reads -> their types."""
 
 
@@ -49,8 +60,10 @@ def require_bounds(program: Program) -> None:
     """
     batches = program.pipeline.num_micro_batches
     if max(len(program.ops), program.pipeline.num_chunks) * batches > MOST_ITEMS:
-        raise ProgramError(f"{len(program.ops)} operations in {program.pipeline.num_chunks} chunk(s) of {batches} micro-batches; "
-                           f"expected {MOST_ITEMS} op instances to schedule, or fewer")  # fmt: skip
+        raise ProgramError(
+            f"{len(program.ops)} operations in {program.pipeline.num_chunks} chunk(s) of {batches} micro-batches; "
+            f"expected {MOST_ITEMS} op instances to schedule, or fewer"
+        )
     sizes = ((value.size_bytes, value.id) for value in program.values)
     large = next((each for each in sizes if each[0] > MOST_TENSOR_BYTES), None)
     if large is not None:
@@ -215,8 +228,9 @@ def _wrong_items(program: Program, ops: dict[int, Op]) -> list[str]:
             elif not 0 <= micro_batch < count:
                 faults.append(f"job {job.name}: micro-batch {micro_batch} of {describe(ops[op_id])}, there are {count}")
             elif ops[op_id].role == "optimize" and micro_batch:
-                faults.append(f"job {job.name}: {describe(ops[op_id])} of the optimizer for micro-batch {micro_batch}; "
-                              "it runs once a step, for 0")  # fmt: skip
+                faults.append(
+                    f"job {job.name}: {describe(ops[op_id])} of the optimizer for micro-batch {micro_batch}; it runs once a step, for 0"
+                )
             elif is_boundary(ops[op_id]):
                 faults.append(f"job {job.name}: {describe(ops[op_id])} names an input or output; jobs contain none of those")
             elif item in done:
@@ -272,16 +286,18 @@ def _events(program: Program) -> list[str]:
         if not EVENT_NAME.fullmatch(event.name) or event.name == "default":
             faults.append(f"event {event.name!r}: a name has no blanks and is not 'default', which is the executor's own")
         if event.record in recorders:
-            faults.append(f"events {recorders[event.record]!r} and {event.name!r} are both recorded after {event.record}; "
-                          "an op instance records one")  # fmt: skip
+            faults.append(
+                f"events {recorders[event.record]!r} and {event.name!r} are both recorded after {event.record}; an op instance records one"
+            )
         recorders[event.record] = event.name
         recorded = index[event.record]
         if recorded is None:
             faults.append(f"event {event.name!r} is recorded after {event.record}, which no job runs")
             continue
         if event.record in fed and event.record != fed[-1]:
-            faults.append(f"event {event.name!r} is recorded after {event.record}, which cuts the batch; "
-                          f"expected {fed[-1]}, the last that does")  # fmt: skip
+            faults.append(
+                f"event {event.name!r} is recorded after {event.record}, which cuts the batch; expected {fed[-1]}, the last that does"
+            )
         for item in event.waits:
             waits = index[item]
             if waits is None:

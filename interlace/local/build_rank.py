@@ -75,8 +75,9 @@ def main(argv: list[str]) -> int:
     end_with_parent()
     try:
         script = Script.of(args.script, args.script_args)  # as it is before it runs
-        program = build_program(args.script, args.script_args, args.rank, args.world, lazy=not args.materialize,
-                                force_paddle=args.force_paddle)  # fmt: skip
+        program = build_program(
+            args.script, args.script_args, args.rank, args.world, lazy=not args.materialize, force_paddle=args.force_paddle
+        )
         save(program, args.out, script)
     except KeyboardInterrupt:
         raise
@@ -122,8 +123,9 @@ def build_program(script: str, arguments: list[str], rank: int, world: int, *, l
         run_script(script, arguments)
     except Built as built:
         return built.program
-    raise LaunchError(f"{script}: ended without building a training program; expected dist.to_static(...) with a loss and an "
-                      "optimizer, and model.train()")  # fmt: skip
+    raise LaunchError(
+        f"{script}: ended without building a training program; expected dist.to_static(...) with a loss and an optimizer, and model.train()"
+    )
 
 
 def _allocate_nothing() -> None:

@@ -266,8 +266,7 @@ def _collect(run: _Run, world: int) -> tuple[RankReport, ...]:
     missing = [str(rank) for rank, report in enumerate(reports) if report is None]
     if missing:
         raise LaunchError(
-            f"rank(s) {', '.join(missing)} ended without a report; "
-            f"expected one of each of {world} ranks. Look into {run.log_dir}"
+            f"rank(s) {', '.join(missing)} ended without a report; expected one of each of {world} ranks. Look into {run.log_dir}"
         )
     return tuple(report for report in reports if report is not None)
 

@@ -21,13 +21,16 @@ def stages_of(program: Program) -> list[range]:
     """
     count = program.pipeline.num_stages
     if program.world % count:
-        raise ProgramError(f"--stages: {program.world} ranks do not divide into {count} stages; expected as many ranks on each, or dump "
-                           "all ranks")  # fmt: skip
+        raise ProgramError(
+            f"--stages: {program.world} ranks do not divide into {count} stages; expected as many ranks on each, or dump all ranks"
+        )
     sends = sends_within_stage(program)
     if sends is not None:
         hint = "set strategy.pipeline.enable, which the script does not ask for, or dump all ranks" if count == 1 else "dump all ranks"
-        raise ProgramError(f"--stages: rank {program.rank} has #{sends.id} {sends.name} to or from a rank of its own stage "
-                           f"{program.pipeline.stage} of {count}, so one rank does not stand for the others; {hint}")  # fmt: skip
+        raise ProgramError(
+            f"--stages: rank {program.rank} has #{sends.id} {sends.name} to or from a rank of its own stage "
+            f"{program.pipeline.stage} of {count}, so one rank does not stand for the others; {hint}"
+        )
     size = program.world // count
     return [range(stage * size, (stage + 1) * size) for stage in range(count)]
 
@@ -40,5 +43,7 @@ def require_alike(first: Program, last: Program) -> None:
     """
     told = first_unlike(last, first)
     if told:
-        raise ProgramError(f"--stages: {ranks_text((first.rank, last.rank))} of stage {first.pipeline.stage} are not alike: {told} (as "
-                           f"rank {first.rank} has it); dump all ranks, without --stages")  # fmt: skip
+        raise ProgramError(
+            f"--stages: {ranks_text((first.rank, last.rank))} of stage {first.pipeline.stage} are not alike: {told} (as "
+            f"rank {first.rank} has it); dump all ranks, without --stages"
+        )

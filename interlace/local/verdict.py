@@ -23,8 +23,10 @@ Run = Callable[[str, Mapping[str, str]], LaunchResult]
 """Run a script under a name with more in the environment: stock Paddle, or the plan where the name is `PLAN_ALONE`. Raises LaunchError
 where a rank fails."""
 PLAN_ALONE = "interlace-training-only"
-EVALUATED = (f"Paddle {PADDLE}'s own programs of evaluation or prediction change running statistics; stock could not be run with them, so "
-             "these are compared between runs that only train")  # fmt: skip
+EVALUATED = (
+    f"Paddle {PADDLE}'s own programs of evaluation or prediction change running statistics; stock could not be run with them, so "
+    "these are compared between runs that only train"
+)
 """Told where evaluation alone makes the difference."""
 
 
@@ -38,11 +40,18 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
-    Fault("stock-training-only", f"Paddle {PADDLE}'s engine keeps one plan for all modes: after a step of evaluation or prediction it "
-          "trains with the wrong one (with gradient accumulation an evaluation trains once more; pipelines die)", trains_only=True),
-    Fault("stock-no-inplace", f"Paddle {PADDLE}'s in-place pass overwrites values that are still read (GPT with one sequence a step)",
-          {"FLAGS_pir_apply_inplace_pass": "0"}),
-)  # fmt: skip
+    Fault(
+        "stock-training-only",
+        f"Paddle {PADDLE}'s engine keeps one plan for all modes: after a step of evaluation or prediction it "
+        "trains with the wrong one (with gradient accumulation an evaluation trains once more; pipelines die)",
+        trains_only=True,
+    ),
+    Fault(
+        "stock-no-inplace",
+        f"Paddle {PADDLE}'s in-place pass overwrites values that are still read (GPT with one sequence a step)",
+        {"FLAGS_pir_apply_inplace_pass": "0"},
+    ),
+)
 
 
 @dataclass(slots=True)
@@ -104,8 +113,13 @@ def _again(stock: LaunchResult, planned: LaunchResult, verdict: Verdict, run: Ru
     if moved is None:
         return verdict
     same = first_difference(again.reports, planned.reports) is None
-    return Verdict("same" if same else "stock unsteady", verdict.runs, "stock-again", "" if same else verdict.difference,
-                   faults=[f"stock Paddle does not repeat its own bits: {moved.replace('interlace', 'again')}"])  # fmt: skip
+    return Verdict(
+        "same" if same else "stock unsteady",
+        verdict.runs,
+        "stock-again",
+        "" if same else verdict.difference,
+        faults=[f"stock Paddle does not repeat its own bits: {moved.replace('interlace', 'again')}"],
+    )
 
 
 def _without_faults(planned: LaunchResult, verdict: Verdict, run: Run) -> Verdict:
@@ -144,8 +158,13 @@ def _without_faults(planned: LaunchResult, verdict: Verdict, run: Run) -> Verdic
 
 def _differ_in_buffers_alone(stock: Sequence[RankReport], planned: Sequence[RankReport]) -> bool:
     """Whether losses, parameters and all other state are equal bit by bit, and running statistics and other buffers are not."""
-    plain = ([msgspec.structs.replace(report, state={kind: names for kind, names in report.state.items() if kind != "buffer"})
-              for report in reports] for reports in (stock, planned))  # fmt: skip
+    plain = (
+        [
+            msgspec.structs.replace(report, state={kind: names for kind, names in report.state.items() if kind != "buffer"})
+            for report in reports
+        ]
+        for reports in (stock, planned)
+    )
     return first_difference(stock, planned) is not None and first_difference(*plain) is None
 
 
@@ -162,8 +181,9 @@ def _trains_only(reports: Sequence[RankReport]) -> bool:
 
 def training(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
     """The reports without the losses of other modes than training."""
-    return tuple(msgspec.structs.replace(report, losses=tuple(loss for loss in report.losses if loss.mode == "train"))
-                 for report in reports)  # fmt: skip
+    return tuple(
+        msgspec.structs.replace(report, losses=tuple(loss for loss in report.losses if loss.mode == "train")) for report in reports
+    )
 
 
 def first_difference(stock: Sequence[RankReport], planned: Sequence[RankReport]) -> str | None:

@@ -58,8 +58,9 @@ class Comparison:
         alike = self._alike()
         stock, plan = (Simulated(name, result, alike) for name, result in zip((STOCK, OURS), self._results(costs), strict=True))
         reports = {member.plan.rank: member.reports for member in self.members}
-        return build_page(plan, stock, reports, Given(self.profile, costs, target_of(self.profile).name), self.memory_budget,
-                          measured, sweep)  # fmt: skip
+        return build_page(
+            plan, stock, reports, Given(self.profile, costs, target_of(self.profile).name), self.memory_budget, measured, sweep
+        )
 
     def _alike(self) -> dict[int, list[int]]:
         """Member's rank -> the ranks that it stands for."""

@@ -73,8 +73,10 @@ def _made_again(plan: Plan, captured: Program, peers: Peers | None) -> Plan:
     numbers = decide(worker, peers, lambda world: world.run(Pipeline(plan.passes), rooms).programs, Programs)
     made = worker.programs[numbers[worker.seat]]
     difference = _first_unlike_plan(made, plan.program)
-    fault = difference and (f"the plan of rank {plan.program.rank} in {plan.loaded_from}, which stands for this one, comes out otherwise "
-                            f"here: {difference}; plan the dumps of all ranks, without --stages")  # fmt: skip
+    fault = difference and (
+        f"the plan of rank {plan.program.rank} in {plan.loaded_from}, which stands for this one, comes out otherwise "
+        f"here: {difference}; plan the dumps of all ranks, without --stages"
+    )
     _require_no_fault(gather(peers, "plans made again", fault))
     digests = gather(peers, "finished plans", digest_of(made))
     return dataclasses.replace(plan, captured=captured, program=made, set_digest=digest_of_set(digests))
@@ -116,9 +118,19 @@ def read_plan(folder: Path, rank: int) -> Plan:
         passes = record.passes(record.order)
     except PlanError as error:
         raise LoadError(f"{path}: {error}") from error
-    return Plan(captured, program, record.reports, record.profile, passes, set_digest=record.set_digest, loaded_from=os.fspath(folder),
-                outcome=record.outcome, compared_late=lambda: compared_in(folder), memory_budget=record.memory_budget,
-                room_bytes=record.room_bytes)  # fmt: skip
+    return Plan(
+        captured,
+        program,
+        record.reports,
+        record.profile,
+        passes,
+        set_digest=record.set_digest,
+        loaded_from=os.fspath(folder),
+        outcome=record.outcome,
+        compared_late=lambda: compared_in(folder),
+        memory_budget=record.memory_budget,
+        room_bytes=record.room_bytes,
+    )
 
 
 def why_not_its_record(path: Path, program: Program) -> str:
@@ -126,8 +138,10 @@ def why_not_its_record(path: Path, program: Program) -> str:
     the record cannot be read."""
     if read_record(path).digest == digest_of(program):
         return ""
-    return (f"{path}: not the plan that its record in {path.parent / 'captured'} tells of: one of the two was changed or replaced, "
-            "or comes from an older version; plan again")  # fmt: skip
+    return (
+        f"{path}: not the plan that its record in {path.parent / 'captured'} tells of: one of the two was changed or replaced, "
+        "or comes from an older version; plan again"
+    )
 
 
 def compared_in(folder: Path) -> Comparison:
@@ -139,10 +153,14 @@ def compared_in(folder: Path) -> Comparison:
     plans = [read_plan(folder, rank) for rank in sorted(_ranks_in(folder))]
     stages = [likeness(plan.captured) for plan in plans]
     costs = CostModel(load_profile(plans[0].profile))
-    members = tuple(Member(stock_plan(plan.captured, costs), plan.program, plan.reports)
-                    for at, plan in enumerate(plans) if stages.index(stages[at]) == at)  # fmt: skip
-    stands_for = {rank: plans[stages.index(stage)].program.rank for plan, stage in zip(plans, stages, strict=True)
-                  for rank in plan.program.ranks}  # fmt: skip
+    members = tuple(
+        Member(stock_plan(plan.captured, costs), plan.program, plan.reports)
+        for at, plan in enumerate(plans)
+        if stages.index(stages[at]) == at
+    )
+    stands_for = {
+        rank: plans[stages.index(stage)].program.rank for plan, stage in zip(plans, stages, strict=True) for rank in plan.program.ranks
+    }
     return Comparison(members, stands_for, plans[0].profile, plans[0].memory_budget)
 
 
@@ -169,16 +187,19 @@ def _files(folder: Path) -> dict[int, Path]:
 
 def _those_there(folder: Path) -> str:
     there = sorted(_files(folder))
-    return (f" (there: {ranks_text(there) if there else 'none'}); expected a plan of every rank of the run: plan the dumps of all ranks "
-            "at once, or of one rank of each stage")  # fmt: skip
+    return (
+        f" (there: {ranks_text(there) if there else 'none'}); expected a plan of every rank of the run: plan the dumps of all ranks "
+        "at once, or of one rank of each stage"
+    )
 
 
 def _why_not(plan: Plan, captured: Program, folder: str | Path) -> str:
     """Why a plan is not for this program; empty where it is."""
     stands = captured.rank in plan.captured.alike
     difference = first_unlike(captured, plan.captured) if stands else first_difference(captured, plan.captured)
-    return difference and (f"the plan in {folder} was made for another program: {difference}; dump and plan the script again with the same "
-                           "arguments")  # fmt: skip
+    return difference and (
+        f"the plan in {folder} was made for another program: {difference}; dump and plan the script again with the same arguments"
+    )
 
 
 def _require_one_set(said: Sequence[Said], folder: str | Path) -> None:
@@ -188,8 +209,10 @@ def _require_one_set(said: Sequence[Said], folder: str | Path) -> None:
     if other is not None:
         raise LoadError(f"{folder}: the plans of ranks 0 and {other} were not made together; expected those of one `interlace plan`")
     if said[0].set_digest != digest_of_set([each.digest for each in said]):
-        raise LoadError(f"{folder}: these plans were made together with plans of other ranks than {ranks_text(range(len(said)))}; expected "
-                        "those of one `interlace plan` over the dumps of all ranks")  # fmt: skip
+        raise LoadError(
+            f"{folder}: these plans were made together with plans of other ranks than {ranks_text(range(len(said)))}; expected "
+            "those of one `interlace plan` over the dumps of all ranks"
+        )
 
 
 def _require_no_fault(faults: Sequence[str]) -> None:

@@ -27,8 +27,13 @@ def history_of(captured: Program, planned: Program, orders: Sequence[Change], re
     """The orders of a rank's calls from pass to pass, as they were captured and as the passes told, and which captured calls are left."""
     seat = msgspec.structs.replace(planned, ops=(), values=(), jobs=(), events=(), notes=())
     ours = {kind.name for kind in built_in()}
-    return History(seat, tuple(orders), tuple((report.name, report.orders) for report in reports),
-                   tuple(report.name for report in reports if report.name not in ours), strays(captured, planned))  # fmt: skip
+    return History(
+        seat,
+        tuple(orders),
+        tuple((report.name, report.orders) for report in reports),
+        tuple(report.name for report in reports if report.name not in ours),
+        strays(captured, planned),
+    )
 
 
 def require_one_order(world: World) -> None:

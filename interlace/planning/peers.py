@@ -47,8 +47,10 @@ def require_one_topic(topics: Sequence[str]) -> None:
     """Raises PlanError where ranks speak of different things."""
     other = next((rank for rank, topic in enumerate(topics) if topic != topics[0]), None)
     if other is not None:
-        raise PlanError(f"ranks 0 and {other} planned with different options: one is at {topics[0]!r}, the other at {topics[other]!r}; "
-                        "give every rank the same configuration")  # fmt: skip
+        raise PlanError(
+            f"ranks 0 and {other} planned with different options: one is at {topics[0]!r}, the other at {topics[other]!r}; "
+            "give every rank the same configuration"
+        )
 
 
 def mark(text: str) -> bytes:
@@ -61,5 +63,7 @@ def require_same_options(peers: Peers, rank: int, options: str, marks: Sequence[
     other = next((each for each, found in enumerate(marks) if found != marks[0]), None)
     if other is not None:
         texts = peers.gather("options that differ", options.encode() if rank in (0, other) else b"")
-        raise PlanError(f"ranks 0 and {other} planned with different options: {texts[0].decode()} and {texts[other].decode()}; "
-                        "give every rank the same configuration and device profile")  # fmt: skip
+        raise PlanError(
+            f"ranks 0 and {other} planned with different options: {texts[0].decode()} and {texts[other].decode()}; "
+            "give every rank the same configuration and device profile"
+        )

@@ -66,8 +66,10 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return tuple(msgspec.convert(self.options[name], find_pass(name)) for name in names)
         except (KeyError, PassError, msgspec.ValidationError) as error:
-            raise PlanError(f"its record holds no such options of a pass ({error}); plan again with this version, and register passes of "
-                            "your own first (--import MODULE)") from error  # fmt: skip
+            raise PlanError(
+                f"its record holds no such options of a pass ({error}); plan again with this version, and register passes of "
+                "your own first (--import MODULE)"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +132,14 @@ class Plan:
     def sentence(self) -> str:
         """Paddle's own step and this plan's, in one sentence, measured too once steps have run; or why they are not compared."""
         measured = self.measured.clause()
-        return self.outcome.sentence(measured) if self.outcome else (
-            "Not compared with Paddle's own plan: the other stages' plans are not known here, or a step would never end; "
-            f"`interlace check` on the plans of all ranks says what stands in the way.{f' A step was {measured}.' if measured else ''}")
+        return (
+            self.outcome.sentence(measured)
+            if self.outcome
+            else (
+                "Not compared with Paddle's own plan: the other stages' plans are not known here, or a step would never end; "
+                f"`interlace check` on the plans of all ranks says what stands in the way.{f' A step was {measured}.' if measured else ''}"
+            )
+        )
 
     def measured_line(self) -> str:
         """The measured step beside the predicted one, with what to do where they do not fit; empty until the first steps have run."""
@@ -160,8 +167,10 @@ class Plan:
         compared = self.compared_late() if self.compared_late else self.compared
         sweep = read_sweep(Path(self.loaded_from)) if self.loaded_from else None
         if compared is None:
-            raise PlanError("no page of rank 0 alone, the other stages' plans are not known here; `interlace report` writes it from the "
-                            "plans of all ranks")  # fmt: skip
+            raise PlanError(
+                "no page of rank 0 alone, the other stages' plans are not known here; `interlace report` writes it from the "
+                "plans of all ranks"
+            )
         write_page(compared.page(CostModel(load_profile(self.profile)), self.measured.clause(), sweep), path)
         return Path(path)
 
@@ -181,10 +190,17 @@ class Plan:
     def summary(self) -> dict[str, object]:
         """What each pass did, for machines."""
         pipe = self.program.pipeline
-        return {"rank": self.program.rank, "stage": pipe.stage, "profile": self.profile, "ops": len(self.program.ops),
-                "jobs": len(self.program.jobs), "passes": [_said(report) for report in self.reports],
-                "outcome": msgspec.to_builtins(self.outcome), "measured_step_ns": self.measured.step_ns,
-                "sentence": self.sentence()}  # fmt: skip
+        return {
+            "rank": self.program.rank,
+            "stage": pipe.stage,
+            "profile": self.profile,
+            "ops": len(self.program.ops),
+            "jobs": len(self.program.jobs),
+            "passes": [_said(report) for report in self.reports],
+            "outcome": msgspec.to_builtins(self.outcome),
+            "measured_step_ns": self.measured.step_ns,
+            "sentence": self.sentence(),
+        }
 
     def is_paddles_order(self) -> bool:
         """Whether operations run as Paddle built them, in its own order, so that a run on CPU ranks compares nothing of this plan."""
@@ -193,8 +209,18 @@ class Plan:
     def _record(self) -> Record:
         options = {each.name: msgspec.to_builtins(each) for each in self.passes}
         order = tuple(each.name for each in self.passes)
-        return Record(self.profile, options, order, self.reports, digest_of(self.program), self.set_digest, self.outcome,
-                      self.memory_budget, self.room_bytes, captured_orders(self.captured))  # fmt: skip
+        return Record(
+            self.profile,
+            options,
+            order,
+            self.reports,
+            digest_of(self.program),
+            self.set_digest,
+            self.outcome,
+            self.memory_budget,
+            self.room_bytes,
+            captured_orders(self.captured),
+        )
 
 
 def _said(report: PassReport) -> dict[str, Any]:
@@ -217,8 +243,10 @@ def heading(programs: Sequence[Program], profile: str) -> str:
     pipe, stages = programs[0].pipeline, {program.pipeline.stage for program in programs}
     where = f"stage {pipe.stage} of {pipe.num_stages}" if len(stages) == 1 else f"{len(stages)} of {pipe.num_stages} stages"
     ranks = sorted(rank for program in programs for rank in program.ranks)
-    return (f"{ranks_text(ranks)} of {programs[0].world}, {where}, {pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, "
-            f"profile {profile}")  # fmt: skip
+    return (
+        f"{ranks_text(ranks)} of {programs[0].world}, {where}, {pipe.num_micro_batches} micro-batches, schedule {pipe.schedule}, "
+        f"profile {profile}"
+    )
 
 
 def summary_text(plans: Sequence[Plan], trust: str) -> str:
@@ -312,8 +340,18 @@ def taken(
     """A rank's plan as it was decided; `compared` on rank 0 alone."""
     (planned, reports), room = finished, decided.rooms[worker.seat] or 0
     passes, budget = tuple(map(worker.pass_of, decided.specs)), decided.memory_budget
-    return Plan(worker.captured, planned, reports, profile, passes, set_digest=decided.set_digest, outcome=decided.outcome,
-                compared=compared, memory_budget=budget, room_bytes=room if budget else 0)  # fmt: skip
+    return Plan(
+        worker.captured,
+        planned,
+        reports,
+        profile,
+        passes,
+        set_digest=decided.set_digest,
+        outcome=decided.outcome,
+        compared=compared,
+        memory_budget=budget,
+        room_bytes=room if budget else 0,
+    )
 
 
 def replay(path: str | Path, name: str) -> tuple[Program, Program]:

@@ -86,8 +86,9 @@ def forced(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG
     if not path.is_file() or not (folder / ROWS).is_file():
-        raise PlanError(f"{folder}: no {ROWS} with {CONFIG}; expected the folder of the plans of all stages, as `interlace plan -o` "
-                        "writes it")  # fmt: skip
+        raise PlanError(
+            f"{folder}: no {ROWS} with {CONFIG}; expected the folder of the plans of all stages, as `interlace plan -o` writes it"
+        )
     options: dict[str, Any] = yaml.safe_load(read_file(path, MOST_BYTES, f"what `interlace plan` wrote as {CONFIG}", PlanError))
     options.pop("memory_budget", None)
     for name, given in FORCED.items():

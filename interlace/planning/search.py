@@ -171,14 +171,18 @@ def budget_bytes(world: World) -> int:
         return int(min(asked))
     other = next((rank for rank, each in enumerate(asked) if each != asked[0]), None)
     if other is not None:
-        raise PlanError(f"ranks 0 and {other} planned with different options: memory_budget {asked[0]:g} and {asked[other]:g}; "
-                        "give every rank the same configuration")  # fmt: skip
+        raise PlanError(
+            f"ranks 0 and {other} planned with different options: memory_budget {asked[0]:g} and {asked[other]:g}; "
+            "give every rank the same configuration"
+        )
     if not asked[0]:
         return 0
     held = max(each or 0 for each in world.known(stock_peak))
     if not held:
-        raise BudgetError(f"memory_budget {asked[0]:g} of what Paddle's own plan holds: that is not known, its step cannot be simulated; "
-                          "give bytes, such as 70GB")  # fmt: skip
+        raise BudgetError(
+            f"memory_budget {asked[0]:g} of what Paddle's own plan holds: that is not known, its step cannot be simulated; "
+            "give bytes, such as 70GB"
+        )
     return max(1, int(asked[0] * held))  # less than a byte is a budget too, and refused as one
 
 
@@ -291,8 +295,12 @@ class Search:
         over = {label: max(self.world.bytes_over(form.made, budget)) if budget else 0 for label, form in forms.items()}
         ends = [label for label, each in took.items() if each is not None]
         best = min(ends, key=lambda label: (over[label], took[label] or 0), default=asked.label())
-        lines = [f"{best}: whole step simulated {ms(took[best] or 0)}, with {label} {ms(took[label] or 0)}"
-                 f"{', more memory than it may hold' if over[label] else ''}" for label in ends if label != best]  # fmt: skip
+        lines = [
+            f"{best}: whole step simulated {ms(took[best] or 0)}, with {label} {ms(took[label] or 0)}"
+            f"{', more memory than it may hold' if over[label] else ''}"
+            for label in ends
+            if label != best
+        ]
         return forms[best].noted(lines, [], asked.name)
 
     def _then(self, before: Run, passes: tuple[Pass, ...]) -> Run:
@@ -368,8 +376,7 @@ class Search:
     def less_room(self, made: Made, rooms: Rooms, over: Sequence[int]) -> Rooms:
         """What passes may use after a plan that exceeds the budget by so many bytes on each rank; as much as before where it does not."""
         peaks = self.world.order_peaks(made)
-        return tuple(max(1, min(room or 0, peak) - more) if more > 0 else room
-                     for room, peak, more in zip(rooms, peaks, over, strict=True))  # fmt: skip
+        return tuple(max(1, min(room or 0, peak) - more) if more > 0 else room for room, peak, more in zip(rooms, peaks, over, strict=True))
 
     def limit(self, budget: int, made: Pipeline) -> Limit:
         """What these passes may hold, and the recomputation that they may choose from; a schedule that is open chooses from `levels`."""
@@ -403,8 +410,10 @@ class Search:
 
     def _by_stage(self, of_ranks: Sequence[int | None]) -> Numbers:
         """The most of each stage; 0 where that is not known."""
-        return tuple(max((each or 0 for each, facts in zip(of_ranks, self.world.facts, strict=True) if facts.stage == stage), default=0)
-                     for stage in range(self.pipe.num_stages))  # fmt: skip
+        return tuple(
+            max((each or 0 for each, facts in zip(of_ranks, self.world.facts, strict=True) if facts.stage == stage), default=0)
+            for stage in range(self.pipe.num_stages)
+        )
 
     # ------------------------------------------------------------------------------------------------------------ least memory
 
@@ -432,8 +441,10 @@ class Search:
         """The passes with each stage at the level of recomputation with which it holds least, all moved that can be."""
         if not self.is_open:
             return made
-        held = {level: self._by_stage(self.world.gpu_peaks(self._drafted(recomputing(made, level), self.world.rooms(1)).made))
-                for level in TIGHT}  # fmt: skip
+        held = {
+            level: self._by_stage(self.world.gpu_peaks(self._drafted(recomputing(made, level), self.world.rooms(1)).made))
+            for level in TIGHT
+        }
         return recomputing(made, tuple(min(held, key=lambda level: (held[level][stage], level)) for stage in range(self.pipe.num_stages)))
 
     def _held_less(self, draft: Run) -> Run:
@@ -465,9 +476,12 @@ class Search:
         repeats = self.is_open and not self.collectives and any(self.world.map(could_repeat))
         where = f"rank {rank if self.world.is_whole else self.world.captured.rank}, stage {self.world.facts[rank].stage}"
         more = "; choose_recompute: {repeat_collectives: on} may hold less" if repeats else ""
-        raise BudgetError(f"memory_budget {size(budget)} ({budget} bytes) cannot be kept; the least feasible one is {peaks[rank]} bytes "
-                          f"({size(peaks[rank])}), which {where} holds with all recomputed and moved to the host that lowers it: "
-                          f"{what}{more}", peaks[rank])  # fmt: skip
+        raise BudgetError(
+            f"memory_budget {size(budget)} ({budget} bytes) cannot be kept; the least feasible one is {peaks[rank]} bytes "
+            f"({size(peaks[rank])}), which {where} holds with all recomputed and moved to the host that lowers it: "
+            f"{what}{more}",
+            peaks[rank],
+        )
 
 
 class Schedules:
@@ -546,8 +560,10 @@ class Schedules:
             others = [each for each in judged if each.form.interleave != "off" or each.step_ns != own.step_ns]
             return Run(self.own, self.world.run(self.own, self.rooms), self.rooms).noted(lines, self._lost(others, limit))
         run = self._whole(best)
-        lines = [f"auto: {best.label(self.later)}: whole step simulated {ms(self.world.step_ns(run.made) or 0)}, {self._own_name()} "
-                 f"{own.text()}; no stage may hold more than {size(limit)}{self._how_counted()}"]  # fmt: skip
+        lines = [
+            f"auto: {best.label(self.later)}: whole step simulated {ms(self.world.step_ns(run.made) or 0)}, {self._own_name()} "
+            f"{own.text()}; no stage may hold more than {size(limit)}{self._how_counted()}"
+        ]
         return run.noted(lines, self._lost([each for each in judged if each is not best], limit))
 
     def best_level(self) -> Judged:
@@ -640,8 +656,13 @@ class Schedules:
         for _ in range(CLOSER):
             best = next((each.step_ns or 0 for each in _fitting((*judged, *more), limit)), None)
             ranked = [each for each in newest if (each.recomputed, each.form) in self.expected]
-            over = [each for each in ranked if each.step_ns is not None and limit < each.peak_bytes <= NEARLY * limit
-                    and (best is None or each.step_ns < (1 - PAYS) * best)]  # fmt: skip
+            over = [
+                each
+                for each in ranked
+                if each.step_ns is not None
+                and limit < each.peak_bytes <= NEARLY * limit
+                and (best is None or each.step_ns < (1 - PAYS) * best)
+            ]
             if not over:
                 break
             within = limit - max(each.peak_bytes - self.expected[each.recomputed, each.form] for each in over)
@@ -663,8 +684,11 @@ class Schedules:
 
     def alternatives(self, judged: Judged, limit: int) -> list[Judged]:
         """A form with the alternatives of each pass after it."""
-        return [self.draft(judged.recomputed, judged.form, (*self.later[:k], other, *self.later[k + 1 :]), limit)
-                for k, each in enumerate(self.later) for other in each.alternatives()]  # fmt: skip
+        return [
+            self.draft(judged.recomputed, judged.form, (*self.later[:k], other, *self.later[k + 1 :]), limit)
+            for k, each in enumerate(self.later)
+            for other in each.alternatives()
+        ]
 
     # ------------------------------------------------------------------------------------------------------- the coarse model
 
@@ -685,15 +709,21 @@ class Schedules:
 
     def _lagged(self, found: Ranked) -> Schedule1F1B:
         pipe, each, weight = self.pipe, found.schedule, self.asked.early_weight()
-        plain = tuple((mixed_depth if form == "mixed" else in_flight)(s, pipe.num_stages, pipe.num_micro_batches)
-                      for s, form in enumerate(each.form))  # fmt: skip
+        plain = tuple(
+            (mixed_depth if form == "mixed" else in_flight)(s, pipe.num_stages, pipe.num_micro_batches) for s, form in enumerate(each.form)
+        )
         lag_at_end = tuple(lag + more for lag, more in zip(each.lag, each.more_lag_at_end, strict=True))
         early, at_end = (weight if all(which) else tuple(weight * one for one in which) for which in (each.early, each.early_at_end))
-        return msgspec.structs.replace(self.asked, interleave=each.form[0] if len({*each.form}) == 1 else each.form,
-                                       lag=each.lag if any(each.lag) else 0, lag_at_end=None if lag_at_end == each.lag else lag_at_end,
-                                       depth=() if pipe.num_chunks > 1 or (each.depth == plain and not self.draws) else each.depth,
-                                       early_sends=early, early_sends_at_end=None if at_end == early else at_end,
-                                       at_once=each.at_once if any(each.at_once) else 0.0)  # fmt: skip
+        return msgspec.structs.replace(
+            self.asked,
+            interleave=each.form[0] if len({*each.form}) == 1 else each.form,
+            lag=each.lag if any(each.lag) else 0,
+            lag_at_end=None if lag_at_end == each.lag else lag_at_end,
+            depth=() if pipe.num_chunks > 1 or (each.depth == plain and not self.draws) else each.depth,
+            early_sends=early,
+            early_sends_at_end=None if at_end == early else at_end,
+            at_once=each.at_once if any(each.at_once) else 0.0,
+        )
 
     def _recomputation(self, limit: int) -> tuple[Numbers | None, ...]:
         """What a schedule may recompute; None without a budget where neither it nor the program recomputes anything."""
@@ -707,8 +737,10 @@ class Schedules:
         said = self.world.map(stage_work, programs, tuple(stock_peaks), ranks=sorted(speaker.values()))
         stages: dict[int, StageWork] = {stage: said[rank] for stage, rank in sorted(speaker.items())}
         orders = self._all_orders(stages, {stage: [each.programs[rank] for each in made] for stage, rank in speaker.items()}, speaker)
-        times = [tuple(StageTimes(stage, orders[work], peak) for work, peak in zip(each.work, each.peak_bytes, strict=True))
-                 for stage, each in stages.items()]  # fmt: skip
+        times = [
+            tuple(StageTimes(stage, orders[work], peak) for work, peak in zip(each.work, each.peak_bytes, strict=True))
+            for stage, each in stages.items()
+        ]
         self.looked_at = levels, [each for stage in times for each in self._without_moved(stage, limit)]
         limits = [(limit, LAG_SCHEDULES), *((int(limit * more), 1) for more in OVER_BUDGET if self.offloads)]
         best = [each for most, count in limits for each in self._find(most, count)]
@@ -734,8 +766,11 @@ class Schedules:
         for are_bases in (True, False):
             new: dict[int, dict[str, int]] = {}
             for stage, each in stages.items():
-                mine = {work: number for work, number in zip(each.work, programs[stage], strict=True)
-                        if owner[work] == stage and (work == each.work[0]) == are_bases}  # fmt: skip
+                mine = {
+                    work: number
+                    for work, number in zip(each.work, programs[stage], strict=True)
+                    if owner[work] == stage and (work == each.work[0]) == are_bases
+                }
                 new |= {speaker[stage]: mine} if mine else {}
             if not new:
                 continue
@@ -767,8 +802,10 @@ class Schedules:
 
     def _lost(self, judged: list[Judged], limit: int) -> list[str]:
         """A line for each form that was not taken, with the reason."""
-        return [f"{each.label(self.later)}: {each.text()}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
-                for each in judged]  # fmt: skip
+        return [
+            f"{each.label(self.later)}: {each.text()}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
+            for each in judged
+        ]
 
 
 def _fitting(judged: Sequence[Judged], limit: int) -> list[Judged]:

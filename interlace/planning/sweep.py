@@ -136,8 +136,16 @@ def _point(budget: int, made: Sequence[Plan], cost: CostModel) -> Point:
     step = _outcome(made).plan
     firsts = {plan.program.pipeline.stage: plan for plan in reversed(made)}.values()
     kept, recomputed, offloaded = (sum(part) for part in zip(*(became_of_saved(plan, cost) for plan in firsts), strict=True))
-    return Point(budget_bytes=budget, feasible=True, peak_bytes=_peak([plan.program for plan in made], cost), step_us=step.step_ns / 1e3,
-                 exposed_us=step.exposed_ns / 1e3, kept_bytes=kept, recomputed_bytes=recomputed, offloaded_bytes=offloaded)  # fmt: skip
+    return Point(
+        budget_bytes=budget,
+        feasible=True,
+        peak_bytes=_peak([plan.program for plan in made], cost),
+        step_us=step.step_ns / 1e3,
+        exposed_us=step.exposed_ns / 1e3,
+        kept_bytes=kept,
+        recomputed_bytes=recomputed,
+        offloaded_bytes=offloaded,
+    )
 
 
 def _outcome(plans: Sequence[Plan]) -> Outcome:
@@ -156,4 +164,3 @@ def became_of_saved(plan: Plan, cost: Costs) -> tuple[int, int, int]:
     stays = sum(out.get(op_id, 0) for op_id, _ in omitted_copies(program))
     kept, moved = count * saved_bytes(program) + stays, count * sum(out.values()) - stays
     return kept, max(0, whole - kept - moved), moved
-

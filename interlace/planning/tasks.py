@@ -277,8 +277,11 @@ def stage_orders(asked: Schedule1F1B, before: Program, like: Sequence[StageOrder
         slots = _times(form, before, {"I", "W"}, halved, context) | _times(form, before, {"B"}, whole, context)
         if like:
             old = known[name, early, 0.0]
-            found |= {key: {kind: changed_by(each, old[kind], slots[kind]) for kind, each in slots_of.items()}
-                      for key, slots_of in known.items() if key[:2] == (name, early)}  # fmt: skip
+            found |= {
+                key: {kind: changed_by(each, old[kind], slots[kind]) for kind, each in slots_of.items()}
+                for key, slots_of in known.items()
+                if key[:2] == (name, early)
+            }
             continue
         found[name, early, 0.0] = slots
         for at_once in AT_ONCE[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():

@@ -85,8 +85,15 @@ class Worker:
         is_whole: Whether all ranks of the world plan together; else this one is alone.
     """
 
-    def __init__(self, program: Program, cost: Costs, passes: Sequence[Pass] = (), options: str = "",
-                 memory_budget: int | float | None = None, is_whole: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        program: Program,
+        cost: Costs,
+        passes: Sequence[Pass] = (),
+        options: str = "",
+        memory_budget: int | float | None = None,
+        is_whole: bool = True,
+    ) -> None:
         self.programs, self.cost, self.is_whole = [program], cost, is_whole
         self.seat = program.rank if is_whole else 0
         """Where this rank stands in what is given by rank."""
@@ -115,8 +122,9 @@ class Worker:
     def facts(self) -> RankFacts:
         """What this rank tells of itself."""
         program = self.captured
-        return RankFacts(program.pipeline.stage, likeness(program), draws_twice(program), recomputes(program),
-                         mark(self.options), self._memory_budget)  # fmt: skip
+        return RankFacts(
+            program.pipeline.stage, likeness(program), draws_twice(program), recomputes(program), mark(self.options), self._memory_budget
+        )
 
     def pass_of(self, spec: Spec) -> Pass:
         """The pass that rank 0 speaks of."""

@@ -234,9 +234,7 @@ class World:
 
     # ----------------------------------------------------------------------------------------------------- running passes
 
-    def run(
-        self, pipeline: Pipeline, rooms: Rooms, after: Made | None = None, ranks: Sequence[int] | None = None, memo: int = 0
-    ) -> Made:
+    def run(self, pipeline: Pipeline, rooms: Rooms, after: Made | None = None, ranks: Sequence[int] | None = None, memo: int = 0) -> Made:
         """Run passes on some ranks, on all without `ranks`; what is known is not made again.
 
         Args:

@@ -192,8 +192,11 @@ def held(live: Iterable[LiveBytes]) -> list[Held]:
 
 def waits_text(rows: list[Wait], limit: int = 8) -> str:
     """The longest in one line."""
-    found = [f"{_name(', '.join(filter(None, (row.layer, row.group))), row.kind)} {ms(row.wait_ns)} in {_count(row.count, 'wait')}"
-             + (f" ({row.why})" if row.why else "") for row in rows[:limit]]  # fmt: skip
+    found = [
+        f"{_name(', '.join(filter(None, (row.layer, row.group))), row.kind)} {ms(row.wait_ns)} in {_count(row.count, 'wait')}"
+        + (f" ({row.why})" if row.why else "")
+        for row in rows[:limit]
+    ]
     more = [f"{len(rows) - limit} more, {ms(sum(row.wait_ns for row in rows[limit:]))}"] if len(rows) > limit else []
     return "; ".join(found + more) or "nothing"
 

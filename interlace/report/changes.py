@@ -162,8 +162,11 @@ def _differing(old: Op, new: Op) -> list[str]:
     lines = [_one(name, getattr(old, name), getattr(new, name)) for name in told]
     lines += [f"other {name}" for name in names if name in ("operands", "results", "group", "no_buffer", "inplace", "views")]
     if "attrs" in names:
-        lines += [_one(key, old.attrs.get(key), new.attrs.get(key)) for key in sorted(old.attrs.keys() | new.attrs.keys())
-                  if old.attrs.get(key) != new.attrs.get(key)]  # fmt: skip
+        lines += [
+            _one(key, old.attrs.get(key), new.attrs.get(key))
+            for key in sorted(old.attrs.keys() | new.attrs.keys())
+            if old.attrs.get(key) != new.attrs.get(key)
+        ]
     return lines or [f"other {name}" for name in names]
 
 

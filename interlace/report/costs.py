@@ -88,5 +88,7 @@ def _cells(each: CostSum, total_ns: int) -> list[str]:
 def op_lines(rows: Sequence[Row]) -> list[str]:
     """Every operation, what takes most of the step first."""
     ranked = sorted(rows, key=lambda row: (-row.runs * row.dur_ns, row.op))
-    return [f"#{row.op:<6} {row.kind:28} {row.layer:32} {row.category:24} {row.dur_ns / 1e6:10.4f} ms x {row.runs:<4} {row.how}"
-            for row in ranked]  # fmt: skip
+    return [
+        f"#{row.op:<6} {row.kind:28} {row.layer:32} {row.category:24} {row.dur_ns / 1e6:10.4f} ms x {row.runs:<4} {row.how}"
+        for row in ranked
+    ]

@@ -70,13 +70,17 @@ class Measured:
         if not predicted_ns:
             return f"{found}; no whole step was simulated to compare it with"
         if self.is_other_device:
-            return (f"{found} on {self.device}; the {ms_figure(predicted_ns)} ms predicted are for another device, {self.profile_device} "
-                    f"(profile {profile}), so the two are not compared")  # fmt: skip
+            return (
+                f"{found} on {self.device}; the {ms_figure(predicted_ns)} ms predicted are for another device, {self.profile_device} "
+                f"(profile {profile}), so the two are not compared"
+            )
         off = self.step_ns / predicted_ns - 1
         line = f"{found}, predicted {ms(predicted_ns)} (profile {profile}): measured {100 * off:+.1f} %"
         return line if abs(off) <= APART else f"{line}, more than a tenth apart; {self._advice()}"
 
     def _advice(self) -> str:
         same = "" if self.device else f"if this device is {self.profile_device}, "
-        return (f"{same}`interlace calibrate -o my-device.json` measures this machine, and `device: my-device.json` plans with it; if they "
-                "still differ, look for other work on the device or its host")  # fmt: skip
+        return (
+            f"{same}`interlace calibrate -o my-device.json` measures this machine, and `device: my-device.json` plans with it; if they "
+            "still differ, look for other work on the device or its host"
+        )

@@ -125,7 +125,7 @@ def _presets() -> str:
     import importlib.resources
 
     folder = Path(str(importlib.resources.files("interlace.configs"))) / "presets"
-    lines = ["A preset is given by name instead of a file: `--config overlap`, `interlace.enable(strategy, \"overlap\")`.\n"]
+    lines = ['A preset is given by name instead of a file: `--config overlap`, `interlace.enable(strategy, "overlap")`.\n']
     for path in sorted(folder.glob("*.yaml")):
         text = path.read_text(encoding="utf-8")
         comment = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))

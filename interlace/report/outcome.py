@@ -63,10 +63,12 @@ stage 1 as it is, a step would take 248.000 ms (-17.3 %).'
             return ""
         others = [stage for stage in compute if stage != fullest]
         least, most = (ms_figure(each(compute[stage] for stage in others)) for each in (min, max))
-        return (f"Stages are unbalanced: stage {fullest} computes {ms(compute[fullest])} of a step, stage{'s' * (len(others) > 1)} "
-                f"{ranges(others)} {least if least == most else f'{least} to {most}'} ms; with {ms(mean_ns)} on each, and the waiting of "
-                f"stage {fullest} as it is, a step would take {ms(self.step_ns - saved_ns)} "
-                f"({-100 * saved_ns / self.step_ns:+.1f} %).")  # fmt: skip
+        return (
+            f"Stages are unbalanced: stage {fullest} computes {ms(compute[fullest])} of a step, stage{'s' * (len(others) > 1)} "
+            f"{ranges(others)} {least if least == most else f'{least} to {most}'} ms; with {ms(mean_ns)} on each, and the waiting of "
+            f"stage {fullest} as it is, a step would take {ms(self.step_ns - saved_ns)} "
+            f"({-100 * saved_ns / self.step_ns:+.1f} %)."
+        )
 
     @classmethod
     def of(cls, result: Result, stands_for: Mapping[int, Sequence[int]] | None = None) -> Step:
@@ -78,11 +80,19 @@ stage 1 as it is, a step would take 248.000 ms (-17.3 %).'
         """
         alike: dict[tuple[int, ...], list[int]] = {}
         for program, rank in zip(result.input.programs, result.ranks, strict=True):
-            figures = (rank.compute_ns, rank.exposed_comm_ns, rank.bubble_ns, rank.host_ns, rank.hidden_comm_ns, rank.peak_bytes,
-                       rank.pinned_bytes)  # fmt: skip
+            figures = (
+                rank.compute_ns,
+                rank.exposed_comm_ns,
+                rank.bubble_ns,
+                rank.host_ns,
+                rank.hidden_comm_ns,
+                rank.peak_bytes,
+                rank.pinned_bytes,
+            )
             alike.setdefault((program.pipeline.stage, *figures), []).extend((stands_for or {}).get(program.rank, program.ranks))
-        stages = sorted((StageStep(key[0], tuple(sorted(ranks)), *key[1:]) for key, ranks in alike.items()),
-                        key=lambda each: (each.stage, each.ranks))  # fmt: skip
+        stages = sorted(
+            (StageStep(key[0], tuple(sorted(ranks)), *key[1:]) for key, ranks in alike.items()), key=lambda each: (each.stage, each.ranks)
+        )
         count = max(1, sum(len(each.ranks) for each in stages))
         exposed, bubble = (sum(getattr(each, name) * len(each.ranks) for each in stages) // count for name in ("exposed_ns", "bubble_ns"))
         return cls(result.step_ns, exposed, bubble, max((each.peak_bytes for each in stages), default=0), tuple(stages))
@@ -113,13 +123,17 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         new, old = self.plan, self.before
         how = f"simulated with the profile {self.profile}" + (f"; {measured}" if measured else "")
         if old is None:
-            return (f"{name} takes {ms_figure(new.step_ns)} ms a step ({how}): exposed communication {ms_figure(new.exposed_ns)} "
-                    f"ms, bubble {ms_figure(new.bubble_ns)} ms (means over ranks), peak memory {size(new.peak_bytes)} (fullest "
-                    "rank).")  # fmt: skip
-        return (f"{self.against[0].upper()}{self.against[1:]} takes {ms_figure(old.step_ns)} ms a step, this plan "
-                f"{ms_figure(new.step_ns)} ms ({self.change():+.1f} %, {how}): exposed communication {ms_figure(old.exposed_ns)} -> "
-                f"{ms_figure(new.exposed_ns)} ms, bubble {ms_figure(old.bubble_ns)} -> {ms_figure(new.bubble_ns)} ms (means over ranks), "
-                f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank).")  # fmt: skip
+            return (
+                f"{name} takes {ms_figure(new.step_ns)} ms a step ({how}): exposed communication {ms_figure(new.exposed_ns)} "
+                f"ms, bubble {ms_figure(new.bubble_ns)} ms (means over ranks), peak memory {size(new.peak_bytes)} (fullest "
+                "rank)."
+            )
+        return (
+            f"{self.against[0].upper()}{self.against[1:]} takes {ms_figure(old.step_ns)} ms a step, this plan "
+            f"{ms_figure(new.step_ns)} ms ({self.change():+.1f} %, {how}): exposed communication {ms_figure(old.exposed_ns)} -> "
+            f"{ms_figure(new.exposed_ns)} ms, bubble {ms_figure(old.bubble_ns)} -> {ms_figure(new.bubble_ns)} ms (means over ranks), "
+            f"peak memory {size(old.peak_bytes)} -> {size(new.peak_bytes)} (fullest rank)."
+        )
 
     def change(self) -> float:
         """By how many percent the step is longer than that compared with; negative is a gain."""

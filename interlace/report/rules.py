@@ -47,8 +47,16 @@ def rules(reports: Mapping[int, Sequence[PassReport]], lines: Callable[[PassRepo
             for line in lines(report):
                 plain, layer = _plain(line)
                 found.setdefault((report.name, _NUMBER.sub("\0", plain)), []).append((stage, plain, layer))
-    rows = [Rule(name, joined([plain for _, plain, _ in group]), sorted({layer for _, _, layer in group if layer}), len(group),
-                 sorted({stage for stage, _, _ in group})) for (name, _), group in found.items()]  # fmt: skip
+    rows = [
+        Rule(
+            name,
+            joined([plain for _, plain, _ in group]),
+            sorted({layer for _, _, layer in group if layer}),
+            len(group),
+            sorted({stage for stage, _, _ in group}),
+        )
+        for (name, _), group in found.items()
+    ]
     return sorted(rows, key=lambda rule: list(order).index(rule.name))
 
 
@@ -62,7 +70,7 @@ def _plain(line: str) -> tuple[str, str]:
     """
     plain = _LAYER.sub("*", _ID.sub("", line).lstrip()).replace("pd_op.", "").replace("builtin.", "")
     where = _WHERE.match(plain)
-    return (f"{where[1]}: {plain[where.end():]}", where[2]) if where else (plain, "")
+    return (f"{where[1]}: {plain[where.end() :]}", where[2]) if where else (plain, "")
 
 
 def joined(lines: Sequence[str]) -> str:

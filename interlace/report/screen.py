@@ -21,8 +21,12 @@ def step_table(outcome: Outcome) -> str:
     """The split of the step in ms and memory in GiB, by stage; the plan compared with stands under each."""
     heads = ["step ms", *(name for name, _ in COLUMNS), "peak GiB", "pinned"]
     sides = [("", outcome.plan)] + ([(outcome.against, outcome.before)] if outcome.before else [])
-    rows = [(f"stage {mine.stage}, {ranks_text(mine.ranks)}" if not name else f"  {name}", step.step_ns, mine)
-            for place in range(len(outcome.plan.stages)) for name, step in sides for mine in step.stages[place : place + 1]]  # fmt: skip
+    rows = [
+        (f"stage {mine.stage}, {ranks_text(mine.ranks)}" if not name else f"  {name}", step.step_ns, mine)
+        for place in range(len(outcome.plan.stages))
+        for name, step in sides
+        for mine in step.stages[place : place + 1]
+    ]
     width = max(len(label) for label, _, _ in rows)
     lines = [(" " * width, heads), *((f"{label:<{width}}", _cells(step_ns, each)) for label, step_ns, each in rows)]
     return "\n".join(label + "".join(f"{cell:>10}" for cell in cells) for label, cells in lines)

@@ -7,8 +7,15 @@ from collections.abc import Hashable, Mapping
 from interlace.scheduler.simulate.simulator import RankTime, Result
 from interlace.units import ranges
 
-COLUMNS = (("compute", "compute_ns"), ("exposed", "exposed_comm_ns"), ("bubble", "bubble_ns"), ("host", "host_ns"),
-           ("hidden", "hidden_comm_ns"), ("idle", "idle_ns"), ("slowed", "slowed_ns"))  # fmt: skip
+COLUMNS = (
+    ("compute", "compute_ns"),
+    ("exposed", "exposed_comm_ns"),
+    ("bubble", "bubble_ns"),
+    ("host", "host_ns"),
+    ("hidden", "hidden_comm_ns"),
+    ("idle", "idle_ns"),
+    ("slowed", "slowed_ns"),
+)
 _LEGEND = """\
 ms a step: step = compute + exposed + bubble + host
 exposed  communication or copies run, no compute does, and the next compute op waits for them
@@ -40,8 +47,10 @@ def split_text(results: Mapping[str, Result]) -> str:
     """The splits of one or more plans side by side, equal ranks on one row, then the mean and what the last gains over the first."""
     names = list(results)
     width = max((len(name) for name in ("plan", *names)), default=0)
-    found = {name: {number: rank for rank, program in zip(result.ranks, result.input.programs, strict=True) for number in program.ranks}
-             for name, result in results.items()}  # fmt: skip
+    found = {
+        name: {number: rank for rank, program in zip(result.ranks, result.input.programs, strict=True) for number in program.ranks}
+        for name, result in results.items()
+    }
 
     def shown(label: str, rank: int) -> list[str]:
         return [_line(label, name, width, [found[name][rank]]) for name in names if rank in found[name]]
@@ -62,8 +71,11 @@ def _line(label: str, name: str, width: int, ranks: list[RankTime]) -> str:
     times = [sum(getattr(rank, column) for rank in ranks) / len(ranks) / 1e6 for _, column in COLUMNS]
     step = sum(rank.step_ns for rank in ranks) / len(ranks) / 1e6
     memory = [sum(rank.peak_bytes for rank in ranks), sum(rank.pinned_bytes for rank in ranks)]
-    return (f"{label:>5}  {name:<{width}}  {step:9.3f}" + "".join(f"  {time:8.3f}" for time in times)
-            + "".join(f"  {size / len(ranks) / 2**30:8.3f}" for size in memory))  # fmt: skip
+    return (
+        f"{label:>5}  {name:<{width}}  {step:9.3f}"
+        + "".join(f"  {time:8.3f}" for time in times)
+        + "".join(f"  {size / len(ranks) / 2**30:8.3f}" for size in memory)
+    )
 
 
 def _change(results: Mapping[str, Result]) -> list[str]:

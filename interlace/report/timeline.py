@@ -158,16 +158,28 @@ def _memory(result: Result, at: int) -> list[Event]:
         moments, sizes = result.memory[at].curve("device" if pool == "device" else "pinned")
         last: dict[int, int] = dict(zip(moments.tolist(), sizes.tolist(), strict=True))
         if any(last.values()):
-            events += [{"ph": "C", "pid": result.input.ranks[at], "name": f"{pool} memory", "ts": moment / 1e3,
-                        "args": {"MiB": round(size / 2**20, 3)}} for moment, size in last.items()]  # fmt: skip
+            events += [
+                {
+                    "ph": "C",
+                    "pid": result.input.ranks[at],
+                    "name": f"{pool} memory",
+                    "ts": moment / 1e3,
+                    "args": {"MiB": round(size / 2**20, 3)},
+                }
+                for moment, size in last.items()
+            ]
     return events
 
 
 def _arrows(result: Result) -> list[Event]:
     """From each communication or copy to who waits for it, and from each send to its receive."""
     sim = result.input
-    pairs = [(before, item) for item in range(sim.num_items)
-             for before in sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]].tolist() if sim.side[before]]  # fmt: skip
+    pairs = [
+        (before, item)
+        for item in range(sim.num_items)
+        for before in sim.dep[sim.dep_first[item] : sim.dep_first[item + 1]].tolist()
+        if sim.side[before]
+    ]
     for meet in range(len(sim.meet_size)):
         mates = sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist()
         if len(mates) == 2 and is_send(_op(result, mates[0])) and is_receive(_op(result, mates[1])):

@@ -145,12 +145,20 @@ def difference_text(world: World, found: Difference, answers: Sequence[CallAnswe
             texts.append(f"rank {rank} has only {found.index}")
         else:
             texts.append(f"{next(words).call} ({_call_text(world.comms[rank].skeleton, call)})")
-    what, mend = ("message", "send and receive in one order, with equal sizes and dtypes") if p2p else (
-        "collective", "issue the group's collectives in one order on all its ranks")  # fmt: skip
+    what, mend = (
+        ("message", "send and receive in one order, with equal sizes and dtypes")
+        if p2p
+        else ("collective", "issue the group's collectives in one order on all its ranks")
+    )
     mend += f". {VPP_CROSSES}" if p2p and ring.skeleton.schedule == "VPP" else ""
     title = line_text(found.line, _number(world, found.line[0]))
-    return Finding("p2p-mismatch" if p2p else "collective-order", tuple(sorted(found.ranks)), tuple(each.call for each in answers),
-                   f"{title}: {what} {found.index} differs: {', '.join(texts)}", mend)  # fmt: skip
+    return Finding(
+        "p2p-mismatch" if p2p else "collective-order",
+        tuple(sorted(found.ranks)),
+        tuple(each.call for each in answers),
+        f"{title}: {what} {found.index} differs: {', '.join(texts)}",
+        mend,
+    )
 
 
 def line_text(line: Line, group: int) -> str:

@@ -24,8 +24,17 @@ VPP_CROSSES = (
     "safe: schedule_mode 1F1B; the value computed on each stage from an input; the value handed on as a result of each stage's own "
     "layers; accumulate_steps as a multiple of the stages"
 )
-UNEVEN = frozenset({"margin_cross_entropy", "margin_cross_entropy_grad", "class_center_sample", "global_gather", "global_gather_grad",
-                    "global_scatter", "global_scatter_grad"})  # fmt: skip
+UNEVEN = frozenset(
+    {
+        "margin_cross_entropy",
+        "margin_cross_entropy_grad",
+        "class_center_sample",
+        "global_gather",
+        "global_gather_grad",
+        "global_scatter",
+        "global_scatter_grad",
+    }
+)
 """Kinds whose ranks may pass tensors of different sizes."""
 Signature = tuple[str, int, str, str]
 
@@ -53,8 +62,15 @@ def wrong_groups(program: Program) -> list[Finding]:
         wrong = _wrong(op, program.rank, ranks) if op.group in groups else "which the program does not list"
         if wrong:
             at = where(program.rank, op, 0)
-            found.append(Finding("wrong-group", (program.rank,), (at,), f"{at}: group {op.group} of ranks {list(ranks)}, {wrong}",
-                                 "let a rank communicate with others of groups that it is in"))  # fmt: skip
+            found.append(
+                Finding(
+                    "wrong-group",
+                    (program.rank,),
+                    (at,),
+                    f"{at}: group {op.group} of ranks {list(ranks)}, {wrong}",
+                    "let a rank communicate with others of groups that it is in",
+                )
+            )
     return found
 
 
@@ -119,6 +135,11 @@ def shared_streams(program: Program) -> list[Finding]:
             rank = program.rank
             items = (where(rank, old, 0), where(rank, op, 0))
             message = f"groups {old.group} and {op.group} share a stream, which keeps the first one's communicator"
-            found[stream] = Finding("shared-stream", (rank,), items, f"rank {rank}: {message}: {items[0]}, {items[1]}",
-                                       f"give group {op.group} a stream of its own")  # fmt: skip
+            found[stream] = Finding(
+                "shared-stream",
+                (rank,),
+                items,
+                f"rank {rank}: {message}: {items[0]}, {items[1]}",
+                f"give group {op.group} a stream of its own",
+            )
     return list(found.values())

@@ -71,8 +71,9 @@ def circle(world: World, target: Target) -> Circle | None:
     return Circle([CallQuery(ranks[actor], call, earlier) for actor, earlier, call in _cycle(whole, stuck)], len(stuck)) if stuck else None
 
 
-def _waits(skeletons: Sequence[Skeleton], world: World, actor: Mapping[int, int], target: Target,
-           allowed: Sequence[set[int]] | None) -> Waits:  # fmt: skip
+def _waits(
+    skeletons: Sequence[Skeleton], world: World, actor: Mapping[int, int], target: Target, allowed: Sequence[set[int]] | None
+) -> Waits:
     """The graph over the calls of some actors: over all of them, or over those in `allowed`, by actor."""
     first = [0, *accumulate(len(skeleton.calls.ring) for skeleton in skeletons)]
     node = list(range(first[-1]))
@@ -92,8 +93,11 @@ def _waits(skeletons: Sequence[Skeleton], world: World, actor: Mapping[int, int]
             if allowed is None or call in allowed[at]:
                 mine = _root(node, first[at] + call)
                 waits.nodes[mine].append((at, call))
-                waits.edges[mine] += [Edge(_root(node, first[at] + source), at, source, call) for source in earlier
-                                      if allowed is None or source in allowed[at]]  # fmt: skip
+                waits.edges[mine] += [
+                    Edge(_root(node, first[at] + source), at, source, call)
+                    for source in earlier
+                    if allowed is None or source in allowed[at]
+                ]
     for (sender, source), (at, call) in sent:
         if allowed is None or (call in allowed[at] and source in allowed[sender]):
             waits.edges[_root(node, first[at] + call)].append(Edge(_root(node, first[sender] + source), at, NEVER, call))
@@ -179,6 +183,8 @@ def circle_text(found: Circle, answers: Sequence[CallAnswer]) -> Finding:
         partner = "" if last is None else "and its partner "
         subject = "which" if last and last.earlier == each.call else f"{partner}{each.call}"
         message += f"\n    {subject} waits for " + (f"{each.earlier} ({each.why})" if each.earlier else "what its partner sends")
-    remedy = (f"{found.stuck} communications never start; put one of these pairs in the other order, or on two streams "
-              "(a receive before the send that its neighbour's receive waits for)")  # fmt: skip
+    remedy = (
+        f"{found.stuck} communications never start; put one of these pairs in the other order, or on two streams "
+        "(a receive before the send that its neighbour's receive waits for)"
+    )
     return Finding("deadlock", tuple(sorted({item.rank for item in items})), items, message, remedy)

@@ -40,9 +40,7 @@ class Where(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         layer = f" ({self.layer})" if self.layer else ""
-        return (
-            f"rank {self.rank} #{self.op} {self.name}{layer} of micro-batch {self.micro_batch} on {stream_text(self.stream)}"
-        )
+        return f"rank {self.rank} #{self.op} {self.name}{layer} of micro-batch {self.micro_batch} on {stream_text(self.stream)}"
 
 
 class Finding(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

@@ -38,17 +38,18 @@ def freed_in_use(trace: Trace, target: Target) -> list[Fault]:
     return faults
 
 
-def _uncovered(
-    trace: Trace, target: Target, key: int, users: dict[int, int], lasts: list[int], items_of: list[list[int]]
-) -> list[Fault]:
+def _uncovered(trace: Trace, target: Target, key: int, users: dict[int, int], lasts: list[int], items_of: list[list[int]]) -> list[Fault]:
     freed, owner = max(users.values()), next(iter(users))
     marks = list(lasts) if target.free == "end" or target.records_streams else []
     after = bisect_right(items_of[owner], freed)
     marks += items_of[owner][after : after + 1]
     wraps = after == len(items_of[owner])
-    return [Fault("freed-in-use", use, freed, key) for use in users.values()
-            if not any(use == mark or (use < mark and trace.before(use, mark)) for mark in marks)
-            and not (wraps and _reaches_next_step(trace, use, items_of[owner][0]))]  # fmt: skip
+    return [
+        Fault("freed-in-use", use, freed, key)
+        for use in users.values()
+        if not any(use == mark or (use < mark and trace.before(use, mark)) for mark in marks)
+        and not (wraps and _reaches_next_step(trace, use, items_of[owner][0]))
+    ]
 
 
 def overlapping_steps(trace: Trace, target: Target) -> list[Fault]:

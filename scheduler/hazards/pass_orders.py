@@ -106,8 +106,10 @@ class Break:
         """In one sentence."""
         number = next(channel[0] for channel in self.channels if channel is not None)
         what = "issue the same collectives" if self.line[1] == NOBODY else "send and receive the same messages"
-        return (f"{line_text(self.line, number)}: after pass {self.name!r} ranks {self.ranks[0]} and {self.ranks[1]} no longer {what} "
-                f"in one order{self.calls and '; '}{self.calls}")  # fmt: skip
+        return (
+            f"{line_text(self.line, number)}: after pass {self.name!r} ranks {self.ranks[0]} and {self.ranks[1]} no longer {what} "
+            f"in one order{self.calls and '; '}{self.calls}"
+        )
 
     def finding(self) -> Finding:
         """For the report of a check."""
@@ -190,8 +192,10 @@ Captured = tuple[Line | None, Place]
 
 def _by_line(found: Sequence[Stray], rank: int, lines: _Lines) -> dict[Captured, tuple[Captured | None, str]]:
     """By line and place in the plan: the same in the captured program, where it is known, and the operation by name."""
-    return {(lines.of(rank, each.channel), each.place): (each.captured and (lines.of(rank, each.captured[0]), each.captured[1]), each.text)
-            for each in found}  # fmt: skip
+    return {
+        (lines.of(rank, each.channel), each.place): (each.captured and (lines.of(rank, each.captured[0]), each.captured[1]), each.text)
+        for each in found
+    }
 
 
 def _exchanged(

@@ -114,8 +114,10 @@ def unpacked(packed: bytes) -> Skeleton:
 
 
 def _not_whole(why: str) -> str:
-    return (f"the communication of another rank did not come whole ({why}); expected what its `packed` gave; "
-            "run the same version of Interlace on all ranks and start them anew")  # fmt: skip
+    return (
+        f"the communication of another rank did not come whole ({why}); expected what its `packed` gave; "
+        "run the same version of Interlace on all ranks and start them anew"
+    )
 
 
 def _misfit(skeleton: Skeleton) -> str:

@@ -161,8 +161,15 @@ def _sizes(program: Program) -> list[int]:
 def _later_readers(program: Program) -> list[list[tuple[int, str]]]:
     """The operations after forward that read each storage, with their part of the step."""
     graph = Graph(program)
-    return [[(user.id, user.role) for value in (*storage.values, *storage.vectors) for user in graph.readers(value)
-             if user.role in ("backward", "optimize")] for storage in graph.storages.storages]  # fmt: skip
+    return [
+        [
+            (user.id, user.role)
+            for value in (*storage.values, *storage.vectors)
+            for user in graph.readers(value)
+            if user.role in ("backward", "optimize")
+        ]
+        for storage in graph.storages.storages
+    ]
 
 
 def _live_bytes(graph: Graph, storage: Storage) -> int:

@@ -85,5 +85,4 @@ def _held_bytes(graph: Graph, unit: Sequence[Op]) -> int:
     """Bytes that the operations of a unit read and do not make themselves."""
     table, inside = graph.storages, {op.id for op in unit}
     held = {n for op in unit for value in graph.reads(op) for n in table.numbers(value)}
-    return sum(table.storages[n].size_bytes for n in held
-               if not table.storages[n].persistable and table.storages[n].producer not in inside)  # fmt: skip
+    return sum(table.storages[n].size_bytes for n in held if not table.storages[n].persistable and table.storages[n].producer not in inside)

@@ -65,16 +65,27 @@ def columns_of(nodes: Sequence[Node], stretch: Stretch) -> Columns:
     first, dep = rows([list(dict.fromkeys(node.deps)) for node in nodes])
     factors = [stretch(a, b) for a in categories for b in categories]
     whole = {
-        "leaves": [node.leaves for node in nodes], "forward": [int(node.forward) for node in nodes],
-        "filler": [int(node.filler) for node in nodes], "stream": [streams.get(node.stream, -1) for node in nodes],
-        "category": [categories[node.category] for node in nodes], "dep_first": first, "dep": dep, "flies": [0] * len(nodes),
-        "behind": [-1] * len(nodes), **dict.fromkeys(("front", "back", "used", "heads"), [-1] * len(streams)), "num_flying": [0],
+        "leaves": [node.leaves for node in nodes],
+        "forward": [int(node.forward) for node in nodes],
+        "filler": [int(node.filler) for node in nodes],
+        "stream": [streams.get(node.stream, -1) for node in nodes],
+        "category": [categories[node.category] for node in nodes],
+        "dep_first": first,
+        "dep": dep,
+        "flies": [0] * len(nodes),
+        "behind": [-1] * len(nodes),
+        **dict.fromkeys(("front", "back", "used", "heads"), [-1] * len(streams)),
+        "num_flying": [0],
         "num_used": [0],
-    }  # fmt: skip
+    }
     times = {
-        "dur": [float(node.dur) for node in nodes], "left": [0.0] * len(nodes), "slow": [float(slow) for slow, _ in factors],
-        "other": [float(other) for _, other in factors], "now": [0.0], "rates": [0.0] * len(streams),
-    }  # fmt: skip
+        "dur": [float(node.dur) for node in nodes],
+        "left": [0.0] * len(nodes),
+        "slow": [float(slow) for slow, _ in factors],
+        "other": [float(other) for _, other in factors],
+        "now": [0.0],
+        "rates": [0.0] * len(streams),
+    }
     return Columns([], [], Places()).with_parts(whole, times, num_nodes=len(nodes), num_categories=len(categories))
 
 

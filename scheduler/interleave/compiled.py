@@ -12,6 +12,8 @@ from interlace.scheduler.interleave.engine import Engine
 SOURCES = (clock, columns, list_schedule)
 for helper in (*clock.HELPERS, *list_schedule.HELPERS):
     numba.extending.register_jitable(helper)
-ENGINE = Engine(lambda listed: np.array(listed, np.int64), lambda listed: np.array(listed, np.float64),
-                *(compiled(each, SOURCES, nogil=True)
-                  for each in (list_schedule.find_order, clock.run_order, clock.run_stamped)))  # fmt: skip
+ENGINE = Engine(
+    lambda listed: np.array(listed, np.int64),
+    lambda listed: np.array(listed, np.float64),
+    *(compiled(each, SOURCES, nogil=True) for each in (list_schedule.find_order, clock.run_order, clock.run_stamped)),
+)

@@ -57,17 +57,26 @@ def task_of(columns: Columns, sides: Sequence[str], table: PairBytes, hides: Seq
     peaks, largest = _plain_backward(forward, filler, table)
     of_storages = [0] * len(table.size)
     whole: dict[str, Sequence[int]] = {
-        **_rows("user_first", "user", users), **_rows("line_first", "line", list(lines.values())), "line_at": [0] * len(lines),
-        "is_backward": [1 - forward[line[0]] for line in lines.values()], "size": table.size,
-        "num_readers": [len(readers) for readers in table.readers], "live_before": [int(each) for each in table.live_before],
-        "live_after": [int(each) for each in table.live_after], "born": of_storages, "waiting": of_storages,
-        **_rows("alloc_first", "alloc", table.allocs), **_rows("read_first", "read", table.reads), "backward_peak": peaks,
+        **_rows("user_first", "user", users),
+        **_rows("line_first", "line", list(lines.values())),
+        "line_at": [0] * len(lines),
+        "is_backward": [1 - forward[line[0]] for line in lines.values()],
+        "size": table.size,
+        "num_readers": [len(readers) for readers in table.readers],
+        "live_before": [int(each) for each in table.live_before],
+        "live_after": [int(each) for each in table.live_after],
+        "born": of_storages,
+        "waiting": of_storages,
+        **_rows("alloc_first", "alloc", table.allocs),
+        **_rows("read_first", "read", table.reads),
+        "backward_peak": peaks,
         **dict.fromkeys(("pending", "issued", "fillers", "nexts", "choices", "order"), [0] * len(count)),
         **{name: [0] for name in ("live", "live_forward", "num_fillers", "num_nexts", "num_choices", "num_issued")},
-    }  # fmt: skip
+    }
     times = {"distance": _comm_distance(columns, lines.values()), "hides": hides, "ranks": [0.0] * len(count)}
-    return columns.with_parts(whole, times, num_lines=len(lines), num_storages=len(table.size), start_bytes=table.start,
-                              largest_bytes=largest)  # fmt: skip
+    return columns.with_parts(
+        whole, times, num_lines=len(lines), num_storages=len(table.size), start_bytes=table.start, largest_bytes=largest
+    )
 
 
 def _rows(first: str, entries: str, listed: Sequence[Sequence[int]]) -> dict[str, list[int]]:
@@ -339,6 +348,22 @@ def _add_filler(whole: Whole, at: Places, node: int) -> None:
     whole[at.num_fillers] += 1
 
 
-HELPERS = (_choose, _goes_on, _first_that_fits, _first_ready_that_fits, _add_free_fillers, _rank, _gain, _sort_choices, _fits,
-           _backward_ahead, _find_heads, _head, _issue, _hold, _drop_filler, _add_filler)  # fmt: skip
+HELPERS = (
+    _choose,
+    _goes_on,
+    _first_that_fits,
+    _first_ready_that_fits,
+    _add_free_fillers,
+    _rank,
+    _gain,
+    _sort_choices,
+    _fits,
+    _backward_ahead,
+    _find_heads,
+    _head,
+    _issue,
+    _hold,
+    _drop_filler,
+    _add_filler,
+)
 """What `find_order` calls; the compiled engine registers them with numba."""

@@ -104,8 +104,9 @@ class Search:
         work: Node visits spent.
     """
 
-    def __init__(self, rules: Rules, stretch: Stretch, table: PairBytes, cap_bytes: int, order: Sequence[int], seed: int = 7,
-                 early: float = 0.0) -> None:  # fmt: skip
+    def __init__(
+        self, rules: Rules, stretch: Stretch, table: PairBytes, cap_bytes: int, order: Sequence[int], seed: int = 7, early: float = 0.0
+    ) -> None:
         self.rules, self.nodes, self.table, self.cap, self.early = rules, rules.nodes, table, cap_bytes, early
         self.rng = random.Random(seed)
         self.work = 0
@@ -282,8 +283,10 @@ class Search:
                     if left == 1 and not live_after[s]:
                         live -= size[s]
                 for comm in triggers[k]:
-                    if comm not in seen and follows[comm] and all(
-                        dep in seen or (not whole and place[dep] < first) for dep in deps[comm].deps
+                    if (
+                        comm not in seen
+                        and follows[comm]
+                        and all(dep in seen or (not whole and place[dep] < first) for dep in deps[comm].deps)
                     ):
                         stack.append(comm)
         live_bytes.append(live)

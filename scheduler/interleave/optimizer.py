@@ -42,8 +42,10 @@ def reductions_first(graph: Graph, before: Sequence[Op], optimizer: Sequence[Op]
     """
     ops = {op.id: op for op in optimizer}
     inside = groups_within_stage(graph.program)
-    after = {op_id: {other for other in needs if not _only_in_turn(graph, ops[other], ops[op_id])}
-             for op_id, needs in dependencies(graph, optimizer).items()}  # fmt: skip
+    after = {
+        op_id: {other for other in needs if not _only_in_turn(graph, ops[other], ops[op_id])}
+        for op_id, needs in dependencies(graph, optimizer).items()
+    }
     for earlier, later in pairwise(across_stages(graph, optimizer)):
         after[later].add(earlier)
     rank = _ranks(optimizer, after, _completed(graph, before, optimizer), inside)

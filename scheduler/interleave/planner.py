@@ -50,8 +50,24 @@ SMALL_SHARE = 1000
 FREE_SHARE = 100
 """The same where no memory budget is given: as much as a plan may exceed Paddle's own. The list scheduler does not take back what stands in
 the way of a gradient that it wants early: a tenth of that keeps 53 MB of 9 GB from an order that is 12 % faster."""
-GRADIENT_SINKS = frozenset({"cast", "add", "scale", "assign", "reshape", "share_data", "concat", "split", "split_with_num",
-                            "combine", "slice", "clip", "full_int_array", "full"})  # fmt: skip
+GRADIENT_SINKS = frozenset(
+    {
+        "cast",
+        "add",
+        "scale",
+        "assign",
+        "reshape",
+        "share_data",
+        "concat",
+        "split",
+        "split_with_num",
+        "combine",
+        "slice",
+        "clip",
+        "full_int_array",
+        "full",
+    }
+)
 """Kinds between a reduced gradient and its buffer; a collective that only these follow reduces gradients."""
 
 
@@ -78,9 +94,11 @@ class PairPlan(msgspec.Struct, frozen=True):
         """One line for reports."""
         if self.note:
             return self.note
-        return (f"{len(self.order)} ops, one alone simulated {ms_figure(self.serial_ns)} -> {ms(self.planned_ns)} "
-                f"({100 * (self.planned_ns / max(self.serial_ns, 1) - 1):+.1f} %); "
-                f"live memory {size(self.plain_peak_bytes)} -> {size(self.peak_bytes)}")  # fmt: skip
+        return (
+            f"{len(self.order)} ops, one alone simulated {ms_figure(self.serial_ns)} -> {ms(self.planned_ns)} "
+            f"({100 * (self.planned_ns / max(self.serial_ns, 1) - 1):+.1f} %); "
+            f"live memory {size(self.plain_peak_bytes)} -> {size(self.peak_bytes)}"
+        )
 
 
 def plan_parts(program: Program, parts: Sequence[PartOps], cost: Costs, form: Form, extra_bytes: int = 0, max_ops: int = 4000) -> PairPlan:
@@ -398,12 +416,11 @@ class Pair:
             for other in before:
                 if place[other] > place[item]:
                     op, first = self.graph.ops[item[1]], self.graph.ops[other[1]]
-                    raise PlanError(
-                        f"pair order puts {describe(op)} ({item[0]}) before {describe(first)} ({other[0]}), which it needs"
-                    )
+                    raise PlanError(f"pair order puts {describe(op)} ({item[0]}) before {describe(first)} ({other[0]}), which it needs")
         planned, _ = self._duration_and_sends(_indices(order, self.index))
-        return PairPlan(tuple(order), round(serial_duration(self.nodes)), round(planned), self.memory.peak(self.plain()),
-                        self.memory.peak(order), note)  # fmt: skip
+        return PairPlan(
+            tuple(order), round(serial_duration(self.nodes)), round(planned), self.memory.peak(self.plain()), self.memory.peak(order), note
+        )
 
 
 def _by_age(parts: Sequence[PartOps]) -> list[PartOps]:
@@ -479,8 +496,14 @@ def chain_ops(graph: Graph, backward: Sequence[Op]) -> set[int]:
     """
     inside = {op.id: op for op in backward}
     receives = Counter(op.group for op in backward if is_receive(op))
-    seeds = [op.id for op in backward if is_send(op) or is_ordered(op) or (is_receive(op) and receives[op.group] > 1)
-             or (is_collective(op) and op.group >= 0 and not _reduces_gradient(graph, op, inside))]  # fmt: skip
+    seeds = [
+        op.id
+        for op in backward
+        if is_send(op)
+        or is_ordered(op)
+        or (is_receive(op) and receives[op.group] > 1)
+        or (is_collective(op) and op.group >= 0 and not _reduces_gradient(graph, op, inside))
+    ]
     before = _needs(graph, backward)
     chain: set[int] = set()
     stack = seeds

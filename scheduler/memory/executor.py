@@ -25,15 +25,63 @@ from interlace.scheduler.target import Target
 Pairs = tuple[tuple[int, int], ...]
 _FIRST, _SECOND, _THIRD = (((0, at),) for at in range(3))
 REUSING: Mapping[str, Pairs] = {
-    **dict.fromkeys(("scale", "softmax", "add", "subtract", "multiply", "divide", "cast", "relu", "exp", "log", "sqrt",
-                     "rsqrt", "square", "cos", "sin", "tanh", "sigmoid", "silu", "clip", "pow", "triu", "tril", "reshape",
-                     "squeeze", "unsqueeze", "flatten", "cross_entropy_with_softmax", "logical_and", "logical_not",
-                     "logical_or"), _FIRST),
-    **dict.fromkeys(("reshape_grad", "squeeze_grad", "unsqueeze_grad", "flatten_grad", "cross_entropy_with_softmax_grad",
-                     "relu_grad", "exp_grad", "log_grad", "sqrt_grad", "rsqrt_grad", "square_grad", "cos_grad", "sin_grad",
-                     "tanh_grad", "sigmoid_grad"), _SECOND),
+    **dict.fromkeys(
+        (
+            "scale",
+            "softmax",
+            "add",
+            "subtract",
+            "multiply",
+            "divide",
+            "cast",
+            "relu",
+            "exp",
+            "log",
+            "sqrt",
+            "rsqrt",
+            "square",
+            "cos",
+            "sin",
+            "tanh",
+            "sigmoid",
+            "silu",
+            "clip",
+            "pow",
+            "triu",
+            "tril",
+            "reshape",
+            "squeeze",
+            "unsqueeze",
+            "flatten",
+            "cross_entropy_with_softmax",
+            "logical_and",
+            "logical_not",
+            "logical_or",
+        ),
+        _FIRST,
+    ),
+    **dict.fromkeys(
+        (
+            "reshape_grad",
+            "squeeze_grad",
+            "unsqueeze_grad",
+            "flatten_grad",
+            "cross_entropy_with_softmax_grad",
+            "relu_grad",
+            "exp_grad",
+            "log_grad",
+            "sqrt_grad",
+            "rsqrt_grad",
+            "square_grad",
+            "cos_grad",
+            "sin_grad",
+            "tanh_grad",
+            "sigmoid_grad",
+        ),
+        _SECOND,
+    ),
     "silu_grad": _THIRD,
-}  # fmt: skip
+}
 """Kind -> `(result, operand)` positions that share memory in its in-place form (Paddle 3.3's op definitions). `transpose` is not
 listed because the pass skips it, `add_grad` and `subtract_grad` because it skips them on the CPU."""
 
@@ -104,9 +152,17 @@ def _forms_of(variant: Variant, issued: Mapping[int, dict[int, tuple[int, int]]]
         late = run.late() if target.late_results else frozenset()
         alike.setdefault((chosen, lasting, late), []).extend(members)
     workspace = {op.id: size for op in variant.program.ops if (size := _workspace(graph, op, target))}
-    return [Form(_rewritten(graph, chosen, lasting), sorted(members), frozenset(), late, workspace,
-                 sum(max(0, graph.values[home].size_bytes) for home in lasting))
-            for (chosen, lasting, late), members in alike.items()]  # fmt: skip
+    return [
+        Form(
+            _rewritten(graph, chosen, lasting),
+            sorted(members),
+            frozenset(),
+            late,
+            workspace,
+            sum(max(0, graph.values[home].size_bytes) for home in lasting),
+        )
+        for (chosen, lasting, late), members in alike.items()
+    ]
 
 
 def _shape(step: Mapping[int, tuple[int, int]]) -> tuple[tuple[int, int], ...]:

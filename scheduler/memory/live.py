@@ -117,11 +117,16 @@ def _uses(program: Program) -> _Uses:
     outputs = {n for op in program.ops if op.name in (SHADOW_OUTPUT, SET_PARAMETER) for v in op.operands for n in table.numbers(v)}
     every = table.storages
     return _Uses(
-        op_id, storage, variable, _ints([each.producer for each in every]), _ints([each.size_bytes for each in every]),
+        op_id,
+        storage,
+        variable,
+        _ints([each.producer for each in every]),
+        _ints([each.size_bytes for each in every]),
         _ints([each.value for each in every]),
         np.array([_pool(each.memory) == "pinned" for each in every], np.bool_),
-        np.array([each.persistable for each in every], np.bool_), np.array([n in outputs for n in range(len(every))], np.bool_),
-    )  # fmt: skip
+        np.array([each.persistable for each in every], np.bool_),
+        np.array([n in outputs for n in range(len(every))], np.bool_),
+    )
 
 
 def _lifetimes(uses: _Uses, renamed: Renaming, workspace: Mapping[int, int]) -> Lifetimes:
@@ -142,11 +147,16 @@ def _lifetimes(uses: _Uses, renamed: Renaming, workspace: Mapping[int, int]) -> 
     base = {pool: int(sizes[lasting][uses.pinned[lasting] == (pool == "pinned")].sum()) for pool in ("device", "pinned")}
     unknown = [n for n in (*rows.tolist(), *lasting.tolist()) if uses.size[n] < 0]
     return Lifetimes(
-        np.r_[uses.producer[rows], _ints([*workspace])], np.r_[sizes[rows], _ints([*workspace.values()])],
-        np.r_[uses.pinned[rows], np.zeros(extra, np.bool_)], np.r_[output[rows], np.zeros(extra, np.bool_)],
-        _offsets([*num_readers, *[1] * extra]), np.r_[op, _ints([*workspace])],
-        _offsets([*per_variable[np.argsort(starts)], *[1] * extra]), base, list(dict.fromkeys(uses.value[unknown].tolist())),
-    )  # fmt: skip
+        np.r_[uses.producer[rows], _ints([*workspace])],
+        np.r_[sizes[rows], _ints([*workspace.values()])],
+        np.r_[uses.pinned[rows], np.zeros(extra, np.bool_)],
+        np.r_[output[rows], np.zeros(extra, np.bool_)],
+        _offsets([*num_readers, *[1] * extra]),
+        np.r_[op, _ints([*workspace])],
+        _offsets([*per_variable[np.argsort(starts)], *[1] * extra]),
+        base,
+        list(dict.fromkeys(uses.value[unknown].tolist())),
+    )
 
 
 def _pool(memory: str) -> Literal["device", "pinned"]:
@@ -245,8 +255,9 @@ def _order(lives: Lives) -> Ints:
     return order
 
 
-def over_time(program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, target: Target = IDEAL,
-              placed: Placed | None = None) -> Profile:  # fmt: skip
+def over_time(
+    program: Program, issue: Ints, start: Ints, end: Ints, stream: Ints, target: Target = IDEAL, placed: Placed | None = None
+) -> Profile:
     """Memory of a rank whose op instances were issued, started and ended at these times; arrays in the issue order of its jobs.
 
     Of what the executor does besides the program, only what it never collects is counted. `placed`: as `placed_on` gives it, where it
@@ -370,8 +381,9 @@ class OrderMemory:
 
     def __init__(self, program: Program, target: Target = IDEAL) -> None:
         found = forms(program, target)
-        self.tables = [(lifetimes(form.program, form.workspace, form.absent), _ints(sorted(form.late)), form.micro_batches)
-                       for form in found]  # fmt: skip
+        self.tables = [
+            (lifetimes(form.program, form.workspace, form.absent), _ints(sorted(form.late)), form.micro_batches) for form in found
+        ]
         first = next(table for table, _, micro_batches in self.tables if 0 in micro_batches)
         self.base = dict(first.base) if target.runs_as_written else dict(lifetimes(program).base)
         lasting_bytes = sum(len(form.micro_batches) * form.lasting_bytes for form in found)
@@ -399,15 +411,23 @@ class OrderMemory:
             stream: The stream of each. If given, the last reader of a variable needs its operand until it has completed, if it runs on
                 another stream than the producer.
         """
-        found = [self._instances(table, late, mine, items, stream)
-                 for table, late, micro_batches in self.tables for mine in _some(micro_batches)]  # fmt: skip
+        found = [
+            self._instances(table, late, mine, items, stream) for table, late, micro_batches in self.tables for mine in _some(micro_batches)
+        ]
         columns = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         many, away = columns.pop("many"), columns.pop("is_away")
         read_first = np.concatenate([[0], np.cumsum(many)])
         row = np.repeat(np.arange(len(many)), many)
         reads = columns.pop("reads")
-        return Placed(**columns, read_first=read_first, reads=reads, away_row=row[away], away=None if stream is None else reads[away],
-                      base=self.base, unknown=self.unknown)  # fmt: skip
+        return Placed(
+            **columns,
+            read_first=read_first,
+            reads=reads,
+            away_row=row[away],
+            away=None if stream is None else reads[away],
+            base=self.base,
+            unknown=self.unknown,
+        )
 
     def _instances(self, table: Lifetimes, late: Ints, micro_batches: Sequence[int], items: Ints, stream: Ints | None) -> dict[str, Any]:
         """The instances of some micro-batches; tables are `[micro-batches, rows]` before those that are not there are left out."""
@@ -426,10 +446,19 @@ class OrderMemory:
         first = self._first_use(table, at, reads, late)
         row, column = np.nonzero(there)
         inside = np.repeat(there, many, axis=1)
-        return {"first": first[there], "last_read": last_read[there], "is_input": is_input[column], "output": table.output[column],
-                "size": table.size[column], "pinned": table.pinned[column], "producer": table.producer[column],
-                "micro_batch": _ints(micro_batches)[row], "many": many[column], "reads": reads[inside],
-                "is_away": away[inside]}  # fmt: skip
+        return {
+            "first": first[there],
+            "last_read": last_read[there],
+            "is_input": is_input[column],
+            "output": table.output[column],
+            "size": table.size[column],
+            "pinned": table.pinned[column],
+            "producer": table.producer[column],
+            "micro_batch": _ints(micro_batches)[row],
+            "many": many[column],
+            "reads": reads[inside],
+            "is_away": away[inside],
+        }
 
     def _index(self, items: Ints, micro_batches: Sequence[int]) -> Ints:
         """Op id -> index of its op instance of each micro-batch, -1 if there is none. `[micro-batches, ids]`"""

@@ -69,16 +69,21 @@ class HostSyncs:
 
     def text(self) -> str:
         """The numbers in one line."""
-        return (f"{size(self.free_bytes)} -> {size(self.throttled_bytes)} at most on a GPU, however fast its host "
-                f"({size(self.serial_bytes)} if it never ran ahead)")  # fmt: skip
+        return (
+            f"{size(self.free_bytes)} -> {size(self.throttled_bytes)} at most on a GPU, however fast its host "
+            f"({size(self.serial_bytes)} if it never ran ahead)"
+        )
 
 
 def jobs_with_side_work(program: Program) -> list[str]:
     """Jobs, other than the last, with operations on side streams that read or write memory of one micro-batch."""
     graph = Graph(program)
     beside = {op.id for op in program.ops if _uses_memory_beside(graph, op)}
-    return [job.name for job in program.jobs[:-1]
-            if any(op_id in beside for op_id, _ in job.items) and last_computation(job, graph.ops, graph.values)]  # fmt: skip
+    return [
+        job.name
+        for job in program.jobs[:-1]
+        if any(op_id in beside for op_id, _ in job.items) and last_computation(job, graph.ops, graph.values)
+    ]
 
 
 def sync_at_outputs(program: Program) -> dict[str, tuple[HostSync, ...]]:

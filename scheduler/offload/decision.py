@@ -103,8 +103,7 @@ class OffloadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What is kept on the device, one line for each reason."""
         single = {each.reason for each in self.kept}
         unit = {reason: "transfer(s)" if reason in single else "value(s)" for reason in REASONS}
-        return [f"{count} {unit[reason]}, {size(total)}: {reason}: {REASONS[reason]}"
-                for reason, (count, total) in self.reasons().items()]  # fmt: skip
+        return [f"{count} {unit[reason]}, {size(total)}: {reason}: {REASONS[reason]}" for reason, (count, total) in self.reasons().items()]
 
     def explain(self, program: Program) -> list[str]:
         """The whole decision as text: one line for each moved value and one for each reason to keep others."""
@@ -131,5 +130,3 @@ def show_move(move: Move) -> str:
     again = f", its view(s) {views} remade" if views else ""
     which = ranges(sorted(transfer.micro_batch for transfer in move.transfers))
     return f"%{move.saved.value} ({size(move.saved.size_bytes)}) of micro-batches {which}{again}; back {when}"
-
-

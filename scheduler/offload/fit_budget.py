@@ -120,8 +120,11 @@ class Fit:
         self._allow_back(late)
         for transfer in self.transfers:
             transfer.place_alone(self.planner.line, self.planner.measured)
-        return (np.array([t.free for t in self.transfers], np.int64), np.array([t.back for t in self.transfers], np.int64),
-                np.array([t.saved.freed_bytes for t in self.transfers], np.int64))  # fmt: skip
+        return (
+            np.array([t.free for t in self.transfers], np.int64),
+            np.array([t.back for t in self.transfers], np.int64),
+            np.array([t.saved.freed_bytes for t in self.transfers], np.int64),
+        )
 
     def _cover(self, over: Ints, windows: _Windows) -> bool:
         """Choose transfers that cover the excess; gives whether any was chosen."""

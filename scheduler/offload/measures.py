@@ -80,6 +80,7 @@ def _slowest(tables: Sequence[Mapping[int, int] | None], what: str) -> dict[int,
         return None
     different = sorted({key for table in known for other in known for key in table.keys() - other.keys()})
     if different:
-        raise PlanError(f"ranks of one group time different {what}: {different[:8]} are not known to all; "
-                        "merge only ranks that run the same program")  # fmt: skip
+        raise PlanError(
+            f"ranks of one group time different {what}: {different[:8]} are not known to all; merge only ranks that run the same program"
+        )
     return {key: max(table[key] for table in known) for key in sorted(known[0])}

@@ -188,13 +188,17 @@ class Planner:
         if found is None and self.refuses:
             least = Fit(self, transfers).least(self.budget)
             where = f"rank {self.program.rank}, stage {self.program.pipeline.stage}"
-            raise BudgetError(f"{where}: offload cannot keep to a budget of {self.budget} bytes ({size(self.budget)}); the least "
-                              f"feasible one is {least} bytes ({size(least)}). {self._advice()}")  # fmt: skip
+            raise BudgetError(
+                f"{where}: offload cannot keep to a budget of {self.budget} bytes ({size(self.budget)}); the least "
+                f"feasible one is {least} bytes ({size(least)}). {self._advice()}"
+            )
         if found is None:
             found = Fit(self, transfers).most()
             advice = self._advice()
-            self.notes.append(f"everything moves that can: {size(self.peak(found))} stay live, {size(self.budget)} were aimed at; "
-                              f"where that is too much, {advice[0].lower()}{advice[1:]}")  # fmt: skip
+            self.notes.append(
+                f"everything moves that can: {size(self.peak(found))} stay live, {size(self.budget)} were aimed at; "
+                f"where that is too much, {advice[0].lower()}{advice[1:]}"
+            )
         tried = {transfer.key for transfer in found.tried()}
         self._keep_transfers([transfer for transfer in transfers if transfer.key not in tried], "kept")
         return found
@@ -225,8 +229,9 @@ class Planner:
         by_value: dict[int, list[OpenTransfer]] = {}
         for transfer in placed.transfers:
             by_value.setdefault(transfer.saved.value, []).append(transfer)
-        moves = [Move(group[0].saved, tuple(self._frozen(t) for t in sorted(group, key=lambda t: t.micro_batch)))
-                 for group in by_value.values()]  # fmt: skip
+        moves = [
+            Move(group[0].saved, tuple(self._frozen(t) for t in sorted(group, key=lambda t: t.micro_batch))) for group in by_value.values()
+        ]
         index = {op.id: k for k, op in enumerate(self.program.ops)}
         return OffloadPlan(
             moves=tuple(sorted(moves, key=lambda m: (index[m.saved.producer], m.saved.value))),
@@ -244,8 +249,14 @@ class Planner:
 
     def _frozen(self, transfer: OpenTransfer) -> Transfer:
         ahead = self.line.at_ns[transfer.reader] - self.line.at_ns[transfer.back]
-        return Transfer(transfer.micro_batch, self.line.items[transfer.out], self.line.items[transfer.back], ahead,
-                    transfer.late_ns if self.measured else 0, not self.measured)  # fmt: skip
+        return Transfer(
+            transfer.micro_batch,
+            self.line.items[transfer.out],
+            self.line.items[transfer.back],
+            ahead,
+            transfer.late_ns if self.measured else 0,
+            not self.measured,
+        )
 
     def _pinned_peak(self, placed: Placement) -> int:
         live = ((t.out, t.reader + 1, t.saved.size_bytes) for t in placed.transfers)

@@ -16,10 +16,29 @@ from interlace.ir.per_ops import once_per_ops
 from interlace.ir.storage import Storage
 
 Reason = Literal[
-    "parameter", "persistable", "input", "output", "on-host", "vector", "unknown-size", "no-buffer", "recomputed",
-    "optimizer-read", "overwritten", "alias", "nested-block", "integer", "below-floor", "other-module", "opted-out",
-    "kept", "at-once", "one-job", "congested", "capped",
-]  # fmt: skip
+    "parameter",
+    "persistable",
+    "input",
+    "output",
+    "on-host",
+    "vector",
+    "unknown-size",
+    "no-buffer",
+    "recomputed",
+    "optimizer-read",
+    "overwritten",
+    "alias",
+    "nested-block",
+    "integer",
+    "below-floor",
+    "other-module",
+    "opted-out",
+    "kept",
+    "at-once",
+    "one-job",
+    "congested",
+    "capped",
+]
 """Why a value, or one micro-batch of it, is kept on the device."""
 
 REASONS: dict[Reason, str] = {
@@ -138,8 +157,9 @@ class _Finder:
         roles = self._users(made)
         first = self.graph.producer[base.id]
         freed_bytes = max(storage.size_bytes, base.size_bytes)
-        self.found.saved.append(Saved(base.id, base.storage, base.size_bytes, freed_bytes, first,
-                                      roles["forward"], roles["backward"], rebuilt))  # fmt: skip
+        self.found.saved.append(
+            Saved(base.id, base.storage, base.size_bytes, freed_bytes, first, roles["forward"], roles["backward"], rebuilt)
+        )
 
     def _pinned_down(self, storage: Storage, made: list[Value]) -> Reason | None:
         """What else keeps the storage alive, so that a copy to the host would free nothing."""

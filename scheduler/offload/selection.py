@@ -50,8 +50,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not 0 <= self.prefetch_slack <= 10:
             raise ConfigError(f"offload: prefetch_slack={self.prefetch_slack}, expected a share from 0 to 10")
         keep = (self.keep_bytes,) if isinstance(self.keep_bytes, int) else self.keep_bytes
-        for name, given in (("min_bytes", self.min_bytes), ("keep_bytes", min(keep, default=0)),
-                            ("max_in_flight", self.max_in_flight)):  # fmt: skip
+        for name, given in (("min_bytes", self.min_bytes), ("keep_bytes", min(keep, default=0)), ("max_in_flight", self.max_in_flight)):
             if given is not None and given < 0:
                 raise ConfigError(f"offload: {name}={given}, expected 0 or more")
 
@@ -68,8 +67,10 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if isinstance(self.keep_bytes, int):
             return self.keep_bytes
         if len(self.keep_bytes) != num_stages:
-            raise ConfigError(f"offload: keep_bytes has {len(self.keep_bytes)} figures {list(self.keep_bytes)}, "
-                              f"expected one for each of the {num_stages} stages, or a single number")  # fmt: skip
+            raise ConfigError(
+                f"offload: keep_bytes has {len(self.keep_bytes)} figures {list(self.keep_bytes)}, "
+                f"expected one for each of the {num_stages} stages, or a single number"
+            )
         return self.keep_bytes[stage]
 
 
@@ -109,11 +110,17 @@ def unknown_names(choice: Choice, there: Sequence[Names]) -> list[str]:
     layers = sorted({layer for names in there for layer in names.layers})
     ops = sorted({op for names in there for op in names.ops})
     short = sorted({".".join("*" if part.isdigit() else part for part in layer.split(".")) for layer in layers if layer})
-    modules = [f"offload: modules: {p!r} fits no layer; there are {_list(short)}"
-               for p in choice.modules if not any(names_layer(p, layer) for layer in layers)]  # fmt: skip
+    modules = [
+        f"offload: modules: {p!r} fits no layer; there are {_list(short)}"
+        for p in choice.modules
+        if not any(names_layer(p, layer) for layer in layers)
+    ]
     every = [*(Op(-1, op, (), (), "forward") for op in ops), *(Op(-1, "", (), (), "forward", layer=layer) for layer in layers)]
-    excluded = [f"offload: exclude_ops: {p!r} fits no operation and no layer; there are {_list(ops)}; layers: {_list(short)}"
-                for p in choice.exclude_ops if not any(names_op(p, op) for op in every)]  # fmt: skip
+    excluded = [
+        f"offload: exclude_ops: {p!r} fits no operation and no layer; there are {_list(ops)}; layers: {_list(short)}"
+        for p in choice.exclude_ops
+        if not any(names_op(p, op) for op in every)
+    ]
     return modules + excluded
 
 

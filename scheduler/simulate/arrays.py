@@ -69,14 +69,16 @@ class Options:
     @classmethod
     def of(cls, target: Target, **others: Any) -> Options:
         """Options that follow a target's rules; `others` override them."""
-        return cls(**{
-            "p2p": "buffered" if target.p2p_buffer_bytes == UNBOUNDED else "rendezvous",
-            "blocks": _always if target.serial else blocks_host,
-            "blocking": target.blocking,
-            "host_waits": target.host_runs_ahead,
-            "job_end_waits": target.job_end_waits,
-            **others,
-        })  # fmt: skip
+        return cls(
+            **{
+                "p2p": "buffered" if target.p2p_buffer_bytes == UNBOUNDED else "rendezvous",
+                "blocks": _always if target.serial else blocks_host,
+                "blocking": target.blocking,
+                "host_waits": target.host_runs_ahead,
+                "job_end_waits": target.job_end_waits,
+                **others,
+            }
+        )
 
 
 @dataclass(slots=True)

@@ -160,9 +160,7 @@ def _persistable(program: Program, items: Ints) -> Ints:
     listed = _persistable_accesses(program)
     if not len(listed):
         return np.empty((0, 2), np.int64)
-    starts, order = rows(
-        listed[:, 0], np.arange(len(listed)), 1 + max(int(listed[:, 0].max()), int(items[:, 0].max(initial=0)))
-    )
+    starts, order = rows(listed[:, 0], np.arange(len(listed)), 1 + max(int(listed[:, 0].max()), int(items[:, 0].max(initial=0))))
     counts = np.diff(starts)[items[:, 0]]
     who = np.repeat(np.arange(len(items)), counts)
     within = np.arange(len(who)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -262,5 +260,4 @@ def reduced(pairs: Ints, stream: Ints, program: Program, items: Ints) -> Ints:
 def _issued_late(pair: Ints, program: Program, items: Ints) -> str:
     ops = {op.id: op for op in program.ops}
     before, after = (f"{describe(ops[int(items[k, 0])])} of micro-batch {items[k, 1]}" for k in pair)
-    return (f"rank {program.rank}: {after} is issued before {before}, which it waits for; "
-            f"put the latter earlier in the jobs")  # fmt: skip
+    return f"rank {program.rank}: {after} is issued before {before}, which it waits for; put the latter earlier in the jobs"

@@ -36,7 +36,7 @@ from interlace.scheduler.simulate.arrays import (
     offsets,
     pairs_of,
     rows,
-)  # fmt: skip
+)
 from interlace.scheduler.simulate.dependences import item_order, reduced
 from interlace.scheduler.simulate.power import PowerInput
 from interlace.scheduler.simulate.rendezvous import meetings
@@ -57,9 +57,7 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     parts = [_lower_rank(program, cost, options, classes) for program in programs]
     first = offsets([len(part.items) for part in parts])
     first_stream = offsets([len(part.stream_names) for part in parts])
-    column: dict[str, Any] = (
-        {key: joined([part.columns[key] for part in parts]) for key in parts[0].columns} if parts else {}
-    )
+    column: dict[str, Any] = {key: joined([part.columns[key] for part in parts]) for key in parts[0].columns} if parts else {}
     column["stream"] += np.repeat(first_stream[:-1], np.diff(first))
     column["awaits"] = np.where(column["awaits"] >= 0, column["awaits"] + np.repeat(first[:-1], np.diff(first)), -1)
     draw, share = column.pop("draw", None), column.pop("share", None)
@@ -68,12 +66,21 @@ def lower(programs: Sequence[Program], cost: Costs, options: Options | None = No
     deps = joined([part.deps + first[k] for k, part in enumerate(parts)])
     dep_first, dep = rows(deps[:, 1], deps[:, 0], int(first[-1]))
     return SimInput(
-        [program.rank for program in programs], first, first_stream, [n for part in parts for n in part.stream_names],
-        excess=classes.excess(), blocked_excess=classes.blocked_excess(), dep_first=dep_first, dep=dep,
+        [program.rank for program in programs],
+        first,
+        first_stream,
+        [n for part in parts for n in part.stream_names],
+        excess=classes.excess(),
+        blocked_excess=classes.blocked_excess(),
+        dep_first=dep_first,
+        dep=dep,
         host_end=np.array([p.host_end for p in parts], np.int64),
         job_first=[[(name, at + int(first[k])) for name, at in part.job_first] for k, part in enumerate(parts)],
-        programs=list(programs), power=power, **column, **meetings(parts, first, options),
-    )  # fmt: skip
+        programs=list(programs),
+        power=power,
+        **column,
+        **meetings(parts, first, options),
+    )
 
 
 def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Classes) -> RankItems:
@@ -81,9 +88,7 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
         jobs = tuple(msgspec.structs.replace(job, host_waits=()) for job in program.jobs)
         program = msgspec.structs.replace(program, jobs=jobs)
     if not program.jobs:
-        raise PlanError(
-            f"rank {program.rank}: the program has no jobs, so nothing to simulate; run a schedule pass on it first"
-        )
+        raise PlanError(f"rank {program.rank}: the program has no jobs, so nothing to simulate; run a schedule pass on it first")
     table, items = _table_of(program, cost, options), items_of(program)
     row = table.row[np.minimum(items[:, 0], len(table.row) - 1)]
     if (row < 0).any() or (items[:, 0] >= len(table.row)).any():
@@ -91,10 +96,17 @@ def _lower_rank(program: Program, cost: Costs, options: Options, classes: _Class
     ends = list(_job_ends(program, table.stream[row])) if options.job_end_waits else []
     issue, host_end, job_first = _host(program, cost, table.host[row])
     columns = {
-        "op": items[:, 0], "micro_batch": items[:, 1], "stream": table.stream[row], "issue": issue, "dur": table.dur[row],
-        "side": table.side[row], "awaits": awaits(program, table.blocking[row], ends),
-        "kind": classes.numbered(table.classes)[table.kind[row]], "draw": table.draw[row], "share": table.share[row],
-    }  # fmt: skip
+        "op": items[:, 0],
+        "micro_batch": items[:, 1],
+        "stream": table.stream[row],
+        "issue": issue,
+        "dur": table.dur[row],
+        "side": table.side[row],
+        "awaits": awaits(program, table.blocking[row], ends),
+        "kind": classes.numbered(table.classes)[table.kind[row]],
+        "draw": table.draw[row],
+        "share": table.share[row],
+    }
     deps = reduced(item_order(program), columns["stream"], program, items)
     return RankItems(program, items, table.ops, table.stream_names, columns, deps, host_end, job_first)
 
@@ -126,19 +138,24 @@ class _OpTable:
         stream_of = {name: k for k, name in enumerate(names)} | dict.fromkeys(COMPUTE_STREAMS, 0)
         row = np.full(1 + max(ops, default=0), -1, np.int64)
         row[list(ops)] = np.arange(len(listed))
-        durs = [
-            _checked(program, op, 0 if op.name in NO_KERNEL else cost.op_time(op, values, groups).dur_ns) for op in listed
-        ]
+        durs = [_checked(program, op, 0 if op.name in NO_KERNEL else cost.op_time(op, values, groups).dur_ns) for op in listed]
         classes = [_class_of(op, cost, values, groups) for op in listed]
         draws = [cost.draw(op, values, groups) if options.power and op.name not in NO_KERNEL else Draw(0, 0.0) for op in listed]
         place = {each: k for k, each in enumerate(dict.fromkeys(classes))}
         return _OpTable(
-            ops, names, row, ints([cost.host_ns(op) for op in listed]), ints(durs), ints([stream_of[op.stream] for op in listed]),
-            ints([place[each] for each in classes]), list(place),
+            ops,
+            names,
+            row,
+            ints([cost.host_ns(op) for op in listed]),
+            ints(durs),
+            ints([stream_of[op.stream] for op in listed]),
+            ints([place[each] for each in classes]),
+            list(place),
             np.array([resource not in (COMPUTE, NOTHING) for _, resource, _ in classes], np.bool_),
             np.array([options.blocks(op) or (op.origin >= 0 and op.kind in options.blocking) for op in listed], np.bool_),
-            ints([each.milliwatts for each in draws]), ints([round(ONE * each.clock_share) for each in draws]),
-        )  # fmt: skip
+            ints([each.milliwatts for each in draws]),
+            ints([round(ONE * each.clock_share) for each in draws]),
+        )
 
 
 def _table_of(program: Program, cost: Costs, options: Options) -> _OpTable:
@@ -155,9 +172,7 @@ _known_tables: Callable[[Program], dict[Any, tuple[_OpTable, Costs]]] = once_per
 
 def _checked(program: Program, op: Op, dur_ns: int) -> int:
     if not 0 <= dur_ns < MAX_DUR_NS:
-        raise PlanError(
-            f"rank {program.rank}: {describe(op)} takes {dur_ns} ns, expected 0 to {MAX_DUR_NS} ns; mend the profile"
-        )
+        raise PlanError(f"rank {program.rank}: {describe(op)} takes {dur_ns} ns, expected 0 to {MAX_DUR_NS} ns; mend the profile")
     return int(dur_ns)
 
 

@@ -21,8 +21,11 @@ def meetings(parts: Sequence[RankItems], first: Ints, options: Options) -> dict[
     queues: dict[Hashable, dict[int, list[int]]] = {}
     names = RingNames({part.program.rank: part.program.groups for part in parts})
     for k, part in enumerate(parts):
-        channel = {op.id: found for op in part.ops.values()
-                   if is_comm(op) and (found := _channel(op, part.program, acting, options, names)) is not None}  # fmt: skip
+        channel = {
+            op.id: found
+            for op in part.ops.values()
+            if is_comm(op) and (found := _channel(op, part.program, acting, options, names)) is not None
+        }
         waiting: dict[int, list[int]] = {}
         comm = np.flatnonzero(np.isin(part.items[:, 0], list(channel)))
         for item, op_id in zip((comm + first[k]).tolist(), part.items[comm, 0].tolist(), strict=True):
@@ -59,8 +62,9 @@ def _channel(
     return (("p2p", name, source, target), ["send", "receive"], "send" if is_send(op) else "receive")
 
 
-def _numbered(queues: Mapping[Hashable, Mapping[Any, list[int]]], parts: Sequence[RankItems], first: Ints,
-              options: Options) -> dict[str, Any]:  # fmt: skip
+def _numbered(
+    queues: Mapping[Hashable, Mapping[Any, list[int]]], parts: Sequence[RankItems], first: Ints, options: Options
+) -> dict[str, Any]:
     total = int(first[-1])
     meet, follow = np.full(total, -1, np.int64), np.full(total, -1, np.int64)
     rows: list[list[int]] = []
@@ -87,8 +91,14 @@ def _numbered(queues: Mapping[Hashable, Mapping[Any, list[int]]], parts: Sequenc
             rows.append(row)
             sizes.append(len(members))
     mates = ints([item for row in rows for item in row])
-    return {"meet": meet, "follow": follow, "meet_first": offsets([len(row) for row in rows]), "mates": mates,
-            "meet_size": ints(sizes), "absent": absent}  # fmt: skip
+    return {
+        "meet": meet,
+        "follow": follow,
+        "meet_first": offsets([len(row) for row in rows]),
+        "mates": mates,
+        "meet_size": ints(sizes),
+        "absent": absent,
+    }
 
 
 def _lack(key: Hashable, lacking: Sequence[str], k: int) -> str:

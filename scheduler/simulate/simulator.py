@@ -219,9 +219,7 @@ def _compiled(engine: Engine, num_items: int) -> Any:
         from interlace.scheduler.simulate import compiled
     except ImportError:
         if engine == "fast":
-            raise PlanError(
-                "the compiled simulator needs numba; install it (`pip install numba`) or take engine='plain'"
-            ) from None
+            raise PlanError("the compiled simulator needs numba; install it (`pip install numba`) or take engine='plain'") from None
         return None
     return compiled
 
@@ -425,7 +423,6 @@ class Simulation:
         self.due[leader] = self.now + max(0, -(-self.left[leader] // pace))
         heapq.heappush(self.queue, (self.due[leader], leader, self.due[leader]))
 
-
     # -- power ------------------------------------------------------------------------------------------------------
 
     def _drop_stale(self) -> None:
@@ -527,11 +524,16 @@ def columns_of(sim: SimInput, times: Times, at: int) -> RankColumns:
     mine = slice(int(sim.first[at]), int(sim.first[at + 1]))
     deps = slice(int(sim.dep_first[mine.start]), int(sim.dep_first[mine.stop]))
     return RankColumns(
-        sim.stream[mine] - sim.first_stream[at], sim.side[mine],
+        sim.stream[mine] - sim.first_stream[at],
+        sim.side[mine],
         np.where(sim.awaits[mine] >= 0, sim.awaits[mine] - mine.start, -1),
-        sim.dep_first[mine.start : mine.stop + 1] - deps.start, sim.dep[deps] - mine.start, times.issue[mine],
-        times.ready[mine], times.start[mine], times.end[mine],
-    )  # fmt: skip
+        sim.dep_first[mine.start : mine.stop + 1] - deps.start,
+        sim.dep[deps] - mine.start,
+        times.issue[mine],
+        times.ready[mine],
+        times.start[mine],
+        times.end[mine],
+    )
 
 
 def split_rank(rank: RankColumns, step: int, host_end: int) -> tuple[int, int, int, int, int, int]:
@@ -617,15 +619,13 @@ def waited_for(rank: RankColumns, waiter: Ints, gap_from: Ints, gap_to: Ints) ->
     return begin, chain
 
 
-def _split_gap(rank: RankColumns, low: int, high: int, busy: int, link: int, chain: Ints, syncs: Ints,
-               synced_at: Ints) -> tuple[int, int]:  # fmt: skip
+def _split_gap(rank: RankColumns, low: int, high: int, busy: int, link: int, chain: Ints, syncs: Ints, synced_at: Ints) -> tuple[int, int]:
     """Exposed and host time of a gap; for the arguments see `gap_spans`."""
     n, spans = gap_spans(rank, low, high, busy, link, chain, syncs, synced_at)
     return covered(spans[:n]), covered(spans) - covered(spans[:-1])
 
 
-def gap_spans(rank: RankColumns, low: int, high: int, busy: int, link: int, chain: Ints, syncs: Ints,
-              synced_at: Ints) -> tuple[int, Any]:  # fmt: skip
+def gap_spans(rank: RankColumns, low: int, high: int, busy: int, link: int, chain: Ints, syncs: Ints, synced_at: Ints) -> tuple[int, Any]:
     """What happens in a gap from `low` to `high`, as a number `n` and intervals: n runs of what the op after the gap waits for, then what
     counts before the host does, and last the time in which the host is busy.
 

@@ -29,12 +29,31 @@ def likeness_of_work(program: Program, cost: Costs) -> str:
     for op in program.ops:
         if is_boundary(op):
             continue
-        attrs = sorted((name, number("recomputation", each) if name in (ORIGINAL, COPY) else each)
-                       for name, each in op.attrs.items() if name != "ring_id")  # fmt: skip
+        attrs = sorted(
+            (name, number("recomputation", each) if name in (ORIGINAL, COPY) else each)
+            for name, each in op.attrs.items()
+            if name != "ring_id"
+        )
         took = (cost.category(op, values, groups), cost.op_time(op, values, groups).dur_ns) if is_comm(op) else ()
         touched = [value if value == ABSENT else number("value", value) for value in (*op.operands, *op.results)]
-        lines.append((op.name, op.role, op.chunk, touched, len(op.results), attrs, took, number("group", op.group),
-                      number("stream", op.stream), op.priority, op.no_buffer, op.inplace, op.views, op.num_blocks))  # fmt: skip
+        lines.append(
+            (
+                op.name,
+                op.role,
+                op.chunk,
+                touched,
+                len(op.results),
+                attrs,
+                took,
+                number("group", op.group),
+                number("stream", op.stream),
+                op.priority,
+                op.no_buffer,
+                op.inplace,
+                op.views,
+                op.num_blocks,
+            )
+        )
     types = []
     for kind, name in list(seen):
         if kind == "value":

@@ -80,8 +80,9 @@ def find_orders(plans: Sequence[Program], run: Simulation, margin_ns: int) -> Or
     return best
 
 
-def transfers_in_time(plans: Sequence[Transfers], known: Sequence[Mapping[OpInstance, OpInstance]], result: Result,
-                      margin_ns: int) -> list[dict[OpInstance, OpInstance]]:  # fmt: skip
+def transfers_in_time(
+    plans: Sequence[Transfers], known: Sequence[Mapping[OpInstance, OpInstance]], result: Result, margin_ns: int
+) -> list[dict[OpInstance, OpInstance]]:
     """For each plan, transfers -> the compute op to wait for, so that each is posted `margin_ns` before its peer is ready.
 
     One that was ready earlier waits for the last compute op that ends by then, of those that are issued before it or that it may be
@@ -202,8 +203,10 @@ class _Rank:
     def peers(self) -> list[list[int]]:
         """Of each transfer, items of other ranks that it meets; none if they are not simulated."""
         sim = self.result.input
-        return [[mate for mate in sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist() if meet >= 0 and mate != item]
-                for item, meet in zip(self.transfers.tolist(), sim.meet[self.transfers].tolist(), strict=True)]  # fmt: skip
+        return [
+            [mate for mate in sim.mates[sim.meet_first[meet] : sim.meet_first[meet + 1]].tolist() if meet >= 0 and mate != item]
+            for item, meet in zip(self.transfers.tolist(), sim.meet[self.transfers].tolist(), strict=True)
+        ]
 
     def is_less_busy(self, peers: Sequence[int]) -> bool:
         """Whether the ranks of these items have more to compute in a step."""
@@ -246,8 +249,11 @@ def _between(program: Program, job: Job, collectives: set[int]) -> Iterator[tupl
     for k, op in enumerate(ops):
         if op in around:
             needs, followers = around[op]
-            yield (k, next((n for n in range(k - 1, 0, -1) if ops[n] in needs or ops[n] in collectives), 0),
-                   next((n for n in range(k + 1, len(ops)) if ops[n] in followers or ops[n] in collectives), len(ops)))  # fmt: skip
+            yield (
+                k,
+                next((n for n in range(k - 1, 0, -1) if ops[n] in needs or ops[n] in collectives), 0),
+                next((n for n in range(k + 1, len(ops)) if ops[n] in followers or ops[n] in collectives), len(ops)),
+            )
 
 
 @once_per_ops

@@ -109,15 +109,18 @@ class _Search:
         self.stages = [[each for each in stages if each.stage == number] for number in numbers]
         self.fixed = fixed_depth or num_chunks > 1
         self.plain = tuple(in_flight(s, len(numbers), num_micro_batches) for s in numbers)
-        self.tables = [[{(order.form, order.early, order.at_once): order.slots for order in each.orders} for each in levels]
-                       for levels in self.stages]  # fmt: skip
+        self.tables = [
+            [{(order.form, order.early, order.at_once): order.slots for order in each.orders} for each in levels] for levels in self.stages
+        ]
         self.at_once = sorted({order.at_once for order in stages[0].orders})
         draws = fixed_depth and num_chunks > 1  # without a depth of its own a mixed pair would change their order
         self.forms = sorted({order.form for order in stages[0].orders if not draws or order.form == "dx-first"})
         rows = [_plain_row(s, len(numbers), num_micro_batches, num_chunks) for s in numbers]
         plain = self.forms[0], True, 0
-        self.always = [[each.peak_bytes - peak_bytes(costs_of(rows[s], table[plain]))
-                        for each, table in zip(levels, self.tables[s], strict=True)] for s, levels in enumerate(self.stages)]  # fmt: skip
+        self.always = [
+            [each.peak_bytes - peak_bytes(costs_of(rows[s], table[plain])) for each, table in zip(levels, self.tables[s], strict=True)]
+            for s, levels in enumerate(self.stages)
+        ]
         self.most = num_micro_batches * num_chunks
         self.evaluations = JOBS // (self.most * len(self.stages))
         self.rows: dict[tuple[int, int, int, int, int], list[Slot]] = {}
@@ -152,11 +155,22 @@ class _Search:
     def _starts(self) -> list[LagSchedule]:
         stages = range(len(self.stages))
         lags = {tuple(min(self.most, a + b * s) for s in stages) for a in (0, 1, 2) for b in (0, 1, 2)}
-        depths = {self.plain} if self.fixed else {
-            tuple(min(self.num, self.plain[s] + (more * (len(stages) - 1 - s) + up) // 2) for s in stages)
-            for more in (0, 1, 2) for up in (0, 1)}  # fmt: skip
-        return sorted(_schedule([Choice(lag[s], depth[s], early, 0.0, 0, form, early) for s in stages])
-                      for lag in lags for depth in depths for early in (True, False) for form in self.forms)  # fmt: skip
+        depths = (
+            {self.plain}
+            if self.fixed
+            else {
+                tuple(min(self.num, self.plain[s] + (more * (len(stages) - 1 - s) + up) // 2) for s in stages)
+                for more in (0, 1, 2)
+                for up in (0, 1)
+            }
+        )
+        return sorted(
+            _schedule([Choice(lag[s], depth[s], early, 0.0, 0, form, early) for s in stages])
+            for lag in lags
+            for depth in depths
+            for early in (True, False)
+            for form in self.forms
+        )
 
     def _ranked(self, schedule: LagSchedule) -> tuple[float, LagSchedule]:
         """Within the memory: where a stage has no room weight gradients trail by less; and by as much, with more recomputed."""
@@ -202,8 +216,9 @@ class _Search:
     def _row(self, stage: int, num_micro_batches: int, depth: int, lag: int, more_lag_at_end: int = 0) -> list[Slot]:
         key = stage, num_micro_batches, depth, lag, more_lag_at_end
         if key not in self.rows:
-            self.rows[key] = joined(stage, len(self.stages), num_micro_batches, self.chunks, lag=lag, warmup=depth,
-                                    lag_at_end=lag + more_lag_at_end)  # fmt: skip
+            self.rows[key] = joined(
+                stage, len(self.stages), num_micro_batches, self.chunks, lag=lag, warmup=depth, lag_at_end=lag + more_lag_at_end
+            )
         return self.rows[key]
 
     def _times(self, stage: int, each: Choice, early: bool) -> Mapping[str, SlotTimes]:
@@ -252,14 +267,20 @@ class _Search:
             others.append(here._replace(early=not here.early, early_at_end=not here.early))
             if finer:
                 others.append(here._replace(early_at_end=not here.early_at_end))
-                others += [here._replace(more_lag_at_end=more) for more in (here.more_lag_at_end - 1, here.more_lag_at_end + 1)
-                           if here.lag and 0 <= more <= self.most - here.lag]  # fmt: skip
+                others += [
+                    here._replace(more_lag_at_end=more)
+                    for more in (here.more_lag_at_end - 1, here.more_lag_at_end + 1)
+                    if here.lag and 0 <= more <= self.most - here.lag
+                ]
             at = self.at_once.index(here.at_once)
             near = [here._replace(at_once=self.at_once[k]) for k in (at - step, at, at + step) if 0 <= k < len(self.at_once)]
             near += [here._replace(level=level) for level in (here.level - 1, here.level + 1) if 0 <= level < len(self.stages[s])]
             near += [here._replace(form=form) for form in self.forms if finer and form != here.form]
-            near += [here._replace(depth=here.depth + more) for more in (-1, 1)
-                     if not self.fixed and self.plain[s] <= here.depth + more <= self.num]  # fmt: skip
+            near += [
+                here._replace(depth=here.depth + more)
+                for more in (-1, 1)
+                if not self.fixed and self.plain[s] <= here.depth + more <= self.num
+            ]
             for other in near:
                 others += [other, self._fitted(s, other), self._fitted(s, other._replace(lag=self.most))]
             found += [_schedule([*choices[:s], other, *choices[s + 1 :]]) for other in dict.fromkeys(others) if other != here]
@@ -279,12 +300,16 @@ def _schedule(choices: Sequence[Choice]) -> LagSchedule:
 def kinds_of(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> list[str]:
     """All kinds of slots that the schedules looked at may hold on a stage, Paddle's own among them."""
     if num_chunks == 1:
-        rows = [joined(0, 1, 4, lag=lag, warmup=depth, lag_at_end=lag + more)
-                for lag in (0, 1, 2, 4) for depth in (1, 2, 4) for more in (0, 1)]  # fmt: skip
+        rows = [
+            joined(0, 1, 4, lag=lag, warmup=depth, lag_at_end=lag + more) for lag in (0, 1, 2, 4) for depth in (1, 2, 4) for more in (0, 1)
+        ]
     else:
         count = ranked_micro_batches(num_micro_batches, num_stages, num_chunks)
-        rows = [joined(stage, num_stages, count, num_chunks, lag=lag, lag_at_end=most)
-                for most in range(count * num_chunks + 1) for lag in {most, min(most, 1)}]  # fmt: skip
+        rows = [
+            joined(stage, num_stages, count, num_chunks, lag=lag, lag_at_end=most)
+            for most in range(count * num_chunks + 1)
+            for lag in {most, min(most, 1)}
+        ]
         rows.append(_plain_row(stage, num_stages, count, num_chunks))
     return sorted({kind_of(slot) for row in rows for slot in row})
 

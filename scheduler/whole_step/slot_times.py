@@ -67,10 +67,14 @@ class StageTimes(msgspec.Struct, frozen=True):
 
 def changed_by(base: SlotTimes, before: SlotTimes, after: SlotTimes) -> SlotTimes:
     """The times of a job, changed as those of another order of its parts changed. All three have the same parts."""
-    parts = tuple(PartTimes(part.kind, _moved(part.need_ns, old.need_ns, new.need_ns), _moved(part.sent_ns, old.sent_ns, new.sent_ns))
-                  for part, old, new in zip(base.parts, before.parts, after.parts, strict=True))  # fmt: skip
-    rise, net = (each + new - old for each, old, new in ((base.rise_bytes, before.rise_bytes, after.rise_bytes),
-                                                         (base.net_bytes, before.net_bytes, after.net_bytes)))  # fmt: skip
+    parts = tuple(
+        PartTimes(part.kind, _moved(part.need_ns, old.need_ns, new.need_ns), _moved(part.sent_ns, old.sent_ns, new.sent_ns))
+        for part, old, new in zip(base.parts, before.parts, after.parts, strict=True)
+    )
+    rise, net = (
+        each + new - old
+        for each, old, new in ((base.rise_bytes, before.rise_bytes, after.rise_bytes), (base.net_bytes, before.net_bytes, after.net_bytes))
+    )
     return SlotTimes(base.duration_ns + after.duration_ns - before.duration_ns, parts, rise, net)
 
 

@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def quick(script: str, out: Path) -> dict[str, Any]:
-    found = subprocess.run([sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), "--quick", "-o", str(out)],
-                           capture_output=True, text=True, check=False)  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), "--quick", "-o", str(out)], capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stderr[-2000:]
     result: dict[str, Any] = json.loads(out.read_text())
     assert {"machine", "versions", "date"} <= result.keys()
@@ -41,7 +42,7 @@ def test_simulator(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_oracle(tmp_path: Path) -> None:
     """Predictions of measured orders stay within 10 % but for one (no communication, from other files), their order is kept, and
-    our orders are no worse than the best known ones by more than 2 %."""  # fmt: skip
+    our orders are no worse than the best known ones by more than 2 %."""
     result = quick("oracle", tmp_path / "oracle.json")
     for found in result["configurations"].values():
         assert found["judged"]["simulator"]["median_abs"] < 0.05
@@ -108,7 +109,7 @@ def test_executor(tmp_path: Path) -> None:
 @pytest.mark.paddle
 def test_road(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
-    row, = quick("road", tmp_path / "road.json")["rows"]
+    (row,) = quick("road", tmp_path / "road.json")["rows"]
     assert row["share"]["median"] > 0  # of a model this small it says nothing: the search for an order takes the same time for all
     assert set(row["cpu_s"]) == {"paddle", "interlace", "capture", "passes", "checks", "lowering"}
 
@@ -117,6 +118,6 @@ def test_road(tmp_path: Path) -> None:
 @pytest.mark.paddle
 def test_stages(tmp_path: Path) -> None:
     pytest.importorskip("paddle")
-    row, = quick("stages", tmp_path / "stages.json")["rows"]
+    (row,) = quick("stages", tmp_path / "stages.json")["rows"]
     assert (row["world"], row["programs"], row["safe"]) == (8, 2, True)
     assert all(row[name]["cpu_s"] > 0 for name in ("dump", "plan", "check", "timeline", "report"))

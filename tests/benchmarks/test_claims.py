@@ -21,8 +21,11 @@ import claims_h200  # noqa: E402
 from benchmarks.gpu import results  # noqa: E402
 from interlace.cost_model.profile import OpSample  # noqa: E402
 
-KEPT_TOO_MUCH = {("llama-s4096-mp1-pp2", "budget-0.9"), ("llama-s4096-mp1-pp2", "budget-0.8"),
-                 *(("llama-s2048-mp1-pp2-sendrecv", plan) for plan in ("dx-first", "offload-1"))}  # fmt: skip
+KEPT_TOO_MUCH = {
+    ("llama-s4096-mp1-pp2", "budget-0.9"),
+    ("llama-s4096-mp1-pp2", "budget-0.8"),
+    *(("llama-s2048-mp1-pp2-sendrecv", plan) for plan in ("dx-first", "offload-1")),
+}
 """Budgets that were measured when the lowering still kept tensors of vectors for the next micro-batch's forward (tests/bridge); and two
 plans of a sitting with a first form of send and receive."""
 
@@ -42,8 +45,11 @@ def test_examples_in_docstrings() -> None:
 def test_peaks_are_planned_as_measured() -> None:
     """Memory. Within 1 % of what tensors held on H200s: Paddle's own plan, ours, and ours under budgets."""
     rows = [row for row in claims_h200.layers() if row["world"] == 2 and "workspace" in row.get("peak_bytes_by_rank", [{}])[0]]
-    known = {results.run_of(row): results.peak_error(row) for row in rows
-             if results.PEAKS in row.get("simulated", {}) and not row["case"].startswith("small")}  # fmt: skip
+    known = {
+        results.run_of(row): results.peak_error(row)
+        for row in rows
+        if results.PEAKS in row.get("simulated", {}) and not row["case"].startswith("small")
+    }
     off = {run[:2] for run, error in known.items() if abs(error) > 0.01}
     assert off <= KEPT_TOO_MUCH
     for case in ("gpt-s4096-mp1-pp2", "llama-s4096-mp1-pp2"):
@@ -90,8 +96,10 @@ def test_a_sample_that_is_left_out_is_predicted_by_samples_like_it() -> None:
     """Made up: twice the time where the first operand is transposed, and four times where the contracted size is 64 in place of 256."""
     samples = [
         OpSample("gemm", "float32", {"batch": 1, "m": m, "n": 64, "k": k, **lying}, 8 * m * k, m * k * slow * (4 if k == 64 else 1))
-        for m in (128, 256, 512, 1024) for k in (64, 256) for slow, lying in ((10, {}), (20, {"transpose_x": 1}))
-    ]  # fmt: skip
+        for m in (128, 256, 512, 1024)
+        for k in (64, 256)
+        for slow, lying in ((10, {}), (20, {"transpose_x": 1}))
+    ]
     found = list(claims_alone.errors_left_out(samples, 0))
     assert len(found) == 16
     inside = [errors for sample, errors in zip(samples, found, strict=True) if sample.dims["m"] in (256, 512)]
@@ -100,8 +108,16 @@ def test_a_sample_that_is_left_out_is_predicted_by_samples_like_it() -> None:
 
 def run(case: str, plan: str, ms: float, sitting: str = "now", **more: Any) -> dict[str, Any]:
     held = {"allocated": round(10 * ms), "reserved": 100}
-    return {"case": case, "plan": plan, "world": 2, "sitting": sitting, "step_ms": {"median": ms, "min": ms, "max": ms},
-            "peak_bytes_by_rank": [held], "losses": [ms], **more}  # fmt: skip
+    return {
+        "case": case,
+        "plan": plan,
+        "world": 2,
+        "sitting": sitting,
+        "step_ms": {"median": ms, "min": ms, "max": ms},
+        "peak_bytes_by_rank": [held],
+        "losses": [ms],
+        **more,
+    }
 
 
 def stored(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, Any]) -> None:
@@ -110,8 +126,15 @@ def stored(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, Any]) -> None:
 
 
 def test_ranges_hold_every_case_that_has_stock_in_its_sitting(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored(monkeypatch, run("a-mp2", "stock", 10), run("a-mp2", "mixed", 8), run("b-mp2-odd", "stock", 10), run("b-mp2-odd", "mixed", 12.5),
-           run("c-mp2", "stock", 10, "before"), run("c-mp2", "mixed", 1))  # fmt: skip
+    stored(
+        monkeypatch,
+        run("a-mp2", "stock", 10),
+        run("a-mp2", "mixed", 8),
+        run("b-mp2-odd", "stock", 10),
+        run("b-mp2-odd", "mixed", 12.5),
+        run("c-mp2", "stock", 10, "before"),
+        run("c-mp2", "mixed", 1),
+    )
     assert "| mp 2 |  |  | -20.0 to +25.0 % (2) |  |  |" in claims_h200.gains()
     assert "| mixed | 2 | -20 to +25 %, 1 | +0 %, 2 |" in claims_h200.memory()
 
@@ -119,8 +142,14 @@ def test_ranges_hold_every_case_that_has_stock_in_its_sitting(monkeypatch: pytes
 def test_bits_say_who_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal, not equal, like another sitting's stock, like none, without any stock."""
     yes, no = ({"losses_equal_stock": same, "parameters_equal_stock": same} for same in (True, False))
-    stored(monkeypatch, run("a", "stock", 1, **yes), run("a", "mixed", 1, **no), run("a-again", "mixed", 1), run("a-again", "odd", 2),
-           run("b", "mixed", 3))  # fmt: skip
+    stored(
+        monkeypatch,
+        run("a", "stock", 1, **yes),
+        run("a", "mixed", 1, **no),
+        run("a-again", "mixed", 1),
+        run("a-again", "odd", 2),
+        run("b", "mixed", 3),
+    )
     said = claims_h200.bits()
     assert "of 5 runs (0 failed) 2 have a baseline of their own session beside them, and 1 of these have its losses" in said
     assert "3 were run without one: by their last loss 1 are like a baseline" in said

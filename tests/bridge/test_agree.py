@@ -93,8 +93,10 @@ def test_a_rank_that_calls_once_less_is_refused_on_every_rank_alike(agree: Any) 
 def test_other_options_are_refused_on_every_rank_alike_and_shown(agree: Any) -> None:
     ranks = plan(World(pp=2, mp=2, micro_batches=2))
     texts = together(agree, ranks, ["[h200]", "[h200]", "[cpu]", "[cpu]"])
-    assert texts == ["ranks 0 and 2 planned with different options: [h200] and [cpu]; give every rank the same configuration and device "
-                     "profile"] * 4  # fmt: skip
+    assert (
+        texts
+        == ["ranks 0 and 2 planned with different options: [h200] and [cpu]; give every rank the same configuration and device profile"] * 4
+    )
     assert together(agree, ranks, ["[h200]"] * 4) == [""] * 4
 
 
@@ -165,16 +167,24 @@ def test_the_store_carries_round_after_round(agree: Any, stores: Callable[..., l
             heard.append(agree.gather_on(each, f"round {number}", mine))
         return heard
 
-    expected = [[b"" if (rank, number) == (1, 2) else bytes([rank, number, 0, 255]) * 10 ** (number % 4) for rank in range(3)]
-                for number in range(5)]  # fmt: skip
+    expected = [
+        [b"" if (rank, number) == (1, 2) else bytes([rank, number, 0, 255]) * 10 ** (number % 4) for rank in range(3)]
+        for number in range(5)
+    ]
     assert on_all(stores(3), act) == [expected] * 3
 
 
 def test_a_rank_at_another_topic_is_told_to_all_through_the_store(agree: Any, stores: Callable[..., list[Any]]) -> None:
     """Equal plans."""
     texts = on_all(stores(3), lambda each: agree.gather_on(each, "offload" if each.rank == 2 else "stages", b"x"))
-    assert texts == ["ranks 0 and 2 planned with different options: one is at 'stages', the other at 'offload'; give every rank the same "
-                     "configuration"] * 3  # fmt: skip
+    assert (
+        texts
+        == [
+            "ranks 0 and 2 planned with different options: one is at 'stages', the other at 'offload'; give every rank the same "
+            "configuration"
+        ]
+        * 3
+    )
 
 
 def test_a_circle_is_refused_through_the_store(agree: Any, stores: Callable[..., list[Any]]) -> None:

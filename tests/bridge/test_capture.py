@@ -31,7 +31,7 @@ from interlace.ir import (  # noqa: E402
     save,
     show,
     verify,
-)  # fmt: skip
+)
 from interlace.ir.kinds import OPAQUE  # noqa: E402
 from tests.bridge.small import Build, C, captured_small, small_program  # noqa: E402
 
@@ -134,8 +134,9 @@ def with_batch_norm(build: Build, **attrs: bool) -> None:
     x = build.data("x", [4, 8])
     scale, bias, mean, var = (build.data(name, [8], persistable=True) for name in ("scale", "bias", "mean", "var"))
     flags = {"is_test": False, "use_global_stats": False, "trainable_statistics": False} | attrs
-    y, *kept = C.batch_norm_(x, mean, var, scale, bias, flags["is_test"], 0.9, 1e-5, "NCHW", flags["use_global_stats"],
-                             flags["trainable_statistics"])  # fmt: skip
+    y, *kept = C.batch_norm_(
+        x, mean, var, scale, bias, flags["is_test"], 0.9, 1e-5, "NCHW", flags["use_global_stats"], flags["trainable_statistics"]
+    )
     build.role(0)
     C.batch_norm_grad(x, scale, bias, *kept, C.exp(y), 0.9, 1e-5, "NCHW", *flags.values())
     build.role(1)
@@ -327,8 +328,10 @@ def test_an_operation_with_regions_is_lowered_whole_in_one_job() -> None:
     [
         (lambda x: C.all_reduce(x, 12, 0), "pd_op.all_reduce communicates"),
         (lambda x: C.gaussian([2, 4], 0.0, 1.0, 0, paddle.float32, paddle.CPUPlace()), "pd_op.gaussian draws random numbers"),
-        (lambda x: C.uniform_random_batch_size_like(x, [2, 4], 0, 0, -1.0, 1.0, 0, 0, 0, 1.0, paddle.float32),
-         "pd_op.uniform_random_batch_size_like draws random numbers"),
+        (
+            lambda x: C.uniform_random_batch_size_like(x, [2, 4], 0, 0, -1.0, 1.0, 0, 0, 0, 1.0, paddle.float32),
+            "pd_op.uniform_random_batch_size_like draws random numbers",
+        ),
         (lambda x: C.relu_(x), "pd_op.relu_ writes a value of the block around it"),
     ],
 )
@@ -378,9 +381,13 @@ def test_an_attribute_that_paddle_cannot_give_stays_opaque_and_is_lowered_as_it_
 
 @pytest.mark.parametrize(
     ("buffer", "known", "told"),
-    [("fused@-x-y", {"x", "x-y"}, ["x-y"]), ("fused@-a-x-y-b.w", {"a", "x", "x-y", "b.w", "w"}, ["a", "x-y", "b.w"]),
-     ("fused@-a-gone-b", {"a", "b"}, ["a", "gone", "b"]), ("fused@-x-y", {"x", "y"}, ["x", "y"])],
-)  # fmt: skip
+    [
+        ("fused@-x-y", {"x", "x-y"}, ["x-y"]),
+        ("fused@-a-x-y-b.w", {"a", "x", "x-y", "b.w", "w"}, ["a", "x-y", "b.w"]),
+        ("fused@-a-gone-b", {"a", "b"}, ["a", "gone", "b"]),
+        ("fused@-x-y", {"x", "y"}, ["x", "y"]),
+    ],
+)
 def test_a_fused_buffer_holds_the_parameters_of_its_name(buffer: str, known: set[str], told: list[str]) -> None:
     """`x` is not in the buffer of `x-y`."""
     assert fused_parameters(buffer, known) == told

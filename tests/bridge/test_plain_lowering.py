@@ -75,5 +75,8 @@ def test_flags_that_are_dead_in_paddle_work(built: Built) -> None:
 def test_passes_are_known_to_paddle(built: Built) -> None:
     """Plain programs: names appear as soon as both packages are imported."""
     assert built("1F1B", "off")["registered"] == [
-        "interlace_offload_activations", "interlace_overlap_column_backward", "interlace_schedule_1f1b",
-        "interlace_split_backward"]  # fmt: skip
+        "interlace_offload_activations",
+        "interlace_overlap_column_backward",
+        "interlace_schedule_1f1b",
+        "interlace_split_backward",
+    ]

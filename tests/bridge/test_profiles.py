@@ -28,7 +28,7 @@ def name(monkeypatch: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "device", "what"),
     [({}, "", "no device is chosen, so 'h200'"), ({"device": "h200"}, "", "device 'h200'"), ({}, "cpu", "device 'cpu'")],
-)  # fmt: skip
+)
 def test_a_profile_of_another_gpu_is_refused_unless_forced(name: Any, options: Any, device: str, what: str) -> None:
     """Where it was chosen, what it is of, what the GPU is, and what to do."""
     name("NVIDIA A100-SXM4-80GB")

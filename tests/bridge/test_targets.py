@@ -33,8 +33,9 @@ class Held(TestbedDevice):
         """Nothing."""
 
 
-DEVICES: dict[str, Device] = {name: kind(paddle.CPUPlace()) for name, kind in
-                              {"cpu": CpuDevice, "custom": CustomDevice, "gpu": GpuDevice, "testbed": Held}.items()}  # fmt: skip
+DEVICES: dict[str, Device] = {
+    name: kind(paddle.CPUPlace()) for name, kind in {"cpu": CpuDevice, "custom": CustomDevice, "gpu": GpuDevice, "testbed": Held}.items()
+}
 """Each target's own builders; with the CPU in the device's stead they are enough to lower, not to run."""
 
 
@@ -112,8 +113,11 @@ def test_the_host_waits_after_jobs_that_say_so(target: str) -> None:
     made = case(target, hold=True)
     lowered = made.lowered
     blocking = {each.name for each in lowered.jobs if waits(lowered, each.name)}
-    assert blocking == {each.name for each in made.program.jobs if each.host_waits} == {
-        *(f"{kind}_{m}" for kind in ("forward", "backward") for m in range(3))}  # fmt: skip
+    assert (
+        blocking
+        == {each.name for each in made.program.jobs if each.host_waits}
+        == {*(f"{kind}_{m}" for kind in ("forward", "backward") for m in range(3))}
+    )
     for name in ("forward_0", "backward_2"):
         last = ops_of(job(lowered, name))[-1]
         assert (last.name(), last.attrs()["execution_stream"]) == ("pd_op.sync_calc_stream_", "auto_parallel_host_wait")
@@ -217,8 +221,12 @@ def really_read(lowered: Lowered, program: Program, captured: Captured) -> dict[
     found = {}
     for each in lowered.jobs:
         names = {value.id: name for name, value in each.program.global_block().kwargs().items()}
-        found[each.name] = {names[v.id] for op in ops_of(each) for v in op.operands_source()
-                            if not paddle.pir.is_fake_value(v) and v.id in names and not op.is_no_need_buffer(v)}  # fmt: skip
+        found[each.name] = {
+            names[v.id]
+            for op in ops_of(each)
+            for v in op.operands_source()
+            if not paddle.pir.is_fake_value(v) and v.id in names and not op.is_no_need_buffer(v)
+        }
     return found
 
 
@@ -410,8 +418,11 @@ def test_a_vector_read_by_another_micro_batch_keeps_nothing() -> None:
     program = captured.program
     combine = [op for op in program.ops if op.name == "builtin.combine"]
     gradient = next(op for op in program.ops if op.kind == "concat_grad")
-    ops = [msgspec.structs.replace(op, operands=(combine[0].results[0], *op.operands[1:])) if op is gradient else op
-           for op in program.ops if op not in combine[1:]]  # fmt: skip
+    ops = [
+        msgspec.structs.replace(op, operands=(combine[0].results[0], *op.operands[1:])) if op is gradient else op
+        for op in program.ops
+        if op not in combine[1:]
+    ]
     assert gradient.no_buffer == (0,)
     parts = {role: [op.id for op in ops if op.role == role and op.name != "pd_op.data"] for role in ("forward", "backward")}
     orders = [[("forward", 0)], [("backward", 0), ("forward", 1)], [("backward", 1)]]

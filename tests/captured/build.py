@@ -31,10 +31,14 @@ CASES: dict[str, Case] = {
     "pp2, clip": (2, "examples/gpt.py", "--pp 2 --clip-grad 1"),
     "pp2, tied embeddings": (2, "examples/gpt.py", "--pp 2 --tie-embeddings"),
     "pp2 mp2, tied embeddings, clip": (4, "examples/gpt.py", "--pp 2 --mp 2 --tie-embeddings --clip-grad 1"),
-    MASKED: (8, "tests/training/masked_llama.py", "--dp 2 --pp 2 --mp 2 --layers 2 --hidden 2048 --heads 16 --vocab 32000 --seq-len 2048 "
-                "--micro-batches 4 --sequence-parallel --sharding-stage 1 --amp O2 --master-grad"),
+    MASKED: (
+        8,
+        "tests/training/masked_llama.py",
+        "--dp 2 --pp 2 --mp 2 --layers 2 --hidden 2048 --heads 16 --vocab 32000 --seq-len 2048 "
+        "--micro-batches 4 --sequence-parallel --sharding-stage 1 --amp O2 --master-grad",
+    ),
     "dp2 pp2 sharding 2, clip": (4, "examples/gpt.py", "--dp 2 --pp 2 --sharding-stage 2 --clip-grad 1"),
-}  # fmt: skip
+}
 ONE_A_STAGE = {MASKED: (0, 4)}
 """Cases of which these ranks alone are stored; of all others, all. (This one has sizes at which offload of half moves some.)"""
 

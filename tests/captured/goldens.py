@@ -31,14 +31,23 @@ OFFLOAD = {"fraction": 1.0, "min_bytes": 64}
 CONFIGS: dict[str, Config] = {
     **{name: load_config(name) for name in ("stock", "demo")},
     "dx-first": make_config({"schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"}}),
-    "dx-first, half offloaded": make_config({"schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"},
-                                             "offload_activations": {"fraction": 0.5, "min_bytes": "1MiB"}}),
+    "dx-first, half offloaded": make_config(
+        {
+            "schedule_1f1b": {"interleave": "dx-first", "extra_live_bytes": "1GB"},
+            "offload_activations": {"fraction": 0.5, "min_bytes": "1MiB"},
+        }
+    ),
     "mixed": make_config({"schedule_1f1b": {"interleave": "mixed"}}),
-    "mixed, offload, held": make_config({"schedule_1f1b": {"interleave": "mixed", "only_gains": False}, "offload_activations": OFFLOAD,
-                                         "throttle_host": {"syncs": "job-ends"}}),
+    "mixed, offload, held": make_config(
+        {
+            "schedule_1f1b": {"interleave": "mixed", "only_gains": False},
+            "offload_activations": OFFLOAD,
+            "throttle_host": {"syncs": "job-ends"},
+        }
+    ),
     "zb-h1, offload": make_config({"schedule_1f1b": {"interleave": "zb-h1"}, "offload_activations": OFFLOAD}),
     "lag 1": make_config({"schedule_1f1b": {"interleave": "dx-first", "lag": 1, "only_gains": False}}),
-}  # fmt: skip
+}
 SEARCHED, WORK = ("mixed",), interleave.SEARCH_WORK
 """The search takes nine tenths of the time; all others keep a pair's first order."""
 

@@ -24,9 +24,7 @@ def test_a_measured_profile_answers_for_this_machine(tmp_path, monkeypatch, caps
 
     wanted = {"gemm", "softmax"}
     every = calibrate.cases
-    monkeypatch.setattr(
-        calibrate, "cases", lambda device, quick: [c for c in every(device, quick) if c.part.kind in wanted | {"add"}]
-    )
+    monkeypatch.setattr(calibrate, "cases", lambda device, quick: [c for c in every(device, quick) if c.part.kind in wanted | {"add"}])
     target = tmp_path / "here.json"
     words = ("-o", str(target), "--quick", "--device", "cpu", "--date", "2026-01-02", "--json", str(tmp_path / "summary.json"))
     assert command.main(parse(*words)) == 0
@@ -79,7 +77,7 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path):
         (("--date", "20260102"), "--date '20260102': expected a day as YYYY-MM-DD"),
         (("--json", "/dev/null/x.json"), "--json '/dev/null/x.json': /dev/null is a file; expected a folder there"),
     ],
-)  # fmt: skip
+)
 def test_wrong_options_are_found_before_anything_is_measured(tmp_path, words, told):
     with pytest.raises(ConfigError, match=told):
         command.main(parse("-o", str(tmp_path / "x.json"), *words))

@@ -54,9 +54,7 @@ def test_host_costs_are_given():
 
 
 def test_no_entry_and_a_bad_entry_are_errors():
-    with pytest.raises(
-        ConfigError, match=r"no entry for #1 pd_op.gelu: expected one of pd_op.gelu, gelu, memory:gelu, memory, default"
-    ):
+    with pytest.raises(ConfigError, match=r"no entry for #1 pd_op.gelu: expected one of pd_op.gelu, gelu, memory:gelu, memory, default"):
         CostModel.from_table({"gemm": 5}).op_time(*unary("pd_op.gelu", "4"))
     with pytest.raises(ConfigError, match=r"'gemm' is -1, expected a whole number of nanoseconds >= 0"):
         CostModel.from_table({"gemm": -1})

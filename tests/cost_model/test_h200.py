@@ -168,9 +168,7 @@ def all_reduce_cases() -> list[Case]:
         for raw in ORACLES:
             if config_of(raw) == config:
                 part = Part("all_reduce", "comm", "", (), 0, 2 * raw["seq"] * BUILD.HIDDEN)
-                cases.append(
-                    Case(config, model.part_time(part, raw["mp"]).dur_ns / 1e3, median(BUILD.oracle_all_reduces(raw)))
-                )
+                cases.append(Case(config, model.part_time(part, raw["mp"]).dur_ns / 1e3, median(BUILD.oracle_all_reduces(raw))))
     return cases
 
 
@@ -219,11 +217,7 @@ def test_stretch_and_pair_times_of_a_file_from_the_other_three(capsys):
         rows = [row for row in found if row[0] == family]
         summaries = [summarize([row[k] for row in rows], same=0.05) for k in (1, 2, 3)]
         with capsys.disabled():
-            print(
-                f"\n{family} beside a collective or copy, one file left out:"
-                if family != "copy"
-                else "\nanything beside a copy:"
-            )
+            print(f"\n{family} beside a collective or copy, one file left out:" if family != "copy" else "\nanything beside a copy:")
             for name, each in zip(("op's stretch", "other's stretch", "time of both"), summaries, strict=True):
                 print(f"  {name:16s}{headline(each)}")
         for each, limit in zip(summaries, limits, strict=True):

@@ -66,8 +66,10 @@ def test_a_product_beside_a_communication_that_waits_is_stretched_by_the_size_of
 
 def test_two_products_of_one_operation_beside_a_wait_count_by_their_times():
     """The input's gradient, of 2048 x 4096, is stretched more than the weight's, of 4096 x 16384, and takes as long."""
-    both = last_op(*(f"%{k}:bfloat16[{shape}] = pd_op.data() forward" for k, shape in enumerate(("2048,4096", "4096,16384", "2048,16384"))),
-                   "%3:bfloat16[2048,4096], %4:bfloat16[4096,16384] = pd_op.matmul_grad(%0, %1, %2) backward {}")  # fmt: skip
+    both = last_op(
+        *(f"%{k}:bfloat16[{shape}] = pd_op.data() forward" for k, shape in enumerate(("2048,4096", "4096,16384", "2048,16384"))),
+        "%3:bfloat16[2048,4096], %4:bfloat16[4096,16384] = pd_op.matmul_grad(%0, %1, %2) backward {}",
+    )
     first = H200.stretch_beside_wait(*matmul("2048,16384", "16384,4096", "2048,4096"))
     second = H200.stretch_beside_wait(*matmul("4096,2048", "2048,16384", "4096,16384"))
     assert H200.stretch_beside_wait(*both) == pytest.approx((first + second) / 2, rel=0.05)

@@ -19,9 +19,7 @@ CPU = CostModel(load_profile("cpu"))
 MODELS = st.sampled_from([H200, CPU])
 SIZES = st.integers(1, 1 << 34)
 POINTS = st.lists(st.tuples(st.integers(1, 1 << 30), st.integers(1, 1 << 30)), min_size=1, max_size=12)
-KINDS = st.sampled_from(
-    ["gelu", "gelu_grad", "silu", "add_n", "layer_norm", "softmax", "transpose", "slice", "sum", "adamw", "cast"]
-)
+KINDS = st.sampled_from(["gelu", "gelu_grad", "silu", "add_n", "layer_norm", "softmax", "transpose", "slice", "sum", "adamw", "cast"])
 
 
 @example([(1, 7), (3, 1)], 1, 2, 0)
@@ -71,8 +69,14 @@ def test_memory_bound_operations_never_take_less_when_larger(model, kind, rows, 
     assert "exact" in (small.how, large.how) or small.dur_ns <= large.dur_ns
 
 
-@given(MODELS, st.sampled_from(["softmax", "softmax_grad", "layer_norm"]), st.integers(1, 1 << 14), st.integers(1, 1 << 14),
-       st.integers(1, 1 << 14), st.sampled_from(["float32", "bfloat16"]))  # fmt: skip
+@given(
+    MODELS,
+    st.sampled_from(["softmax", "softmax_grad", "layer_norm"]),
+    st.integers(1, 1 << 14),
+    st.integers(1, 1 << 14),
+    st.integers(1, 1 << 14),
+    st.sampled_from(["float32", "bfloat16"]),
+)
 def test_longer_rows_never_take_less(model, kind, rows, cols, more, dtype):
     small, large = (model.op_time(*unary(f"pd_op.{kind}", f"{rows},{length}", dtype)) for length in (cols, cols + more))
     assert "exact" in (small.how, large.how) or small.dur_ns <= large.dur_ns
@@ -89,8 +93,14 @@ def product(m, n, k, dtype, transposed=(False, False)):
 
 
 @settings(deadline=None)  # the first answer of a kind checks all its samples against each other
-@given(MODELS, st.tuples(*[st.integers(1, 4096)] * 3), st.integers(0, 2), st.integers(1, 4096), TRANSPOSES,
-       st.sampled_from(["float32", "bfloat16"]))  # fmt: skip
+@given(
+    MODELS,
+    st.tuples(*[st.integers(1, 4096)] * 3),
+    st.integers(0, 2),
+    st.integers(1, 4096),
+    TRANSPOSES,
+    st.sampled_from(["float32", "bfloat16"]),
+)
 def test_matrix_products_never_take_less_when_larger(model, sizes, grown, more, transposed, dtype):
     bigger = [size + more * (place == grown) for place, size in enumerate(sizes)]
     small, large = (model.op_time(*product(m, n, k, dtype, transposed)) for m, n, k in (sizes, bigger))
@@ -98,8 +108,9 @@ def test_matrix_products_never_take_less_when_larger(model, sizes, grown, more, 
     assert "exact" in (small.how, large.how) or small.dur_ns <= large.dur_ns
 
 
-@given(st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"]), SIZES, SIZES,
-       st.integers(2, 8))  # fmt: skip
+@given(
+    st.sampled_from(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"]), SIZES, SIZES, st.integers(2, 8)
+)
 def test_collectives_never_take_less_when_larger(kind, a, b, ranks):
     times = CommTimes(H200.profile.collectives)
     small, large = (times.time(kind, ranks, size) for size in sorted((a, b)))

@@ -13,10 +13,19 @@ from interlace.ir.text import parse
 from tests.cost_model.programs import Parts, binary, last_op, matmul, unary
 
 BARE = DeviceProfile(
-    1, "made up", Provenance("none", "2026-01-01", "by hand"), ranks_per_host=8, memory_bytes=0, pinned_bytes=0, shortest_kernel_ns=100,
-    matrix_flops={"float32": Peak(1e12, "derived")}, vector_flops={}, memory_rate=Peak(1e9, "derived"), host=HostCosts(3, 13, "derived"),
+    1,
+    "made up",
+    Provenance("none", "2026-01-01", "by hand"),
+    ranks_per_host=8,
+    memory_bytes=0,
+    pinned_bytes=0,
+    shortest_kernel_ns=100,
+    matrix_flops={"float32": Peak(1e12, "derived")},
+    vector_flops={},
+    memory_rate=Peak(1e9, "derived"),
+    host=HostCosts(3, 13, "derived"),
     p2p=(CommSample("send_recv", 2, 1000, 70),),
-)  # fmt: skip
+)
 
 
 def model(*ops: OpSample) -> CostModel:
@@ -45,10 +54,14 @@ def test_a_product_at_the_roofline_takes_its_traffic_where_that_is_longer() -> N
 def test_several_kernels_are_as_sure_as_the_least_sure_and_their_errors_weigh_by_time() -> None:
     """dX is a sample itself (5 %); dW, of a third of its depth, lies beyond that one point (100 %), a third of the way to the floor."""
     costs = model(OpSample("gemm", "float32", {"batch": 1, "m": 10, "n": 20, "k": 30}, 4400, 10_000))
-    found = costs.op_time(*last_op(
-        "%0:float32[10,20] = pd_op.data() forward", "%1:float32[20,30] = pd_op.data() forward", "%2:float32[10,30] = pd_op.data() forward",
-        "%3:float32[10,20], %4:float32[20,30] = pd_op.matmul_grad(%0, %1, %2) backward",
-    ))  # fmt: skip
+    found = costs.op_time(
+        *last_op(
+            "%0:float32[10,20] = pd_op.data() forward",
+            "%1:float32[20,30] = pd_op.data() forward",
+            "%2:float32[10,30] = pd_op.data() forward",
+            "%3:float32[10,20], %4:float32[20,30] = pd_op.matmul_grad(%0, %1, %2) backward",
+        )
+    )
     third = 100 + (30_000 - 100) / 3  # dW has three times the results
     assert (found.dur_ns, found.how) == (10_000 + round(third), "extrapolated")
     assert found.rel_error == pytest.approx((0.05 * 10_000 + third) / (10_000 + third), rel=1e-4)
@@ -126,16 +139,22 @@ SUM = "%2:float32[1000]~0{} = pd_op.add_(%0, %1) backward inplace=0:0"
     ("one", "other", "times"),
     [
         (attention("flash_attn", 16_384), attention("flash_attn", 16_384, '{"causal":true}'), (4_294_967, 2_147_484)),
-        (last_op(*ADD[1:], "%2:float32[1000] = pd_op.multiply(%1, %1) forward"), binary("pd_op.multiply", "1000", "float32"),
-         (16_000, 24_000)),
+        (
+            last_op(*ADD[1:], "%2:float32[1000] = pd_op.multiply(%1, %1) forward"),
+            binary("pd_op.multiply", "1000", "float32"),
+            (16_000, 24_000),
+        ),
         (last_op(ADD[0].format(""), ADD[1], SUM.format("")), last_op(ADD[0].format("!"), ADD[1], SUM.format("!")), (7000, 9000)),
     ],
     ids=["attribute", "same operand", "lives across steps"],
-)  # fmt: skip
+)
 def test_a_model_tells_apart_what_differs_in_one_respect(one: Parts, other: Parts, times: tuple[int, int]) -> None:
     """Asked one after the other, so that what is remembered of the first must not answer for the second."""
-    costs = model(gelu(1000, 16_000), OpSample("add", "float32", {"elements": 1000}, 12_000, 7000),
-                  OpSample("grad_accumulate", "float32", {"elements": 1000}, 12_000, 9000))  # fmt: skip
+    costs = model(
+        gelu(1000, 16_000),
+        OpSample("add", "float32", {"elements": 1000}, 12_000, 7000),
+        OpSample("grad_accumulate", "float32", {"elements": 1000}, 12_000, 9000),
+    )
     costs = costs if "add" in one[0].name else model(gelu(1000, 16_000))
     assert (costs.op_time(*one).dur_ns, costs.op_time(*other).dur_ns) == times
 
@@ -148,9 +167,12 @@ def test_a_product_in_backward_is_no_product_in_forward() -> None:
 
 @pytest.mark.parametrize(
     ("x", "y", "transposed", "sizes"),
-    [((2, 8, 32), (8, 48), True, (2, 32, 48, 8)), ((8, 32), (5, 32, 48), False, (5, 8, 48, 32)),
-     ((2, 8, 32), (32, 48), False, (1, 16, 48, 32))],
-)  # fmt: skip
+    [
+        ((2, 8, 32), (8, 48), True, (2, 32, 48, 8)),
+        ((8, 32), (5, 32, 48), False, (5, 8, 48, 32)),
+        ((2, 8, 32), (32, 48), False, (1, 16, 48, 32)),
+    ],
+)
 def test_batches_of_products(x: tuple[int, ...], y: tuple[int, ...], transposed: bool, sizes: tuple[int, ...]) -> None:
     """A transposed batch does not fold into rows; a batch on the right counts too."""
     assert matmul_sizes(x, y, transposed, False) == sizes
@@ -173,4 +195,6 @@ pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate
         assert [row.how for row in rows if row.dur_ns] == ["interpolated", "roofline", "roofline"]
         assert {how: round(share, 6) for how, share in shares_by_how(rows).items()} == {"interpolated": 0.4, "roofline": 0.6}
         assert [(kind, how, round(share, 6)) for kind, how, share in largest_unmeasured(rows)] == [
-            ("tanh_grad", "roofline", 0.4), ("sgd", "roofline", 0.2)]  # fmt: skip
+            ("tanh_grad", "roofline", 0.4),
+            ("sgd", "roofline", 0.2),
+        ]

@@ -150,19 +150,12 @@ def test_a_limit_on_ctas_slows_collectives(h200):
     op, values, groups = collective("pd_op.all_reduce_", "1,2048,4096")
     limited = CostModel(h200.profile, comm_ctas=8)
     assert limited.op_time(op, values, groups).dur_ns == 119_130
-    assert (
-        limited.stretch_between("gemm:fc1", "comm:all_reduce@2").beside
-        < h200.stretch_between("gemm:fc1", "comm:all_reduce@2").beside
-    )
+    assert limited.stretch_between("gemm:fc1", "comm:all_reduce@2").beside < h200.stretch_between("gemm:fc1", "comm:all_reduce@2").beside
 
 
 def test_copies_know_their_direction_and_how_many_devices_copy(h200):
-    down = last_op(
-        "%0:bfloat16[32,1048576] = pd_op.data() forward", "%1:bfloat16[32,1048576]^pinned = pd_op.memcpy(%0) forward"
-    )
-    back = last_op(
-        "%0:bfloat16[32,1048576]^pinned = pd_op.data() forward", "%1:bfloat16[32,1048576] = pd_op.memcpy_h2d(%0) forward"
-    )
+    down = last_op("%0:bfloat16[32,1048576] = pd_op.data() forward", "%1:bfloat16[32,1048576]^pinned = pd_op.memcpy(%0) forward")
+    back = last_op("%0:bfloat16[32,1048576]^pinned = pd_op.data() forward", "%1:bfloat16[32,1048576] = pd_op.memcpy_h2d(%0) forward")
     assert h200.category(*down) == "copy:d2h"
     assert h200.category(*back) == "copy:h2d"
     assert 1_650_000 < h200.op_time(*down).dur_ns < 1_750_000
@@ -241,8 +234,9 @@ def test_of_two_samples_within_the_tolerance_the_nearer_answers(h200):
     """Two kernels of equal dims whose traffic differs by 1 % may take twice as long as each other."""
     add = binary("pd_op.add", "2048,4096")
     part = work_of(*add[:2]).parts[0]
-    near, far = (OpSample(part.kind, part.dtype, dict(part.dims), round(part.size_bytes * share), dur)
-                 for share, dur in ((1.0, 7), (1.009, 9)))  # fmt: skip
+    near, far = (
+        OpSample(part.kind, part.dtype, dict(part.dims), round(part.size_bytes * share), dur) for share, dur in ((1.0, 7), (1.009, 9))
+    )
     for samples in ((near, far), (far, near)):
         profile = msgspec.structs.replace(h200.profile, ops=samples)
         assert CostModel(profile).op_time(*add).dur_ns == 7

@@ -25,13 +25,7 @@ def test_docstring_examples(name):
 def test_imports_go_one_way(name):
     allowed = ("interlace.ir", "interlace.errors", "interlace.files", "interlace.cost_model")
     for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text())):
-        found = (
-            [node.module]
-            if isinstance(node, ast.ImportFrom)
-            else [a.name for a in node.names]
-            if isinstance(node, ast.Import)
-            else []
-        )
+        found = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names] if isinstance(node, ast.Import) else []
         assert all(not module.startswith("interlace") or module.startswith(allowed) for module in found), (name, found)
 
 

@@ -30,9 +30,7 @@ def test_stored_profiles_are_whole_and_written_as_we_write_them(name):
 
 def test_every_profile_says_where_it_comes_from(name):
     profile = load_profile(name)
-    assert all(
-        (profile.provenance.machine, profile.provenance.date, profile.provenance.command, profile.provenance.versions)
-    )
+    assert all((profile.provenance.machine, profile.provenance.date, profile.provenance.command, profile.provenance.versions))
     assert all(sample.spread_ns >= 0 and sample.source == "measured" for sample in profile.ops)
     assert {peak.source for peak in profile.matrix_flops.values()} <= {"measured", "datasheet", "derived"}
 

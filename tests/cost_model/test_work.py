@@ -149,8 +149,10 @@ def test_splitting_a_tensor_copies_and_taking_a_vector_apart_does_not():
 
 def test_the_gradient_of_attention_is_five_products_for_two() -> None:
     data = [f"%{k}:bfloat16[2,128,8,64] = pd_op.data() forward" for k in range(3)]
-    forward, backward = (parts(last_op(*data, f"%3:bfloat16[2,128,8,64] = pd_op.{name}(%0, %1, %2) backward"))[0]
-                         for name in ("flash_attn", "flash_attn_grad"))  # fmt: skip
+    forward, backward = (
+        parts(last_op(*data, f"%3:bfloat16[2,128,8,64] = pd_op.{name}(%0, %1, %2) backward"))[0]
+        for name in ("flash_attn", "flash_attn_grad")
+    )
     assert (backward.flops, forward.flops) == (10 * 2 * 8 * 128 * 128 * 64, 4 * 2 * 8 * 128 * 128 * 64)
 
 

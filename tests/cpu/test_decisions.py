@@ -76,8 +76,9 @@ def test_paddles_own_order_is_told_from_others(world: World) -> None:
 
 
 @pytest.mark.paddle
-def test_a_small_model_verifies_the_decisions_of_a_large_one(forked: None, large: Path, tmp_path: Path,
-                                                              capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_a_small_model_verifies_the_decisions_of_a_large_one(
+    forked: None, large: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = ["run", str(TINY), "--world", "2", "--verify", "--log-dir", str(tmp_path / "logs"), "--json", str(tmp_path / "result.json")]
     assert main([*words, "--decisions", str(large), "--", *MODEL]) == 0
     assert "SAME: 2 losses" in capfd.readouterr().out

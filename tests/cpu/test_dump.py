@@ -46,7 +46,7 @@ def test_one_rank_is_dumped_planned_and_shown(tmp_path: Path, capsys: Any) -> No
         ([TINY, "--world", "2", "-o", "/dev/null/dumps"], "-o '/dev/null/dumps': /dev/null is a file; expected a folder there"),
         ([TINY, "--world", "2", "--rank", "0", "-o", "/dev/null/x.ilp"], "/dev/null is a file; expected a folder there"),
     ],
-)  # fmt: skip
+)
 def test_wrong_options_build_nothing(monkeypatch: Any, capsys: Any, words: list[Any], told: str) -> None:
     """Wrong options, interrupts."""
     monkeypatch.setattr(processes, "start", lambda *args, **more: pytest.fail("a rank was built"))

@@ -358,12 +358,16 @@ def test_kernels_that_only_build_raise_when_run(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [("(PreconditionNotMet) op [pd_op.fused_rms_norm_ext] kernel output args (0) defs should equal op outputs (2)",
-      "job b: pd_op.fused_rms_norm_ext: no kernel on the CPU"),
-     ("(ResourceExhausted) Out of memory", "(ResourceExhausted) Out of memory"),
-     ("op [pd_op.mine] kernel output args (0) defs should equal op outputs (1)", "op [pd_op.mine] kernel output args (0)")],
+    [
+        (
+            "(PreconditionNotMet) op [pd_op.fused_rms_norm_ext] kernel output args (0) defs should equal op outputs (2)",
+            "job b: pd_op.fused_rms_norm_ext: no kernel on the CPU",
+        ),
+        ("(ResourceExhausted) Out of memory", "(ResourceExhausted) Out of memory"),
+        ("op [pd_op.mine] kernel output args (0) defs should equal op outputs (1)", "op [pd_op.mine] kernel output args (0)"),
+    ],
     ids=["ours", "another failure", "a kernel that is not ours"],
-)  # fmt: skip
+)
 def test_only_the_failure_of_a_kernel_that_only_builds_is_blamed_on_it(
     paddle: Any, monkeypatch: pytest.MonkeyPatch, error: str, told: str
 ) -> None:

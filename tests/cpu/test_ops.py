@@ -191,9 +191,7 @@ def test_unknown_group_is_refused(paddle: Any) -> None:
     program = paddle.static.Program()
     with paddle.static.program_guard(program):
         paddle._C_ops.all_reduce(paddle.static.data("x", [2], "float32"), 555, 0)
-    with pytest.raises(
-        ProgramError, match=r"op 1 pd_op.all_reduce: group 555 is unknown to Paddle; known groups: \[0,"
-    ):
+    with pytest.raises(ProgramError, match=r"op 1 pd_op.all_reduce: group 555 is unknown to Paddle; known groups: \[0,"):
         rewrite(program, "backward")
 
 

@@ -84,9 +84,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> LaunchResult:
     ("world", "args"),
     [(2, ("--pp", "2", "--schedule", "1F1B")), (2, ("--pp", "2", "--vpp", "2", "--schedule", "VPP"))],
 )
-def test_pipeline_gives_the_bits_of_one_process(
-    tmp_path: Path, one_process: LaunchResult, world: int, args: tuple[str, ...]
-) -> None:
+def test_pipeline_gives_the_bits_of_one_process(tmp_path: Path, one_process: LaunchResult, world: int, args: tuple[str, ...]) -> None:
     result = train(tmp_path, world, *args)
     assert losses(result) == losses(one_process)
     assert all(not raw for raw in losses(result, 0))  # the first stage has no loss
@@ -259,9 +257,7 @@ def test_ranks_under_paddles_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
         sys.exit(failing >= 0)
     """
     monkeypatch.setattr(launch_module, "has_gpu_paddle", lambda: True)
-    monkeypatch.setattr(
-        launch_module, "gpu_command", lambda script, args, *_: [sys.executable, "-c", textwrap.dedent(program), *args]
-    )
+    monkeypatch.setattr(launch_module, "gpu_command", lambda script, args, *_: [sys.executable, "-c", textwrap.dedent(program), *args])
     assert [report.rank for report in launch("x", ["-1"], 3, {}, None, tmp_path, 5.0).reports] == [0, 1, 2]
     with pytest.raises(LaunchError, match=r"^rank 2 failed: ValueError: no data"):
         launch("x", ["2"], 3, {}, None, tmp_path, 5.0)

@@ -103,7 +103,7 @@ def test_a_pass_that_nobody_registers_is_found_by_the_rank(script: Path, tmp_pat
         ("device: abacus", "own.yaml:1:9: no device profile 'abacus'"),
         ("schedule_1f1b: {schedule_file: nowhere}", "own.yaml:1:32: schedule file /"),
     ],
-)  # fmt: skip
+)
 def test_wrong_configurations_start_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any, text: str, told: str) -> None:
     """Wrong options. Exit code 2 before any rank."""
     monkeypatch.setattr(run_command, "_launch", lambda *args: pytest.fail("a rank was started"))
@@ -146,9 +146,10 @@ PLAN = {"rank": 0, "passes": [], "sentence": "no comparison"}
         (None, "00", (), 2, "no plan", "nothing was verified: Interlace made no plan on any rank, so stock Paddle ran twice; no model"),
         (None, "00", ("--config",), 2, "no plan", "own.yaml turns everything off, or the script trains nothing through dist.to_static"),
     ],
-)  # fmt: skip
-def test_stock_against_stock_verifies_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any, plan: Any, bits: str, words: tuple[str, ...],
-                                              code: int, verdict: str, told: str) -> None:  # fmt: skip
+)
+def test_stock_against_stock_verifies_nothing(
+    tmp_path: Path, monkeypatch: Any, capsys: Any, plan: Any, bits: str, words: tuple[str, ...], code: int, verdict: str, told: str
+) -> None:
     """A check that cannot fail is none: without a plan the verdict is the user's error."""
     more = [*words, config(tmp_path, "enable: off")] if words else []
     out = tmp_path / "out.json"

@@ -105,13 +105,17 @@ def test_a_dump_of_a_script_that_fails_ends_as_a_run_does(kind: str, tmp_path: P
 @pytest.mark.parametrize(
     ("named", "world", "told"),
     [
-        ({0, 1, 2}, 2, "2 processes run; the meshes also name rank(s) 2; expected each process in a mesh and each rank of a mesh running: "
-                       "start 3 with --world 3"),
+        (
+            {0, 1, 2},
+            2,
+            "2 processes run; the meshes also name rank(s) 2; expected each process in a mesh and each rank of a mesh running: "
+            "start 3 with --world 3",
+        ),
         (set(range(4)), 8, "8 processes run; no mesh names rank(s) 4-7"),
         ({2, 3}, 4, "4 processes run; no mesh names rank(s) 0-1; expected each process in a mesh: change the mesh, or number its ranks"),
         ({1, 2}, 2, "2 processes run; the meshes also name rank(s) 2; no mesh names rank(s) 0"),
     ],
-)  # fmt: skip
+)
 def test_meshes_that_are_not_the_world(named: set[int], world: int, told: str) -> None:
     with pytest.raises(ConfigError) as raised:
         require_world(named, world)

@@ -100,9 +100,7 @@ def sample(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.sampled_from([(0, 1, 2), (2, 0), (1, 2)]), st.integers(0, 99))
-def test_all_gather_keeps_every_bit(
-    three: list[Transport], dtype: str, shape: tuple[int, ...], ranks: tuple[int, ...], seed: int
-) -> None:
+def test_all_gather_keeps_every_bit(three: list[Transport], dtype: str, shape: tuple[int, ...], ranks: tuple[int, ...], seed: int) -> None:
     values = {rank: sample(dtype, shape, seed + rank) for rank in ranks}
     members = [three[rank] for rank in ranks]
     group = 100 + sum(10**position * rank for position, rank in enumerate(ranks))

@@ -134,9 +134,7 @@ def main() -> None:
     optimizer = dist.shard_optimizer(optimizer, dist.ShardingStage1("dp", layout.world) if args.sharding else None)
     sampler = paddle.io.BatchSampler(Tokens(), batch_size=BATCH, drop_last=True)
     meshes = [layout.stages[0], layout.stages[-1]] if args.pp > 1 else layout.stages[0]
-    loader = dist.shard_dataloader(
-        paddle.io.DataLoader(Tokens(), batch_sampler=sampler), meshes, shard_dims="dp" if args.dp > 1 else None
-    )
+    loader = dist.shard_dataloader(paddle.io.DataLoader(Tokens(), batch_sampler=sampler), meshes, shard_dims="dp" if args.dp > 1 else None)
     trained = dist.to_static(model, loader, Loss(), optimizer, strategy=strategy_of(args))
     trained.train()
     for step, (tokens, labels) in enumerate(loader()):

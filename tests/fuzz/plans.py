@@ -85,8 +85,24 @@ class Maker:
 
     def step(self) -> None:
         """One or a few operations of forward or backward."""
-        kinds = [self.plain, self.plain, self.plain, self.in_place, self.in_place, self.view, self.view, self.vectors, self.shape_only,
-                 self.offload, self.offload, self.to_host, self.accumulate, self.accumulate, self.constant, self.branch]  # fmt: skip
+        kinds = [
+            self.plain,
+            self.plain,
+            self.plain,
+            self.in_place,
+            self.in_place,
+            self.view,
+            self.view,
+            self.vectors,
+            self.shape_only,
+            self.offload,
+            self.offload,
+            self.to_host,
+            self.accumulate,
+            self.accumulate,
+            self.constant,
+            self.branch,
+        ]
         if self.world > 1:
             kinds += [self.reduce, self.reduce, self.reduce, self.exchange]
         self.rng.choice(kinds)()
@@ -135,11 +151,21 @@ class Maker:
         if not self.pinned or rng.random() < 0.6:
             for_each = [v for v in self.pinned if not build.values[v].persistable]
             shared = rng.choice(for_each) if for_each and rng.random() < 0.2 else -1
-            out = build.value(ROW, storage=build.values[shared].storage if shared >= 0 else -1, memory="pinned",
-                              persistable=shared < 0 and rng.random() < 0.1)  # fmt: skip
+            out = build.value(
+                ROW,
+                storage=build.values[shared].storage if shared >= 0 else -1,
+                memory="pinned",
+                persistable=shared < 0 and rng.random() < 0.1,
+            )
             name, target = rng.choice([("pd_op.memcpy", 2), ("pd_op.memcpy_d2h", 1)])
-            build.raw(name, [self.of_step()], [out], attrs={"dst_place_type": target}, stream=rng.choice(["out", "out", "a", ""]),
-                      origin=len(build.ops) if rng.random() < 0.2 else -1)  # fmt: skip
+            build.raw(
+                name,
+                [self.of_step()],
+                [out],
+                attrs={"dst_place_type": target},
+                stream=rng.choice(["out", "out", "a", ""]),
+                origin=len(build.ops) if rng.random() < 0.2 else -1,
+            )
             self.pinned.append(out)
         if rng.random() < 0.7:
             self.op("pd_op.memcpy_h2d", [rng.choice(self.pinned)], stream=rng.choice(["in", "in", "b", ""]), origin=-1)
@@ -148,8 +174,14 @@ class Maker:
         """A copy to pageable memory, and one back."""
         build = self.build
         out = build.value(ROW, memory="host")
-        build.raw("pd_op.memcpy_d2h", [self.any()], [out], attrs={"dst_place_type": 0}, stream=self.rng.choice(["out", "c", ""]),
-                  origin=len(build.ops) if self.rng.random() < 0.7 else -1)  # fmt: skip
+        build.raw(
+            "pd_op.memcpy_d2h",
+            [self.any()],
+            [out],
+            attrs={"dst_place_type": 0},
+            stream=self.rng.choice(["out", "c", ""]),
+            origin=len(build.ops) if self.rng.random() < 0.7 else -1,
+        )
         self.op("pd_op.memcpy_h2d", [out], origin=-1)
 
     def accumulate(self) -> None:
@@ -177,8 +209,14 @@ class Maker:
         ring = self.rng.choice(RINGS)
         inplace = self.rng.random() < 0.5
         operand = self.rng.choice(self.held) if self.rng.random() < 0.2 else self.of_step()
-        self.op("pd_op.all_reduce_" if inplace else "pd_op.all_reduce", [operand], group=ring, inplace=((0, 0),) if inplace else (),
-                stream=self.rng.choice(["", f"ring{ring}", f"ring{ring}"]), attrs={"ring_id": ring})  # fmt: skip
+        self.op(
+            "pd_op.all_reduce_" if inplace else "pd_op.all_reduce",
+            [operand],
+            group=ring,
+            inplace=((0, 0),) if inplace else (),
+            stream=self.rng.choice(["", f"ring{ring}", f"ring{ring}"]),
+            attrs={"ring_id": ring},
+        )
 
     def exchange(self) -> None:
         """Rank 0 sends to rank 1, a parameter at times, or the other way round."""
@@ -246,8 +284,11 @@ def _order(program: Program, rng: random.Random) -> list[Item]:
         absent |= {(op, m) for m in range(count) if rng.random() < 0.2 for op in (out.id, *back)}
 
     def items(role: str, m: int) -> list[Item]:
-        return [(op.id, m) for op in program.ops if op.role == role and op.name not in (PARAMETER, DATA, SHADOW_OUTPUT)
-                and (op.id, m) not in absent]  # fmt: skip
+        return [
+            (op.id, m)
+            for op in program.ops
+            if op.role == role and op.name not in (PARAMETER, DATA, SHADOW_OUTPUT) and (op.id, m) not in absent
+        ]
 
     warm = rng.randint(1, count)
     rows = [items("forward", m) for m in range(warm)]
@@ -331,8 +372,10 @@ def _without_wait(program: Program, rng: random.Random) -> Program:
     if not waits:
         return program
     gone = rng.choice(waits)
-    return with_valid_events(program, [msgspec.structs.replace(event, waits=tuple(w for w in event.waits if (event.name, w) != gone))
-                                       for event in program.events])  # fmt: skip
+    return with_valid_events(
+        program,
+        [msgspec.structs.replace(event, waits=tuple(w for w in event.waits if (event.name, w) != gone)) for event in program.events],
+    )
 
 
 def _misplaced(program: Program, rng: random.Random) -> Program:

@@ -131,9 +131,14 @@ def _smaller(program: Program) -> Iterator[Program]:
         if not read & set(op.results):
             rest = program.with_ops([each for each in program.ops if each is not op])
             rest = rest.with_ops(rest.ops, used_values(rest))
-            jobs = [msgspec.structs.replace(job, items=tuple(item for item in job.items if item[0] != op.id),
-                                            host_waits=tuple(pair for pair in job.host_waits if op.id not in (pair[0][0], pair[1][0])))
-                    for job in program.jobs]  # fmt: skip
+            jobs = [
+                msgspec.structs.replace(
+                    job,
+                    items=tuple(item for item in job.items if item[0] != op.id),
+                    host_waits=tuple(pair for pair in job.host_waits if op.id not in (pair[0][0], pair[1][0])),
+                )
+                for job in program.jobs
+            ]
             rest = msgspec.structs.replace(rest, jobs=tuple(job for job in jobs if job.items))
             yield with_valid_events(rest, program.events)
     for k, event in enumerate(program.events):
@@ -145,8 +150,12 @@ def _smaller(program: Program) -> Iterator[Program]:
     last = program.pipeline.num_micro_batches - 1
     if last:
         pipe = msgspec.structs.replace(program.pipeline, num_micro_batches=last)
-        jobs = [msgspec.structs.replace(job, micro_batch=min(job.micro_batch, last - 1), items=tuple(i for i in job.items if i[1] < last),
-                                        host_waits=()) for job in program.jobs]  # fmt: skip
+        jobs = [
+            msgspec.structs.replace(
+                job, micro_batch=min(job.micro_batch, last - 1), items=tuple(i for i in job.items if i[1] < last), host_waits=()
+            )
+            for job in program.jobs
+        ]
         fewer_batches = msgspec.structs.replace(program, pipeline=pipe, jobs=tuple(job for job in jobs if job.items))
         yield with_valid_events(fewer_batches, program.events)
     for k in range(1, len(program.jobs)):

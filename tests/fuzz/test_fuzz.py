@@ -116,12 +116,17 @@ def test_the_oracle_knows_where_hosts_wait() -> None:
     """At the end of a job on a custom device; where the plan says so, or a copy to pageable memory blocks, on a GPU."""
     late = program(LATE)
     assert {target.name: is_unsafe([late], target) for target in (GPU, CUSTOM, RULES, IDEAL, CPU)} == {
-        "gpu": True, "custom": False, "testbed": True, "ideal": True, "cpu": False}  # fmt: skip
+        "gpu": True,
+        "custom": False,
+        "testbed": True,
+        "ideal": True,
+        "cpu": False,
+    }
     waits = program(LATE.replace("0: 1@0", "0: 1@0 | 1@0<1@0"))
     assert not is_unsafe([waits], GPU)
     behind_a_vector = LATE.replace("job one", "#4 %4:vector<float32[4];float32[4]> = builtin.combine(%0, %0) forward\njob one")
     assert not is_unsafe([program(behind_a_vector.replace("0: 1@0", "0: 1@0 4@0 | 4@0<1@0"))], GPU)
-    copied = LATE.replace("job one", '#4 %4:float32[4]^host = pd_op.memcpy_d2h(%1) forward\njob one').replace("0: 1@0", "0: 1@0 4@0")
+    copied = LATE.replace("job one", "#4 %4:float32[4]^host = pd_op.memcpy_d2h(%1) forward\njob one").replace("0: 1@0", "0: 1@0 4@0")
     assert not is_unsafe([program(copied)], GPU)
 
 

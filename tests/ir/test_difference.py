@@ -38,19 +38,23 @@ def test_where_what_was_found_and_what_was_expected_is_told() -> None:
     k = at(plain, "matmul")
     op, other = plain.ops[k], plain.ops[k + 1]
     last: Op = max(plain.ops, key=lambda each: each.id)
+    layer = msgspec.json.encode(op.layer).decode()
+    shorter = f"found {len(plain.ops) - 1}, expected {len(plain.ops)}; the first that only one has is #{last.id}"
     told = {
-        f"operation #{op.id} pd_op.matmul (layers.0.fc), layer: found \"layers.0.fc\", expected {msgspec.json.encode(op.layer).decode()}":
-            with_op(plain, k, layer="layers.0.fc"),
+        f'operation #{op.id} pd_op.matmul (layers.0.fc), layer: found "layers.0.fc", expected {layer}': with_op(
+            plain, k, layer="layers.0.fc"
+        ),
         f"operation #{op.id}: found #{op.id} pd_op.einsum": with_op(plain, k, name="pd_op.einsum"),
         f"operation #{op.id} pd_op.matmul": with_op(plain, k, operands=op.operands[::-1]),
         "attribute epsilon: found 0.5, expected nothing": with_op(plain, k + 1, attrs={**other.attrs, "epsilon": 0.5}),
-        f"number of operations: found {len(plain.ops) - 1}, expected {len(plain.ops)}; the first that only one has is #{last.id}":
-            plain.with_ops([each for each in plain.ops if each is not last]),
-        "pipeline, num micro batches: found 5, expected 3":
-            msgspec.structs.replace(plain, pipeline=msgspec.structs.replace(plain.pipeline, num_micro_batches=5)),
-        "communication group 999: found ranks 0, 3, expected no such group":
-            msgspec.structs.replace(plain, groups=(*plain.groups, Group(999, (0, 3)))),
-    }  # fmt: skip
+        f"number of operations: {shorter}": plain.with_ops([each for each in plain.ops if each is not last]),
+        "pipeline, num micro batches: found 5, expected 3": msgspec.structs.replace(
+            plain, pipeline=msgspec.structs.replace(plain.pipeline, num_micro_batches=5)
+        ),
+        "communication group 999: found ranks 0, 3, expected no such group": msgspec.structs.replace(
+            plain, groups=(*plain.groups, Group(999, (0, 3)))
+        ),
+    }
     for text, changed in told.items():
         assert text in first_difference(changed, plain)
 

@@ -12,10 +12,30 @@ from interlace.ir.effects import effect_of, is_constant, is_ordered, is_random, 
 from interlace.ir.kinds import OPAQUE
 from interlace.scheduler.hazards import check
 
-DRAWING = ("fractional_max_pool2d", "memory_efficient_attention", "fused_attention", "rnn", "uniform_random_batch_size_like",
-           "gaussian_inplace_", "shuffle_batch", "flash_attn_varlen_qkvpacked", "dropout", "dpsgd", "nce", "nce_grad", "random_",
-           "graph_sample_neighbors", "weighted_sample_neighbors", "tdm_sampler", "pyramid_hash", "fused_gate_attention",
-           "fused_feedforward", "cudnn_lstm", "exponential_", "truncated_gaussian_random")  # fmt: skip
+DRAWING = (
+    "fractional_max_pool2d",
+    "memory_efficient_attention",
+    "fused_attention",
+    "rnn",
+    "uniform_random_batch_size_like",
+    "gaussian_inplace_",
+    "shuffle_batch",
+    "flash_attn_varlen_qkvpacked",
+    "dropout",
+    "dpsgd",
+    "nce",
+    "nce_grad",
+    "random_",
+    "graph_sample_neighbors",
+    "weighted_sample_neighbors",
+    "tdm_sampler",
+    "pyramid_hash",
+    "fused_gate_attention",
+    "fused_feedforward",
+    "cudnn_lstm",
+    "exponential_",
+    "truncated_gaussian_random",
+)
 ACTING = ("print", "assert", "check_numerics", "read_file", "save_combine", "sync_batch_norm_", "tensorrt_engine", "accuracy_check")
 UNKNOWN = ("custom_op.gelu", "py_op.mine", "pd_op.of_a_later_version", "builtin.py_func")
 
@@ -50,10 +70,17 @@ def test_an_unknown_operator_counts_as_one_that_does_both(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "attrs", "draws"),
-    [("flash_attn", {"dropout": 0.0}, False), ("flash_attn", {"dropout": 0.1}, True), ("flash_attn", {"dropout": OPAQUE}, True),
-     ("flash_attn", {}, True), ("rnn_", {"dropout_prob": 0.0}, False), ("rnn", {"dropout_prob": 0.5}, True),
-     ("fractional_max_pool2d", {"random_u": 0.3}, False), ("fractional_max_pool3d", {"random_u": 0.0}, True)],
-)  # fmt: skip
+    [
+        ("flash_attn", {"dropout": 0.0}, False),
+        ("flash_attn", {"dropout": 0.1}, True),
+        ("flash_attn", {"dropout": OPAQUE}, True),
+        ("flash_attn", {}, True),
+        ("rnn_", {"dropout_prob": 0.0}, False),
+        ("rnn", {"dropout_prob": 0.5}, True),
+        ("fractional_max_pool2d", {"random_u": 0.3}, False),
+        ("fractional_max_pool3d", {"random_u": 0.0}, True),
+    ],
+)
 def test_an_attribute_may_keep_it_from_drawing(name: str, attrs: dict[str, Any], draws: bool) -> None:
     assert is_random(op(f"pd_op.{name}", attrs=attrs)) == draws
 

@@ -24,60 +24,90 @@ def order_of(text: str) -> dict[int, set[int]]:
 
 
 CASES = {
-    "a read follows its write": ("""
+    "a read follows its write": (
+        """
         #0 %0:float32[2] = pd_op.full() forward
-        #1 %1:float32[2] = pd_op.exp(%0) forward""", {1: {0}}),
-    "an in-place write follows earlier reads, and later reads of the old name follow it": ("""
+        #1 %1:float32[2] = pd_op.exp(%0) forward""",
+        {1: {0}},
+    ),
+    "an in-place write follows earlier reads, and later reads of the old name follow it": (
+        """
         #0 %0:float32[2] = pd_op.full() forward
         #1 %1:float32[2] = pd_op.exp(%0) forward
         #2 %2:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0
-        #3 %3:float32[2] = pd_op.exp(%0) forward""", {1: {0}, 2: {0, 1}, 3: {0, 2}}),
-    "a write follows a write": ("""
+        #3 %3:float32[2] = pd_op.exp(%0) forward""",
+        {1: {0}, 2: {0, 1}, 3: {0, 2}},
+    ),
+    "a write follows a write": (
+        """
         #0 %0:float32[2] = pd_op.full() forward
         #1 %1:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0
-        #2 %2:float32[2]~0 = pd_op.scale_(%0) forward inplace=0:0""", {1: {0}, 2: {0, 1}}),
-    "a write follows reads through views": ("""
+        #2 %2:float32[2]~0 = pd_op.scale_(%0) forward inplace=0:0""",
+        {1: {0}, 2: {0, 1}},
+    ),
+    "a write follows reads through views": (
+        """
         #0 %0:float32[2] = pd_op.full() forward
         #1 %1:float32[2]~0 = pd_op.share_data(%0) forward views=0:0
         #2 %2:float32[2] = pd_op.exp(%1) forward
         #3 %3:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0
-        #4 %4:float32[2] = pd_op.exp(%1) forward""", {1: {0}, 2: {1}, 3: {0, 1, 2}, 4: {1, 3}}),
-    "of an operand without contents only the definition counts": ("""
+        #4 %4:float32[2] = pd_op.exp(%1) forward""",
+        {1: {0}, 2: {1}, 3: {0, 1, 2}, 4: {1, 3}},
+    ),
+    "of an operand without contents only the definition counts": (
+        """
         #0 %0:float32[2] = pd_op.full() forward
         #1 %1:float32[2] = pd_op.add_grad(%0) forward no_buffer=0
-        #2 %2:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0""", {1: {0}, 2: {0}}),
-    "a write follows reads through a vector": ("""
+        #2 %2:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0""",
+        {1: {0}, 2: {0}},
+    ),
+    "a write follows reads through a vector": (
+        """
         #0 %0:float32[2] = pd_op.full() forward
         #1 %1:vector<float32[2]> = builtin.combine(%0) forward
         #2 %2:float32[2] = pd_op.add_n(%1) forward
         #3 %3:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0
-        #4 %4:float32[2] = pd_op.add_n(%1) forward""", {1: {0}, 2: {1}, 3: {0, 1, 2}, 4: {1, 3}}),
-    "tensors of a vector are in it": ("""
+        #4 %4:float32[2] = pd_op.add_n(%1) forward""",
+        {1: {0}, 2: {1}, 3: {0, 1, 2}, 4: {1, 3}},
+    ),
+    "tensors of a vector are in it": (
+        """
         #0 %0:vector<float32[2];float32[2]> = pd_op.split_with_num() forward
         #1 %1:float32[2], %2:float32[2] = builtin.split(%0) forward
         #2 %3:float32[2] = pd_op.add_n(%0) forward
         #3 %4:float32[2]~1 = pd_op.relu_(%1) forward inplace=0:0
-        #4 %5:float32[2] = pd_op.exp(%2) forward""", {1: {0}, 2: {0}, 3: {1, 2}, 4: {1}}),
-    "a tensor taken out of a vector behind an operation in place is still the one that was put in": ("""
+        #4 %5:float32[2] = pd_op.exp(%2) forward""",
+        {1: {0}, 2: {0}, 3: {1, 2}, 4: {1}},
+    ),
+    "a tensor taken out of a vector behind an operation in place is still the one that was put in": (
+        """
         #0 %0:float32[2] = pd_op.full() forward
         #1 %1:vector<float32[2]> = builtin.combine(%0) forward
         #2 %2:vector<float32[2]>~1 = pd_op.check_(%1) forward inplace=0:0
         #3 %3:float32[2] = builtin.split(%2) forward
         #4 %4:float32[2] = pd_op.exp(%3) forward
-        #5 %5:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0""", {1: {0}, 2: {1}, 3: {2}, 4: {2, 3}, 5: {0, 2, 3, 4}}),
-    "communication keeps its order in a group, and only there": ("""
+        #5 %5:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0""",
+        {1: {0}, 2: {1}, 3: {2}, 4: {2, 3}, 5: {0, 2, 3, 4}},
+    ),
+    "communication keeps its order in a group, and only there": (
+        """
         #0 %0:float32[2] = pd_op.full() forward
         #1 %1:float32[2] = pd_op.all_reduce(%0) forward group=5
         #2 %2:float32[2] = pd_op.all_reduce(%0) forward group=6
         #3 %3:float32[2] = pd_op.all_gather(%0) forward group=5
-        #4 pd_op.send_v2(%0) forward group=6""", {1: {0}, 2: {0}, 3: {0, 1}, 4: {0, 2}}),
-    "random draws keep their order": ("""
+        #4 pd_op.send_v2(%0) forward group=6""",
+        {1: {0}, 2: {0}, 3: {0, 1}, 4: {0, 2}},
+    ),
+    "random draws keep their order": (
+        """
         #0 %0:float32[2] = pd_op.full() forward
         #1 %1:float32[2] = pd_op.dropout(%0) forward
         #2 %2:float32[2] = pd_op.flash_attn(%0) forward {"dropout":0.0}
         #3 %3:float32[2] = pd_op.flash_attn(%0) forward {"dropout":0.1}
-        #4 %4:float32[2] = pd_op.gaussian() forward""", {1: {0}, 2: {0}, 3: {0, 1}, 4: {3}}),
-}  # fmt: skip
+        #4 %4:float32[2] = pd_op.gaussian() forward""",
+        {1: {0}, 2: {0}, 3: {0, 1}, 4: {3}},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,10 +159,15 @@ def test_is_topological_sees_a_swap() -> None:
 
 def test_look_ups() -> None:
     """Odd programs. Users come once each, in program order; absent operands have no producer."""
-    graph = Graph(parse(HEAD + """
+    graph = Graph(
+        parse(
+            HEAD
+            + """
         #4 %0:float32[2] = pd_op.full() forward
         #3 %1:float32[2] = pd_op.add(%0, %0, _) forward no_buffer=1
-        #7 %2:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0"""))  # fmt: skip
+        #7 %2:float32[2]~0 = pd_op.relu_(%0) forward inplace=0:0"""
+        )
+    )
     assert graph.users == {0: [3, 7]}
     assert [op.id for op in graph.user_ops(0)] == [3, 7]
     assert graph.position == {4: 0, 3: 1, 7: 2}

@@ -130,6 +130,7 @@ def test_inputs_are_fed_and_outputs_collected_and_neither_is_kept() -> None:
     assert [only(table, value).kept for value in range(4)] == [False, True, False, True]
     assert [table.is_once(value) for value in range(4)] == [False, True, False, True]
 
+
 KEPT = """program rank=0 world=1 mode=train
 pipeline stage=0 of 1 micro_batches=3 chunks=1 schedule=1F1B
 #0 %0:float32[4]"x" = pd_op.data() forward

@@ -43,22 +43,45 @@ def odd_programs(draw: st.DrawFn) -> Program:
         operands = tuple(draw(st.lists(st.sampled_from([ABSENT, *known]), max_size=3)))
         made = [_value(draw, len(values) + k) for k in range(draw(st.integers(0, 3)))]
         values += made
-        ops.append(Op(
-            op_id, draw(st.sampled_from(["pd_op.add_", "builtin.combine", "custom_op.my.kernel2", "cf.yield"])), operands,
-            tuple(value.id for value in made), draw(st.sampled_from(["forward", "backward", "optimize"])), draw(st.integers(0, 3)),
-            draw(st.dictionaries(WORDS, PLAIN, max_size=3)), draw(WORDS), -1, draw(WORDS), draw(st.integers(-5, 3)),
-            draw(st.integers(-1, 9)), tuple(k for k in range(len(operands)) if draw(st.booleans())), (), (), draw(st.integers(0, 2)),
-        ))  # fmt: skip
+        ops.append(
+            Op(
+                op_id,
+                draw(st.sampled_from(["pd_op.add_", "builtin.combine", "custom_op.my.kernel2", "cf.yield"])),
+                operands,
+                tuple(value.id for value in made),
+                draw(st.sampled_from(["forward", "backward", "optimize"])),
+                draw(st.integers(0, 3)),
+                draw(st.dictionaries(WORDS, PLAIN, max_size=3)),
+                draw(WORDS),
+                -1,
+                draw(WORDS),
+                draw(st.integers(-5, 3)),
+                draw(st.integers(-1, 9)),
+                tuple(k for k in range(len(operands)) if draw(st.booleans())),
+                (),
+                (),
+                draw(st.integers(0, 2)),
+            )
+        )
     groups = tuple(Group(k, tuple(draw(st.lists(st.integers(0, 9), max_size=3, unique=True)))) for k in range(draw(st.integers(0, 2))))
     count = draw(st.integers(1, 3))
     items = tuple((op.id, m) for m in range(count) for op in ops)
     waits = tuple((item, items[0]) for item in items[::4])
     jobs = (Job("all", "forward", 0, items[::2]), Job("rest", "x1", 2, items[1::2], waits)) if draw(st.booleans()) else ()
     return Program(
-        tuple(ops), tuple(values), groups, Pipeline(0, 2, count, 3, "1F1B"), draw(st.integers(0, 9)), 10, "eval",
-        ("a-pass", "b") if draw(st.booleans()) else (), jobs, (Event("e-1", (0, 0), ((1, 0), (2, 1))), Event("e2", (1, 1), ())),
-        tuple(draw(st.lists(WORDS, max_size=2))), draw(st.sampled_from(["", "3.3.1"])),
-    )  # fmt: skip
+        tuple(ops),
+        tuple(values),
+        groups,
+        Pipeline(0, 2, count, 3, "1F1B"),
+        draw(st.integers(0, 9)),
+        10,
+        "eval",
+        ("a-pass", "b") if draw(st.booleans()) else (),
+        jobs,
+        (Event("e-1", (0, 0), ((1, 0), (2, 1))), Event("e2", (1, 1), ())),
+        tuple(draw(st.lists(WORDS, max_size=2))),
+        draw(st.sampled_from(["", "3.3.1"])),
+    )
 
 
 def _value(draw: st.DrawFn, number: int) -> Value:
@@ -67,8 +90,15 @@ def _value(draw: st.DrawFn, number: int) -> Value:
         elements = tuple(draw(st.lists(TYPES, min_size=1, max_size=3))) if form == "vector" else ()
         return Value(number, (), form, draw(st.integers(0, 9)), elements=elements)
     kind = draw(TYPES)
-    return Value(number, kind.shape, kind.dtype, draw(st.integers(0, 9)), draw(WORDS), draw(st.booleans()),
-                 draw(st.sampled_from(["device", "host", "pinned"])))  # fmt: skip
+    return Value(
+        number,
+        kind.shape,
+        kind.dtype,
+        draw(st.integers(0, 9)),
+        draw(WORDS),
+        draw(st.booleans()),
+        draw(st.sampled_from(["device", "host", "pinned"])),
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -94,7 +124,7 @@ def test_comments_and_blank_lines_are_skipped() -> None:
         ("#0 pd_op.relu() forward colour=3", "colour"),
         ("#0 pd_op.relu() forward group=mp", "mp"),
         ("#0 pd_op.relu() forward layer=3", "str"),
-        ("#0 pd_op.relu() forward {\"a\":}", "JSON"),
+        ('#0 pd_op.relu() forward {"a":}', "JSON"),
         ("#0 pd_op.relu() forward inplace=0", "0"),
         ("job forward_0 forward: 0@0", "job"),
         ("job a forward 0: 0-1", "0-1"),
@@ -104,7 +134,7 @@ def test_comments_and_blank_lines_are_skipped() -> None:
         ("program world=2", "rank"),
         ("programme rank=0", "expected program"),
     ],
-)  # fmt: skip
+)
 def test_a_line_that_cannot_be_read_is_named(line: str, words: str) -> None:
     """Text and dumps. A clear error with file, line and what was expected, whatever is wrong."""
     with pytest.raises(ProgramError) as caught:

@@ -97,7 +97,7 @@ PLANTED: dict[str, tuple[Callable[[], Program], str]] = {
     "recorder of no job": (lambda: with_event(Event("f", (77, 0), ())), "event 'f' is recorded after (77, 0), which no job runs"),
     "waiter of no job": (lambda: with_event(Event("f", (3, 0), ((77, 0),))), "event 'f' is waited for by (77, 0), which no job runs"),
     "wait too early": (lambda: with_event(Event("f", (3, 1), ((3, 0),))), "event 'f': (3, 0) waits before (3, 1) is issued"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PLANTED)

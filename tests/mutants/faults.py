@@ -8,15 +8,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 FLIPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-}  # fmt: skip
-SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any", "bisect_left": "bisect_right", "bisect_right": "bisect_left",
-           "union": "intersection", "issubset": "issuperset", "update": "clear", "flatnonzero": "nonzero"}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+SWAPPED = {
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "bisect_left": "bisect_right",
+    "bisect_right": "bisect_left",
+    "union": "intersection",
+    "issubset": "issuperset",
+    "update": "clear",
+    "flatnonzero": "nonzero",
+}
 SWAPPED |= {SWAPPED[name]: name for name in list(SWAPPED)}
 ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr, ast.FloorDiv: ast.Mult, ast.Mult: ast.FloorDiv,
-}  # fmt: skip
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+    ast.FloorDiv: ast.Mult,
+    ast.Mult: ast.FloorDiv,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,12 @@ LIBRARIES = ("hypothesis", "msgspec", "networkx", "numba", "numpy", "yaml")
 LEAST_SECONDS, TIMES_BASELINE = 120.0, 10
 """A mutant that never ends is found, too: so long may its tests take, or so many times what they take without a fault."""
 PASSED, FAILED, NOT_LOADED = 0, 1, 100
-COMPILED = ("scheduler/simulate/arrays.py", "scheduler/simulate/simulator.py", "scheduler/simulate/compiled.py",
-            *(f"scheduler/interleave/{name}.py" for name in ("clock", "columns", "list_schedule", "compiled")))  # fmt: skip
+COMPILED = (
+    "scheduler/simulate/arrays.py",
+    "scheduler/simulate/simulator.py",
+    "scheduler/simulate/compiled.py",
+    *(f"scheduler/interleave/{name}.py" for name in ("clock", "columns", "list_schedule", "compiled")),
+)
 """Files whose constants and functions go into compiled code, which is stored: a fault there must not read or leave any."""
 
 
@@ -73,8 +77,14 @@ class Task:
         """`killed`, `alive`, or what kept the tests from telling."""
         if self.code is None:
             return "killed"
-        told = {PASSED: "alive", FAILED: "killed", NOT_LOADED: "its tests never load the file",
-                2: "its tests cannot be loaded with it", 4: "its tests are not there", 5: "its tests are not there"}  # fmt: skip
+        told = {
+            PASSED: "alive",
+            FAILED: "killed",
+            NOT_LOADED: "its tests never load the file",
+            2: "its tests cannot be loaded with it",
+            4: "its tests are not there",
+            5: "its tests are not there",
+        }
         return told.get(self.code, f"its tests ended with code {self.code}")
 
 
@@ -90,8 +100,10 @@ class Report:
         known = verdict if verdict in ("killed", "alive", "equivalent") else "error"
         self.counts[mutant.folder][known] += 1
         if known in ("alive", "error"):
-            self.bad.append(f"{verdict}: {mutant.path}: {mutant.breaks}\n    - {mutant.find.strip()}\n    + {mutant.put.strip()}\n"
-                            f"    tests: {', '.join(mutant.tests)}")  # fmt: skip
+            self.bad.append(
+                f"{verdict}: {mutant.path}: {mutant.breaks}\n    - {mutant.find.strip()}\n    + {mutant.put.strip()}\n"
+                f"    tests: {', '.join(mutant.tests)}"
+            )
 
     def text(self) -> str:
         """The table, and what must be mended."""

@@ -43,8 +43,13 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/throttle_host.py": ("tests/scheduler/test_throttle.py",),
     "passes/weight_gradients.py": SPLIT,
     "passes": ("tests/passes/test_fixtures.py", "tests/passes/test_options_count.py"),
-    "scheduler/hazards": ("tests/scheduler/test_hazards_by_hand.py", "tests/scheduler/test_crossing.py", STREAMS[0],
-                          "tests/scheduler/test_together.py", "tests/scheduler/test_hazards.py"),
+    "scheduler/hazards": (
+        "tests/scheduler/test_hazards_by_hand.py",
+        "tests/scheduler/test_crossing.py",
+        STREAMS[0],
+        "tests/scheduler/test_together.py",
+        "tests/scheduler/test_hazards.py",
+    ),
     "scheduler/memory/saved.py": ("tests/passes/test_judge.py",),
     "scheduler/memory/throttle.py": ("tests/scheduler/test_throttle.py",),
     "scheduler/memory/waits_at_peaks.py": ("tests/scheduler/test_throttle.py",),
@@ -54,7 +59,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "scheduler/whole_step/search.py": ("tests/scheduler/test_whole_step.py",),
     "interlace/planning/search.py": ("tests/planning/test_memory_choice.py", "tests/passes/test_budget.py"),
     "interlace/bridge/lower.py": ("tests/bridge/test_lower.py", "tests/bridge/test_targets.py", "tests/bridge/test_feeds.py"),
-}  # fmt: skip
+}
 """Tests beside each file, or each folder; the fast ones first."""
 
 

@@ -25,8 +25,10 @@ def test_no_mutant_stands_twice() -> None:
 
 
 def test_an_entry_is_read_as_it_stands() -> None:
-    text = ("# scheduler/a.py\n\n// a remark\nfirst\n- if x:\n-     y\n+ pass\n> t.py::a\n> t.py::b\n"
-            "\n# b.py\nsecond\n- z\n+\n= no one reads z\n")  # fmt: skip
+    text = (
+        "# scheduler/a.py\n\n// a remark\nfirst\n- if x:\n-     y\n+ pass\n> t.py::a\n> t.py::b\n"
+        "\n# b.py\nsecond\n- z\n+\n= no one reads z\n"
+    )
     assert parse(text, "here") == [
         Mutant("scheduler/a.py", "if x:\n    y", "pass", "first", ("t.py::a", "t.py::b")),
         Mutant("b.py", "z", "", "second", (), "no one reads z"),
@@ -65,9 +67,15 @@ def test_a_mutant_that_cannot_be_planted_is_refused(find: str, put: str, tests: 
 
 @pytest.mark.parametrize(
     ("code", "verdict", "column"),
-    [(0, "alive", "alive"), (1, "killed", "killed"), (None, "killed", "killed"), (4, "its tests are not there", "error"),
-     (2, "its tests cannot be loaded with it", "error"), (100, "its tests never load the file", "error")],
-)  # fmt: skip
+    [
+        (0, "alive", "alive"),
+        (1, "killed", "killed"),
+        (None, "killed", "killed"),
+        (4, "its tests are not there", "error"),
+        (2, "its tests cannot be loaded with it", "error"),
+        (100, "its tests never load the file", "error"),
+    ],
+)
 def test_only_a_failing_test_kills(code: int | None, verdict: str, column: str) -> None:
     mutant = parse(ENTRY, "here")[0]
     task, report = Task(mutant.tests, mutant, code=code), Report()

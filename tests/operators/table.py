@@ -23,21 +23,28 @@ JUDGED = {
         "dgc": "its GPU kernel is of a library outside of Paddle",
     },
     "acts": {
-        "enable_check_model_nan_inf": "sets a flag of the process", "disable_check_model_nan_inf": "sets a flag of the process",
-        "accuracy_check": "raises an error", "barrier": "lets ranks wait", "comm_init_all": "makes communicators",
+        "enable_check_model_nan_inf": "sets a flag of the process",
+        "disable_check_model_nan_inf": "sets a flag of the process",
+        "accuracy_check": "raises an error",
+        "barrier": "lets ranks wait",
+        "comm_init_all": "makes communicators",
         "sync_batch_norm": "communicates over a group that no attribute names",
         "sync_batch_norm_grad": "communicates over a group that no attribute names",
         "sync_batch_norm_sp": "communicates over a group that no attribute names",
         "sync_batch_norm_grad_sp": "communicates over a group that no attribute names",
-        "tensorrt_engine": "runs what an attribute holds", "fusion_group": "runs what an attribute holds",
-        "ap_facade": "runs what an attribute holds", "ap_variadic": "runs what an attribute holds",
-        "ap_trivial_fusion_begin": "runs what an attribute holds", "ap_trivial_fusion_end": "runs what an attribute holds",
+        "tensorrt_engine": "runs what an attribute holds",
+        "fusion_group": "runs what an attribute holds",
+        "ap_facade": "runs what an attribute holds",
+        "ap_variadic": "runs what an attribute holds",
+        "ap_trivial_fusion_begin": "runs what an attribute holds",
+        "ap_trivial_fusion_end": "runs what an attribute holds",
     },
     "computes": {
-        "random_routing": "routes tokens by numbers that it is given", "roi_align": "samples at places that attributes give",
+        "random_routing": "routes tokens by numbers that it is given",
+        "roi_align": "samples at places that attributes give",
         "psroi_pool": "samples at places that attributes give",
     },
-}  # fmt: skip
+}
 """What neither machine code nor definition tells, by class, with the reason."""
 
 

@@ -41,11 +41,21 @@ def test_an_operator_that_nobody_has_judged_is_told_apart() -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "what", "expected"),
-    [("dropout", wheel.DRAWS, True), ("dirichlet", wheel.DRAWS, True), ("shuffle_batch", wheel.DRAWS, True), ("dpsgd", wheel.DRAWS, True),
-     ("dropout_grad", wheel.DRAWS, False), ("matmul", wheel.DRAWS, False), ("layer_norm", wheel.DRAWS, False),
-     ("print_kernel", wheel.ACTS, True), ("check_numerics", wheel.ACTS, True), ("read_file", wheel.ACTS, True),
-     ("matmul", wheel.ACTS, False), ("layer_norm", wheel.ACTS, False)],
-)  # fmt: skip
+    [
+        ("dropout", wheel.DRAWS, True),
+        ("dirichlet", wheel.DRAWS, True),
+        ("shuffle_batch", wheel.DRAWS, True),
+        ("dpsgd", wheel.DRAWS, True),
+        ("dropout_grad", wheel.DRAWS, False),
+        ("matmul", wheel.DRAWS, False),
+        ("layer_norm", wheel.DRAWS, False),
+        ("print_kernel", wheel.ACTS, True),
+        ("check_numerics", wheel.ACTS, True),
+        ("read_file", wheel.ACTS, True),
+        ("matmul", wheel.ACTS, False),
+        ("layer_norm", wheel.ACTS, False),
+    ],
+)
 def test_machine_code_says_who_draws_and_who_acts(kernel: str, what: Any, expected: bool) -> None:
     """Directly, through functions without a symbol, from the C++ library's generator, and by the clock."""
     assert (kernel in wheel.reaching(what)) == expected

@@ -22,15 +22,21 @@ from numpy.typing import NDArray
 
 SOURCE = Path(__file__).with_name("wheel.cc")
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w")
-DRAWS = re.compile(r"_ZN3phi9Generator(12GetCPUEngine|8Random64|15IncrementOffset)|_ZN3phi18GetCPURandomEngine"
-                   r"|_ZN3phi22GetRandomSeedGenerator|_ZNK3phi13DeviceContext(12GetGenerator|16GetHostGenerator)Ev|_ZNSt13random_device9_M_getval"
-                   r"|(rand|rand_r|random|drand48|time|gettimeofday|clock)$|_ZNSt6chrono\w+3nowEv")  # fmt: skip
+DRAWS = re.compile(
+    r"_ZN3phi9Generator(12GetCPUEngine|8Random64|15IncrementOffset)|_ZN3phi18GetCPURandomEngine"
+    r"|_ZN3phi22GetRandomSeedGenerator|_ZNK3phi13DeviceContext(12GetGenerator|16GetHostGenerator)Ev|_ZNSt13random_device9_M_getval"
+    r"|(rand|rand_r|random|drand48|time|gettimeofday|clock)$|_ZNSt6chrono\w+3nowEv"
+)
 """Where random numbers come from: Paddle's generators, those of the C and C++ libraries, and clocks, which seed some kernels."""
-ACTS = re.compile(r"(printf|puts|putchar|fputs|fopen|fopen64|open|open64|system|popen|socket|connect|usleep|nanosleep)$|_ZSt4cout$"
-                  r"|_ZNSt13basic_filebufIcSt11char_traitsIcEE(4open|5close)|_ZNSt14basic_[io]fstream|_ZNSt13basic_fstream")  # fmt: skip
+ACTS = re.compile(
+    r"(printf|puts|putchar|fputs|fopen|fopen64|open|open64|system|popen|socket|connect|usleep|nanosleep)$|_ZSt4cout$"
+    r"|_ZNSt13basic_filebufIcSt11char_traitsIcEE(4open|5close)|_ZNSt14basic_[io]fstream|_ZNSt13basic_fstream"
+)
 """Output, files and connections."""
-NOT_THROUGH = re.compile(r"enforce|Enforce|ErrorSummary|LogMessage|phi3jit7GenBase8dumpCode|_ZN6paddle12experimental|_ZN3phi9Generator|^PD_"
-                         r"|_ZN3phi7dynload|CurGlobalRank")  # fmt: skip
+NOT_THROUGH = re.compile(
+    r"enforce|Enforce|ErrorSummary|LogMessage|phi3jit7GenBase8dumpCode|_ZN6paddle12experimental|_ZN3phi9Generator|^PD_"
+    r"|_ZN3phi7dynload|CurGlobalRank"
+)
 """Functions on the way that are about errors, logs and settings: through them everything leads everywhere."""
 NAMES = ("interlace_definitions", "interlace_kernels")
 """Functions of `wheel.cc`."""
@@ -72,8 +78,20 @@ def _library() -> ctypes.CDLL:
     ctypes.CDLL(paddle.base.libpaddle.__file__, mode=ctypes.RTLD_GLOBAL | os.RTLD_NOLOAD)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "wheel.so"
-        subprocess.run([os.environ.get("CXX", "g++"), *FLAGS, f"-I{paddle.sysconfig.get_include()}", SOURCE, "-o", made,
-                        f"-L{paddle.sysconfig.get_lib()}", *libraries, "-ldl"], check=True)  # fmt: skip
+        subprocess.run(
+            [
+                os.environ.get("CXX", "g++"),
+                *FLAGS,
+                f"-I{paddle.sysconfig.get_include()}",
+                SOURCE,
+                "-o",
+                made,
+                f"-L{paddle.sysconfig.get_lib()}",
+                *libraries,
+                "-ldl",
+            ],
+            check=True,
+        )
         return ctypes.CDLL(os.fspath(made))
 
 

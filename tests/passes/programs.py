@@ -19,9 +19,14 @@ MP = 17
 
 
 def one_gradient(
-    x: Sequence[int], y: Sequence[int], dout: Sequence[int], transpose_x: bool, transpose_y: bool, dtype: str = "float32",
+    x: Sequence[int],
+    y: Sequence[int],
+    dout: Sequence[int],
+    transpose_x: bool,
+    transpose_y: bool,
+    dtype: str = "float32",
     weight: int = 1,
-) -> Program:  # fmt: skip
+) -> Program:
     """A matmul_grad of a weight, both results named: `dx`, `dy`."""
     build = Builder()
     kinds = [TensorType(tuple(shape), dtype) for shape in (x, y)]
@@ -54,10 +59,14 @@ SINKS = ("add_", "cast", "clip", "fused", "synchronized")
 def recipes() -> st.SearchStrategy[Recipe]:
     """Recipes of one to five layers."""
     return st.builds(
-        Recipe, st.lists(st.sampled_from(LAYERS), min_size=1, max_size=5).map(tuple),
-        st.lists(st.sampled_from(SINKS), min_size=1, max_size=3).map(tuple), st.booleans(), st.booleans(), st.booleans(),
+        Recipe,
+        st.lists(st.sampled_from(LAYERS), min_size=1, max_size=5).map(tuple),
+        st.lists(st.sampled_from(SINKS), min_size=1, max_size=3).map(tuple),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
         st.integers(0, 2**16),
-    )  # fmt: skip
+    )
 
 
 @dataclass
@@ -73,8 +82,10 @@ class Maker:
         self.rng = random.Random(self.recipe.seed)
         self.x = self.build.named("pd_op.data", ROW, "x")
         named = self.build.named
-        self.slots = [(named("builtin.parameter", SQUARE, f"w{k}", True), named("builtin.kwarg", SQUARE, f"g{k}", True))
-                      for k in range(3 * len(self.recipe.layers))]  # fmt: skip
+        self.slots = [
+            (named("builtin.parameter", SQUARE, f"w{k}", True), named("builtin.kwarg", SQUARE, f"g{k}", True))
+            for k in range(3 * len(self.recipe.layers))
+        ]
         self.saved = [self.build.op("pd_op.gelu", [self.x], [ROW])[0] for _ in self.slots]
 
     def program(self) -> Program:

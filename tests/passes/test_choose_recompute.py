@@ -39,10 +39,14 @@ IN_FLIGHT = "stage=0 of 4 micro_batches=4 chunks=1 schedule=1F1B"
 BEHIND = ["matmul", "add"]
 """Marked copies after gelu: they repeat nothing exactly where gelu does not."""
 VIEWED = PLAIN.replace(
-    '#4 %4:float32[512,512] = pd_op.gelu(%3)', '#24 %24:float32[512,512]~3 = pd_op.share_data(%3) forward layer="act" views=0:0 '
-    '{"fwd_recompute_id":0}\n#4 %4:float32[512,512] = pd_op.gelu(%24)').replace(
-    '#11 %11:float32[512,512] = pd_op.gelu(%10)', '#25 %25:float32[512,512]~10 = pd_op.share_data(%10) backward layer="act" views=0:0 '
-    '{"bwd_recompute_id":0}\n#11 %11:float32[512,512] = pd_op.gelu(%25)')  # fmt: skip
+    "#4 %4:float32[512,512] = pd_op.gelu(%3)",
+    '#24 %24:float32[512,512]~3 = pd_op.share_data(%3) forward layer="act" views=0:0 '
+    '{"fwd_recompute_id":0}\n#4 %4:float32[512,512] = pd_op.gelu(%24)',
+).replace(
+    "#11 %11:float32[512,512] = pd_op.gelu(%10)",
+    '#25 %25:float32[512,512]~10 = pd_op.share_data(%10) backward layer="act" views=0:0 '
+    '{"bwd_recompute_id":0}\n#11 %11:float32[512,512] = pd_op.gelu(%25)',
+)
 """The same with a view between the product and gelu."""
 
 
@@ -66,19 +70,32 @@ def layered(layers: int) -> str:
     forward, backward, last = [], [], 0
     for k in range(layers):
         x, a, u, g, d, y = ("%0" if not k else f"%{6 * k}", *(f"%{6 * k + n}" for n in (1, 2, 3, 4, 6)))
-        forward += [f"{a}:float32[512,512] = pd_op.tanh({x}) forward", f"{u}:float32[512,2048] = pd_op.concat({a}, {a}, {a}, {a}) forward",
-                    f"{g}:float32[512,2048] = pd_op.gelu({u}) forward", f"{d}:float32[512,512] = pd_op.matmul({g}, {g}) forward",
-                    f"{y}:float32[512,512] = pd_op.add({x}, {d}) forward"]  # fmt: skip
+        forward += [
+            f"{a}:float32[512,512] = pd_op.tanh({x}) forward",
+            f"{u}:float32[512,2048] = pd_op.concat({a}, {a}, {a}, {a}) forward",
+            f"{g}:float32[512,2048] = pd_op.gelu({u}) forward",
+            f"{d}:float32[512,512] = pd_op.matmul({g}, {g}) forward",
+            f"{y}:float32[512,512] = pd_op.add({x}, {d}) forward",
+        ]
         dg, du, da, dx, dy, given = (f"%{1000 + 5 * k + n}" for n in (0, 1, 2, 3, 4, 9))
-        backward.append([f"{dg}:float32[512,2048] = pd_op.matmul_grad({g}, {given}) backward",
-                         f"{du}:float32[512,2048] = pd_op.gelu_grad({u}, {dg}) backward",
-                         f"{da}:float32[512,512] = pd_op.concat_grad({du}) backward",
-                         f"{dx}:float32[512,512] = pd_op.tanh_grad({a}, {x}, {da}) backward",
-                         f"{dy}:float32[512,512] = pd_op.add({dx}, {given}) backward"])  # fmt: skip
+        backward.append(
+            [
+                f"{dg}:float32[512,2048] = pd_op.matmul_grad({g}, {given}) backward",
+                f"{du}:float32[512,2048] = pd_op.gelu_grad({u}, {dg}) backward",
+                f"{da}:float32[512,512] = pd_op.concat_grad({du}) backward",
+                f"{dx}:float32[512,512] = pd_op.tanh_grad({a}, {x}, {da}) backward",
+                f"{dy}:float32[512,512] = pd_op.add({dx}, {given}) backward",
+            ]
+        )
         last = 1000 + 5 * k + 9
     first = f"%{last}:float32[512,512] = pd_op.exp_grad(%{6 * layers}) backward"
-    lines = ['%0:float32[512,512]"x" = pd_op.data() forward', *forward, first, *(line for each in reversed(backward) for line in each),
-             'builtin.shadow_output(%1004) optimize {"output_name":"dx"}']  # fmt: skip
+    lines = [
+        '%0:float32[512,512]"x" = pd_op.data() forward',
+        *forward,
+        first,
+        *(line for each in reversed(backward) for line in each),
+        'builtin.shadow_output(%1004) optimize {"output_name":"dx"}',
+    ]
     head = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=FThenB\n"
     return head + "\n".join(f"#{k} {line}" for k, line in enumerate(lines)) + "\n"
 
@@ -122,17 +139,28 @@ def test_the_cheapest_byte_is_recomputed_first() -> None:
     ("text", "left"),
     [
         (PLAIN.replace("pd_op.gelu(", "pd_op.dropout("), ["dropout", *BEHIND]),
-        (PLAIN.replace('%11:float32[512,512] = pd_op.gelu(%10) backward layer="act" {', '%11:float32[512,512] = pd_op.gelu(%10) backward '
-                       'layer="act" {"approximate":true,'), ["gelu", *BEHIND]),
-        (PLAIN.replace('%19:float32[512,512] = pd_op.gelu_grad(%10, %17) backward layer="act"',
-                       '%19:float32[512,512]~10 = pd_op.gelu_grad_(%10, %17) backward layer="act" inplace=0:0'),
-         ["matmul", "gelu", *BEHIND]),
-        (PLAIN.replace("#4 %4", '#26 %26:float32[512,512]~2 = pd_op.relu_(%2) forward inplace=0:0\n#4 %4'),
-         ["matmul", "gelu", "matmul", "add"]),
+        (
+            PLAIN.replace(
+                '%11:float32[512,512] = pd_op.gelu(%10) backward layer="act" {',
+                '%11:float32[512,512] = pd_op.gelu(%10) backward layer="act" {"approximate":true,',
+            ),
+            ["gelu", *BEHIND],
+        ),
+        (
+            PLAIN.replace(
+                '%19:float32[512,512] = pd_op.gelu_grad(%10, %17) backward layer="act"',
+                '%19:float32[512,512]~10 = pd_op.gelu_grad_(%10, %17) backward layer="act" inplace=0:0',
+            ),
+            ["matmul", "gelu", *BEHIND],
+        ),
+        (
+            PLAIN.replace("#4 %4", "#26 %26:float32[512,512]~2 = pd_op.relu_(%2) forward inplace=0:0\n#4 %4"),
+            ["matmul", "gelu", "matmul", "add"],
+        ),
         (PLAIN.replace("pd_op.gelu(", "custom_op.gelu("), ["gelu", *BEHIND]),
     ],
     ids=["draws", "other attributes", "written over", "reads what changes", "not Paddle's"],
-)  # fmt: skip
+)
 def test_what_is_no_exact_repetition_stays(text: str, left: list[str]) -> None:
     found = recomputation(parsed(text))
     assert kinds(found.without(found.groups)) == left
@@ -209,11 +237,15 @@ def test_collectives_are_repeated_where_that_is_asked_for(repeats: bool) -> None
 def test_what_frees_more_than_it_gives_does_not_wait_for_a_weight_gradient() -> None:
     """A repetition that only a weight's gradient reads runs before what reads the same large value: postponed with that gradient, it
     would hold the value."""
-    text = SUMMED.replace('#4 %4:float32[4,4] = pd_op.gelu(%3) forward', '#4 %4:float32[4,4] = pd_op.gelu(%3) forward\n'
-                          '#8 %8:float32[2,4] = pd_op.mean(%4) forward').replace(
-        "#7 builtin", '#9 %9:float32[2,4] = pd_op.mean(%4) backward {"bwd_recompute_id":0}\n'
+    text = SUMMED.replace(
+        "#4 %4:float32[4,4] = pd_op.gelu(%3) forward",
+        "#4 %4:float32[4,4] = pd_op.gelu(%3) forward\n#8 %8:float32[2,4] = pd_op.mean(%4) forward",
+    ).replace(
+        "#7 builtin",
+        '#9 %9:float32[2,4] = pd_op.mean(%4) backward {"bwd_recompute_id":0}\n'
         '#10 %10:float32[4,4] = pd_op.matmul(%9, %9) backward {"transpose_x":true,"transpose_y":false}\n'
-        '#11 builtin.shadow_output(%10) optimize {"output_name":"dv"}\n#7 builtin')  # fmt: skip
+        '#11 builtin.shadow_output(%10) optimize {"output_name":"dv"}\n#7 builtin',
+    )
     small, large = (Backward(Graph(parse(each))).sinks for each in (text, text.replace("[2,4]", "[8,4]")))
     assert 9 not in small
     assert 9 in large
@@ -235,7 +267,7 @@ def test_what_is_added_reads_nothing_that_is_written_over() -> None:
     repeats = ("#10 ", "#11 ", "#12 ", "#13 ", "#14 ")
     text = "\n".join(line for line in PLAIN.splitlines() if not line.startswith(repeats))
     text = text.replace("(%13", "(%6").replace("(%11", "(%4").replace("(%10", "(%3")
-    for over, added in (("", ["matmul", "gelu", "exp"]), ('#26 %26:float32[512,512]~2 = pd_op.relu_(%2) forward inplace=0:0\n', ["gelu"])):
+    for over, added in (("", ["matmul", "gelu", "exp"]), ("#26 %26:float32[512,512]~2 = pd_op.relu_(%2) forward inplace=0:0\n", ["gelu"])):
         found = recomputation_of(parsed(text.replace("#4 %4", over + "#4 %4")), COSTS, {}, adds=True)
         assert sorted(op.kind for op in found.copies.values()) == sorted(added)
 

@@ -225,8 +225,10 @@ def test_a_named_form_takes_the_alternative_that_is_faster() -> None:
     plain, common = programs(World(pp=2, mp=1, micro_batches=6, layers=4)), {"delay_transfers": "off"}
     schedule = {"interleave": "zb-h1", "only_gains": False, "search": False}
     for wide in (1 << 40, 0):  # a wide allowance for running ahead makes the host wait nowhere by itself
-        open_, ends = (make_plans(plain, make_config({**common, "schedule_1f1b": schedule, "throttle_host": options}), costs, "given")
-                       for options in ({"run_ahead_bytes": wide}, {"syncs": "job-ends"}))  # fmt: skip
+        open_, ends = (
+            make_plans(plain, make_config({**common, "schedule_1f1b": schedule, "throttle_host": options}), costs, "given")
+            for options in ({"run_ahead_bytes": wide}, {"syncs": "job-ends"})
+        )
         took = [step_ns([plan.program for plan in plans], costs) for plans in (open_, ends)]
         assert took[0] <= took[1]
         report = next(each for each in open_[0].reports if each.name == "throttle-host")

@@ -202,12 +202,15 @@ def test_gatherings_of_one_group_are_told_apart_by_their_place_and_their_dim() -
     texts = []
     for rank in (0, 1):
         part = 1 - rank if rank else rank
-        texts.append(text(rank, (0, 1), (4, 1), 0, 1) + f"""
+        texts.append(
+            text(rank, (0, 1), (4, 1), 0, 1)
+            + f"""
 #11 %11:float32[8,1] = pd_op.all_gather(%0) forward group=7 {{"nranks":2,"ring_id":7}}
 #12 %12:int64[1] = pd_op.full_int_array() forward {{"value":[{4 * part}]}}
 #13 %13:int64[1] = pd_op.full_int_array() forward {{"value":[{4 * part + 4}]}}
 #14 %14:float32[4,1] = pd_op.slice(%11, %12, %13) forward {{"axes":[0],"decrease_axis":[]}}
-""")  # fmt: skip
+"""
+        )
     for program in narrowed(texts)[0]:
         kinds = [op.kind for op in program.ops if op.group == 7]
         assert kinds == ["all_to_all", "all_gather"]

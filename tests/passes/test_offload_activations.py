@@ -53,10 +53,15 @@ def copies(program: Program, name: str) -> set[int]:
     return {op.id for op in program.ops if op.name == name}
 
 
-choices = st.fixed_dictionaries({
-    "fraction": st.sampled_from([0.0, 0.3, 0.5, 1.0]), "min_bytes": st.just(1), "keep_bytes": st.sampled_from([0, 32, 100]),
-    "max_in_flight": st.sampled_from([None, 1, 2]), "include_integers": st.booleans(),
-})  # fmt: skip
+choices = st.fixed_dictionaries(
+    {
+        "fraction": st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+        "min_bytes": st.just(1),
+        "keep_bytes": st.sampled_from([0, 32, 100]),
+        "max_in_flight": st.sampled_from([None, 1, 2]),
+        "include_integers": st.booleans(),
+    }
+)
 cost_models = st.builds(costs, st.sampled_from([0, 1, 3, 7, 20]), st.sampled_from([1, 4]))
 
 
@@ -83,9 +88,7 @@ def test_memory_is_as_predicted_and_never_above_before(world: World, options: di
 
 @settings(max_examples=60, deadline=None)
 @given(worlds(offload=False), choices, cost_models)
-def test_copies_stand_in_different_jobs_and_all_else_keeps_its_order(
-    world: World, options: dict[str, Any], cost: GivenCosts
-) -> None:
+def test_copies_stand_in_different_jobs_and_all_else_keeps_its_order(world: World, options: dict[str, Any], cost: GivenCosts) -> None:
     """What is moved. A pinned result crosses a job boundary; other items and operations stay in order."""
     for program in plan(world):
         result = offload(program, cost, **options)
@@ -121,9 +124,7 @@ def test_same_inputs_same_plan(world: World, options: dict[str, Any], cost: Give
 
 @settings(max_examples=60, deadline=None)
 @given(worlds(offload=False, max_mp=1), st.integers(0, 300), cost_models, st.sampled_from([None, 1]))
-def test_any_budget_holds_or_is_refused_with_one_that_does(
-    world: World, less: int, cost: GivenCosts, cap: int | None
-) -> None:
+def test_any_budget_holds_or_is_refused_with_one_that_does(world: World, less: int, cost: GivenCosts, cap: int | None) -> None:
     """Memory budget. On the result, by host order and with copies out in flight; a refusal's figure is feasible."""
     for program in plan(world):
         budget = max(1, peak_bytes(program) - less)
@@ -218,7 +219,7 @@ def test_view_without_its_base_is_copied_as_the_view() -> None:
 def test_views_that_cannot_be_remade_stay() -> None:
     """Shared storage. A view made from a value computed in forward is not repeated."""
     text = VIEWS.replace("pd_op.reshape(%1) forward", "pd_op.reshape(%1, %0) forward")
-    program = parse(text.replace("layer=\"a\" views=0:0", "layer=\"a\" views=0:0 no_buffer=1"))
+    program = parse(text.replace('layer="a" views=0:0', 'layer="a" views=0:0 no_buffer=1'))
     context = Context(costs())
     result = told(OffloadActivations(**ALL), program, context)
     assert not any(op.operands == (1,) for op in result.ops if op.name == COPY_OUT)
@@ -228,10 +229,16 @@ def test_views_that_cannot_be_remade_stay() -> None:
 
 def test_backward_that_overwrites_what_came_back() -> None:
     """Shared storage. In-place results and later readers follow the returned storage; kept micro-batches their own."""
-    text = VIEWS.replace("%9:float32[2,4] = pd_op.tanh_grad(%1, %8) backward layer=\"a\"",
-                         "%9:float32[2,4]~1 = pd_op.tanh_grad_(%1, %8) backward layer=\"a\" inplace=0:0")  # fmt: skip
-    text = text.replace("#10 builtin", "#12 %12:float32[2,4] = pd_op.sin(%9) backward\n#10 builtin").replace(
-        "shadow_output(%9)", "shadow_output(%12)").replace("6-9@", "6-9@0 12@").replace("6-9@0 12@1", "6-9@1 12@1")
+    text = VIEWS.replace(
+        '%9:float32[2,4] = pd_op.tanh_grad(%1, %8) backward layer="a"',
+        '%9:float32[2,4]~1 = pd_op.tanh_grad_(%1, %8) backward layer="a" inplace=0:0',
+    )
+    text = (
+        text.replace("#10 builtin", "#12 %12:float32[2,4] = pd_op.sin(%9) backward\n#10 builtin")
+        .replace("shadow_output(%9)", "shadow_output(%12)")
+        .replace("6-9@", "6-9@0 12@")
+        .replace("6-9@0 12@1", "6-9@1 12@1")
+    )
     program = parse(text)
     verify(program)
     result = offload(program, **ALL)
@@ -243,8 +250,10 @@ def test_backward_that_overwrites_what_came_back() -> None:
 
 def test_micro_batch_left_out_keeps_its_value() -> None:
     """No quick return. Micro-batch 1's backward follows at once: its jobs hold no copy and it computes the same."""
-    text = VIEWS.replace("job backward_0 backward 0: 6-9@0\njob backward_1 backward 1: 6-9@1",
-                         "job backward_1 backward 1: 6-9@1\njob backward_0 backward 0: 6-9@0")  # fmt: skip
+    text = VIEWS.replace(
+        "job backward_0 backward 0: 6-9@0\njob backward_1 backward 1: 6-9@1",
+        "job backward_1 backward 1: 6-9@1\njob backward_0 backward 0: 6-9@0",
+    )
     program = parse(text)
     context = Context(costs(copy=3))
     result = told(OffloadActivations(**ALL), program, context)
@@ -266,7 +275,7 @@ def test_one_job_is_never_crossed() -> None:
 
 def test_nested_blocks_keep_everything() -> None:
     """Never moved, odd programs. A nested block may read what is not among its operands."""
-    program = parse(VIEWS.replace('pd_op.exp_grad(%1, %7) backward layer="a"', 'pd_op.if(%1, %7) backward num_blocks=1'))
+    program = parse(VIEWS.replace('pd_op.exp_grad(%1, %7) backward layer="a"', "pd_op.if(%1, %7) backward num_blocks=1"))
     context = Context(costs())
     assert told(OffloadActivations(**ALL), program, context) == program
     assert any("nested-block" in line for line in context.declined)
@@ -311,9 +320,15 @@ def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers() ->
     """What is moved. Copies of a direction follow one another, so what was read last in forward must not hold up the rest."""
     program = parse(TWO_READERS)
     decided = plan_offload(program, measure(program, costs()), Choice(**ALL))
-    moves = [msgspec.structs.replace(move, transfers=tuple(
-        msgspec.structs.replace(each, out_after=(5, each.micro_batch), back_before=(6, each.micro_batch)) for each in move.transfers))
-        for move in decided.moves]  # fmt: skip
+    moves = [
+        msgspec.structs.replace(
+            move,
+            transfers=tuple(
+                msgspec.structs.replace(each, out_after=(5, each.micro_batch), back_before=(6, each.micro_batch)) for each in move.transfers
+            ),
+        )
+        for move in decided.moves
+    ]
     assert [move.saved.value for move in moves] == [1, 4]
     result = apply(program, msgspec.structs.replace(decided, moves=tuple(moves)))
     verify(result)
@@ -326,10 +341,11 @@ def test_copies_at_one_item_stand_in_the_order_of_last_and_of_first_readers() ->
 
 def test_what_is_read_for_its_shape_alone_stays_the_forward_value() -> None:
     """What is moved. An operation in front of the copy back, and the shape-only operand of one that reads the contents too."""
-    text = VIEWS.replace("pd_op.gelu_grad(%3, %4) backward layer=\"b\"", "pd_op.gelu_grad(%4, %1) backward layer=\"b\" no_buffer=1")
+    text = VIEWS.replace('pd_op.gelu_grad(%3, %4) backward layer="b"', 'pd_op.gelu_grad(%4, %1) backward layer="b" no_buffer=1')
     text = text.replace("pd_op.relu_grad(%2, %6)", "pd_op.relu(%6)")
-    program = parse(text.replace("pd_op.exp_grad(%1, %7) backward layer=\"a\"",
-                                 "pd_op.where_grad(%1, %7, %1) backward layer=\"a\" no_buffer=2"))  # fmt: skip
+    program = parse(
+        text.replace('pd_op.exp_grad(%1, %7) backward layer="a"', 'pd_op.where_grad(%1, %7, %1) backward layer="a" no_buffer=2')
+    )
     verify(program)
     result = offload(program, **ALL)
     ops = {op.id: op for op in result.ops}

@@ -26,8 +26,18 @@ def planned(*passes: Pass) -> Program:
 def test_what_runs_by_default_and_in_which_order() -> None:
     """Offload runs where it is asked for; docs/how-it-works.md has the same list."""
     names = [each.name for each in make_config({}).pipeline().passes]
-    assert names == ["choose-recompute", "narrow-gathers", "split-backward", "overlap-column-backward", "schedule-1f1b", "name-streams",
-                     "delay-transfers", "extend-lifetimes", "insert-events", "throttle-host"]  # fmt: skip
+    assert names == [
+        "choose-recompute",
+        "narrow-gathers",
+        "split-backward",
+        "overlap-column-backward",
+        "schedule-1f1b",
+        "name-streams",
+        "delay-transfers",
+        "extend-lifetimes",
+        "insert-events",
+        "throttle-host",
+    ]
 
 
 @pytest.mark.parametrize("priority", [-3, 0])
@@ -40,16 +50,20 @@ def test_priority(priority: int) -> None:
 def test_borrow() -> None:
     """The stored case in which an all_gather has no weight gradient of its own."""
     given = given_of(next(path for path in FILES if path.stem == "s2_sequence_parallel_all_gather").read_text())
-    lent, kept = (outcome(given.replace("overlap-column-backward", f'overlap-column-backward {{"borrow": {borrow}}}', 1), "x")
-                  for borrow in ("true", "false"))  # fmt: skip
+    lent, kept = (
+        outcome(given.replace("overlap-column-backward", f'overlap-column-backward {{"borrow": {borrow}}}', 1), "x")
+        for borrow in ("true", "false")
+    )
     assert "borrowed from other layers" in lent
     assert "borrowed from other layers" not in kept
 
 
 def test_extra_live_bytes() -> None:
     """More memory for a pair, another order in it."""
-    jobs = [planned(SplitBackward(), Schedule1F1B(interleave="mixed", only_gains=False, extra_live_bytes=allowance)).jobs
-            for allowance in (0, 1 << 40)]  # fmt: skip
+    jobs = [
+        planned(SplitBackward(), Schedule1F1B(interleave="mixed", only_gains=False, extra_live_bytes=allowance)).jobs
+        for allowance in (0, 1 << 40)
+    ]
     assert jobs[0] != jobs[1]
 
 

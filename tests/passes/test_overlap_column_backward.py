@@ -49,9 +49,7 @@ def comm_order(program: Program) -> dict[int, list[int]]:
 
 @given(recipes(), tables, stretches, st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_any_backward_keeps_its_numbers(
-    recipe: Recipe, table: dict[str, int], stretch: Any, only_gains: bool, borrow: bool
-) -> None:
+def test_any_backward_keeps_its_numbers(recipe: Recipe, table: dict[str, int], stretch: Any, only_gains: bool, borrow: bool) -> None:
     costs = GivenCosts(table, stretch)
     before = backward_programs(recipe)
     both = [overlapped(program, costs, only_gains=only_gains, borrow=borrow) for program in before]
@@ -175,10 +173,15 @@ def test_a_site_that_loses_is_moved_only_where_that_is_asked_for(only_gains: boo
     assert (len(context.changed), len(context.declined)) == ((0, 1) if only_gains else (1, 0))
 
 
-@pytest.mark.parametrize(("dims", "least", "told"), [
-    ("4,8", 128, ""), ("4,8", 129, "moves 128 B, less than min_bytes, 129 B"),
-    ("-1,8", 0, ""), ("-1,8", 1, "moves 0 B, less than min_bytes, 1 B"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dims", "least", "told"),
+    [
+        ("4,8", 128, ""),
+        ("4,8", 129, "moves 128 B, less than min_bytes, 129 B"),
+        ("-1,8", 0, ""),
+        ("-1,8", 1, "moves 0 B, less than min_bytes, 1 B"),
+    ],
+)
 def test_a_collective_of_unknown_size_counts_as_none(dims: str, least: int, told: str) -> None:
     _, _, context = overlapped(parse(LAYER.replace("[4,8]", f"[{dims}]")), min_bytes=least)
     assert [line.partition(": ")[2] for line in context.declined] == [told] * bool(told)
@@ -187,7 +190,7 @@ def test_a_collective_of_unknown_size_counts_as_none(dims: str, least: int, told
 
 def test_a_collective_of_another_group_is_not_put_off() -> None:
     """Equal losses. Nothing in it needs it to stay in front, but other ranks wait for it there."""
-    other = "#9 %9:float32[4,8] = pd_op.all_reduce(%2) backward group=18 {\"ring_id\":18}\n"
+    other = '#9 %9:float32[4,8] = pd_op.all_reduce(%2) backward group=18 {"ring_id":18}\n'
     text = LAYER.replace("#6 ", f"{other}#6 ").replace("grad(%2, %7)", "grad(%9, %7)")
     _, result, context = overlapped(parse(text))
     assert any(line.startswith("#6 ") for line in context.changed)

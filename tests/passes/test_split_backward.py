@@ -20,11 +20,20 @@ from tests.interpreter import assert_same
 from tests.passes.programs import backward_programs, one_gradient, recipes, shapes_of
 
 CASES = [
-    ((24, 40), (40, 56)), ((3, 24, 40), (40, 56)), ((1, 1, 40), (40, 56)), ((2, 3, 24, 40), (40, 56)),
-    ((128, 512), (512, 384)), ((4, 128, 256), (256, 192)), ((5, 24, 40), (5, 40, 56)), ((1, 24, 40), (1, 40, 56)),
-    ((2, 3, 24, 40), (2, 3, 40, 56)), ((5, 24, 40), (1, 40, 56)), ((24, 40), (5, 40, 56)), ((3, 24, 40), (40, 1)),
+    ((24, 40), (40, 56)),
+    ((3, 24, 40), (40, 56)),
+    ((1, 1, 40), (40, 56)),
+    ((2, 3, 24, 40), (40, 56)),
+    ((128, 512), (512, 384)),
+    ((4, 128, 256), (256, 192)),
+    ((5, 24, 40), (5, 40, 56)),
+    ((1, 24, 40), (1, 40, 56)),
+    ((2, 3, 24, 40), (2, 3, 40, 56)),
+    ((5, 24, 40), (1, 40, 56)),
+    ((24, 40), (5, 40, 56)),
+    ((3, 24, 40), (40, 1)),
     ((24, 1), (1, 56)),
-]  # fmt: skip
+]
 """Shapes of x and y without transposes: [2,2], [n,2], batched, broadcast, rows and columns of one."""
 SETTINGS = [(tx, ty) for tx in (False, True) for ty in (False, True)]
 
@@ -153,14 +162,23 @@ def test_whole_backwards_keep_their_numbers(recipe: Any, fold: bool) -> None:
 # ------------------------------------------------------------------------------------------------------------------- forms
 
 
-@pytest.mark.parametrize(("x", "y", "setting", "dx", "dy"), [
-    ((2, 4), (4, 6), (False, False), True, True), ((2, 4), (4, 6), (True, True), True, True),
-    ((3, 2, 4), (4, 6), (False, False), True, False), ((3, 2, 4), (6, 4), (False, True), True, False),
-    ((3, 4, 2), (4, 6), (True, False), False, False), ((3, 2, 4), (3, 4, 6), (False, False), True, True),
-    ((3, 2, 4), (3, 6, 4), (False, True), False, False), ((-1, 2, 4), (-1, 4, 6), (False, False), False, False),
-    ((1, 2, 4), (1, 4, 6), (False, False), False, False), ((3, 2, 4), (1, 4, 6), (False, False), False, False),
-    ((4,), (4, 6), (False, False), False, False), ((-1, 2, 4), (4, 6), (False, False), True, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("x", "y", "setting", "dx", "dy"),
+    [
+        ((2, 4), (4, 6), (False, False), True, True),
+        ((2, 4), (4, 6), (True, True), True, True),
+        ((3, 2, 4), (4, 6), (False, False), True, False),
+        ((3, 2, 4), (6, 4), (False, True), True, False),
+        ((3, 4, 2), (4, 6), (True, False), False, False),
+        ((3, 2, 4), (3, 4, 6), (False, False), True, True),
+        ((3, 2, 4), (3, 6, 4), (False, True), False, False),
+        ((-1, 2, 4), (-1, 4, 6), (False, False), False, False),
+        ((1, 2, 4), (1, 4, 6), (False, False), False, False),
+        ((3, 2, 4), (1, 4, 6), (False, False), False, False),
+        ((4,), (4, 6), (False, False), False, False),
+        ((-1, 2, 4), (4, 6), (False, False), True, False),
+    ],
+)
 def test_one_gemm_only_where_the_kernel_makes_that_call(x: Any, y: Any, setting: Any, dx: bool, dy: bool) -> None:
     assert (is_one_gemm(0, setting, x, y), is_one_gemm(1, setting, x, y)) == (dx, dy)
 
@@ -184,8 +202,12 @@ def test_experts_products_have_one_sided_gradients_of_the_same_bits(paddle: Any,
     from interlace.bridge.targets import Device
 
     before = one_gradient((batch, 24, 40), (batch, 40, 56), (batch, 24, 56), False, False)
-    before = before.with_ops(tuple(msgspec.structs.replace(op, name=op.name.replace("matmul_grad", "bmm_grad"), attrs=op.attrs
-                                                           if op.kind != "matmul_grad" else {}) for op in before.ops))  # fmt: skip
+    before = before.with_ops(
+        tuple(
+            msgspec.structs.replace(op, name=op.name.replace("matmul_grad", "bmm_grad"), attrs=op.attrs if op.kind != "matmul_grad" else {})
+            for op in before.ops
+        )
+    )
     after = split(before)[0]
     assert [op.attrs.get(LEFT_OUT) for op in after.ops if op.kind == "bmm_grad"] == [1, 0]
     feed = feed_of(before)
@@ -231,9 +253,14 @@ def test_dx_stands_in_front_of_dw_whichever_operand_the_weight_is(weight: int) -
 def test_a_gradient_operation_that_gives_one_gradient_stays_as_it_is() -> None:
     whole = case((24, 40), (40, 56), False, False)
     grad = next(op for op in whole.ops if op.name == "pd_op.matmul_grad")
-    one = whole.with_ops(tuple(msgspec.structs.replace(op, results=op.results[:1]) if op is grad else op for op in whole.ops
-                               if not set(op.operands) & set(grad.results[1:])),
-                         tuple(value for value in whole.values if value.id not in grad.results[1:]))  # fmt: skip
+    one = whole.with_ops(
+        tuple(
+            msgspec.structs.replace(op, results=op.results[:1]) if op is grad else op
+            for op in whole.ops
+            if not set(op.operands) & set(grad.results[1:])
+        ),
+        tuple(value for value in whole.values if value.id not in grad.results[1:]),
+    )
     made, context = split(one)
     assert made == one
     assert any("gives one gradient only: nothing to split" in line for line in context.declined)

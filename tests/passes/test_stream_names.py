@@ -33,20 +33,28 @@ def test_each_ring_and_direction_has_a_stream_and_the_optimizer_has_none() -> No
     made = NameStreams(priority=-3).run(parse(TEXT), Context(GivenCosts({"default": 1})))
     streams = {op.id: (op.stream, op.priority) for op in made.ops if op.group >= 0}
     assert streams == {
-        2: ("auto_parallel_dp", -3), 3: ("auto_parallel_mp", -3), 4: ("auto_parallel_dp", -3), 5: ("auto_parallel_pp_send_3", -3),
-        6: ("auto_parallel_pp_send_4", -3), 7: ("", 0),
-    }  # fmt: skip
+        2: ("auto_parallel_dp", -3),
+        3: ("auto_parallel_mp", -3),
+        4: ("auto_parallel_dp", -3),
+        5: ("auto_parallel_pp_send_3", -3),
+        6: ("auto_parallel_pp_send_4", -3),
+        7: ("", 0),
+    }
 
 
 @pytest.mark.parametrize(
     ("lines", "streams"),
     [
-        (("#4 %4:float32[4] = pd_op.relu(%3) forward", "#7 %7:float32[4] = pd_op.relu(%1) optimize"),
-         ["auto_parallel_mp_7", "auto_parallel_mp_8"]),
-        (("#4 %4:float32[8] = pd_op.all_gather(%0) forward group=7", "#7 %7:float32[8] = pd_op.all_gather(%0) forward group=8"),
-         ["auto_parallel_dp_7", "auto_parallel_dp_8"]),
+        (
+            ("#4 %4:float32[4] = pd_op.relu(%3) forward", "#7 %7:float32[4] = pd_op.relu(%1) optimize"),
+            ["auto_parallel_mp_7", "auto_parallel_mp_8"],
+        ),
+        (
+            ("#4 %4:float32[8] = pd_op.all_gather(%0) forward group=7", "#7 %7:float32[8] = pd_op.all_gather(%0) forward group=8"),
+            ["auto_parallel_dp_7", "auto_parallel_dp_8"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_rings_name_says_what_it_moves(lines: tuple[str, str], streams: list[str]) -> None:
     """Weights and their gradients: data parallelism; activations: tensor parallelism; two of a kind have their ring in the name."""
     text = TEXT.replace("#4 %4:float32[4] = pd_op.all_gather(%0) forward group=7", lines[0])
@@ -85,8 +93,10 @@ def test_what_paddle_put_on_a_stream_of_ours_gets_our_priority() -> None:
     given = TEXT.replace("optimize group=7", 'optimize group=7 stream="auto_parallel_sharding"')
     made = NameStreams(priority=-3).run(parse(given), Context(GivenCosts({"default": 1})))
     assert {op.id: (op.stream, op.priority) for op in made.ops if op.group == 7 and op.stream} == {
-        2: ("auto_parallel_sharding", -3), 4: ("auto_parallel_sharding", -3), 7: ("auto_parallel_sharding", -3),
-    }  # fmt: skip
+        2: ("auto_parallel_sharding", -3),
+        4: ("auto_parallel_sharding", -3),
+        7: ("auto_parallel_sharding", -3),
+    }
 
 
 GATHERED = """program rank=0 world=2 mode=train

@@ -87,7 +87,8 @@ def test_orders_that_no_event_mends_are_refused_by_name(monkeypatch: pytest.Monk
 
 def test_a_mask_that_leaves_first_thing_waits_for_the_batch_to_be_cut() -> None:
     """Inputs are cut on compute by a job of their own; nothing orders a side stream of another job behind it."""
-    made = assigned("""
+    made = assigned(
+        """
 #0 %0:float32[2]"mask" = pd_op.data() forward
 #1 %1:float32[2]"x" = pd_op.data() forward
 #2 pd_op.send_v2(%0) forward group=7 {"peer":1}
@@ -95,7 +96,9 @@ def test_a_mask_that_leaves_first_thing_waits_for_the_batch_to_be_cut() -> None:
 #4 builtin.shadow_output(%3) forward {"output_name":"y"}
 job a forward 0: 2-3@0
 job b forward 1: 2-3@1
-""", count=2)  # fmt: skip
+""",
+        count=2,
+    )
     require_proved(made)
     (event,) = [event for event in made.events if event.record[0] in (0, 1)]
     assert event.record == (1, 1), "the last piece that the first job cuts: one event for all inputs"
@@ -104,14 +107,17 @@ job b forward 1: 2-3@1
 
 
 def test_an_output_of_a_side_stream_is_waited_for_by_the_job_that_collects_it() -> None:
-    made = assigned("""
+    made = assigned(
+        """
 #0 %0:float32[2]"x" = pd_op.data() forward
 #1 %1:float32[2] = pd_op.mean(%0) forward
 #2 %2:float32[2] = pd_op.all_reduce(%1) forward group=7
 #3 builtin.shadow_output(%2) forward {"output_name":"loss"}
 job a forward 0: 1-2@0
 job b forward 1: 1-2@1
-""", count=2)  # fmt: skip
+""",
+        count=2,
+    )
     require_proved(made)
     assert [(event.record, event.waits) for event in made.events] == [((2, 0), ((3, 0),)), ((2, 1), ((3, 1),))]
     (finding, *_) = check([msgspec.structs.replace(made, events=())])
@@ -122,7 +128,8 @@ job b forward 1: 1-2@1
 @pytest.mark.parametrize("jobs", ["job a forward 0: 1-4@0", "job a forward 0: 1-2@0\njob b backward 0: 3-4@0"])
 def test_an_overwritten_memory_waits_for_a_side_reader_of_its_view(jobs: str) -> None:
     """The executor orders by variable: it does not see that a view and its base are one memory."""
-    made = assigned("""
+    made = assigned(
+        """
 #0 %0:float32[4]"x" = pd_op.data() forward
 #1 %1:float32[4] = pd_op.exp(%0) forward
 #2 %2:float32[2,2]~1 = pd_op.reshape(%1) forward views=0:0
@@ -130,7 +137,9 @@ def test_an_overwritten_memory_waits_for_a_side_reader_of_its_view(jobs: str) ->
 #4 %4:float32[4]~1 = pd_op.relu_(%1) forward inplace=0:0
 #5 builtin.shadow_output(%4) forward {"output_name":"y"}
 #6 builtin.shadow_output(%3) forward {"output_name":"z"}
-""" + jobs)  # fmt: skip
+"""
+        + jobs
+    )
     require_proved(made)
     assert (3, 0) in [event.record for event in made.events]
     lost = [event for event in made.events if (4, 0) not in event.waits]
@@ -139,7 +148,8 @@ def test_an_overwritten_memory_waits_for_a_side_reader_of_its_view(jobs: str) ->
 
 def test_the_optimizer_waits_for_what_a_side_stream_wrote() -> None:
     """Of all micro-batches' writes the last one orders the others; in the next step the first one comes behind computation."""
-    made = assigned("""
+    made = assigned(
+        """
 #0 %0:float32[2]!"p" = builtin.parameter() forward
 #1 %1:float32[2]!"g" = builtin.parameter() forward
 #4 %4:float32[2] = pd_op.full() forward
@@ -148,7 +158,9 @@ def test_the_optimizer_waits_for_what_a_side_stream_wrote() -> None:
 job a backward 0: 4@0 2@0
 job b backward 1: 4@1 2@1
 job o optimizer 0: 3@0
-""", count=2)  # fmt: skip
+""",
+        count=2,
+    )
     require_proved(made)
     assert [(event.record, event.waits) for event in made.events] == [((4, 0), ((2, 0),)), ((2, 1), ((3, 0),))]
     assert {finding.kind for finding in check([msgspec.structs.replace(made, events=())])} == {"race"}

@@ -153,7 +153,8 @@ def test_plans_of_different_sets_are_refused(tmp_path: Path) -> None:
     for file in ("rank3.ilp", "captured/rank3.json", "captured/rank3.ilp"):
         shutil.copy(tmp_path / "other" / file, tmp_path / "one" / file)
     assert refusals(tmp_path / "one", given) == {
-        f"{tmp_path / 'one'}: the plans of ranks 0 and 3 were not made together; expected those of one `interlace plan`"}  # fmt: skip
+        f"{tmp_path / 'one'}: the plans of ranks 0 and 3 were not made together; expected those of one `interlace plan`"
+    }
 
 
 def test_ranks_that_were_planned_alone_are_refused(tmp_path: Path) -> None:

@@ -116,11 +116,16 @@ def test_a_plan_within_its_budget_is_not_made_again_and_one_that_never_is_is_giv
         (100, 100, 100, (None, 90), False, ""),
     ],
 )
-def test_the_plan_without_a_budget_keeps_it_and_is_faster(monkeypatch: pytest.MonkeyPatch, budget: int, paddles: int | None, held: int,
-                                                          steps: tuple[int | None, int], taken: bool, told: str) -> None:  # fmt: skip
+def test_the_plan_without_a_budget_keeps_it_and_is_faster(
+    monkeypatch: pytest.MonkeyPatch, budget: int, paddles: int | None, held: int, steps: tuple[int | None, int], taken: bool, told: str
+) -> None:
     within, without = Run(OPEN, made(1), (42,)), Run(MOVING, made(2), (None,))
-    world = Told({tasks.stock_peak: [paddles]}, num_ranks=1, step_ns=lambda made, *_: steps[made.programs == (2,)],
-                 bytes_over_in_step=lambda made, limit: [max(0, held - limit) if made.programs == (2,) else 0])  # fmt: skip
+    world = Told(
+        {tasks.stock_peak: [paddles]},
+        num_ranks=1,
+        step_ns=lambda made, *_: steps[made.programs == (2,)],
+        bytes_over_in_step=lambda made, limit: [max(0, held - limit) if made.programs == (2,) else 0],
+    )
     monkeypatch.setattr(Search, "unlimited", lambda _: without)
     found = search(world).or_without_budget(within, budget)
     assert (found.passes is MOVING, found.rooms) == ((True, (0,)) if taken else (False, (42,)))

@@ -162,8 +162,20 @@ def with_sums(program: Program) -> Program:
     at = next(k for k, op in enumerate(ops) if op.role == "optimize")
     for k, buffer in enumerate(buffers):
         values.append(Value(len(values), buffer.shape, buffer.dtype, buffer.storage, persistable=True))
-        ops.insert(at + k, Op(len(program.ops) + k, "pd_op.all_reduce_", (buffer.id,), (values[-1].id,), "optimize", layer="sums",
-                              group=group, inplace=((0, 0),), attrs={"reduce_type": 0}))  # fmt: skip
+        ops.insert(
+            at + k,
+            Op(
+                len(program.ops) + k,
+                "pd_op.all_reduce_",
+                (buffer.id,),
+                (values[-1].id,),
+                "optimize",
+                layer="sums",
+                group=group,
+                inplace=((0, 0),),
+                attrs={"reduce_type": 0},
+            ),
+        )
     return program.with_ops(ops, values)
 
 
@@ -200,8 +212,10 @@ def test_a_pass_that_moves_an_equal_sum_on_one_rank_is_refused_by_name(name: str
 
 def test_a_pass_that_moves_a_message_on_one_stage_is_refused_by_name() -> None:
     told = refused(stages(), moves_messages={"ranks": [0]})
-    assert told.startswith("pass 'moves-messages': group 100 of ranks [0, 1], 0 to 1: after pass 'moves-messages' ranks 0 and 1 no longer "
-                           "send and receive the same messages in one order; number 0 is #")  # fmt: skip
+    assert told.startswith(
+        "pass 'moves-messages': group 100 of ranks [0, 1], 0 to 1: after pass 'moves-messages' ranks 0 and 1 no longer "
+        "send and receive the same messages in one order; number 0 is #"
+    )
 
 
 def test_ranks_that_stand_for_others_are_compared() -> None:
@@ -271,8 +285,10 @@ def two_rings() -> list[Program]:
 
 def two_messages() -> list[Program]:
     """Rank 0 sends two values of equal size to rank 1."""
-    head = ("program rank={} world=2 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate\ngroup 7 = 0,1\n"
-            '#0 %0:float32[2]"x" = pd_op.data() forward\n#1 %1:float32[2]"y" = pd_op.data() forward\n')  # fmt: skip
+    head = (
+        "program rank={} world=2 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate\ngroup 7 = 0,1\n"
+        '#0 %0:float32[2]"x" = pd_op.data() forward\n#1 %1:float32[2]"y" = pd_op.data() forward\n'
+    )
     send = '#{} pd_op.send_v2(%{}) forward group=7 layer="sums" {{"peer":1}}\n'
     receive = '#{0} %{0}:float32[2] = pd_op.recv_v2() forward group=7 layer="sums" {{"peer":0}}\n'
     texts = (send.format(2, 0) + send.format(3, 1), receive.format(2) + receive.format(3))
@@ -281,8 +297,10 @@ def two_messages() -> list[Program]:
 
 def to_two_peers() -> list[Program]:
     """Rank 0 sends values of equal size to ranks 1 and 2, on one ring."""
-    head = ("program rank={} world=3 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate\ngroup 7 = 0,1,2\n"
-            '#0 %0:float32[2]"x" = pd_op.data() forward\n')  # fmt: skip
+    head = (
+        "program rank={} world=3 mode=train\npipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate\ngroup 7 = 0,1,2\n"
+        '#0 %0:float32[2]"x" = pd_op.data() forward\n'
+    )
     send = '#{} pd_op.send_v2(%{}) forward group=7 layer="sums" {{"peer":{}}}\n'
     double = "#1 %1:float32[2] = pd_op.add(%0, %0) forward\n"
     receive = '#1 %1:float32[2] = pd_op.recv_v2() forward group=7 layer="sums" {"peer":0}\n'

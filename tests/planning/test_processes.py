@@ -161,8 +161,9 @@ def test_plans_of_several_processes_are_those_of_one(budget: float | None) -> No
     others.append(in_threads(lambda program, peers: make_plan(program, config, COSTS, "given", peers), given))
     for other in others:
         assert [digest_of(plan.program) for plan in other] == [digest_of(plan.program) for plan in one]
-        assert [(plan.set_digest, plan.outcome, plan.room_bytes) for plan in other] == [(plan.set_digest, plan.outcome, plan.room_bytes)
-                                                                                        for plan in one]  # fmt: skip
+        assert [(plan.set_digest, plan.outcome, plan.room_bytes) for plan in other] == [
+            (plan.set_digest, plan.outcome, plan.room_bytes) for plan in one
+        ]
         assert [plan.passes for plan in other] == [plan.passes for plan in one]
         assert [plan.compared is not None for plan in other] == [True, *[False] * (len(given) - 1)]
         assert [[(each.changed, each.declined) for each in plan.reports] for plan in other] == [
@@ -204,8 +205,9 @@ def test_as_many_processes_as_cores(monkeypatch: Any) -> None:
 
 def test_what_another_process_prints_is_not_lost(tmp_path: Path) -> None:
     """Standard output is a file, so that lines wait in a buffer."""
-    code = ("from tests.planning.test_processes import ranks, who_am_i\n"
-            "with ranks([0, 1, 2]) as world:\n    world.map(who_am_i, (0, 0, 0))\n")  # fmt: skip
+    code = (
+        "from tests.planning.test_processes import ranks, who_am_i\nwith ranks([0, 1, 2]) as world:\n    world.map(who_am_i, (0, 0, 0))\n"
+    )
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with (tmp_path / "out").open("w") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, env=env, check=True)
@@ -260,8 +262,9 @@ def test_an_error_ends_all_ranks_alike(search: Any, kind: type[Exception], told:
 
 def test_ranks_with_other_options_are_refused_alike() -> None:
     found = served(lambda world: [0], options=("[h200]", "[h200]", "[cpu]"))
-    assert {str(each) for each in found} == {"ranks 0 and 2 planned with different options: [h200] and [cpu]; give every rank the same "
-                                             "configuration and device profile"}  # fmt: skip
+    assert {str(each) for each in found} == {
+        "ranks 0 and 2 planned with different options: [h200] and [cpu]; give every rank the same configuration and device profile"
+    }
 
 
 def test_where_a_rank_is_gone_nobody_is_told() -> None:

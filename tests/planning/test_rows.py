@@ -37,16 +37,35 @@ def again(plans: list[Plan], given: list[Program], folder: Path) -> list[Plan]:
     ("options", "row"),
     [
         ({"interleave": "auto", "search": False}, ""),
-        ({"interleave": "dx-first", "lag": (0, 2), "depth": (3, 2), "only_gains": False, "early_sends": (0.0, 1.0), "search": False,
-          "at_once": (0.0, 0.5)},
-         "1 | 0F 1F 0I+2F 1I+3F 2I+4F+0W 3I+5F+1W 4I+2W 5I+3W 4W 5W+O"),
-        ({"interleave": ("dx-first", "mixed"), "lag": (0, 1), "lag_at_end": (0, 2), "depth": (3, 1), "early_sends_at_end": (0.5, 0.0),
-          "only_gains": False, "search": False}, "1 | 0F 0I+1F 1I+2F+0W 2I+3F+1W 3I+4F+2W 4I+5F 5I+3W 4W 5W+O"),
+        (
+            {
+                "interleave": "dx-first",
+                "lag": (0, 2),
+                "depth": (3, 2),
+                "only_gains": False,
+                "early_sends": (0.0, 1.0),
+                "search": False,
+                "at_once": (0.0, 0.5),
+            },
+            "1 | 0F 1F 0I+2F 1I+3F 2I+4F+0W 3I+5F+1W 4I+2W 5I+3W 4W 5W+O",
+        ),
+        (
+            {
+                "interleave": ("dx-first", "mixed"),
+                "lag": (0, 1),
+                "lag_at_end": (0, 2),
+                "depth": (3, 1),
+                "early_sends_at_end": (0.5, 0.0),
+                "only_gains": False,
+                "search": False,
+            },
+            "1 | 0F 0I+1F 1I+2F+0W 2I+3F+1W 3I+4F+2W 4I+5F 5I+3W 4W 5W+O",
+        ),
         ({"interleave": "mixed", "only_gains": False, "search": False}, "0 | 0F 1F 2F 0B+3F"),
         ({"interleave": "zb-h1"}, "0 | 0F 1F 0I"),
         ({"interleave": "off"}, "1 | 0R 0F 0B"),
     ],
-)  # fmt: skip
+)
 def test_rows_plan_the_same_jobs_again(options: dict[str, Any], row: str, tmp_path: Path) -> None:
     given = programs(WORLD)
     plans = planned(given, COSTS, **options)

@@ -96,8 +96,10 @@ def test_no_budget_that_holds_a_plan_made_without_one_is_slower_than_it() -> Non
     asked = make_plans(plain, config, COSTS, "given")
     outcome = asked[0].outcome
     assert outcome is not None
-    quick = [dataclasses.replace(plan, outcome=msgspec.structs.replace(outcome, plan=msgspec.structs.replace(outcome.plan, step_ns=1)))
-             for plan in asked]  # fmt: skip
+    quick = [
+        dataclasses.replace(plan, outcome=msgspec.structs.replace(outcome, plan=msgspec.structs.replace(outcome.plan, step_ns=1)))
+        for plan in asked
+    ]
     curve, taken = sweep.sweep(plain, config, cast(CostModel, COSTS), "given", 3, asked=quick)
     held = max(peak_bytes(plan.program, COSTS) or 0 for plan in asked)
     assert taken == quick

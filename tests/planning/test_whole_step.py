@@ -122,8 +122,13 @@ def test_one_baseline() -> None:
 @pytest.mark.parametrize("world", [World(), World(micro_batches=2), World(mp=2)])
 def test_one_order_has_one_name(world: World) -> None:
     """Where Paddle's own plan is kept, its own order of jobs is not declined beside it under another name."""
-    bare = {"schedule_1f1b": {"search": False}, "throttle_host": {"syncs": "outputs"}, "split_backward": "off",
-            "overlap_column_backward": "off", "name_streams": "off"}  # fmt: skip
+    bare = {
+        "schedule_1f1b": {"search": False},
+        "throttle_host": {"syncs": "outputs"},
+        "split_backward": "off",
+        "overlap_column_backward": "off",
+        "name_streams": "off",
+    }
     for options in ({"schedule_1f1b": {"search": False}}, bare):
         said = told(make_plans(programs(world), make_config(options), CostModel(load_profile("h200")), "h200"))
         assert not [line for line in said if line.startswith("interleave: off")]
@@ -168,8 +173,10 @@ def test_stages_keep_one_depth_where_one_of_them_draws_in_forward_and_backward(f
     """Dropout that the last stage alone computes again: the first one's draws would allow the depth of mixed pairs, which its neighbour
     does not have; the ranks would wait for each other for ever."""
     plain = programs(World(pp=2, micro_batches=5, layers=4, schedule="1F1B"))
-    drawing = {next(op.id for op in plain[1].ops if op.role == role and op.kind in ("gelu", "relu", "gelu_grad", "relu_grad"))
-               for role in ("forward", "backward")}  # fmt: skip
+    drawing = {
+        next(op.id for op in plain[1].ops if op.role == role and op.kind in ("gelu", "relu", "gelu_grad", "relu_grad"))
+        for role in ("forward", "backward")
+    }
     plain[1] = plain[1].with_ops([msgspec.structs.replace(op, name="pd_op.dropout") if op.id in drawing else op for op in plain[1].ops])
     made, dx_first = (planned(plain, LOADED, each, search=False) for each in (form, "dx-first"))
     if form == "mixed":
@@ -300,9 +307,14 @@ def test_nine_tenths_by_recomputation_and_the_rest_by_offload_are_tried(monkeypa
 
 @pytest.mark.parametrize(
     ("over", "taken"),
-    [((), (400, 0, 200)), (((400, 0, 200),), (450, 0, 200)), (((500, 0, 200),), (400, 0, 250)),
-     (((400, 0, 200), (450, 0, 200)), (500, 0, 200)), (((500, 0, 200), (500, 0, 250)), (400, 0, 300))],
-)  # fmt: skip
+    [
+        ((), (400, 0, 200)),
+        (((400, 0, 200),), (450, 0, 200)),
+        (((500, 0, 200),), (400, 0, 250)),
+        (((400, 0, 200), (450, 0, 200)), (500, 0, 200)),
+        (((500, 0, 200), (500, 0, 250)), (400, 0, 300)),
+    ],
+)
 def test_less_is_recomputed_on_one_stage_after_the_other(over: Sequence[tuple[int, ...]], taken: tuple[int, ...]) -> None:
     """The last first, by half as much less where that holds too much; what is no faster, or holds too much, is not gone on from. Not where
     nothing moves in its place."""
@@ -342,10 +354,15 @@ def test_a_draft_that_is_slower_already_is_not_made_again(fastest_ns: int | None
         return SimpleNamespace(round=len(made) - 1)
 
     choice = SimpleNamespace(
-        before=lambda recomputed: None, rooms=(100,), fastest_ns=fastest_ns, ranks=(0,), offloads=True,
-        world=SimpleNamespace(run=run, step_ns=simulated_ns), _peaks=lambda plan: [(120, 110, 100)[plan.round]],
+        before=lambda recomputed: None,
+        rooms=(100,),
+        fastest_ns=fastest_ns,
+        ranks=(0,),
+        offloads=True,
+        world=SimpleNamespace(run=run, step_ns=simulated_ns),
+        _peaks=lambda plan: [(120, 110, 100)[plan.round]],
         search=SimpleNamespace(memo=0, less_room=lambda plan, rooms, over: (rooms[0] - over[0],)),
-    )  # fmt: skip
+    )
     found = Schedules.draft(choice, None, Schedule1F1B(), (), 100)  # type: ignore[arg-type]
     assert made == [(100,), (80,), (70,)][:rounds]
     assert len(made) == rounds

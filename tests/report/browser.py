@@ -35,11 +35,21 @@ def ask(page: Path, question: str, *, dark: bool = False, width: int = 1280) -> 
     with tempfile.TemporaryDirectory(prefix="interlace-browser-") as folder:
         asked = Path(folder) / "page.html"
         asked.write_text(page.read_text(encoding="utf-8").replace("</body>", _ASK % question + "</body>"), encoding="utf-8")
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/user", "--no-first-run",
-                   f"--window-size={width},900", "--virtual-time-budget=10000", "--enable-logging=stderr",
-                   f"--blink-settings=preferredColorScheme={0 if dark else 1}"]  # fmt: skip
-        ran = subprocess.run([CHROMIUM or NAMES[0], *options, "--dump-dom", asked.as_uri()], capture_output=True, text=True, timeout=240,
-                             check=False)  # fmt: skip
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            f"--user-data-dir={folder}/user",
+            "--no-first-run",
+            f"--window-size={width},900",
+            "--virtual-time-budget=10000",
+            "--enable-logging=stderr",
+            f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        ]
+        ran = subprocess.run(
+            [CHROMIUM or NAMES[0], *options, "--dump-dom", asked.as_uri()], capture_output=True, text=True, timeout=240, check=False
+        )
     found = re.search(r'<pre id="answer">(.*?)</pre>', ran.stdout, re.S)
     assert found, f"the browser gave no answer; it said: {ran.stderr[-2000:]}"
     return _CONSOLE.findall(ran.stderr), json.loads(html.unescape(found[1]))

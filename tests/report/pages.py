@@ -33,12 +33,32 @@ def make_plans(folder: Path, world: World, config: str) -> Path:
 
 
 SWEEP = Sweep(
-    (Point(budget_bytes=9 << 20, feasible=True, peak_bytes=8 << 20, step_us=900.5, exposed_us=80.25, kept_bytes=3 << 20,
-           recomputed_bytes=0, offloaded_bytes=0),
-     Point(budget_bytes=6 << 20, feasible=True, peak_bytes=6 << 20, step_us=1100.0, exposed_us=90.0, kept_bytes=1 << 20,
-           recomputed_bytes=2 << 20, offloaded_bytes=512),
-     Point(budget_bytes=1 << 20, feasible=False, why="the least feasible budget is 2.0 MiB")),
-    Base(8 << 20, 1000.0, 200.0), "h200")  # fmt: skip
+    (
+        Point(
+            budget_bytes=9 << 20,
+            feasible=True,
+            peak_bytes=8 << 20,
+            step_us=900.5,
+            exposed_us=80.25,
+            kept_bytes=3 << 20,
+            recomputed_bytes=0,
+            offloaded_bytes=0,
+        ),
+        Point(
+            budget_bytes=6 << 20,
+            feasible=True,
+            peak_bytes=6 << 20,
+            step_us=1100.0,
+            exposed_us=90.0,
+            kept_bytes=1 << 20,
+            recomputed_bytes=2 << 20,
+            offloaded_bytes=512,
+        ),
+        Point(budget_bytes=1 << 20, feasible=False, why="the least feasible budget is 2.0 MiB"),
+    ),
+    Base(8 << 20, 1000.0, 200.0),
+    "h200",
+)
 """A curve of three budgets, of which one cannot be kept."""
 
 

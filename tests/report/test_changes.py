@@ -19,7 +19,8 @@ from tests.report.pages import make_plans
 from tests.strategies import World
 
 TEXT = "program rank=0 world=1 mode=train\n" + "\n".join(
-    f'#{k} %{k}:float32[4] = pd_op.{kind}() forward layer="blocks.{k % 2}.mlp"' for k, kind in enumerate(["a", "a", "b", "c", "c", "d"]))
+    f'#{k} %{k}:float32[4] = pd_op.{kind}() forward layer="blocks.{k % 2}.mlp"' for k, kind in enumerate(["a", "a", "b", "c", "c", "d"])
+)
 PLAIN = parse(TEXT)
 
 
@@ -38,10 +39,14 @@ def test_what_is_equal_has_no_lines() -> None:
 
 def test_what_moved_and_where_to_is_one_line_for_a_rule() -> None:
     assert told(PLAIN, reordered(PLAIN, "340125")) == [
-        "program order:", "  > 2 c (blocks.*.mlp): 3 places earlier, now before a (blocks.*.mlp)"]  # fmt: skip
+        "program order:",
+        "  > 2 c (blocks.*.mlp): 3 places earlier, now before a (blocks.*.mlp)",
+    ]
     assert told(PLAIN, reordered(PLAIN, "134520")) == [
-        "program order:", "  > 1 b (blocks.*.mlp): 2 places later, now before the end",
-        "  > 1 a (blocks.*.mlp): 5 places later, now before the end"]  # fmt: skip
+        "program order:",
+        "  > 1 b (blocks.*.mlp): 2 places later, now before the end",
+        "  > 1 a (blocks.*.mlp): 5 places later, now before the end",
+    ]
 
 
 def test_the_fewest_are_said_to_have_moved() -> None:
@@ -62,8 +67,12 @@ def test_what_came_went_and_differs() -> None:
     ops = [msgspec.structs.replace(op, stream="side", priority=-1) if op.kind == "c" else op for op in PLAIN.ops if op.kind != "b"]
     new = msgspec.structs.replace(PLAIN.ops[0], id=9, name="pd_op.e_", layer="blocks.1.norm")
     assert told(PLAIN, PLAIN.with_ops([*ops, new])) == [
-        "operations:", "  ~ 2 c (blocks.*.mlp): stream none -> side; priority 0 -> -1",
-        "program order:", "  + 1 e (blocks.*.norm)", "  - 1 b (blocks.*.mlp)"]  # fmt: skip
+        "operations:",
+        "  ~ 2 c (blocks.*.mlp): stream none -> side; priority 0 -> -1",
+        "program order:",
+        "  + 1 e (blocks.*.norm)",
+        "  - 1 b (blocks.*.mlp)",
+    ]
     other = [msgspec.structs.replace(op, attrs={"axis": 1}, no_buffer=(0,)) for op in PLAIN.ops[:1]] + list(PLAIN.ops[1:])
     assert told(PLAIN, PLAIN.with_ops(other)) == ["operations:", "  ~ 1 a (blocks.*.mlp): other no_buffer; axis none -> 1"]
 
@@ -72,8 +81,10 @@ def test_what_came_went_and_differs() -> None:
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of two stages, with everything on and a budget that the first try exceeds."""
     folder = tmp_path_factory.mktemp("changes")
-    config = ("device: h200\nschedule_1f1b: {interleave: dx-first, only_gains: off, search: off}\n"
-              "memory_budget: 1220\noffload_activations: {min_bytes: 1}\nthrottle_host: {run_ahead_bytes: 0}\n")  # fmt: skip
+    config = (
+        "device: h200\nschedule_1f1b: {interleave: dx-first, only_gains: off, search: off}\n"
+        "memory_budget: 1220\noffload_activations: {min_bytes: 1}\nthrottle_host: {run_ahead_bytes: 0}\n"
+    )
     return make_plans(folder, World(pp=2, micro_batches=4, layers=4), config)
 
 
@@ -109,8 +120,12 @@ def test_a_long_list_is_cut_and_says_so() -> None:
     assert told(PLAIN.with_ops(()), PLAIN.with_ops(ops))[-1] == "  ... 3 more"
 
 
-ROWS = [Row(0, "matmul", "blocks.0.mlp", "", 1000, "exact", 0.1, "", 4), Row(1, "matmul", "blocks.1.mlp", "", 500, "proxy", 0.5, "", 4),
-        Row(2, "add", "blocks.0.norm", "", 300, "interpolated", 0.2, "", 1), Row(3, "data", "", "", 0, "free", 0.0, "")]  # fmt: skip
+ROWS = [
+    Row(0, "matmul", "blocks.0.mlp", "", 1000, "exact", 0.1, "", 4),
+    Row(1, "matmul", "blocks.1.mlp", "", 500, "proxy", 0.5, "", 4),
+    Row(2, "add", "blocks.0.norm", "", 300, "interpolated", 0.2, "", 1),
+    Row(3, "data", "", "", 0, "free", 0.0, ""),
+]
 
 
 def test_costs_are_summed_by_kind_and_by_layer_largest_first() -> None:

@@ -174,8 +174,10 @@ def test_the_table_and_check_say_the_same_of_each_site(made: Path, page: dict[st
             mine = sums.setdefault((row["kind"], row["layer"], row["num_ranks"]), [0, 0, 0, 0])
             for k, name in enumerate(("count", "time_ns", "hidden_ns", "exposed_ns")):
                 mine[k] += row[name] / len(ranks)
-    shown = {(row["kind"], row["layer"], row["num_ranks"]): [row["count"], row["time_ns"], row["hidden_ns"], row["exposed_ns"]]
-             for row in page["plans"][1]["communication"]}  # fmt: skip
+    shown = {
+        (row["kind"], row["layer"], row["num_ranks"]): [row["count"], row["time_ns"], row["hidden_ns"], row["exposed_ns"]]
+        for row in page["plans"][1]["communication"]
+    }
     assert sums.keys() == shown.keys()
     for key, mine in sums.items():
         assert mine == pytest.approx(shown[key], abs=1), key

@@ -72,18 +72,25 @@ def test_every_section_is_filled_with_the_numbers_of_the_data(page: Path) -> Non
     assert [name for name, length in seen["sections"] if length > 20] == SECTIONS
     data = data_in(page)
     now = data["outcome"]["plan"]
-    assert seen["tiles"] == [f"{ms(now['step_ns'])} ms", f"{ms(now['exposed_ns'])} ms", f"{ms(now['bubble_ns'])} ms",
-                             size(now["peak_bytes"])]  # fmt: skip
+    assert seen["tiles"] == [
+        f"{ms(now['step_ns'])} ms",
+        f"{ms(now['exposed_ns'])} ms",
+        f"{ms(now['bubble_ns'])} ms",
+        size(now["peak_bytes"]),
+    ]
     assert seen["sentence"] == data["sentence"]
     parts = ("compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns", "hidden_comm_ns", "slowed_ns")
     splits = [[ms(plan["rows"][row]["split"][part]) for part in parts] for row in range(2) for plan in data["plans"]]
     assert [line[3:] for line in seen["tables"]["splittable"]] == splits
-    assert len(seen["tables"]["comm"]) == len({(row["kind"], row["layer"], row["num_ranks"]) for plan in data["plans"]
-                                               for row in plan["communication"]})  # fmt: skip
+    assert len(seen["tables"]["comm"]) == len(
+        {(row["kind"], row["layer"], row["num_ranks"]) for plan in data["plans"] for row in plan["communication"]}
+    )
     mine = {(row["kind"], row["layer"]): ms(row["exposed_ns"]) for row in data["plans"][1]["communication"]}
     assert all(line[-1] == mine.get((line[0], line[1]), "–") for line in seen["tables"]["comm"])
-    whens = [[f"{row['tightest']['micro_batch']} of stage {row['tightest']['stage']}", *(ms(row["tightest"][name]) for name in MOMENTS)]
-             for row in data["plans"][1]["offload"]]  # fmt: skip
+    whens = [
+        [f"{row['tightest']['micro_batch']} of stage {row['tightest']['stage']}", *(ms(row["tightest"][name]) for name in MOMENTS)]
+        for row in data["plans"][1]["offload"]
+    ]
     assert [line[-4:] for line in seen["tables"]["moves"]] == whens
     assert [line[-5] for line in seen["tables"]["moves"]] == [ms(row["slack_ns"]) for row in data["plans"][1]["offload"]]
     for name, rules in (("changed", data["done"]), ("declined", data["declined"])):
@@ -125,8 +132,9 @@ def test_the_curve_and_what_is_recomputed(tmp_path: Path, dark: bool) -> None:
     assert [(int(each["budget"]), each["told"].split(": ", 1)[1]) for each in points["none"]] == [(e.budget_bytes, e.why) for e in cross]
     now = data["outcome"]["plan"]
     assert [float(each["step"]) for each in points["paddle"] + points["here"]] == [SWEEP.stock.step_us, now["step_ns"] / 1e3]
-    known = [(int(each.get("budget") or each["bytes"]), float(each["step"]), each["x"], each["y"])
-             for each in seen["curve"] if "step" in each]  # fmt: skip
+    known = [
+        (int(each.get("budget") or each["bytes"]), float(each["step"]), each["x"], each["y"]) for each in seen["curve"] if "step" in each
+    ]
     for (bytes1, us1, x1, y1), (bytes2, us2, x2, y2) in pairwise(known):
         assert (bytes1 < bytes2) == (x1 < x2 - 1e-3)
         assert (us1 < us2) == (y1 > y2 + 1e-3)

@@ -28,8 +28,10 @@ def test_a_range_reads_back_as_its_ends(figures: list[float]) -> None:
 @given(st.lists(st.lists(st.integers(0, 999), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_a_list_of_operations_goes_with_its_commas(ids: list[list[int]]) -> None:
     """However many each place has, they are one rule."""
-    lines = [f"#{k} pd_op.all_reduce (blocks.{k}.mlp): put right after dX {', '.join(f'#{each}' for each in some)}; 3 operations moved"
-             for k, some in enumerate(ids)]  # fmt: skip
+    lines = [
+        f"#{k} pd_op.all_reduce (blocks.{k}.mlp): put right after dX {', '.join(f'#{each}' for each in some)}; 3 operations moved"
+        for k, some in enumerate(ids)
+    ]
     report = PassReport("overlap", tuple(lines), (), 1, 1, 0)
     (rule,) = rules({0: [report]}, lambda each: each.changed)
     assert rule.text == "all_reduce: put right after dX; 3 operations moved"
@@ -37,12 +39,20 @@ def test_a_list_of_operations_goes_with_its_commas(ids: list[list[int]]) -> None
 
 
 def test_passes_that_did_nothing_take_a_line() -> None:
-    reports = [PassReport("made", ("one thing",), ("another",), 3, 4, 0), PassReport("idle", (), ("found nothing to do",), 4, 4, 0),
-               PassReport("left", (), ("no room", "no time"), 4, 4, 0), PassReport("bare", (), (), 4, 4, 0)]  # fmt: skip
+    reports = [
+        PassReport("made", ("one thing",), ("another",), 3, 4, 0),
+        PassReport("idle", (), ("found nothing to do",), 4, 4, 0),
+        PassReport("left", (), ("no room", "no time"), 4, 4, 0),
+        PassReport("bare", (), (), 4, 4, 0),
+    ]
     assert reports_text(reports) == [
-        "made: 1 changed, 1 declined, ops 3 -> 4", "  + one thing", "  - another", "changed nothing:", "  left: no room; no time",
+        "made: 1 changed, 1 declined, ops 3 -> 4",
+        "  + one thing",
+        "  - another",
+        "changed nothing:",
+        "  left: no room; no time",
         "nothing to do for idle, bare",
-    ]  # fmt: skip
+    ]
     busy = [PassReport("idle", ("this",), (), 4, 4, 0)]
     assert rules_text({0: reports}).splitlines()[-1] == "nothing to do for idle, bare"
     assert "nothing to do for bare" in rules_text({0: reports, 1: busy})

@@ -41,8 +41,17 @@ class _Builder:
     role: str = "forward"
     layer: str = ""
 
-    def op(self, name: str, operands: tuple[int, ...] = (), dims: tuple[int, ...] | None = None, *, like: int | None = None,
-           persistable: bool = False, memory: str = "device", **fields: Any) -> int:  # fmt: skip
+    def op(
+        self,
+        name: str,
+        operands: tuple[int, ...] = (),
+        dims: tuple[int, ...] | None = None,
+        *,
+        like: int | None = None,
+        persistable: bool = False,
+        memory: str = "device",
+        **fields: Any,
+    ) -> int:
         """Append an op with one result (none where neither `dims` nor `like` is given); gives the result's id."""
         results: tuple[int, ...] = ()
         if dims is not None or like is not None:
@@ -95,9 +104,7 @@ def program(shape: Shape, stage: int, place: int) -> Program:
         out = build.op("pd_op.gelu", (inside,), (2, size))
         kept = hidden
         if shape.offloaded and number:
-            kept = build.op(
-                "pd_op.memcpy_d2h", (hidden,), (2, size), memory="pinned", stream=copy, attrs={"dst_place_type": 2}
-            )
+            kept = build.op("pd_op.memcpy_d2h", (hidden,), (2, size), memory="pinned", stream=copy, attrs={"dst_place_type": 2})
         saved.append((kept, inside, weight))
         hidden = out
     build.layer = ""
@@ -151,9 +158,12 @@ def _jobs(shape: Shape, ops: tuple[Op, ...], values: tuple[Value, ...], stage: i
             mine[op.role].append(op)
 
     def job(role: str, micro_batch: int) -> Job:
-        items = [(op.id, micro_batch) for op in mine[role]
-                 if op.kind != "memcpy_h2d" or micro_batch in shape.offloaded
-                 if op.attrs.get("dst_place_type") != 2 or micro_batch in shape.offloaded]  # fmt: skip
+        items = [
+            (op.id, micro_batch)
+            for op in mine[role]
+            if op.kind != "memcpy_h2d" or micro_batch in shape.offloaded
+            if op.attrs.get("dst_place_type") != 2 or micro_batch in shape.offloaded
+        ]
         waits = waits_of(items, ops, values) if role != "optimize" and micro_batch in shape.held else ()
         return Job(f"{role}_{micro_batch}", role, micro_batch, tuple(items), waits)
 
@@ -172,10 +182,15 @@ def shapes(draw: st.DrawFn, max_stages: int = 3, max_tensor: int = 2) -> Shape:
     names = st.sampled_from(["", "mp", "pp", "side"])
     micro_batches = draw(st.integers(1, 4))
     return Shape(
-        draw(st.integers(1, max_stages)), draw(st.integers(1, max_tensor)), micro_batches, draw(st.integers(1, 3)),
+        draw(st.integers(1, max_stages)),
+        draw(st.integers(1, max_tensor)),
+        micro_batches,
+        draw(st.integers(1, 3)),
         # Receives share no stream with sends: 1F1B with rendezvous would wait in a circle.
         (draw(names), draw(st.sampled_from(["send", "send2"])), draw(st.sampled_from(["receive", "receive2"])), draw(names)),
-        draw(st.frozensets(st.integers(0, micro_batches - 1))), draw(st.booleans()), draw(st.booleans()),
+        draw(st.frozensets(st.integers(0, micro_batches - 1))),
+        draw(st.booleans()),
+        draw(st.booleans()),
         draw(st.frozensets(st.integers(0, micro_batches - 1))),
         draw(st.sampled_from([4, 64])),
-    )  # fmt: skip
+    )

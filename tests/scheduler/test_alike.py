@@ -29,12 +29,22 @@ def renumbered() -> Program:
     def value(number: int) -> int:
         return 900 - number if number >= 0 else number
 
-    values = [msgspec.structs.replace(each, id=value(each.id), storage=value(each.storage), name=f"{each.name}_" if each.name else "")
-              for each in SECOND.values]  # fmt: skip
-    ops = [msgspec.structs.replace(op, id=op.id + 7, operands=tuple(map(value, op.operands)), results=tuple(map(value, op.results)),
-                                   layer="elsewhere", group=op.group + 50 if op.group >= 0 else -1,
-                                   attrs={**op.attrs, **({"ring_id": op.group + 50} if "ring_id" in op.attrs else {})})
-           for op in SECOND.ops]  # fmt: skip
+    values = [
+        msgspec.structs.replace(each, id=value(each.id), storage=value(each.storage), name=f"{each.name}_" if each.name else "")
+        for each in SECOND.values
+    ]
+    ops = [
+        msgspec.structs.replace(
+            op,
+            id=op.id + 7,
+            operands=tuple(map(value, op.operands)),
+            results=tuple(map(value, op.results)),
+            layer="elsewhere",
+            group=op.group + 50 if op.group >= 0 else -1,
+            attrs={**op.attrs, **({"ring_id": op.group + 50} if "ring_id" in op.attrs else {})},
+        )
+        for op in SECOND.ops
+    ]
     made = msgspec.structs.replace(SECOND, groups=tuple(Group(each.id + 50, each.ranks) for each in SECOND.groups))
     return made.with_ops(tuple(ops), tuple(values))
 
@@ -48,13 +58,17 @@ def test_stages_at_the_ends_do_other_work() -> None:
     assert len({likeness_of_work(each, COSTS) for each in (FIRST, SECOND, LAST)}) == 3
 
 
-@pytest.mark.parametrize("other", [
-    changed(lambda op: op.kind == "matmul", lambda op: msgspec.structs.replace(op, name="pd_op.add")),
-    changed(lambda op: op.kind == "matmul", lambda op: msgspec.structs.replace(op, operands=op.operands[::-1])),
-    changed(lambda op: op.kind == "matmul", lambda op: msgspec.structs.replace(op, attrs={"transpose_y": True})),
-    changed(is_comm, lambda op: msgspec.structs.replace(op, stream="comm_stream")),
-    SECOND.with_ops(SECOND.ops, tuple(Value(v.id, (*v.shape, 2), v.dtype, v.storage, v.name, v.persistable) for v in SECOND.values)),
-], ids=["operation", "operands", "attribute", "stream", "shapes"])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        changed(lambda op: op.kind == "matmul", lambda op: msgspec.structs.replace(op, name="pd_op.add")),
+        changed(lambda op: op.kind == "matmul", lambda op: msgspec.structs.replace(op, operands=op.operands[::-1])),
+        changed(lambda op: op.kind == "matmul", lambda op: msgspec.structs.replace(op, attrs={"transpose_y": True})),
+        changed(is_comm, lambda op: msgspec.structs.replace(op, stream="comm_stream")),
+        SECOND.with_ops(SECOND.ops, tuple(Value(v.id, (*v.shape, 2), v.dtype, v.storage, v.name, v.persistable) for v in SECOND.values)),
+    ],
+    ids=["operation", "operands", "attribute", "stream", "shapes"],
+)
 def test_other_work_is_not_alike(other: Program) -> None:
     assert likeness_of_work(other, COSTS) != likeness_of_work(SECOND, COSTS)
 

@@ -55,8 +55,10 @@ def test_the_cause_is_the_first_thing_that_makes_it_late(p2p: str) -> None:
     cost = CostModel.from_table({"comm": 10, "p2p": 30, "relu": 50, "gelu": 900, "default": 3})
     found = waits(simulate(programs, cost, Options(p2p=p2p)), 1)  # type: ignore[arg-type]
     assert [(row.kind, row.wait_ns, row.why) for row in found] == [
-        ("recv_v2", 950, "stage 0 comes later"), ("recv_v2", 30, ""), ("all_reduce", 10, "the rest of its job needs it"),
-    ]  # fmt: skip
+        ("recv_v2", 950, "stage 0 comes later"),
+        ("recv_v2", 30, ""),
+        ("all_reduce", 10, "the rest of its job needs it"),
+    ]
 
 
 def test_a_host_that_waits_passes_the_blame_on() -> None:

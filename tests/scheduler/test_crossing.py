@@ -91,8 +91,9 @@ BUFFER = """program rank=0 world=1 mode=train
 JOBS = {"F": "job F{m} forward {m}: 1@{m} 2@{m}", "B": "job B{m} backward {m}: 3@{m}"}
 
 
-@pytest.mark.parametrize(("order", "kinds"), [("F0 F1 B0 F2 B1 B2", []), ("F0 B0 F1 B1 F2 B2", ["wrong-version"]),
-                                              ("F0 F1 F2 B0 B1 B2", ["wrong-version"])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("order", "kinds"), [("F0 F1 B0 F2 B1 B2", []), ("F0 B0 F1 B1 F2 B2", ["wrong-version"]), ("F0 F1 F2 B0 B1 B2", ["wrong-version"])]
+)
 def test_a_buffer_that_backward_reads_is_found_as_in_paddles_own_order(order: str, kinds: list[str]) -> None:
     """Stage 0 of 2 under 1F1B runs one more forward ahead of each backward, and backward finds what that one left."""
     jobs = [JOBS[word[0]].format(m=word[1]) for word in order.split()]

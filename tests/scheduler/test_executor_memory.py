@@ -94,12 +94,15 @@ job three backward 0: {}@0
 """
 
 
-@pytest.mark.parametrize(("text", "kept"), [
-    (RECEIVED.format(" no_buffer=0,1", "1-3", 4), True),
-    (RECEIVED.format(" no_buffer=1", "1-3", 4), False),
-    (RECEIVED.format(" no_buffer=0,1", "1-2", "3-4"), False),
-    (RECEIVED.format(" no_buffer=0,1", "1-3", 4).replace("0: 0@0", "0: 0-3@0").replace("job two forward 0: 1-3@0\n", ""), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (RECEIVED.format(" no_buffer=0,1", "1-3", 4), True),
+        (RECEIVED.format(" no_buffer=1", "1-3", 4), False),
+        (RECEIVED.format(" no_buffer=0,1", "1-2", "3-4"), False),
+        (RECEIVED.format(" no_buffer=0,1", "1-3", 4).replace("0: 0@0", "0: 0-3@0").replace("job two forward 0: 1-3@0\n", ""), False),
+    ],
+)
 def test_what_one_job_receives_stays_where_the_next_reads_it_and_a_later_one_its_shape(text: str, kept: bool) -> None:
     """Contents read by the later job too, by it alone, or in the job that received it: collected."""
     always = in_order(parse(HEAD + "group 0 = 0,1" + text), target=Target("x", keeps_shapes=True)).base["device"]

@@ -58,9 +58,7 @@ def test_a_job_does_not_wait_for_another_jobs_stream() -> None:
 
 def test_an_event_or_one_job_or_one_stream_or_a_serial_place_mends_it() -> None:
     assert check([program(ACROSS + "event e 1@0 -> 2@0")]) == []
-    assert (
-        check([program(ACROSS.replace("job one forward 0: 1@0\njob two forward 0: 2@0", "job one forward 0: 1-2@0"))]) == []
-    )
+    assert check([program(ACROSS.replace("job one forward 0: 1@0\njob two forward 0: 2@0", "job one forward 0: 1-2@0"))]) == []
     assert check([program(ACROSS.replace('stream="side" ', ""))]) == []
     assert check([program(ACROSS)], CPU) == []
 
@@ -261,14 +259,12 @@ def stock_1f1b(receive_first: bool) -> list[Program]:
         1: '#1 %1:float32[2] = pd_op.recv_v2() forward group=7 {"peer":0}\n#2 %2:float32[2] = pd_op.exp(%1) backward\n'
         '#3 pd_op.send_v2(%2) backward group=7 {"peer":0}\n',
     }
-    steady = (
-        ("b0 backward 0: 2@0", "r1 recv 1: 1@1", "s0 send 0: 3@0")
-        if receive_first
-        else ("b0 backward 0: 2-3@0", "f1 forward 1: 1@1")
-    )
+    steady = ("b0 backward 0: 2@0", "r1 recv 1: 1@1", "s0 send 0: 3@0") if receive_first else ("b0 backward 0: 2-3@0", "f1 forward 1: 1@1")
     last = "b1 backward 1: 2-3@1"
-    jobs = {0: ["f0 forward 0: 1@0", "f1 forward 1: 1@1", "b0 backward 0: 2@0", "b1 backward 1: 2@1"],
-            1: ["f0 forward 0: 1@0", *steady, last]}  # fmt: skip
+    jobs = {
+        0: ["f0 forward 0: 1@0", "f1 forward 1: 1@1", "b0 backward 0: 2@0", "b1 backward 1: 2@1"],
+        1: ["f0 forward 0: 1@0", *steady, last],
+    }
     return [program("group 7 = 0,1\n" + text[r] + "\n".join(f"job {job}" for job in jobs[r]), r, 2, 2) for r in range(2)]
 
 
@@ -295,9 +291,7 @@ def test_ranks_that_are_not_given_are_not_judged() -> None:
 
 
 def test_two_rings_on_one_stream_would_share_a_communicator() -> None:
-    text = REDUCES.replace("group=7 layer", 'group=7 stream="mp" layer').replace(
-        "group=8 layer", 'group=8 stream="mp" layer'
-    )
+    text = REDUCES.replace("group=7 layer", 'group=7 stream="mp" layer').replace("group=8 layer", 'group=8 stream="mp" layer')
     job = "job f forward 0: 1@0 3-4@0\nevent cut 2@0 -> 1@0"
     found = check(two_ranks(job, job, text))
     assert kinds(found) == ["shared-stream"] * 2
@@ -455,10 +449,12 @@ PLAIN_HEAD = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_bat
 
 @pytest.mark.parametrize(
     ("jobs", "told"),
-    [("job a forward 0: 1@0\n", "#1 pd_op.dropout of micro-batch 1 0 time(s), expected 1"),
-     ("job a forward 0: 1@0\njob b forward 1: 1@1\njob c forward 1: 1@1\n", "#1 pd_op.dropout of micro-batch 1 2 time(s), expected 1")],
+    [
+        ("job a forward 0: 1@0\n", "#1 pd_op.dropout of micro-batch 1 0 time(s), expected 1"),
+        ("job a forward 0: 1@0\njob b forward 1: 1@1\njob c forward 1: 1@1\n", "#1 pd_op.dropout of micro-batch 1 2 time(s), expected 1"),
+    ],
     ids=["left out", "twice"],
-)  # fmt: skip
+)
 def test_a_plan_that_does_not_hold_every_draw_once_is_refused(jobs: str, told: str) -> None:
     """There is no order to compare then, and the numbers are others."""
     with pytest.raises(PlanError, match=re.escape(told)):
@@ -509,8 +505,10 @@ def test_calls_of_one_ring_wait_for_each_other_on_whatever_streams() -> None:
     call = '#{k} %{k}:float32[2] = pd_op.all_reduce(%{of}) forward group={group} stream="{stream}"'
     calls = ((1, 7, "a"), (2, 7, "b"), (3, 8, "c"))
     first, second, other = ({"k": k, "group": group, "stream": stream} for k, group, stream in calls)
-    ranks = [[call.format(**first, of=0), call.format(**second, of=0), call.format(**other, of=2)],
-             [call.format(**other, of=0), call.format(**first, of=3), call.format(**second, of=0)]]  # fmt: skip
+    ranks = [
+        [call.format(**first, of=0), call.format(**second, of=0), call.format(**other, of=2)],
+        [call.format(**other, of=0), call.format(**first, of=3), call.format(**second, of=0)],
+    ]
     head, jobs = '#0 %0:float32[2]!"p" = builtin.parameter() forward', ("job f forward 0: 1-3@0", "job f forward 0: 3@0 1-2@0")
     world = two_ranks(*("\n".join((head, *lines, job)) for lines, job in zip(ranks, jobs, strict=True)), "")
     (finding,) = check(world)
@@ -587,9 +585,13 @@ job three forward 0: 4@0
 event there 2@0 -> 3@0
 event back 3@0 -> 4@0
 """
-NO_PLACES = {"control flow": "pd_op.if({}) forward num_blocks=2", "a loop": "pd_op.while({}) forward num_blocks=1",
-             "a shape": "pd_op.shape({}) forward", "a constant of the host": 'pd_op.full({}) forward {{"place":"Place(cpu)"}}',
-             "a user's operator": "custom_op.mine({}) forward"}  # fmt: skip
+NO_PLACES = {
+    "control flow": "pd_op.if({}) forward num_blocks=2",
+    "a loop": "pd_op.while({}) forward num_blocks=1",
+    "a shape": "pd_op.shape({}) forward",
+    "a constant of the host": 'pd_op.full({}) forward {{"place":"Place(cpu)"}}',
+    "a user's operator": "custom_op.mine({}) forward",
+}
 """Operations at which the executor takes no events; on which targets it has none at all."""
 
 

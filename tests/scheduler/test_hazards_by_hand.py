@@ -44,15 +44,19 @@ def test_operations_of_one_ring_run_in_turn_on_whatever_stream() -> None:
 
 @pytest.mark.parametrize(("event", "found"), [("", set()), ('event "e" 1@0 -> 2@0', {"deadlock"})])
 def test_a_call_waits_for_calls_of_other_streams_that_its_events_bring(event: str, found: set[str]) -> None:
-    programs = [rank(0, reduce(1, 7, "a") + reduce(2, 8, "b"), f"job all forward 0: 1-2@0\n{event}"),
-                rank(1, reduce(1, 8, "a") + reduce(2, 7, "a"), "job all forward 0: 1-2@0")]  # fmt: skip
+    programs = [
+        rank(0, reduce(1, 7, "a") + reduce(2, 8, "b"), f"job all forward 0: 1-2@0\n{event}"),
+        rank(1, reduce(1, 8, "a") + reduce(2, 7, "a"), "job all forward 0: 1-2@0"),
+    ]
     assert kinds(programs) == found
 
 
 def test_a_call_waits_for_the_last_of_the_calls_that_an_event_brings() -> None:
     """The event brings 6 and 7 to rank 0; rank 1 holds up 7 alone."""
-    programs = [rank(0, reduce(1, 6, "a") + reduce(2, 7, "a") + reduce(3, 8, "b"), 'job all forward 0: 1-3@0\nevent "e" 2@0 -> 3@0'),
-                rank(1, reduce(1, 6, "a") + reduce(2, 8, "a") + reduce(3, 7, "a"), "job all forward 0: 1-3@0")]  # fmt: skip
+    programs = [
+        rank(0, reduce(1, 6, "a") + reduce(2, 7, "a") + reduce(3, 8, "b"), 'job all forward 0: 1-3@0\nevent "e" 2@0 -> 3@0'),
+        rank(1, reduce(1, 6, "a") + reduce(2, 8, "a") + reduce(3, 7, "a"), "job all forward 0: 1-3@0"),
+    ]
     assert kinds(programs) == {"deadlock"}
 
 
@@ -106,8 +110,16 @@ def test_every_rank_of_a_group_is_compared() -> None:
         (reduce(1, 7, "a", operand="3, %0"), reduce(1, 7, "a", operand="0, %0"), {"collective-order"}),
         (reduce(1, 7, "a", operand="0, %3"), reduce(1, 7, "a", operand="0, %0"), set()),
     ],
-    ids=["unknown size", "unknown size of another kind", "another root", "one root", "a kind of uneven sizes", "another size",
-         "another first operand", "another last operand"],
+    ids=[
+        "unknown size",
+        "unknown size of another kind",
+        "another root",
+        "one root",
+        "a kind of uneven sizes",
+        "another size",
+        "another first operand",
+        "another last operand",
+    ],
 )
 def test_what_partners_must_agree_on(left: str, right: str, found: set[str]) -> None:
     made = "#2 %2:float32[-1] = pd_op.relu(%0) forward\n#3 %3:float32[8] = pd_op.relu(%0) forward\n"
@@ -150,10 +162,16 @@ def test_a_circle_of_ranks_alike_is_looked_at_rank_by_rank() -> None:
     message of what never was suspected comes behind them."""
     ops = reduce(1, 6, "a") + reduce(2, 7, "a") + '#3 %3:float32[4] = pd_op.recv_v2() forward group=8 stream="a" {"peer":1}\n'
     sends = '#1 pd_op.send_v2(%0) forward group=8 stream="a" {"peer":0}\n'
-    given = [(ops, "6 = 0,2", "7 = 0,1", "8 = 0,2"), (ops, "6 = 0,1", "7 = 1,3", "8 = 1,3"),
-             (sends + reduce(2, 6, "a"), "6 = 0,2", "8 = 0,2"), (sends + reduce(2, 7, "a"), "7 = 1,3", "8 = 1,3")]  # fmt: skip
-    programs = [rank(k, text, f"job all forward 0: 1-{3 - k // 2}@0", 4, "".join(f"group {group}\n" for group in groups))
-                for k, (text, *groups) in enumerate(given)]  # fmt: skip
+    given = [
+        (ops, "6 = 0,2", "7 = 0,1", "8 = 0,2"),
+        (ops, "6 = 0,1", "7 = 1,3", "8 = 1,3"),
+        (sends + reduce(2, 6, "a"), "6 = 0,2", "8 = 0,2"),
+        (sends + reduce(2, 7, "a"), "7 = 1,3", "8 = 1,3"),
+    ]
+    programs = [
+        rank(k, text, f"job all forward 0: 1-{3 - k // 2}@0", 4, "".join(f"group {group}\n" for group in groups))
+        for k, (text, *groups) in enumerate(given)
+    ]
     assert kinds(programs, msgspec.structs.replace(GPU, name="buffers", p2p_buffer_bytes=1024)) == set()
 
 
@@ -232,7 +250,7 @@ def test_a_wait_of_the_host_orders_what_it_waits_for_and_nothing_else() -> None:
 def test_a_copy_to_the_host_holds_the_host_till_it_is_over() -> None:
     """What stands in front of it on its stream is over then, too."""
     copy = '#2 %2:float32[4]^host = pd_op.memcpy_d2h(%1) forward {"dst_place_type":0}\n'
-    ops = "#1 %1:float32[4] = pd_op.gelu(%0) forward\n{}#3 %3:float32[4] = pd_op.tanh(%1) forward stream=\"side\"\n"
+    ops = '#1 %1:float32[4] = pd_op.gelu(%0) forward\n{}#3 %3:float32[4] = pd_op.tanh(%1) forward stream="side"\n'
     assert kinds([rank(0, ops.format(copy), "job one forward 0: 1-2@0\njob two forward 0: 3@0")]) == set()
     assert kinds([rank(0, ops.format(""), "job one forward 0: 1@0\njob two forward 0: 3@0")]) != set()
 
@@ -256,7 +274,7 @@ def test_the_parts_of_a_split_are_apart() -> None:
 #4 %5:float32[2]~{} = pd_op.relu_(%{}) forward inplace=0:0
 #5 %6:float32[2] = pd_op.add(%5, %4) forward
 """
-    jobs = "job one forward 0: 1-3@0\njob two forward 0: 4-5@0\nevent \"e\" 3@0 -> 5@0"
+    jobs = 'job one forward 0: 1-3@0\njob two forward 0: 4-5@0\nevent "e" 3@0 -> 5@0'
     assert kinds([rank(0, ops.format(2, 2), jobs)]) == set()
     assert kinds([rank(0, ops.format(3, 3), jobs)]) != set()
 
@@ -304,12 +322,15 @@ FUSED = """
 """Gradients are put into a buffer; the buffer is read (reduced, in a program), and a gradient is cleared, which lies in the buffer."""
 
 
-@pytest.mark.parametrize(("stream", "jobs", "found"), [
-    ("", "job all optimizer 0: 3-6@0", set()),
-    ("", "job all optimizer 0: 3-4@0 6@0 5@0", {"wrong-version"}),
-    (' stream="a"', "job first optimizer 0: 3-5@0\njob second optimizer 0: 6@0", {"race"}),
-    (' stream="a"', 'job first optimizer 0: 3-5@0\njob second optimizer 0: 6@0\nevent "e" 5@0 -> 6@0', set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stream", "jobs", "found"),
+    [
+        ("", "job all optimizer 0: 3-6@0", set()),
+        ("", "job all optimizer 0: 3-4@0 6@0 5@0", {"wrong-version"}),
+        (' stream="a"', "job first optimizer 0: 3-5@0\njob second optimizer 0: 6@0", {"race"}),
+        (' stream="a"', 'job first optimizer 0: 3-5@0\njob second optimizer 0: 6@0\nevent "e" 5@0 -> 6@0', set()),
+    ],
+)
 def test_clearing_a_part_of_a_fused_buffer_writes_the_buffer(stream: str, jobs: str, found: set[str]) -> None:
     assert kinds([rank(0, FUSED.format(stream=stream), jobs, world=1, groups="group 6 = 0\n")]) == found
 
@@ -354,7 +375,9 @@ def test_a_circle_is_told_by_the_event_that_brings_it_among_others() -> None:
     """The second call waits for two events; that of a stream which has nothing to do with the first call leads nowhere."""
     ops = '#3 %3:float32[4] = pd_op.relu(%0) forward stream="c"\n' + reduce(1, 7, "a") + reduce(2, 8, "b")
     events = 'event "none" 3@0 -> 2@0\nevent "brings" 1@0 -> 2@0'
-    programs = [rank(0, ops, f"job all forward 0: 3@0 1@0 2@0\n{events}"),
-                rank(1, reduce(1, 8, "a") + reduce(2, 7, "a"), "job all forward 0: 1-2@0")]  # fmt: skip
+    programs = [
+        rank(0, ops, f"job all forward 0: 3@0 1@0 2@0\n{events}"),
+        rank(1, reduce(1, 8, "a") + reduce(2, 7, "a"), "job all forward 0: 1-2@0"),
+    ]
     (finding,) = [each for each in check(programs, GPU) if each.kind == "deadlock"]
     assert '(through event "brings" to #2 pd_op.all_reduce)' in finding.message

@@ -100,8 +100,10 @@ def test_jobs_at_the_end_have_an_order_of_their_own() -> None:
     """From the last forward on, sends weigh as `early_sends_at_end` says, before it as `early_sends`."""
     plain = programs(World(pp=2, mp=2, micro_batches=5, layers=3))
     same = {"lag": 1, "depth": (3, 1), "extra_live_bytes": 10_000}
-    late, early, both = (planned(plain, "mixed", early_sends=first, early_sends_at_end=last, **same)[1].jobs
-                         for first, last in ((0.0, None), (4.0, None), (0.0, 4.0)))  # fmt: skip
+    late, early, both = (
+        planned(plain, "mixed", early_sends=first, early_sends_at_end=last, **same)[1].jobs
+        for first, last in ((0.0, None), (4.0, None), (0.0, 4.0))
+    )
     end = next(k for k, job in enumerate(both) if "4F" in job.name)
     assert both == (*late[:end], *early[end:])
     assert late[:end] != early[:end]
@@ -316,9 +318,18 @@ COUNTS = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
 @pytest.mark.parametrize("form", ["dx-first", "mixed"])
 @pytest.mark.parametrize(
     ("forward", "backward"),
-    [((2, 1), (1, 2)), ((2,), (1,)), ((1,), (2,)), ((1, 1), (1, 1)), ((1,), (1, 1)), ((1, 1), (1,)), ((0,), (2,)), ((2,), (0,)),
-     ((0,), (0,))],
-)  # fmt: skip
+    [
+        ((2, 1), (1, 2)),
+        ((2,), (1,)),
+        ((1,), (2,)),
+        ((1, 1), (1, 1)),
+        ((1,), (1, 1)),
+        ((1, 1), (1,)),
+        ((0,), (2,)),
+        ((2,), (0,)),
+        ((0,), (0,)),
+    ],
+)
 def test_unequal_numbers_of_layers_and_collectives(forward: tuple[int, ...], backward: tuple[int, ...], form: Form) -> None:
     """Pairs of parts. More collectives in backward than in forward and the reverse, none in forward, none at all."""
     plain = side_program(Sides(forward, backward))

@@ -23,8 +23,10 @@ FORMS: st.SearchStrategy[Form] = st.sampled_from(["dx-first", "mixed"])
 
 def pair_of(seed: int, layers: int, pp: int = 2) -> Pair:
     program = programs(World(pp=pp, mp=2, micro_batches=2, layers=layers, seed=seed))[0]
-    sides = [[op for op in program.ops if op.role == role and not op.name.startswith("builtin.") and op.name != "pd_op.data"]
-             for role in ("backward", "forward")]  # fmt: skip
+    sides = [
+        [op for op in program.ops if op.role == role and not op.name.startswith("builtin.") and op.name != "pd_op.data"]
+        for role in ("backward", "forward")
+    ]
     return Pair(program, [PartOps(*side) for side in zip("BF", "BF", sides, strict=True)], COSTS)
 
 
@@ -112,7 +114,10 @@ def test_tensors_of_a_vector_live_as_long_as_the_vector_is_read() -> None:
     memory = PairMemory(graph, [PartOps("B", "B", backward), PartOps("F", "F", forward)])
     assert memory.start == 96 * 4
     parts = [*graph.storages.numbers(6), *graph.storages.numbers(7)]
-    assert {program.ops[k].name: memory.allocs["F", k] for k in (2, 5, 6)} == {"builtin.combine": [], "pd_op.split_with_num": parts,
-                                                                             "builtin.split": []}  # fmt: skip
+    assert {program.ops[k].name: memory.allocs["F", k] for k in (2, 5, 6)} == {
+        "builtin.combine": [],
+        "pd_op.split_with_num": parts,
+        "builtin.split": [],
+    }
     whole = memory.peak([("F", op.id) for op in forward])
     assert whole == memory.start + 4 * (64 + 64 + 128)

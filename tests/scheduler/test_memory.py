@@ -65,9 +65,7 @@ def mixed(program: Program, seed: int) -> list[tuple[int, int]]:
     rng = random.Random(seed)
     ops = {op.id: op for op in program.ops}
     items = sorted(items_of(program))
-    queues = [
-        [i for i in items if i[1] == m and ops[i[0]].role != "optimize"] for m in range(program.pipeline.num_micro_batches)
-    ]
+    queues = [[i for i in items if i[1] == m and ops[i[0]].role != "optimize"] for m in range(program.pipeline.num_micro_batches)]
     order = []
     while left := [queue for queue in queues if queue]:
         order.append(rng.choice(left).pop(0))
@@ -164,9 +162,7 @@ def test_run_ahead_defeats_offload() -> None:
 
 def test_offload_moves_bytes_and_loses_none() -> None:
     """Acceptance: R2 (simulated). What leaves the device is on the host at that moment, byte for byte."""
-    stock, ours = (
-        world(Shape(1, 1, 1, 4, ("", "", "", ""), offloaded, width=32))[0] for offloaded in (NONE, frozenset({0}))
-    )
+    stock, ours = (world(Shape(1, 1, 1, 4, ("", "", "", ""), offloaded, width=32))[0] for offloaded in (NONE, frozenset({0})))
     at_turn = []
     for program in (stock, ours):
         turn = next(at for at, item in enumerate(items_of(program)) if program.ops[item[0]].role == "backward")
@@ -203,7 +199,14 @@ def test_views_vectors_and_outputs() -> None:
     table = lifetimes(program)
     assert dict(zip(table.producer.tolist(), table.size.tolist(), strict=False))[5] == 32
     assert sorted(zip(table.producer.tolist(), table.size.tolist(), strict=True)) == [
-        (1, 16), (2, 16), (5, 32), (6, 16), (6, 16), (8, 16), (10, 0)]  # fmt: skip
+        (1, 16),
+        (2, 16),
+        (5, 32),
+        (6, 16),
+        (6, 16),
+        (8, 16),
+        (10, 0),
+    ]
     assert table.unknown == [11]
     assert table.base == {"device": 32, "pinned": 0}
     profile = in_order(program)
@@ -250,37 +253,46 @@ LINE = "program rank=0 world=1 mode=train\npipeline stage=0 of 1 micro_batches=1
 
 def test_a_view_that_another_stream_reads_keeps_the_storage_till_that_is_over() -> None:
     """Each variable has a last reader; the storage's own, issued later on compute, does not speak for the view's."""
-    program = parse(LINE + """
+    program = parse(
+        LINE
+        + """
 #0 %0:float32[4] = pd_op.full() forward
 #1 %1:float32[4]~0 = pd_op.reshape(%0) forward views=0:0
 #2 %2:float32[4] = pd_op.relu(%1) forward stream="side"
 #3 %3:float32[4] = pd_op.tanh(%0) forward
 job all forward 0: 0-3@0
-""")
+"""
+    )
     issue, end = np.array([1, 2, 3, 4]), np.array([10, 20, 90, 30])
     assert over_time(program, issue, issue, end, np.array([0, 0, 1, 0]), GPU).lives.free_at[0] == 90
 
 
 def test_a_block_is_returned_behind_the_issue_of_its_last_reader() -> None:
     """The reader's own result is taken first; then the block serves others."""
-    program = parse(LINE + """
+    program = parse(
+        LINE
+        + """
 #0 %0:float32[4] = pd_op.full() forward
 #1 %1:float32[4] = pd_op.relu(%0) forward
 #2 %2:float32[4] = pd_op.tanh(%1) forward
 job all forward 0: 0-2@0
-""")
+"""
+    )
     times = np.array([1, 2, 3])
     assert over_time(program, times, times, times, np.zeros(3, np.int64), GPU).peak() == 32
 
 
 def test_what_ends_at_a_moment_makes_room_for_what_starts_then() -> None:
     """The third operation runs from 10 to 50 beside compute, the second starts when it ends."""
-    program = parse(LINE + """
+    program = parse(
+        LINE
+        + """
 #0 %0:float32[4] = pd_op.full() forward
 #1 %1:float32[4] = pd_op.full() forward
 #2 %2:float32[4] = pd_op.relu(%0) forward stream="side"
 job all forward 0: 0-2@0
-""")
+"""
+    )
     start, end = np.array([0, 50, 10]), np.array([10, 60, 50])
     assert over_time(program, np.zeros(3, np.int64), start, end, np.array([0, 0, 1])).peak() == 32
 
@@ -292,12 +304,15 @@ def test_pinned_buffers_stay_on_the_gpu_place_one_for_each_micro_batch() -> None
 
 
 def test_what_lasts_is_counted_where_it_is() -> None:
-    program = parse(LINE + """
+    program = parse(
+        LINE
+        + """
 #0 %0:float32[4]!"w" = builtin.parameter() forward
 #1 %1:float32[16]!^pinned"moment" = builtin.parameter() forward
 #2 %2:float32[4] = pd_op.relu(%0) forward
 job all forward 0: 2@0
-""")
+"""
+    )
     profile = in_order(program)
     assert profile.base == {"device": 16, "pinned": 64}
     assert [profile.persistable_bytes(pool) for pool in ("device", "pinned", "all")] == [16, 64, 80]  # type: ignore[arg-type]
@@ -305,24 +320,30 @@ job all forward 0: 2@0
 
 def test_a_kernels_vector_has_the_sizes_of_its_elements() -> None:
     """Also where the results that take it apart have lost theirs."""
-    program = parse(LINE + """
+    program = parse(
+        LINE
+        + """
 #0 %0:vector<float32[4];float32[12]> = pd_op.split_with_num() forward
 #1 %1:float32[-1], %2:float32[-1] = builtin.split(%0) forward
 #2 %3:float32[4] = pd_op.relu(%2) forward
 job all forward 0: 0-2@0
-""")
+"""
+    )
     table = lifetimes(program)
     assert sorted(table.size.tolist()) == [16, 16, 48]
     assert table.unknown == []
 
 
 def test_at_the_peak_only_what_is_still_there_is_named_the_largest_first() -> None:
-    program = parse(LINE + """
+    program = parse(
+        LINE
+        + """
 #0 %0:float32[64] = pd_op.full() forward layer="early"
 #1 %1:float32[4] = pd_op.relu(%0) forward layer="a"
 #2 %2:float32[128] = pd_op.matmul(%1) forward layer="z"
 job all forward 0: 0-2@0
-""")
+"""
+    )
     assert [(h.kind, h.size_bytes) for h in in_order(program).at_peak()] == [("matmul", 512), ("relu", 16)]
 
 

@@ -41,16 +41,20 @@ def _jobs(program: Program, lists: list[list[tuple[int, int]]]) -> Program:
     jobs = tuple(msgspec.structs.replace(job, items=tuple(items)) for job, items in zip(program.jobs, lists, strict=True))
     ends = {item: (-1, n) for n, item in enumerate(fed(program))} | {item: (len(lists), n) for n, item in enumerate(collected(program))}
     place = ends | {item: (k, n) for k, items in enumerate(lists) for n, item in enumerate(items)}
-    events = [
-        msgspec.structs.replace(e, waits=tuple(w for w in e.waits if place[w] > place[e.record])) for e in program.events
-    ]
+    events = [msgspec.structs.replace(e, waits=tuple(w for w in e.waits if place[w] > place[e.record])) for e in program.events]
     return msgspec.structs.replace(program, jobs=jobs, events=tuple(e for e in events if e.waits))
 
 
 def _pick(programs: list[Program], rng: random.Random, wanted: Callable[[Op], bool]) -> tuple[int, int, int] | None:
     """A random `(rank, job, place)` of an item whose operation is wanted."""
-    found = [(r, j, n) for r, program in enumerate(programs) for ops in [_ops(program)] for j, job in enumerate(program.jobs)
-             for n, (op, _) in enumerate(job.items) if wanted(ops[op])]  # fmt: skip
+    found = [
+        (r, j, n)
+        for r, program in enumerate(programs)
+        for ops in [_ops(program)]
+        for j, job in enumerate(program.jobs)
+        for n, (op, _) in enumerate(job.items)
+        if wanted(ops[op])
+    ]
     return rng.choice(found) if found else None
 
 
@@ -161,12 +165,8 @@ def lose_item(programs: list[Program], rng: random.Random) -> list[Program] | No
     program = programs[rank]
     item = program.jobs[j].items[n]
     jobs = [Job(job.name, job.kind, job.micro_batch, tuple(i for i in job.items if i != item)) for job in program.jobs]
-    events = [
-        msgspec.structs.replace(e, waits=tuple(w for w in e.waits if w != item)) for e in program.events if e.record != item
-    ]
-    return _with(
-        programs, rank, msgspec.structs.replace(program, jobs=tuple(jobs), events=tuple(e for e in events if e.waits))
-    )
+    events = [msgspec.structs.replace(e, waits=tuple(w for w in e.waits if w != item)) for e in program.events if e.record != item]
+    return _with(programs, rank, msgspec.structs.replace(program, jobs=tuple(jobs), events=tuple(e for e in events if e.waits)))
 
 
 pytestmark = pytest.mark.slow

@@ -121,8 +121,15 @@ def test_a_reserve_issues_the_copy_earlier_where_there_is_time() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.sampled_from((16, 32, 48)), min_size=1, max_size=3), st.integers(2, 4), st.integers(1, 3), st.integers(10, 70),
-       st.integers(0, 40), st.sampled_from((0.25, 1.0)), st.sampled_from((None, 0.4, 0.8)))  # fmt: skip
+@given(
+    st.lists(st.sampled_from((16, 32, 48)), min_size=1, max_size=3),
+    st.integers(2, 4),
+    st.integers(1, 3),
+    st.integers(10, 70),
+    st.integers(0, 40),
+    st.sampled_from((0.25, 1.0)),
+    st.sampled_from((None, 0.4, 0.8)),
+)
 def test_a_reserve_loses_no_trip_and_delays_no_reader(
     sizes: list[int], micro_batches: int, warm: int, extra: int, lead: int, slack: float, budget: float | None
 ) -> None:
@@ -199,9 +206,7 @@ def test_bandwidth_that_is_used_up_moves_no_more() -> None:
 # ---------------------------------------------------------------------------------------------------------- O7: at once
 
 
-@pytest.mark.parametrize(
-    ("micro_batches", "warm", "moved"), [(3, 1, set()), (1, 4, set()), (2, 2, {0, 1}), (3, 3, {0, 1, 2})]
-)
+@pytest.mark.parametrize(("micro_batches", "warm", "moved"), [(3, 1, set()), (1, 4, set()), (2, 2, {0, 1}), (3, 3, {0, 1, 2})])
 def test_nothing_moves_whose_return_follows_at_once(micro_batches: int, warm: int, moved: set[int]) -> None:
     """No quick return. Last stage and pp = 1 (depth 1), fewer micro-batches than stages; deeper stages do move."""
     program = chain([32 * MB], micro_batches, warm, extra=40, lead=20)
@@ -351,8 +356,11 @@ def test_smallest_budget_of_the_group_counts() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(worlds(max_pp=1, max_mp=1, max_micro_batches=4, schedule="FThenB", offload=False, pairs=False, cut=False,
-              hoist=False), st.integers(1, 200), st.sampled_from([1, 4]))  # fmt: skip
+@given(
+    worlds(max_pp=1, max_mp=1, max_micro_batches=4, schedule="FThenB", offload=False, pairs=False, cut=False, hoist=False),
+    st.integers(1, 200),
+    st.sampled_from([1, 4]),
+)
 def test_budget_holds_in_the_simulator(world: World, less: int, copy_ns: int) -> None:
     """Memory budget, by hand. At every moment of the simulated step, copies on streams of their own."""
     cost = CostModel.from_table({"copy": copy_ns, "default": 2})
@@ -452,33 +460,48 @@ pipeline stage=0 of 1 micro_batches=1 chunks=1 schedule=none
 
 
 def test_leaving_frees_the_storage_where_only_a_view_of_it_is_copied() -> None:
-    (saved,) = find_candidates(parse(HEAD + """#1 %1:float32[64] = pd_op.exp(%0) forward
+    (saved,) = find_candidates(
+        parse(
+            HEAD
+            + """#1 %1:float32[64] = pd_op.exp(%0) forward
 #2 %2:float32[16]~1 = pd_op.slice(%1) forward views=0:0
 #3 %3:float32[16] = pd_op.gelu_grad(%2) backward
-""")).saved
+"""
+        )
+    ).saved
     assert (saved.value, saved.size_bytes, saved.freed_bytes) == (2, 64, 256)
 
 
 def test_who_reads_a_vector_reads_its_tensors() -> None:
     """The copy out comes behind the concatenation."""
-    (saved,) = find_candidates(parse(HEAD + """#1 %1:float32[64] = pd_op.exp(%0) forward
+    (saved,) = find_candidates(
+        parse(
+            HEAD
+            + """#1 %1:float32[64] = pd_op.exp(%0) forward
 #2 %2:vector<float32[64];float32[64]> = builtin.combine(%1, %0) forward
 #3 %3:float32[128] = pd_op.concat(%2) forward
 #4 %4:float32[64] = pd_op.exp_grad(%1) backward
-""")).saved
+"""
+        )
+    ).saved
     assert 3 in saved.before
 
 
 def test_views_are_remade_in_the_order_they_were_made_and_never_by_what_writes() -> None:
-    text = HEAD + """#1 %1:float32[64] = pd_op.exp(%0) forward
+    text = (
+        HEAD
+        + """#1 %1:float32[64] = pd_op.exp(%0) forward
 #2 %2:float32[8,8]~1 = pd_op.reshape(%1) forward views=0:0
 #3 %3:float32[4,16]~1 = pd_op.reshape(%2) forward views=0:0
 #4 %4:float32[64] = pd_op.exp_grad(%1, %3) backward
 """
+    )
     (saved,) = find_candidates(parse(text)).saved
     assert [each.ops for each in saved.rebuilt] == [(2, 3)]
-    writes = text.replace("#3 %3:float32[4,16]~1 = pd_op.reshape(%2) forward views=0:0",
-                          "#3 %3:float32[4,16]~1, %9:float32[64]~8 = pd_op.turn_(%2, %8) forward views=0:0 inplace=1:1")  # fmt: skip
+    writes = text.replace(
+        "#3 %3:float32[4,16]~1 = pd_op.reshape(%2) forward views=0:0",
+        "#3 %3:float32[4,16]~1, %9:float32[64]~8 = pd_op.turn_(%2, %8) forward views=0:0 inplace=1:1",
+    )
     writes = writes.replace("#2 %2", "#8 %8:float32[64] = pd_op.full() forward\n#2 %2")
     assert [each.reason for each in find_candidates(parse(writes)).skipped if each.value in (1, 2, 3)] == ["alias", "alias"]
 
@@ -543,7 +566,9 @@ def test_what_lies_idle_longest_goes_first_not_what_is_largest() -> None:
 
 
 def test_any_operation_that_makes_a_storage_can_keep_it() -> None:
-    text = HEAD.replace("micro_batches=1", "micro_batches=2") + """#1 %1:float32[64] = pd_op.exp(%0) forward
+    text = (
+        HEAD.replace("micro_batches=1", "micro_batches=2")
+        + """#1 %1:float32[64] = pd_op.exp(%0) forward
 #2 %2:float32[8,8]~1 = pd_op.reshape(%1) forward views=0:0
 #3 %3:float32[64] = pd_op.exp_grad(%2) backward
 job f0 forward 0: 1-2@0
@@ -551,6 +576,7 @@ job f1 forward 1: 1-2@1
 job b0 backward 0: 3@0
 job b1 backward 1: 3@1
 """
+    )
     decided = plan_offload(parse(text), Measured({}), Choice(fraction=1.0, min_bytes=1, exclude_ops=("pd_op.reshape",)))
     assert decided.reasons()["opted-out"][0] == 1
 

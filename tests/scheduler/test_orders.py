@@ -31,8 +31,11 @@ CALM = GivenCosts({"comm": 20, "gemm": 100, "default": 10})
 
 
 def planned(given_: Sequence[Program], costs: GivenCosts, form: str, delays: object, waits: object = "on", **more: object) -> list[Plan]:
-    options = {"schedule_1f1b": {"interleave": form, "only_gains": False, "search": False, **more}, "delay_transfers": delays,
-               "throttle_host": waits}  # fmt: skip
+    options = {
+        "schedule_1f1b": {"interleave": form, "only_gains": False, "search": False, **more},
+        "delay_transfers": delays,
+        "throttle_host": waits,
+    }
     return make_plans(given_, make_config(options), costs, "given")
 
 
@@ -48,13 +51,21 @@ def said(plan: Plan) -> str:
 def delayed(plan: Plan) -> list[tuple[OpInstance, OpInstance]]:
     """Transfers that wait for computation, by what they wait for."""
     ops = {op.id: op for op in plan.program.ops}
-    return [(event.record, wait) for event in plan.program.events for wait in event.waits
-            if is_p2p(ops[wait[0]]) and ops[event.record[0]].results and not is_p2p(ops[event.record[0]])]  # fmt: skip
+    return [
+        (event.record, wait)
+        for event in plan.program.events
+        for wait in event.waits
+        if is_p2p(ops[wait[0]]) and ops[event.record[0]].results and not is_p2p(ops[event.record[0]])
+    ]
 
 
 @settings(max_examples=8, deadline=None)
-@given(worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"), st.sampled_from(["dx-first", "mixed"]), st.sampled_from([0, 1]),
-       st.sampled_from(["on", "off", {"syncs": "job-ends"}, {"run_ahead_bytes": 0}]))  # fmt: skip
+@given(
+    worlds(max_pp=3, max_micro_batches=6, schedule="1F1B"),
+    st.sampled_from(["dx-first", "mixed"]),
+    st.sampled_from([0, 1]),
+    st.sampled_from(["on", "off", {"syncs": "job-ends"}, {"run_ahead_bytes": 0}]),
+)
 def test_delays_never_slow_a_step_and_stay_safe(world: World, form: str, lag: int, waits: object) -> None:
     """Whatever waits of the host they run with."""
     plain = programs(world)
@@ -101,8 +112,10 @@ def test_a_transfer_is_issued_behind_what_it_waits_for() -> None:
                 moved += 1
                 assert now[record][0] == now[transfer][0]
     assert moved >= 8
-    stay = [with_orders(plan.program, [pair for pair in delayed(after) if earlier(places(plan.program), pair)])
-            for plan, after in zip(early, late, strict=True)]  # fmt: skip
+    stay = [
+        with_orders(plan.program, [pair for pair in delayed(after) if earlier(places(plan.program), pair)])
+        for plan, after in zip(early, late, strict=True)
+    ]
     assert step_ns(late, SLOWED) < simulate(stay, SLOWED).step_ns  # moving them is worth something besides waiting
 
 
@@ -116,8 +129,13 @@ def test_a_receive_that_would_be_issued_late_is_issued_earlier() -> None:
         assert_only_transfers_moved(before.program, after.program)
         ops = {op.id: op for op in before.program.ops}
         of_job = [(record, transfer) for record, transfer in delayed(after) if was[record][0] == was[transfer][0]]
-        moved_up.append([(record, transfer) for record, transfer in of_job
-                         if was[record][1] + 1 < was[transfer][1] and now[record][1] + 1 == now[transfer][1]])  # fmt: skip
+        moved_up.append(
+            [
+                (record, transfer)
+                for record, transfer in of_job
+                if was[record][1] + 1 < was[transfer][1] and now[record][1] + 1 == now[transfer][1]
+            ]
+        )
         assert all(is_receive(ops[transfer[0]]) for _, transfer in moved_up[-1])
     assert any(moved_up)
     stay = [with_orders(plan.program, set(delayed(after)) - set(moved)) for plan, after, moved in zip(early, late, moved_up, strict=True)]
@@ -180,8 +198,9 @@ def test_a_transfer_stays_before_what_needs_it_and_among_its_like(ranks: int, sh
             pairs = (((need, m), (op_id, m)) for need in needs for m in range(6) if {(need, m), (op_id, m)} <= now.keys())
             assert all(now[need] < now[item] for need, item in pairs if now[need][0] == now[item][0])
         for job in plan.jobs if ranks == 2 else ():
-            assert [item for item in job.items if is_comm(ops[item[0]])] == [item for item, (name, _) in now.items()
-                                                                             if name == job.name and is_comm(ops[item[0]])]  # fmt: skip
+            assert [item for item in job.items if is_comm(ops[item[0]])] == [
+                item for item, (name, _) in now.items() if name == job.name and is_comm(ops[item[0]])
+            ]
     assert moved
 
 

@@ -41,8 +41,17 @@ job b forward 0: 2-3@0
 def text(stage: int, ops: str, tensor: int = 1) -> str:
     """The plan of the first rank of a stage that has so many."""
     ranks = [tensor * stage + k for k in range(tensor)]
-    return HEAD.format(rank=ranks[0], world=2 * tensor, stage=stage, pair=f"0,{tensor}", alike=",".join(map(str, ranks)),
-                       stages=",".join(map(str, range(2 * tensor)))) + ops  # fmt: skip
+    return (
+        HEAD.format(
+            rank=ranks[0],
+            world=2 * tensor,
+            stage=stage,
+            pair=f"0,{tensor}",
+            alike=",".join(map(str, ranks)),
+            stages=",".join(map(str, range(2 * tensor))),
+        )
+        + ops
+    )
 
 
 def send_waits_for(ops: str, ready: int, after_ns: int = 0, events: tuple[Event, ...] = (), margin_ns: int = 0) -> int:
@@ -112,8 +121,11 @@ def test_an_op_instance_keeps_all_who_wait_for_its_event() -> None:
     """Waits that there are stay, each once; an op instance records one event."""
     known = (Event("first", (2, 0), ((3, 0), (4, 0))), Event("second", (5, 0), ((6, 0),)))
     made = merged(known, [((2, 0), (6, 0)), ((2, 0), (4, 0)), ((2, 0), (7, 0)), ((8, 1), (9, 1)), ((8, 1), (9, 0)), ((5, 0), (6, 0))])
-    assert made == (Event("first", (2, 0), ((3, 0), (4, 0), (6, 0), (7, 0))), Event("second", (5, 0), ((6, 0),)),
-                    Event("interlace_8_1", (8, 1), ((9, 1), (9, 0))))  # fmt: skip
+    assert made == (
+        Event("first", (2, 0), ((3, 0), (4, 0), (6, 0), (7, 0))),
+        Event("second", (5, 0), ((6, 0),)),
+        Event("interlace_8_1", (8, 1), ((9, 1), (9, 0))),
+    )
     assert merged(known, []) == known
 
 
@@ -128,8 +140,17 @@ job a forward 0: 2-6@0
 BUSY = SENDS.replace("job b forward 0: 7@0", "#8 %8:float32[4,4] = pd_op.matmul(%7, %0) forward\njob b forward 0: 7-8@0")
 
 
-def receive_waits_for(ready: int, after_ns: int = 0, *, margin_ns: int = 0, sender: str = BUSY, late: str = LATE, known: int = -1,
-                      issue_ns: int = 10**6, events: tuple[Event, ...] = ()) -> tuple[int, list[int]]:  # fmt: skip
+def receive_waits_for(
+    ready: int,
+    after_ns: int = 0,
+    *,
+    margin_ns: int = 0,
+    sender: str = BUSY,
+    late: str = LATE,
+    known: int = -1,
+    issue_ns: int = 10**6,
+    events: tuple[Event, ...] = (),
+) -> tuple[int, list[int]]:
     """The operation that the receive (#5), issued so long after its sender is ready, waits for where that is so long after operation
     `ready` has ended; and the job's operations as they are issued then."""
     plans = [parse(text(0, sender)), parse(text(1, late))]
@@ -151,9 +172,15 @@ def receive_waits_for(ready: int, after_ns: int = 0, *, margin_ns: int = 0, send
 
 @pytest.mark.parametrize(
     ("ready", "after_ns", "margin_ns", "found"),
-    [(2, 0, 0, (2, [2, 5, 3, 4, 6])), (3, -1, 0, (2, [2, 5, 3, 4, 6])), (3, 0, 0, (3, [2, 3, 5, 4, 6])), (3, 9, 10, (2, [2, 5, 3, 4, 6])),
-     (3, 10, 10, (3, [2, 3, 5, 4, 6])), (4, 0, 0, (-1, [2, 3, 4, 5, 6]))],
-)  # fmt: skip
+    [
+        (2, 0, 0, (2, [2, 5, 3, 4, 6])),
+        (3, -1, 0, (2, [2, 5, 3, 4, 6])),
+        (3, 0, 0, (3, [2, 3, 5, 4, 6])),
+        (3, 9, 10, (2, [2, 5, 3, 4, 6])),
+        (3, 10, 10, (3, [2, 3, 5, 4, 6])),
+        (4, 0, 0, (-1, [2, 3, 4, 5, 6])),
+    ],
+)
 def test_a_receive_that_is_issued_late_goes_up_to_what_ends_when_its_sender_is_ready(
     ready: int, after_ns: int, margin_ns: int, found: tuple[int, list[int]]
 ) -> None:

@@ -140,8 +140,9 @@ class Bytes(SimpleNamespace):
         readers = [[k for k, each in enumerate(reads) if s in each] for s in range(len(size))]
         givers = [[k for k, each in enumerate(gives) if s in each] for s in range(len(size))]
         none = [False] * len(size)
-        super().__init__(size=size, allocs=gives, reads=reads, allocators=givers, readers=readers, live_before=none,
-                         live_after=list(none), start=0)  # fmt: skip
+        super().__init__(
+            size=size, allocs=gives, reads=reads, allocators=givers, readers=readers, live_before=none, live_after=list(none), start=0
+        )
 
 
 def no_bytes(nodes: list[Node]) -> Any:
@@ -299,8 +300,11 @@ group 4 = 0,1
 #0 %0:float32[8]"x" = pd_op.data() forward
 #1 %1:float32[8]!"s" = builtin.parameter() forward
 """
-TABLES = [GivenCosts({"comm": 400, "gemm": 50, "default": 10}), GivenCosts({"comm": 40, "gemm": 50, "default": 60}),
-          GivenCosts({"comm": 100, "p2p": 1, "gemm": 300, "default": 1})]  # fmt: skip
+TABLES = [
+    GivenCosts({"comm": 400, "gemm": 50, "default": 10}),
+    GivenCosts({"comm": 40, "gemm": 50, "default": 60}),
+    GivenCosts({"comm": 100, "p2p": 1, "gemm": 300, "default": 1}),
+]
 
 
 def numbered(lines: str) -> str:
@@ -312,8 +316,10 @@ def orders(forward: str, backward: str) -> Iterator[list[str]]:
     """A pair's operations as `side.kind`, for both forms and several costs."""
     program = parse(HEAD + numbered(f"{forward}\n{backward}"))
     kinds = {op.id: op.kind for op in program.ops}
-    both = [PartOps(kind, kind, [op for op in program.ops if op.role == role and op.id >= 10])
-            for kind, role in (("B", "backward"), ("F", "forward"))]  # fmt: skip
+    both = [
+        PartOps(kind, kind, [op for op in program.ops if op.role == role and op.id >= 10])
+        for kind, role in (("B", "backward"), ("F", "forward"))
+    ]
     for form in ("dx-first", "mixed"):
         for costs in TABLES:
             plan = plan_parts(program, both, costs, form, extra_bytes=1 << 30)  # type: ignore[arg-type]
@@ -359,10 +365,12 @@ def test_state_that_both_only_read_holds_nobody_up() -> None:
     assert any(order.index("F.gelu") < order.index("B.gelu") for order in found)
 
 
-MESSAGES = ("%10:float32[8] = pd_op.recv_v2() forward group={} {{\"peer\":0}}\n%11:float32[8] = pd_op.relu(%10) forward\n"
-            "pd_op.send_v2(%11) forward group={} {{\"peer\":1}}",
-            "%30:float32[8] = pd_op.recv_v2() backward group={} {{\"peer\":1}}\n%31:float32[8] = pd_op.matmul(%30) backward\n"
-            "%32:float32[8] = pd_op.matmul(%31) backward\npd_op.send_v2(%32) backward group={} {{\"peer\":0}}")  # fmt: skip
+MESSAGES = (
+    '%10:float32[8] = pd_op.recv_v2() forward group={} {{"peer":0}}\n%11:float32[8] = pd_op.relu(%10) forward\n'
+    'pd_op.send_v2(%11) forward group={} {{"peer":1}}',
+    '%30:float32[8] = pd_op.recv_v2() backward group={} {{"peer":1}}\n%31:float32[8] = pd_op.matmul(%30) backward\n'
+    '%32:float32[8] = pd_op.matmul(%31) backward\npd_op.send_v2(%32) backward group={} {{"peer":0}}',
+)
 
 
 def test_forwards_receives_stand_in_front_of_backwards_sends() -> None:

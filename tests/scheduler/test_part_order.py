@@ -12,7 +12,9 @@ from interlace.scheduler.interleave.planner import EARLY, PartOps
 
 COST = CostModel.from_table({"comm": 1000, "gemm": 1000, "reshape": 0, "default": 10})
 HEAD = "program rank=0 world=2 mode=train\ngroup 7 = 0,1\n"
-EXPERTS = HEAD + """#0 %0:float32[4] = pd_op.data() forward
+EXPERTS = (
+    HEAD
+    + """#0 %0:float32[4] = pd_op.data() forward
 #1 %1:float32[4]!"w" = builtin.parameter() forward
 #2 %2:float32[4] = pd_op.relu(%0) forward
 #3 %3:float32[4] = pd_op.matmul(%2, %1) forward
@@ -23,8 +25,11 @@ EXPERTS = HEAD + """#0 %0:float32[4] = pd_op.data() forward
 #8 %8:float32[4] = pd_op.multiply(%7, %3) forward
 #9 %9:float32[4] = pd_op.all_to_all(%8) forward group=7
 """
+)
 """%3, the weights of what the experts give back, is computed before the tokens are sent, and needed when they are back."""
-GATHERS = HEAD + """#0 %0:float32[4] = pd_op.data() forward
+GATHERS = (
+    HEAD
+    + """#0 %0:float32[4] = pd_op.data() forward
 #1 %1:float32[4]!"a" = builtin.parameter() forward
 #2 %2:float32[4]!"b" = builtin.parameter() forward
 #3 %3:float32[4]!"c" = builtin.parameter() forward
@@ -40,6 +45,7 @@ GATHERS = HEAD + """#0 %0:float32[4] = pd_op.data() forward
 #13 %13:float32[4] = pd_op.all_gather(%3) forward group=7
 #14 %14:float32[4] = pd_op.matmul(%12, %13) forward
 """
+)
 
 
 def ordered(text: str, kind: str = "F", spare: int = 1000) -> list[int]:
@@ -80,11 +86,15 @@ def test_parameters_on_one_stream_are_gathered_in_time_one_after_another() -> No
 def test_a_collective_of_what_takes_long_to_compute_starts_as_early_as_it_can() -> None:
     """Unlike a gathered parameter: what it needs comes first of all, however far its reader is."""
     products = "".join(f"#{k} %{k}:float32[4] = pd_op.matmul(%{k - 1 if k > 10 else 0}, %1) forward\n" for k in range(10, 16))
-    order = ordered(EXPERTS[: EXPERTS.index("#2")] + products + """#20 %20:float32[4] = pd_op.matmul(%0, %1) forward
+    order = ordered(
+        EXPERTS[: EXPERTS.index("#2")]
+        + products
+        + """#20 %20:float32[4] = pd_op.matmul(%0, %1) forward
 #21 %21:float32[4] = pd_op.all_to_all(%20) forward group=7
 #22 %22:float32[4] = pd_op.add(%15, %21) forward
 #23 %23:float32[4] = pd_op.all_to_all(%22) forward group=7
-""")
+"""
+    )
     assert [op_id for op_id in order if op_id][:3] == [20, 21, 10]
 
 

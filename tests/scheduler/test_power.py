@@ -150,8 +150,13 @@ def test_the_clock_falls_within_some_time_constants_and_the_next_step_begins_wit
 def test_a_rank_that_waits_for_another_draws_what_waiting_draws() -> None:
     """Two ranks, one collective, one rank late: the other draws its waiting power meanwhile."""
     groups = "group 0=0,1\n"
-    late = rank("#1 %1:float32[2] = pd_op.matmul(%0, %0) forward\n#2 %2:float32[2] = pd_op.all_reduce(%1) forward group=0",
-                "job all forward 0: 1@0 2@0", 0, 2, groups)  # fmt: skip
+    late = rank(
+        "#1 %1:float32[2] = pd_op.matmul(%0, %0) forward\n#2 %2:float32[2] = pd_op.all_reduce(%1) forward group=0",
+        "job all forward 0: 1@0 2@0",
+        0,
+        2,
+        groups,
+    )
     early = rank("#2 %2:float32[2] = pd_op.all_reduce(%0) forward group=0", "job all forward 0: 2@0", 1, 2, groups)
     cost = costs(matmul=100 * MS, all_reduce=10 * MS)
     found = simulated([late, early], cost)
@@ -189,8 +194,13 @@ def test_measured_products_come_back_with_their_clock_and_energy(device: str, bu
 
 
 def test_what_is_drawn_is_found_by_kind_and_size() -> None:
-    samples = (PowerSample("gemm", 1 << 40, 850, 0.6), PowerSample("gemm", 1 << 30, 600, 0.7), PowerSample("add", 1 << 28, 390),
-               PowerSample("shortest", 256, 10, 0.3), PowerSample("all_reduce", 1 << 27, 150))  # fmt: skip
+    samples = (
+        PowerSample("gemm", 1 << 40, 850, 0.6),
+        PowerSample("gemm", 1 << 30, 600, 0.7),
+        PowerSample("add", 1 << 28, 390),
+        PowerSample("shortest", 256, 10, 0.3),
+        PowerSample("all_reduce", 1 << 27, 150),
+    )
     drawn = PowerSamples(msgspec.structs.replace(POWER, samples=samples))
     assert drawn.of(Part("gemm", "gemm", "bfloat16", (), 1 << 40, 1)) == Draw(850_000, 0.6)
     assert 600_000 < drawn.of(Part("gemm", "gemm", "bfloat16", (), 1 << 35, 1)).milliwatts < 850_000

@@ -143,14 +143,17 @@ def order(steps: str, repeats: set[int], chunks: int = 1) -> list[int]:
         ((), {11, 13, 15}, [11, 10, 12, 13, 14, 15, 16]),  # with two of them three gradients' worth would be live
         ((), {13, 15}, [10, 11, 12, 13, 14, 15, 16]),
         ((), set(), [10, 11, 12, 13, 14, 15, 16]),
-        ((("[640] = pd_op.tanh(%0)", "[1] = pd_op.tanh(%0)"), ("[640] = pd_op.gelu_grad(%15", "[1281] = pd_op.gelu_grad(%15")),
-         {11, 13, 15}, [11, 13, 15, 10, 12, 14, 16]),  # a small one raises no peak, as the last step has one as high
+        (
+            (("[640] = pd_op.tanh(%0)", "[1] = pd_op.tanh(%0)"), ("[640] = pd_op.gelu_grad(%15", "[1281] = pd_op.gelu_grad(%15")),
+            {11, 13, 15},
+            [11, 13, 15, 10, 12, 14, 16],
+        ),  # a small one raises no peak, as the last step has one as high
         ((("pd_op.recv_v2() backward group=3", "pd_op.exp(%0) backward"),), {11, 13, 15}, [10, 11, 12, 13, 14, 15, 16]),  # waits for nobody
         ((("gelu(%0)", "gelu(%10)"),), {11, 13, 15}, [10, 11, 12, 13, 14, 15, 16]),  # the first needs the gradient, the second has no room
         ((("tanh(%0)", "tanh(%11)"), ("gelu_grad(%11, %10)", "gelu_grad(%10, %10)")), {11, 13}, [11, 13, 10, 12, 14, 15, 16]),
         ((("pd_op.gelu(%0) backward", "pd_op.all_reduce(%0) backward group=4"),), {11}, [10, 11, 12, 13, 14, 15, 16]),  # communicates
     ],
-)  # fmt: skip
+)
 def test_as_many_repetitions_come_first_as_raise_no_peak(changed: tuple[tuple[str, str], ...], repeats: set[int], found: list[int]) -> None:
     steps = STEPS
     for was, now in changed:

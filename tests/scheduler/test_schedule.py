@@ -155,8 +155,11 @@ def test_a_lagged_schedule_is_sane(pp: int, micro_batches: int, data: st.DataObj
     ("text", "words"),
     [
         ("0 | 0F+0B O", "slot 0F+0B has 0F and 0B, which need each other"),
-        ("0 | 0F 0I+0W O", "slot 0I+0W has 0I and 0W, which need each other or run alone; put them into slots of their own "
-                           "(for I and W of one micro-batch, write B)"),
+        (
+            "0 | 0F 0I+0W O",
+            "slot 0I+0W has 0I and 0W, which need each other or run alone; put them into slots of their own "
+            "(for I and W of one micro-batch, write B)",
+        ),
         ("0 | 0R+0F 0B O", "slot 0R+0F has 0R and 0F"),
         ("0 | 0F 0B+0S O", "slot 0B+0S has 0B and 0S"),
         ("0 | 0B 0F+O", "slot 0F+O has 0F and O"),
@@ -173,19 +176,24 @@ def test_a_slot_holds_parts_that_need_nothing_of_each_other(text: str, words: st
     ("text", "words"),
     [
         ("0 | 0F 0B O", "has stages [0], expected [0, 1]"),
-        ("0 | 0F 0B O\n1 | 0F 0F 0B O", "stage 1: each of ['B', 'F'] for 1 micro-batches and 1 chunk(s) must occur once, and O last; "
-         "missing, twice or unknown: ['0F']"),
+        (
+            "0 | 0F 0B O\n1 | 0F 0F 0B O",
+            "stage 1: each of ['B', 'F'] for 1 micro-batches and 1 chunk(s) must occur once, and O last; missing, twice or unknown: ['0F']",
+        ),
         ("0 | 0F 1F 0B 1B O\n1 | 0F 0B 1F 1B O", "stage 0: is of 2 micro-batch(es) a step, the model has 1; expected as many"),
         ("0 | 0F 0B\n1 | 0F 0B O", "unknown: ['O']"),
         ("0 | 0F O 0B\n1 | 0F 0B O", "unknown: O is not last"),
         ("0 | 0F 0I O\n1 | 0F 0B O", "each of ['F', 'I', 'W']"),
         ("0 | 0R 0F 0B O\n1 | 0F 0R 0B O", "stage 1: 0R stands behind 0F; expected the receives (R) of a forward before it"),
         ("0 | 0F 0B O\n1 | 0F 0S 0B O", "stages wait for each other:\n0 | 0F 0B <-- here O\n1 | 0F 0S <-- here 0B O"),
-        ("0 | 0F 0B O\n1 | 0F 0B 7S O", "stage 1: each of ['B', 'F', 'S'] for 1 micro-batches and 1 chunk(s) must occur once, and O last; "
-         "missing, twice or unknown: ['0S', '7S']"),
+        (
+            "0 | 0F 0B O\n1 | 0F 0B 7S O",
+            "stage 1: each of ['B', 'F', 'S'] for 1 micro-batches and 1 chunk(s) must occur once, and O last; "
+            "missing, twice or unknown: ['0S', '7S']",
+        ),
         ("0 | 0B 0F O\n1 | 0F 0B O", "stages wait for each other:\n0 | 0B <-- here 0F O\n1 | 0F <-- here 0B O"),
     ],
-)  # fmt: skip
+)
 def test_a_schedule_of_ones_own_is_held_against_the_step(text: str, words: str) -> None:
     """Wrong options, no deadlock. What is missing, doubled or unknown, and the grid where stages would wait for each other."""
     with pytest.raises(PlanError) as caught:
@@ -339,9 +347,13 @@ def test_weight_gradients_of_every_chunk_are_chosen_among_themselves() -> None:
 
 @pytest.mark.parametrize(
     ("role", "options", "joins"),
-    [("optimize", {"interleave": "dx-first"}, True), ("optimize", {"interleave": "off"}, False),
-     ("optimize", {"schedule_file": "mine.txt"}, False), ("backward", {"interleave": "dx-first"}, False)],
-)  # fmt: skip
+    [
+        ("optimize", {"interleave": "dx-first"}, True),
+        ("optimize", {"interleave": "off"}, False),
+        ("optimize", {"schedule_file": "mine.txt"}, False),
+        ("backward", {"interleave": "dx-first"}, False),
+    ],
+)
 def test_an_optimizer_that_communicates_goes_into_the_job_of_the_last_gradients(role: str, options: dict[str, Any], joins: bool) -> None:
     program = parse(f"""program rank=0 world=2 mode=train
 pipeline stage=0 of 1 micro_batches=2 chunks=1 schedule=accumulate
@@ -373,5 +385,10 @@ job b2 backward 2: 4-5@2
 """)
     made = receive_early(program.jobs, program, one_f_one_b(0, 2, 3))
     assert [job.items for job in made] == [
-        ((1, 0), (2, 0), (3, 0)), ((4, 0), (2, 1), (5, 0)), ((1, 1), (3, 1)), ((4, 1), (2, 2), (5, 1)), ((1, 2), (3, 2)), ((4, 2), (5, 2)),
-    ]  # fmt: skip
+        ((1, 0), (2, 0), (3, 0)),
+        ((4, 0), (2, 1), (5, 0)),
+        ((1, 1), (3, 1)),
+        ((4, 1), (2, 2), (5, 1)),
+        ((1, 2), (3, 2)),
+        ((4, 2), (5, 2)),
+    ]

@@ -26,9 +26,15 @@ from tests.scheduler.plans import Shape, shapes, world
 
 fast = pytest.importorskip("interlace.scheduler.simulate.compiled")
 
-STRETCHED = {("gemm", "comm"): (1.5, 2.0), ("memory", "comm"): (1.2, 1.7), ("gemm", "copy"): (1.1, 1.3),
-             ("copy:d2h", "copy:h2d"): (1.4, 1.4), ("comm", "copy"): (1.05, 1.25), ("gemm", "p2p"): (1.15, 1.9),
-             ("gemm", "wait"): (1.35, 1.0)}  # fmt: skip
+STRETCHED = {
+    ("gemm", "comm"): (1.5, 2.0),
+    ("memory", "comm"): (1.2, 1.7),
+    ("gemm", "copy"): (1.1, 1.3),
+    ("copy:d2h", "copy:h2d"): (1.4, 1.4),
+    ("comm", "copy"): (1.05, 1.25),
+    ("gemm", "p2p"): (1.15, 1.9),
+    ("gemm", "wait"): (1.35, 1.0),
+}
 
 
 def costs(host_ns: int = 2, job_ns: int = 5, stretch: bool = True, **times: int) -> GivenCosts:
@@ -85,14 +91,14 @@ def inputs(draw: st.DrawFn) -> SimInput:
     count = num_ranks * per_rank
     first = np.arange(num_ranks + 1) * per_rank
     rank = np.repeat(np.arange(num_ranks), per_rank)
-    deps = [sorted({int(rng.integers(first[rank[k]], k)) for _ in range(rng.integers(0, 3))}) if k > first[rank[k]] else []
-            for k in range(count)]  # fmt: skip
+    deps = [
+        sorted({int(rng.integers(first[rank[k]], k)) for _ in range(rng.integers(0, 3))}) if k > first[rank[k]] else []
+        for k in range(count)
+    ]
     meet, follow = np.full(count, -1), np.full(count, -1)
     rows: list[list[int]] = []
     for k in range(draw(st.integers(0, per_rank))):
-        members = (
-            sorted(rng.choice(num_ranks, rng.integers(1, num_ranks + 1), replace=False).tolist()) if num_ranks > 1 else []
-        )
+        members = sorted(rng.choice(num_ranks, rng.integers(1, num_ranks + 1), replace=False).tolist()) if num_ranks > 1 else []
         # Mostly at alike places, so that most inputs run through.
         row = [int(first[r] + min(per_rank - 1, k + int(rng.integers(0, 2)))) for r in members]
         if len(row) > 1 and (meet[row] < 0).all() and (follow[row] < 0).all() and not np.isin(row, follow).any():
@@ -109,18 +115,32 @@ def inputs(draw: st.DrawFn) -> SimInput:
     gap = rng.integers(0, 6, count) * rng.integers(0, 2)
     longest = int(rng.choice([3, 30]))  # short ones make many events fall on one moment
     return SimInput(
-        list(range(num_ranks)), first, np.arange(num_ranks + 1) * per_stream,
-        [f"s{k}" for k in range(per_stream)] * num_ranks, np.arange(count) - first[rank], np.zeros(count, np.int64),
+        list(range(num_ranks)),
+        first,
+        np.arange(num_ranks + 1) * per_stream,
+        [f"s{k}" for k in range(per_stream)] * num_ranks,
+        np.arange(count) - first[rank],
+        np.zeros(count, np.int64),
         rng.integers(0, per_stream, count) + rank * per_stream,
         np.concatenate([np.cumsum(gap[rank == r]) for r in range(num_ranks)]),
-        rng.integers(0, longest, count), rng.random(count) < 0.4, awaits,
-        rng.integers(0, kinds, count), excess, rng.integers(0, ONE, kinds) * rng.integers(0, 2),
-        np.r_[0, np.cumsum([len(d) for d in deps])], np.array([k for d in deps for k in d], np.int64), meet,
+        rng.integers(0, longest, count),
+        rng.random(count) < 0.4,
+        awaits,
+        rng.integers(0, kinds, count),
+        excess,
+        rng.integers(0, ONE, kinds) * rng.integers(0, 2),
+        np.r_[0, np.cumsum([len(d) for d in deps])],
+        np.array([k for d in deps for k in d], np.int64),
+        meet,
         np.r_[0, np.cumsum([len(row) for row in rows])].astype(np.int64),
         np.array([k for row in rows for k in row], np.int64),
-        np.array([len(row) for row in rows], np.int64), follow, np.zeros(num_ranks, np.int64),
-        [[] for _ in range(num_ranks)], {}, [],
-    )  # fmt: skip
+        np.array([len(row) for row in rows], np.int64),
+        follow,
+        np.zeros(num_ranks, np.int64),
+        [[] for _ in range(num_ranks)],
+        {},
+        [],
+    )
 
 
 @settings(max_examples=500, deadline=None)
@@ -229,8 +249,14 @@ def test_parts_of_the_step_by_the_nanosecond(shape: Shape, cost: GivenCosts, p2p
         for part in moments(found, at):
             for name in part:
                 count[name] += 1
-        assert count == {"compute": rank.compute_ns, "exposed": rank.exposed_comm_ns, "hidden": rank.hidden_comm_ns,
-                         "bubble": rank.bubble_ns, "host": rank.host_ns, "idle": rank.idle_ns}  # fmt: skip
+        assert count == {
+            "compute": rank.compute_ns,
+            "exposed": rank.exposed_comm_ns,
+            "hidden": rank.hidden_comm_ns,
+            "bubble": rank.bubble_ns,
+            "host": rank.host_ns,
+            "idle": rank.idle_ns,
+        }
 
 
 def moments(found: Result, at: int) -> Iterator[list[str]]:
@@ -250,8 +276,7 @@ def moments(found: Result, at: int) -> Iterator[list[str]]:
             continue
         following = [k for k in compute if start[k] > now]
         target = following[0] if following else -1
-        wanted = [k for k in items if sim.side[k] and (target < 0 or any(
-            start[c] == start[target] for c in compute if c in waits[k]))]  # fmt: skip
+        wanted = [k for k in items if sim.side[k] and (target < 0 or any(start[c] == start[target] for c in compute if c in waits[k]))]
         if any(k in wanted for k in beside):
             yield ["exposed"]
             continue
@@ -289,8 +314,9 @@ job all forward 0: 1-3@0
 
 def pair(first: str, second: str, first_more: str = "", second_more: str = "", ranks: int = 1) -> list[Program]:
     """Two ops side by side and an `add` that waits for both, on one rank or more alike."""
-    text = ONE_RANK.format(world=ranks, ranks=",".join(map(str, range(ranks))), first=first, second=second,
-                           first_more=first_more, second_more=second_more)  # fmt: skip
+    text = ONE_RANK.format(
+        world=ranks, ranks=",".join(map(str, range(ranks))), first=first, second=second, first_more=first_more, second_more=second_more
+    )
     return [msgspec.structs.replace(parse(text), rank=rank) for rank in range(ranks)]
 
 
@@ -307,11 +333,15 @@ def test_gemm_beside_collective_stretches_both() -> None:
     assert ends(pair("matmul", "all_reduce", "", ' group=7 stream="mp"', ranks=2), cost) == [150, 175, 176]
 
 
-@pytest.mark.parametrize(("first", "second", "both"), [
-    ("all_gather", "all_reduce", [200, 200]), ("memcpy_d2h", "memcpy_d2h", [200, 200]),
-    ("memcpy_d2h", "memcpy_h2d", [125, 125]),
-    ("all_gather", "memcpy_d2h", [100, 100]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [
+        ("all_gather", "all_reduce", [200, 200]),
+        ("memcpy_d2h", "memcpy_d2h", [200, 200]),
+        ("memcpy_d2h", "memcpy_h2d", [125, 125]),
+        ("all_gather", "memcpy_d2h", [100, 100]),
+    ],
+)
 def test_bandwidth_is_shared(first: str, second: str, both: list[int]) -> None:
     """Acceptance: C4. Two collectives, two copies of one direction; copies both ways by the model's factor."""
     cost = CostModel.from_table({"comm": 100, "copy": 100, "default": 1}, {("copy:d2h", "copy:h2d"): (1.25, 1.25)})
@@ -376,11 +406,19 @@ group 3 = 0,1
 {ops}
 job all forward 0: {items}
 """
-    sender = text.format(rank=0, items="1-2@0", ops="""#1 %1:float32[2] = pd_op.relu(%0) forward
-#2 pd_op.send_v2(%1) forward group=3 {"peer":1}""")
-    receiver = text.format(rank=1, items="1-3@0", ops="""#1 %1:float32[2] = pd_op.recv_v2() forward group=3 stream="recv" {"peer":0}
+    sender = text.format(
+        rank=0,
+        items="1-2@0",
+        ops="""#1 %1:float32[2] = pd_op.relu(%0) forward
+#2 pd_op.send_v2(%1) forward group=3 {"peer":1}""",
+    )
+    receiver = text.format(
+        rank=1,
+        items="1-3@0",
+        ops="""#1 %1:float32[2] = pd_op.recv_v2() forward group=3 stream="recv" {"peer":0}
 #2 %2:float32[2] = pd_op.memcpy_d2h(%0) forward stream="d2h" {"dst_place_type":1}
-#3 %3:float32[2] = pd_op.matmul(%0, %0) forward""")
+#3 %3:float32[2] = pd_op.matmul(%0, %0) forward""",
+    )
     for engine in ("plain", "fast"):
         found = simulate([parse(sender), parse(receiver)], cost, Options(p2p=p2p), engine=engine)  # type: ignore[arg-type]
         assert found.times.end.tolist() == [60, 110, 110, 90, 120]
@@ -422,9 +460,7 @@ def test_one_rank_stands_for_its_stage() -> None:
     for chosen in ((0, 2), (0, 3)):
         stands = {rank: chosen[rank // 2] for rank in range(4)}
         part = simulate([programs[rank] for rank in chosen], alone, Options(stands_for=stands))
-        assert [dataclasses.replace(r, rank=0) for r in part.ranks] == [
-            dataclasses.replace(whole.ranks[k], rank=0) for k in (0, 2)
-        ]
+        assert [dataclasses.replace(r, rank=0) for r in part.ranks] == [dataclasses.replace(whole.ranks[k], rank=0) for k in (0, 2)]
     with pytest.raises(PlanError, match="for which there is no program"):
         simulate(programs[:2], alone)
 
@@ -444,9 +480,7 @@ def test_1f1b_on_one_stream_waits_in_a_circle() -> None:
     with pytest.raises(PlanError) as caught:
         simulate(world(Shape(2, 1, 2, 1)), costs())
     assert str(caught.value).splitlines()[0].endswith("ranks wait in a circle:")
-    assert "rank 0 stream compute: #5 pd_op.send_v2 of micro-batch 1 waits for its mate, rank 1 stream compute" in str(
-        caught.value
-    )
+    assert "rank 0 stream compute: #5 pd_op.send_v2 of micro-batch 1 waits for its mate, rank 1 stream compute" in str(caught.value)
     assert simulate(world(Shape(2, 1, 2, 1)), costs(), Options(p2p="buffered")).step_ns > 0
 
 
@@ -461,9 +495,7 @@ def test_planted_faults_are_found() -> None:
     lost = msgspec.structs.replace(second, jobs=tuple(_without_item(job, reduces[-1]) for job in second.jobs))
     with pytest.raises(PlanError, match=r"number 1 on group 5 of ranks \[0, 1\] is never issued by rank\(s\) 1"):
         simulate([first, lost], costs())
-    other = second.with_ops(
-        [msgspec.structs.replace(op, name="pd_op.all_gather") if op.id == reduces[0] else op for op in second.ops]
-    )
+    other = second.with_ops([msgspec.structs.replace(op, name="pd_op.all_gather") if op.id == reduces[0] else op for op in second.ops])
     with pytest.raises(PlanError, match="issue different collectives as number 1 of group 10"):
         simulate([first, other], costs())
     free = pair("all_gather", "all_reduce", " group=7", " group=8", ranks=2)

@@ -191,10 +191,15 @@ def test_the_step_lasts_until_the_host_is_through() -> None:
 def meeting(kinds: tuple[str, str], more: tuple[str, str] = ("", "")) -> list[Program]:
     """Two ranks, each with something on compute and a collective of both beside it."""
     return [
-        rank(f"#1 %1:float32[2] = pd_op.{more[k] or 'nop'}(%0) forward\n"
-             f'#2 %2:float32[2] = pd_op.{kinds[k]}(%0) forward group=7 stream="mp"', "job all forward 0: 1-2@0", k, 2, "group 7 = 0,1\n")
+        rank(
+            f'#1 %1:float32[2] = pd_op.{more[k] or "nop"}(%0) forward\n#2 %2:float32[2] = pd_op.{kinds[k]}(%0) forward group=7 stream="mp"',
+            "job all forward 0: 1-2@0",
+            k,
+            2,
+            "group 7 = 0,1\n",
+        )
         for k in (0, 1)
-    ]  # fmt: skip
+    ]
 
 
 def test_mates_run_for_the_longest_of_their_times() -> None:
@@ -277,8 +282,10 @@ def test_pinned_memory_is_told_apart_from_the_devices() -> None:
 def sender_and_receiver(sends: int, receives: int) -> list[Program]:
     out = "".join(f'#{k + 1} pd_op.send_v2(%0) forward group=3 {{"peer":1}}\n' for k in range(sends))
     take = "".join(f'#{k + 1} %{k + 1}:float32[2] = pd_op.recv_v2() forward group=3 {{"peer":0}}\n' for k in range(receives))
-    return [rank(out, f"job all forward 0: 1-{sends}@0", 0, 2, "group 3 = 0,1\n"),
-            rank(take, f"job all forward 0: 1-{receives}@0", 1, 2, "group 3 = 0,1\n")]  # fmt: skip
+    return [
+        rank(out, f"job all forward 0: 1-{sends}@0", 0, 2, "group 3 = 0,1\n"),
+        rank(take, f"job all forward 0: 1-{receives}@0", 1, 2, "group 3 = 0,1\n"),
+    ]
 
 
 @pytest.mark.parametrize("p2p", ["rendezvous", "buffered"])
@@ -342,8 +349,10 @@ def circle() -> list[str]:
 def test_a_host_that_waits_is_named_in_the_circle() -> None:
     lines = circle()
     assert "ranks wait in a circle" in lines[0]
-    assert any("#3 pd_op.send_v2 of micro-batch 0 waits for the host, which waits for rank 0 stream compute: #2 pd_op.relu" in line
-               for line in lines[1:])  # fmt: skip
+    assert any(
+        "#3 pd_op.send_v2 of micro-batch 0 waits for the host, which waits for rank 0 stream compute: #2 pd_op.relu" in line
+        for line in lines[1:]
+    )
 
 
 def test_what_only_waits_for_the_circle_is_not_part_of_it() -> None:
@@ -368,8 +377,9 @@ def test_who_waits_for_the_circle_of_others_is_not_part_of_it() -> None:
 def test_the_mate_that_is_not_there_is_named_and_not_one_that_stands_too() -> None:
     """Ranks 0 and 1 stand at the collective of three, rank 2 is stuck behind a message that never comes."""
     ready = '#1 %1:float32[2] = pd_op.all_reduce(%0) forward group=7 stream="mp"'
-    stuck = ('#1 %1:float32[2] = pd_op.recv_v2() forward group=3 {"peer":0}\n'
-             '#2 %2:float32[2] = pd_op.all_reduce(%1) forward group=7 stream="mp"')  # fmt: skip
+    stuck = (
+        '#1 %1:float32[2] = pd_op.recv_v2() forward group=3 {"peer":0}\n#2 %2:float32[2] = pd_op.all_reduce(%1) forward group=7 stream="mp"'
+    )
     groups = "group 7 = 0,1,2\ngroup 3 = 0,2\n"
     programs = [rank(ready, "job all forward 0: 1@0", k, 3, groups) for k in (0, 1)]
     programs.append(rank(stuck, "job all forward 0: 1-2@0", 2, 3, groups))

@@ -191,7 +191,7 @@ QUICK = CostModel.from_table({"comm": 400, "gemm": 1000, "copy": 1, "default": 5
         (12, {f"forward_{m}": (((4, m), (2, m)),) for m in range(1, MICRO_BATCHES - 1, 2)}, 7),
         (23, {}, 25),
     ],
-)  # fmt: skip
+)
 def test_the_host_waits_as_seldom_as_keeps_memory(blocks: int, waits: dict[str, tuple[HostSync, ...]], peak_blocks: int) -> None:
     """Memory budget, measured peaks. Free run-ahead holds 23 blocks more than a serial step; what lies 250 ns back is the first product."""
     found = plan_host_syncs(run_ahead_program(), QUICK, blocks * BLOCK)
@@ -268,7 +268,7 @@ def test_waits_at_the_peak_join_those_that_there_are() -> None:
         "forward_1": (((2, 1), (2, 1)), ((3, 1), (2, 1)), ((5, 1), (4, 1))),
         "forward_2": (((3, 2), (2, 2)),),
         "forward_3": (((3, 3), (2, 3)),),
-    }  # fmt: skip
+    }
 
 
 ENDS = (5, 15, 300, 120, 130, 140, 150, 160)

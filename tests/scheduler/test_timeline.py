@@ -18,9 +18,7 @@ from interlace.scheduler.simulate.simulator import Result, simulate
 from tests.scheduler.plans import Shape, world
 
 SHAPE = Shape(2, 2, 3, 2, ("mp", "send", "receive", "copies"), frozenset({0, 2}), norm=True, width=256)
-COST = CostModel.from_table(
-    {"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, {("gemm", "comm"): (1.5, 2.0)}, 2, 5
-)
+COST = CostModel.from_table({"comm": 97, "p2p": 31, "gemm": 53, "copy": 41, "default": 7}, {("gemm", "comm"): (1.5, 2.0)}, 2, 5)
 
 OVERVIEW = ("job", "micro-batch", "without computation")
 
@@ -62,9 +60,7 @@ def test_arrows_lead_from_a_slice_to_a_later_one(result: Result) -> None:
     # A send, the receive, the mean or the GEMM behind a collective, a reader behind a copy back.
     assert {"gelu", "recv_v2", "matmul"} <= set(targets)
     assert targets.count("recv_v2") >= 2 * 2 * 3
-    assert all(
-        tails[n]["ts"] <= heads[n]["ts"] or "recv" in spans[h["pid"], h["tid"], h["ts"]]["name"] for n, h in heads.items()
-    )
+    assert all(tails[n]["ts"] <= heads[n]["ts"] or "recv" in spans[h["pid"], h["tid"], h["ts"]]["name"] for n, h in heads.items())
 
 
 def test_time_without_computation_is_marked_by_its_part(result: Result) -> None:
@@ -85,7 +81,10 @@ def test_two_plans_stand_in_one_trace(result: Result) -> None:
     order = {e["pid"]: e["args"]["sort_index"] for e in both if e["name"] == "process_sort_index"}
     names = {e["pid"]: e["args"]["name"] for e in both if e["name"] == "process_name"}
     assert [names[pid] for pid in sorted(order, key=order.__getitem__)][:3] == [
-        "rank 0 (stage 0), Paddle's own plan", "rank 0 (stage 0), plan", "rank 1 (stage 0), Paddle's own plan"]  # fmt: skip
+        "rank 0 (stage 0), Paddle's own plan",
+        "rank 0 (stage 0), plan",
+        "rank 1 (stage 0), Paddle's own plan",
+    ]
     assert len(both) == 2 * (len(alone) + len(result.ranks))
     tails, heads = ([e["id"] for e in both if e["ph"] == phase] for phase in "sf")
     assert len(set(tails)) == len(tails)
@@ -112,12 +111,33 @@ def test_traces_are_json_and_the_same_each_time(result: Result, tmp_path: Path) 
 def test_splits_side_by_side(result: Result) -> None:
     serial = simulate(world(Shape(2, 2, 3, 2, ("", "send", "receive", ""), norm=True, width=256)), COST)
     text = split_text({"stock": serial, "ours": result})
-    assert text.splitlines()[0].split() == ["ranks", "plan", "step", "compute", "exposed", "bubble", "host", "hidden", "idle",
-                                            "slowed", "peak", "GiB", "pinned"]  # fmt: skip
+    assert text.splitlines()[0].split() == [
+        "ranks",
+        "plan",
+        "step",
+        "compute",
+        "exposed",
+        "bubble",
+        "host",
+        "hidden",
+        "idle",
+        "slowed",
+        "peak",
+        "GiB",
+        "pinned",
+    ]
     assert [line.split()[0] for line in text.splitlines() if line.split()[1:2] == ["ours"]] == ["0-3", "mean"]  # equal ranks on one row
     assert "ours against stock:" in text
-    assert set(rows(result)[0]) >= {"rank", "step_ns", "compute_ns", "exposed_comm_ns", "bubble_ns", "host_ns", "peak_bytes",
-                                    "pinned_bytes"}  # fmt: skip
+    assert set(rows(result)[0]) >= {
+        "rank",
+        "step_ns",
+        "compute_ns",
+        "exposed_comm_ns",
+        "bubble_ns",
+        "host_ns",
+        "peak_bytes",
+        "pinned_bytes",
+    }
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,10 +83,14 @@ def test_a_skeleton_that_did_not_come_whole_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("column", "told"),
-    [({"way": [0]}, "columns of unequal length: ring 2, way 1"), ({"num_waits": [0, 7]}, "num_waits counts 7 waits, there are"),
-     ({"role": [0, 9]}, "role 9 of 3"), ({"signature": [0, -1]}, "signature -1 of"),
-     ({"num_waits": [1, 0], "waits": [1]}, "call 0 waits for one that is not before it")],
-)  # fmt: skip
+    [
+        ({"way": [0]}, "columns of unequal length: ring 2, way 1"),
+        ({"num_waits": [0, 7]}, "num_waits counts 7 waits, there are"),
+        ({"role": [0, 9]}, "role 9 of 3"),
+        ({"signature": [0, -1]}, "signature -1 of"),
+        ({"num_waits": [1, 0], "waits": [1]}, "call 0 waits for one that is not before it"),
+    ],
+)
 def test_a_skeleton_whose_columns_do_not_fit_is_refused(column: dict[str, list[int]], told: str) -> None:
     """It unpacks, but is none that a rank would say."""
     skeleton = prove(three_ranks_in_a_circle(), GPU).comms[0].skeleton
@@ -103,8 +107,10 @@ def grid(stages: int, data: int, tensor: int, calls: int) -> tuple[list[RankComm
     for rank in range(world):
         stage, lane = divmod(rank, lanes)
         first = stage * lanes
-        groups = [Group(10 + rank // tensor, tuple(rank // tensor * tensor + k for k in range(tensor))),
-                  Group(1000 + stage * tensor + lane % tensor, tuple(range(first + lane % tensor, first + lanes, tensor)))]  # fmt: skip
+        groups = [
+            Group(10 + rank // tensor, tuple(rank // tensor * tensor + k for k in range(tensor))),
+            Group(1000 + stage * tensor + lane % tensor, tuple(range(first + lane % tensor, first + lanes, tensor))),
+        ]
         groups += [Group(9000 + rank - lanes, (rank - lanes, rank))] if stage else []
         groups += [Group(9000 + rank, (rank, rank + lanes))] if stage < stages - 1 else []
         if stage not in shared:
@@ -148,10 +154,13 @@ def test_what_is_a_circle_of_stages_and_none_of_ranks_passes() -> None:
         count, made = 4, []
         for rank in range(count):
             left, right = (rank - 1) % count, (rank + 1) % count
-            lines = [f"group {50 + left} = {left},{rank}", f"group {50 + rank} = {rank},{right}",
-                     '#0 %0:float32[2]"x" = pd_op.data() forward',
-                     f'#1 pd_op.send_v2(%0) forward group={50 + rank} {{"peer":1}}',
-                     f'#2 %2:float32[2] = pd_op.recv_v2() forward group={50 + left} {{"peer":0}}']  # fmt: skip
+            lines = [
+                f"group {50 + left} = {left},{rank}",
+                f"group {50 + rank} = {rank},{right}",
+                '#0 %0:float32[2]"x" = pd_op.data() forward',
+                f'#1 pd_op.send_v2(%0) forward group={50 + rank} {{"peer":1}}',
+                f'#2 %2:float32[2] = pd_op.recv_v2() forward group={50 + left} {{"peer":0}}',
+            ]
             ends = {0: lines[:1] + lines[4:], count - 1: lines[1:2] + lines[3:4]} if not closed else {}
             lines = [line for line in lines if line not in ends.get(rank, [])]
             items = " ".join(f"{k}@0" for k in (1, 2) if any(line.startswith(f"#{k} ") for line in lines))
@@ -260,8 +269,10 @@ def test_the_part_of_the_step_counts() -> None:
 
     def ranks(second: str) -> list[Program]:
         head = HEAD.replace("micro_batches=1", "micro_batches=2")
-        return [parse(head.format(rank=rank, world=2) + text + f"job f forward 0: {items}") for rank, items in
-                enumerate(("1@0 2@0 1@1 2@1", second))]  # fmt: skip
+        return [
+            parse(head.format(rank=rank, world=2) + text + f"job f forward 0: {items}")
+            for rank, items in enumerate(("1@0 2@0 1@1 2@1", second))
+        ]
 
     assert check(ranks("1@0 2@0 1@1 2@1")) == []
     for wrong in ("1@1 2@0 1@0 2@1", "2@0 1@0 1@1 2@1"):
@@ -288,8 +299,10 @@ group 8 = 0,1
 #2 %2:float32[2] = pd_op.all_gather(%0) forward group=7 stream="b"
 #3 %3:float32[2] = pd_op.all_reduce(%0) forward group=8 stream="{third}"
 """
-    ranks = [program(text.format(third=third) + f"job f forward 0: {order}", rank, 2)
-             for rank, (third, order) in enumerate((("b", "1-3@0"), ("a", "3@0 1-2@0")))]  # fmt: skip
+    ranks = [
+        program(text.format(third=third) + f"job f forward 0: {order}", rank, 2)
+        for rank, (third, order) in enumerate((("b", "1-3@0"), ("a", "3@0 1-2@0")))
+    ]
     assert "deadlock" in kinds(check(ranks))
     loose = msgspec.structs.replace(GPU, name="loose", ring_is_serial=False)
     assert "deadlock" not in kinds(check(ranks, loose))

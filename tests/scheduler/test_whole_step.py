@@ -24,8 +24,18 @@ HELD, OPERANDS = 100, 40
 def rows_of(schedule: LagSchedule, num_micro_batches: int, num_chunks: int = 1) -> list[list[Slot]]:
     """Slots of each stage; with chunks the depth is that of Paddle's VPP."""
     stages = len(schedule.lag)
-    return [joined(s, stages, num_micro_batches, num_chunks, lag=schedule.lag[s], warmup=schedule.depth[s],
-                   lag_at_end=schedule.lag[s] + schedule.more_lag_at_end[s]) for s in range(stages)]  # fmt: skip
+    return [
+        joined(
+            s,
+            stages,
+            num_micro_batches,
+            num_chunks,
+            lag=schedule.lag[s],
+            warmup=schedule.depth[s],
+            lag_at_end=schedule.lag[s] + schedule.more_lag_at_end[s],
+        )
+        for s in range(stages)
+    ]
 
 
 def same_lag(lag: tuple[int, ...], depth: tuple[int, ...]) -> LagSchedule:
@@ -61,8 +71,14 @@ def at_once(whole: dict[str, SlotTimes], share: float) -> dict[str, SlotTimes]:
     for slot, each in whole.items():
         inputs, trailing = "I" in slot, "W" in slot
         late = took * inputs
-        parts = tuple(PartTimes(part.kind, part.need_ns + late * (part.kind == "F" and part.need_ns != NEVER),
-                                part.sent_ns + late * (part.kind == "F" and part.sent_ns != NEVER)) for part in each.parts)  # fmt: skip
+        parts = tuple(
+            PartTimes(
+                part.kind,
+                part.need_ns + late * (part.kind == "F" and part.need_ns != NEVER),
+                part.sent_ns + late * (part.kind == "F" and part.sent_ns != NEVER),
+            )
+            for part in each.parts
+        )
         less = held * (trailing - inputs)
         found[slot] = SlotTimes(each.duration_ns + late - took * trailing, parts, each.rise_bytes + min(0, less), each.net_bytes + less)
     return {slot: each for slot, each in found.items() if "I" in slot or "W" in slot}
@@ -146,10 +162,12 @@ def test_as_much_is_recomputed_as_the_schedule_pays_for() -> None:
     took = []
     for limit in range(min(held[0]), max(held[0]) + 200, 20):
         found = find_schedules(given, 6, limit, 3, fixed_depth=True)
-        fitting = [step_ns(rows, [levels[s][level[s]] for s in (0, 1)]) for level in itertools.product((0, 1), repeat=2)
-                   for rows in (rows_of(same_lag(lag, (2, 1)), 6)
-                                for lag in itertools.product(range(7), repeat=2))
-                   if all(1000 + peak_bytes(costs_of(row, levels[s][level[s]])) <= limit for s, row in enumerate(rows))]  # fmt: skip
+        fitting = [
+            step_ns(rows, [levels[s][level[s]] for s in (0, 1)])
+            for level in itertools.product((0, 1), repeat=2)
+            for rows in (rows_of(same_lag(lag, (2, 1)), 6) for lag in itertools.product(range(7), repeat=2))
+            if all(1000 + peak_bytes(costs_of(row, levels[s][level[s]])) <= limit for s, row in enumerate(rows))
+        ]
         assert found[0].step_ns <= 1.001 * min(step for step in fitting if step is not None)
         took.append((found[0].step_ns, sum(found[0].schedule.level)))
     assert [step for step, _ in took] == sorted((step for step, _ in took), reverse=True)
@@ -171,8 +189,11 @@ def test_weight_gradients_of_chunks_trail_as_memory_allows() -> None:
     for room in (0, 100, 5000):
         limit = max(stage.peak_bytes for stage in given) + room
         found = find_schedules(given, 4, limit, 3, fixed_depth=False, num_chunks=2)
-        fitting = [rows for rows in (rows_of(one, 4, 2) for one in every)
-                   if all(1000 + peak_bytes(costs_of(row, each[s])) <= limit for s, row in enumerate(rows))]  # fmt: skip
+        fitting = [
+            rows
+            for rows in (rows_of(one, 4, 2) for one in every)
+            if all(1000 + peak_bytes(costs_of(row, each[s])) <= limit for s, row in enumerate(rows))
+        ]
         assert rows_of(found[0].schedule, 4, 2) in fitting
         assert found[0].step_ns <= min(step_ns(rows, each) or 0.0 for rows in fitting)
 
@@ -185,8 +206,10 @@ def test_depth_stays_where_it_must() -> None:
 def check_ranked(found: Ranked, given: list[StageTimes], micro_batches: int, limit: int) -> None:
     """Its time is that of its first micro-batches, all of it fits, and something trails wherever something else does not."""
     lag, share = found.schedule.lag, found.schedule.at_once
-    tables = [{**stage.orders[0].slots, **next(each.slots for each in stage.orders if each.at_once == part)}
-              for stage, part in zip(given, share, strict=True)]  # fmt: skip
+    tables = [
+        {**stage.orders[0].slots, **next(each.slots for each in stage.orders if each.at_once == part)}
+        for stage, part in zip(given, share, strict=True)
+    ]
     assert step_ns(rows_of(found.schedule, min(micro_batches, 16)), tables) == found.step_ns
     held = (peak_bytes(costs_of(row, table)) for row, table in zip(rows_of(found.schedule, micro_batches), tables, strict=True))
     assert all(1000 + each <= limit for each in held)
@@ -219,9 +242,14 @@ def test_what_trails_by_all_micro_batches_of_a_short_step_fits_a_long_one() -> N
 def longer(each: SlotTimes, factor: float, less: float = 0.0, late: bool = False) -> SlotTimes:
     """A job that takes so many times as long, less so much; its messages are sent at its end where they leave `late`."""
     took = factor * each.duration_ns - less
-    parts = tuple(PartTimes(part.kind, part.need_ns if part.need_ns == NEVER else factor * part.need_ns,
-                            part.sent_ns if part.sent_ns == NEVER else took if late else factor * part.sent_ns)
-                  for part in each.parts)  # fmt: skip
+    parts = tuple(
+        PartTimes(
+            part.kind,
+            part.need_ns if part.need_ns == NEVER else factor * part.need_ns,
+            part.sent_ns if part.sent_ns == NEVER else took if late else factor * part.sent_ns,
+        )
+        for part in each.parts
+    )
     return SlotTimes(took, parts, each.rise_bytes, each.net_bytes)
 
 
@@ -229,9 +257,19 @@ def two_forms(stage: int) -> StageTimes:
     """The last of two stages has half as much more to do. Pairs are shorter where sends need not leave early: on the first stage those
     of dx-first, on the last mixed ones."""
     saved: dict[Form, float] = {"dx-first": (2.0, 0.0)[stage], "mixed": (0.0, 4.0)[stage]}
-    orders = [StageOrder(form, early, 0.0, {kind: longer(each, (1.0, 1.5)[stage], *((saved[form], True) if late else ()))
-                                            for kind, each in times(stage, 1).items() for late in ["+F" in kind and not early]})
-              for form, early in itertools.product(saved, (True, False))]  # fmt: skip
+    orders = [
+        StageOrder(
+            form,
+            early,
+            0.0,
+            {
+                kind: longer(each, (1.0, 1.5)[stage], *((saved[form], True) if late else ()))
+                for kind, each in times(stage, 1).items()
+                for late in ["+F" in kind and not early]
+            },
+        )
+        for form, early in itertools.product(saved, (True, False))
+    ]
     return StageTimes(stage, tuple(orders), 1000 + HELD * (2 - stage))
 
 
@@ -274,8 +312,9 @@ def test_weight_gradients_that_trail_keep_no_stage_waiting_for_ever(count: int, 
     """Whether stages wait for each other for ever follows from their depths alone."""
     depths = data.draw(st.lists(st.integers(1, micro_batches), min_size=count, max_size=count))
     lags = data.draw(st.lists(st.integers(0, micro_batches), min_size=count, max_size=count))
-    plain, trailing = ([joined(s, count, micro_batches, lag=lag, warmup=depths[s]) for s, lag in enumerate(each)]
-                       for each in ([0] * count, lags))  # fmt: skip
+    plain, trailing = (
+        [joined(s, count, micro_batches, lag=lag, warmup=depths[s]) for s, lag in enumerate(each)] for each in ([0] * count, lags)
+    )
     assert bool(stall(plain)) == bool(stall(trailing))
 
 
@@ -285,8 +324,9 @@ def test_jobs_of_a_stage_are_those_of_its_choice_and_fit_by_all_micro_batches(mi
     slots = [times(1, 1, chunks), {kind: recomputed(kind, each) for kind, each in times(1, 1, chunks).items()}]
     num = min(micro_batches, 16)
     lags = ((1, 0), (2, 0), (1, 1), *[(16, 0)] * (micro_batches > num))  # what trails by all of the short step differs in the whole one
-    whole, short = ([joined(1, 2, count, chunks, lag=lag, warmup=1, lag_at_end=lag + more) for lag, more in lags]
-                    for count in (micro_batches, num))  # fmt: skip
+    whole, short = (
+        [joined(1, 2, count, chunks, lag=lag, warmup=1, lag_at_end=lag + more) for lag, more in lags] for count in (micro_batches, num)
+    )
     orders = [[{kind: longer(each, factor) for kind, each in level.items()} for factor in (1.0, 1.25)] for level in slots]
     ways = [tuple(StageOrder("dx-first", early, 0.0, level[not early]) for early in (True, False)) for level in orders]
     given = [StageTimes(stage, ways[level], 5000 - 700 * level) for stage in (0, 1) for level in (0, 1)]

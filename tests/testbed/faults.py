@@ -361,8 +361,10 @@ def a_collective_without_its_wait(world: World, check: Check) -> tuple[World, Wo
 def _cut(program: Program, k: int, place: int) -> Program:
     """One job as two."""
     job = program.jobs[k]
-    halves = [msgspec.structs.replace(job, name=f"{job.name}_{half}", items=items, host_waits=())
-              for half, items in (("a", job.items[:place]), ("b", job.items[place:]))]  # fmt: skip
+    halves = [
+        msgspec.structs.replace(job, name=f"{job.name}_{half}", items=items, host_waits=())
+        for half, items in (("a", job.items[:place]), ("b", job.items[place:]))
+    ]
     return msgspec.structs.replace(program, jobs=(*program.jobs[:k], *halves, *program.jobs[k + 1 :]))
 
 

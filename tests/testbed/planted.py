@@ -206,8 +206,12 @@ class Runner:
         raise LookupError(f"no piece of work of #{item[0]}@{item[1]}")
 
     def _turns(self, kind: str, k: int, n: int, us: int) -> list[delays.Site]:
-        every = [(stream, ordinal) for stream, pieces in sorted(self.streams.items())
-                 for ordinal, (_, name) in enumerate(pieces) if _kind_of(name) == kind]  # fmt: skip
+        every = [
+            (stream, ordinal)
+            for stream, pieces in sorted(self.streams.items())
+            for ordinal, (_, name) in enumerate(pieces)
+            if _kind_of(name) == kind
+        ]
         return [delays.Site(*place, us) for place in every[k::n]]
 
 

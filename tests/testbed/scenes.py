@@ -26,8 +26,17 @@ from testbed import programs  # noqa: E402
 
 PLACE, N = paddle.CustomPlace(device.NAME, 0), 64
 SLOW_US = 100000  # far more than the host needs to issue a program, also on a busy machine
-SAFE = {"record": 2, "hold": 1, "poison": 1, "nosync": 1, "drop_waits": 0, "copy_order": 0, "pinned_events": 0, "d2h_blocks": 0,
-        "pinned_slab": 0}  # fmt: skip
+SAFE = {
+    "record": 2,
+    "hold": 1,
+    "poison": 1,
+    "nosync": 1,
+    "drop_waits": 0,
+    "copy_order": 0,
+    "pinned_events": 0,
+    "d2h_blocks": 0,
+    "pinned_slab": 0,
+}
 SCENES: dict[str, Callable[[], Any]] = {}
 
 
@@ -257,13 +266,20 @@ def _fused_programs() -> dict[str, tuple[Callable[[], list[Any]], Callable[[], l
     def rotary(seq_dim: int, adjacent: bool, *shape: int) -> list[Any]:
         dims = [1, shape[seq_dim], 1, shape[-1]]
         q, k, _ = fused.fused_rotary_position_embedding(
-            leaf("q", *shape), leaf("k", *shape), sin=data("sin", *dims), cos=data("cos", *dims),
-            use_neox_rotary_style=adjacent, time_major=seq_dim == 0)  # fmt: skip
+            leaf("q", *shape),
+            leaf("k", *shape),
+            sin=data("sin", *dims),
+            cos=data("cos", *dims),
+            use_neox_rotary_style=adjacent,
+            time_major=seq_dim == 0,
+        )
         return [q, k]
 
     def rotaries(seq_dim: int, adjacent: bool, *shape: int) -> tuple[Callable[[], list[Any]], Callable[[], list[Any]]]:
-        return (lambda: rotary(seq_dim, adjacent, *shape),
-                lambda: [turned("q", seq_dim, adjacent, *shape), turned("k", seq_dim, adjacent, *shape)])  # fmt: skip
+        return (
+            lambda: rotary(seq_dim, adjacent, *shape),
+            lambda: [turned("q", seq_dim, adjacent, *shape), turned("k", seq_dim, adjacent, *shape)],
+        )
 
     gate = lambda *shape: (leaf("x", *shape), leaf("y", *shape))  # noqa: E731
     halves = lambda *shape: leaf("x", *shape).chunk(2, axis=-1)  # noqa: E731
@@ -589,8 +605,12 @@ def held_blocks_count() -> dict[str, int]:
     device.synchronize()
     after = device.memory()
     paddle.set_flags({"FLAGS_new_executor_sequential_run": False})
-    return {"allocated": after.allocated - before.allocated, "peak": after.allocated_peak - before.allocated,
-            "reserved_grew": after.reserved - before.reserved, "bytes_of_one": N * N * 4}  # fmt: skip
+    return {
+        "allocated": after.allocated - before.allocated,
+        "peak": after.allocated_peak - before.allocated,
+        "reserved_grew": after.reserved - before.reserved,
+        "bytes_of_one": N * N * 4,
+    }
 
 
 def _offload() -> tuple[Program, Any, np.ndarray]:
@@ -693,8 +713,12 @@ def pinned_slabs() -> dict[str, Any]:
 
             def since(start: device.Memory = start) -> list[int]:
                 now = device.memory()
-                return [now.pinned_buffers - start.pinned_buffers, now.pinned_allocations - start.pinned_allocations,
-                        (now.pinned - start.pinned) >> 10, (now.pinned_reserved - start.pinned_reserved) >> 10]  # fmt: skip
+                return [
+                    now.pinned_buffers - start.pinned_buffers,
+                    now.pinned_allocations - start.pinned_allocations,
+                    (now.pinned - start.pinned) >> 10,
+                    (now.pinned_reserved - start.pinned_reserved) >> 10,
+                ]
 
             free = [_pinned(kib) for kib in (80, 160, 80)]
             steps: dict[str, Any] = {"three buffers": since()}
@@ -739,8 +763,10 @@ def stream_priorities() -> dict[str, Any]:
     before = device.stream_priorities()
     with device.traced() as trace:
         made_here.executor().run(["x"], False)
-    found["the executor's stream"] = {"new": len(device.stream_priorities()) - len(before),
-                                      "priority": [device.stream_priorities()[each.stream] for each in trace.intervals]}  # fmt: skip
+    found["the executor's stream"] = {
+        "new": len(device.stream_priorities()) - len(before),
+        "priority": [device.stream_priorities()[each.stream] for each in trace.intervals],
+    }
     found["two under one name"] = _error(lambda: programs.make_streams(named("twice", -1, 0), "forward"))
     return found
 
@@ -922,8 +948,12 @@ def delays_repeat() -> dict[str, Any]:
             executor.run(["x"], False)
         device.synchronize()
         runs.append([list(each.site) for each in delays.taken()])
-    found = {"same": runs[0] == runs[1], "other": runs[0] != runs[2], "some": len(runs[0]) > 0,
-             "right": wrong(made.value("out"), 2 * np.tanh(x))}  # fmt: skip
+    found = {
+        "same": runs[0] == runs[1],
+        "other": runs[0] != runs[2],
+        "some": len(runs[0]) > 0,
+        "right": wrong(made.value("out"), 2 * np.tanh(x)),
+    }
     delays.off()
     return found
 

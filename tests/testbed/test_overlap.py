@@ -18,8 +18,17 @@ LATE = "seed=5,permille=1000,max_us=60000,kinds=collective"
 def traces(folder: Path, form: str) -> list[RankTrace]:
     """The last step of each rank, its collectives late by milliseconds."""
     folder.mkdir()
-    train(folder, "gpt", 2, ("--mp", "2", "--schedule", "1F1B"), form, TESTBED_DELAYS=LATE, TESTBED_MEASURE=os.fspath(folder),
-          TESTBED_STEPS="2", TESTBED_TRACE="1")  # fmt: skip
+    train(
+        folder,
+        "gpt",
+        2,
+        ("--mp", "2", "--schedule", "1F1B"),
+        form,
+        TESTBED_DELAYS=LATE,
+        TESTBED_MEASURE=os.fspath(folder),
+        TESTBED_STEPS="2",
+        TESTBED_TRACE="1",
+    )
     return [read_rank(folder / f"trace{rank}.msgpack") for rank in range(2)]
 
 
@@ -37,8 +46,10 @@ def covered(ranked: RankTrace) -> int:
     issued = {each.number: each.at_us for each in ranked.trace.issues}
     products = [each for each in ranked.trace.intervals if each.name == "gemm"]
     mine = [each for each in ranked.trace.intervals if each.name in COMM and each.op in known and known[each.op].role == "backward"]
-    return sum(any(product.op > each.op and issued[each.op] < product.begin_us and product.end_us <= each.end_us for product in products)
-               for each in mine)  # fmt: skip
+    return sum(
+        any(product.op > each.op and issued[each.op] < product.begin_us and product.end_us <= each.end_us for product in products)
+        for each in mine
+    )
 
 
 def test_products_run_under_collectives_in_one_order_on_every_rank(plugin: Path, tmp_path: Path) -> None:

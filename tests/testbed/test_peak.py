@@ -17,8 +17,30 @@ from tests.testbed.variant import need_ranks
 pytestmark = pytest.mark.paddle
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ORDER = "device: h200\nschedule_1f1b: {interleave: off}\nsplit_backward: off\noverlap_column_backward: off\n"
-WORDS = ("--pp", "2", "--layers", "4", "--hidden", "64", "--heads", "4", "--vocab", "32", "--seq-len", "64", "--batch-size", "8",
-         "--micro-batches", "8", "--steps", "2", "--optimizer", "sgd", "--schedule", "1F1B")  # fmt: skip
+WORDS = (
+    "--pp",
+    "2",
+    "--layers",
+    "4",
+    "--hidden",
+    "64",
+    "--heads",
+    "4",
+    "--vocab",
+    "32",
+    "--seq-len",
+    "64",
+    "--batch-size",
+    "8",
+    "--micro-batches",
+    "8",
+    "--steps",
+    "2",
+    "--optimizer",
+    "sgd",
+    "--schedule",
+    "1F1B",
+)
 
 
 def peaks(folder: Path, offload: str) -> list[tuple[int, int, dict[str, Any]]]:
@@ -26,8 +48,13 @@ def peaks(folder: Path, offload: str) -> list[tuple[int, int, dict[str, Any]]]:
     need_ranks(2)
     folder.mkdir()
     (folder / "plan.yaml").write_text(f"{ORDER}offload_activations: {offload}\ndump: {folder / 'plan'}\n")
-    env = {"INTERLACE_TARGET": "testbed", "INTERLACE_CONFIG": os.fspath(folder / "plan.yaml"), "GLOG_minloglevel": "2",
-           "TESTBED_MEASURE": os.fspath(folder), "TESTBED_STEPS": "2"}  # fmt: skip
+    env = {
+        "INTERLACE_TARGET": "testbed",
+        "INTERLACE_CONFIG": os.fspath(folder / "plan.yaml"),
+        "GLOG_minloglevel": "2",
+        "TESTBED_MEASURE": os.fspath(folder),
+        "TESTBED_STEPS": "2",
+    }
     launch(EXAMPLES / "gpt.py", WORDS, 2, env, None, folder / "logs", 60.0)
     found = []
     for rank in range(2):

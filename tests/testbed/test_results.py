@@ -22,10 +22,15 @@ MEMORY = {"allocated_peak": 90, "workspace_peak": 0, "outside_peak": 10, "alloca
 def found(step_ms: float, bits: str = "aa") -> dict[str, Any]:
     """A run as `benchmarks.gpu.training` leaves it."""
     return {
-        "gpus": [0], "step_ms": {"median": step_ms, "min": step_ms - 1, "max": step_ms + 1, "all": [step_ms] * 3}, "memory": [MEMORY],
-        "pinned_buffers_by_step": [[2, 2]], "losses": [3.0, 2.0], "loss_bits": [bits], "parameters": "p",
+        "gpus": [0],
+        "step_ms": {"median": step_ms, "min": step_ms - 1, "max": step_ms + 1, "all": [step_ms] * 3},
+        "memory": [MEMORY],
+        "pinned_buffers_by_step": [[2, 2]],
+        "losses": [3.0, 2.0],
+        "loss_bits": [bits],
+        "parameters": "p",
         "traced_step": [{"device_us": 5.0, "kernels_us": {"gemm": {"n": 1}}}],
-    }  # fmt: skip
+    }
 
 
 def store(out: Path, plans: dict[str, Any]) -> None:
@@ -52,8 +57,11 @@ def test_rows_say_whether_bits_are_stocks(tmp_path: Path) -> None:
 def test_new_rows_take_the_place_of_their_sittings_old_ones(tmp_path: Path) -> None:
     path, folder = tmp_path / "layers.json", tmp_path / "run"
     folder.mkdir()
-    runs: list[tuple[str, dict[str, Any]]] = [("first", {"stock": found(10.0), "mixed": found(9.0)}), ("first", {"mixed": found(8.0)}),
-                                              ("second", {"mixed": found(7.0)})]  # fmt: skip
+    runs: list[tuple[str, dict[str, Any]]] = [
+        ("first", {"stock": found(10.0), "mixed": found(9.0)}),
+        ("first", {"mixed": found(8.0)}),
+        ("second", {"mixed": found(7.0)}),
+    ]
     for sitting, plans in runs:
         store(folder, plans)
         assert results.main([str(folder), "--into", str(path), "--sitting", sitting]) == 0
@@ -64,21 +72,38 @@ def test_new_rows_take_the_place_of_their_sittings_old_ones(tmp_path: Path) -> N
     store(folder, {"stock": {"failed": "broken"}, "mixed": {"failed": "not started: no time was left"}, "dx-first": {"failed": "broken"}})
     assert results.main([str(folder), "--into", str(path), "--sitting", "first"]) == 0
     assert [(row["plan"], "failed" in row) for row in json.loads(path.read_text())["runs"]] == [
-        ("stock", False), ("mixed", False), ("mixed", False), ("dx-first", True)
-    ]  # fmt: skip
+        ("stock", False),
+        ("mixed", False),
+        ("mixed", False),
+        ("dx-first", True),
+    ]
     with pytest.raises(SystemExit):
         results.main([str(folder), "--into", str(path)])  # which sitting?
-    for words in ([], [str(folder)], [str(folder), "--into", str(path), "--sitting", "x", "--simulated"], ["--traces", str(path)],
-                  ["--tables", "nofile"], [str(folder), "--traces", str(path), "--of", "a"]):  # fmt: skip
+    for words in (
+        [],
+        [str(folder)],
+        [str(folder), "--into", str(path), "--sitting", "x", "--simulated"],
+        ["--traces", str(path)],
+        ["--tables", "nofile"],
+        [str(folder), "--traces", str(path), "--of", "a"],
+    ):
         with pytest.raises(SystemExit):
             results.main(words)
 
 
 def test_tables_compare_within_a_sitting(tmp_path: Path) -> None:
     measured = (("stock", "a", 10.0, 11.0), ("mixed", "a", 8.0, 8.0), ("dx-first", "b", 9.0, 1.0))
-    rows = [{"case": "c", "plan": plan, "sitting": sitting, "step_ms": {"median": ms, "min": ms, "max": ms},
-             "peak_bytes_by_rank": [{"allocated": 90, "outside": 10, "workspace": 0}], "simulated": simulated(guess)}
-            for plan, sitting, ms, guess in measured]  # fmt: skip
+    rows = [
+        {
+            "case": "c",
+            "plan": plan,
+            "sitting": sitting,
+            "step_ms": {"median": ms, "min": ms, "max": ms},
+            "peak_bytes_by_rank": [{"allocated": 90, "outside": 10, "workspace": 0}],
+            "simulated": simulated(guess),
+        }
+        for plan, sitting, ms, guess in measured
+    ]
     table = results.step_table(rows)
     assert "| c [1] | 10.0 (10-10) |  | 8.0 (8-8) +25.0 % |" in table
     assert "| c [2] |  | 9.0 (9-9) |  |" in table  # of another sitting: no gain is said
@@ -90,11 +115,24 @@ def test_tables_compare_within_a_sitting(tmp_path: Path) -> None:
 
 def test_budgets_stand_beside_stock_with_the_fullest_ranks_peaks() -> None:
     planned = {"stock": (11.0, 4e9, 0), "budget-0.75": (12.0, 3e9, 3.2e9), "budget-0.9": (11.5, 3.5e9, 3.8e9)}
-    rows = [{"case": "c", "plan": plan, "sitting": "a", "step_ms": {"median": ms - 1},
-             "losses_equal_stock": True, "parameters_equal_stock": True,
-             "peak_bytes_by_rank": [{"allocated": 1e9, "outside": 0}, {"allocated": peak - 1e7, "outside": 5e6}],
-             "simulated": {"step_ms": ms, "held_peak_bytes_by_rank": [peak + 1e8, 1], "in_order_peak_bytes_by_rank": [1, peak],
-                           **({"budget_bytes": budget} if budget else {})}} for plan, (ms, peak, budget) in planned.items()]  # fmt: skip
+    rows = [
+        {
+            "case": "c",
+            "plan": plan,
+            "sitting": "a",
+            "step_ms": {"median": ms - 1},
+            "losses_equal_stock": True,
+            "parameters_equal_stock": True,
+            "peak_bytes_by_rank": [{"allocated": 1e9, "outside": 0}, {"allocated": peak - 1e7, "outside": 5e6}],
+            "simulated": {
+                "step_ms": ms,
+                "held_peak_bytes_by_rank": [peak + 1e8, 1],
+                "in_order_peak_bytes_by_rank": [1, peak],
+                **({"budget_bytes": budget} if budget else {}),
+            },
+        }
+        for plan, (ms, peak, budget) in planned.items()
+    ]
     rows.append({**rows[0], "case": "without budgets"})
     assert results.budget_table(rows).splitlines()[2:] == [
         "| c | stock |  |  | 4.00 | 4.00 | 11.0 | 10.0 | yes |",
@@ -118,15 +156,18 @@ def test_cases_and_plans_are_chosen_by_pattern_in_the_order_given() -> None:
     chosen = training._chosen(training.cases(2), "llama-4-*:stock+budget-*,gpt-s2048-mp1-pp2:zb-h1,gpt-s2048-mp1-pp2:stock")
     assert [(case.name, [plan.name for plan in case.plans]) for case in chosen] == [
         ("llama-4-layers-s2048-mp1-b4", ["stock", "budget-0.7", "budget-0.6", "budget-0.5"]),
-        ("gpt-s2048-mp1-pp2", ["zb-h1"]), ("gpt-s2048-mp1-pp2", ["stock"]),
-    ]  # fmt: skip
+        ("gpt-s2048-mp1-pp2", ["zb-h1"]),
+        ("gpt-s2048-mp1-pp2", ["stock"]),
+    ]
 
 
 @pytest.mark.parametrize(
     ("only", "told"),
-    [("gpt-s2O48-mp1-pp2", r"no case 'gpt-s2O48-mp1-pp2'; there are \['"),
-     ("gpt-s2048-mp1-pp2:stock+budgets-*", r"no plan 'budgets-\*' in \['gpt-s2048-mp1-pp2'\]; there are \['stock', ")],
-)  # fmt: skip
+    [
+        ("gpt-s2O48-mp1-pp2", r"no case 'gpt-s2O48-mp1-pp2'; there are \['"),
+        ("gpt-s2048-mp1-pp2:stock+budgets-*", r"no plan 'budgets-\*' in \['gpt-s2048-mp1-pp2'\]; there are \['stock', "),
+    ],
+)
 def test_a_case_or_plan_that_is_not_there_is_told(only: str, told: str) -> None:
     with pytest.raises(SystemExit, match=told):
         training._chosen(training.cases(2), only)
@@ -162,8 +203,13 @@ def test_plans_are_made_with_the_device_that_is_named(tmp_path: Path, monkeypatc
 def test_a_run_with_other_bits_than_stocks_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench = training.Bench(tmp_path, "threads", "h200", 1, 1, 0.0)
     case = training.Case("c", "gpt", 1, (), ())
-    for plan, bits, parameters in (("early", "aa", "p"), ("stock", "aa", "p"), ("same", "aa", "p"),
-                                   ("losses", "bb", "p"), ("weights", "aa", "q")):  # fmt: skip
+    for plan, bits, parameters in (
+        ("early", "aa", "p"),
+        ("stock", "aa", "p"),
+        ("same", "aa", "p"),
+        ("losses", "bb", "p"),
+        ("weights", "aa", "q"),
+    ):
         ran = {**found(8.0, bits), "parameters": parameters, "memory": [{**MEMORY, "reserved_peak": 9}], "wall_s": 1.0}
         bench._keep(case, training.Plan(plan, None), ran)
     bench._keep(case, training.Plan("gone", None), {"failed": "broken"})

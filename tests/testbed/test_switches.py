@@ -81,12 +81,15 @@ def test_what_holds_a_freed_block(scenes: Scenes) -> None:
     }
 
 
-@pytest.mark.parametrize(("scene", "kind"), [
-    ("the_batch_is_cut_late", "race"),
-    ("an_output_comes_late", "race"),
-    ("a_base_is_overwritten_under_its_view", "race"),
-    ("memory_of_two_variables_is_freed", "freed-in-use"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("scene", "kind"),
+    [
+        ("the_batch_is_cut_late", "race"),
+        ("an_output_comes_late", "race"),
+        ("a_base_is_overwritten_under_its_view", "race"),
+        ("memory_of_two_variables_is_freed", "freed-in-use"),
+    ],
+)
 def test_a_plan_without_an_event_is_refused_and_wrong(scenes: Scenes, scene: str, kind: str) -> None:
     """What orders the ends of the step, and memory that has two variables: the executor itself says that the checker is right."""
     assert scenes[scene] == {"planned": ["right", []], "no events": ["wrong", [kind]]}

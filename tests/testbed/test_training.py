@@ -198,8 +198,18 @@ def test_models_unlike_a_transformer_under_delays(plugin: Path, tmp_path: Path, 
     (tmp_path / "case.yaml").write_text(configured(options))
     stock = {"INTERLACE_DISABLE": "1", "TESTBED_SWITCHES": switches("record=2")}
     ours = {"INTERLACE_CONFIG": os.fspath(tmp_path / "case.yaml"), "TESTBED_DELAYS": DELAYS}
-    results = [launch(test_zoo.SCRIPT, words.split(), world, {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", **env}, None,
-                      tmp_path / "logs", 60.0) for env in (stock, ours)]  # fmt: skip
+    results = [
+        launch(
+            test_zoo.SCRIPT,
+            words.split(),
+            world,
+            {"INTERLACE_TARGET": "testbed", "GLOG_minloglevel": "2", **env},
+            None,
+            tmp_path / "logs",
+            60.0,
+        )
+        for env in (stock, ours)
+    ]
     assert bits(results[0]) == bits(results[1])
     assert digests(results[0]) == digests(results[1])
 

@@ -20,8 +20,7 @@ import checkpoint
 
 from tests.forked import make_building_cheap
 
-SHAPE = ["--layers", "1", "--hidden", "16", "--gradient-accumulation", "2", "--steps", "2", "--batch-size", "2",
-         "--lr-scheduler", "cosine"]  # fmt: skip
+SHAPE = ["--layers", "1", "--hidden", "16", "--gradient-accumulation", "2", "--steps", "2", "--batch-size", "2", "--lr-scheduler", "cosine"]
 
 
 def run(name: str, stock: bool, words: list[str], folder: Path) -> None:

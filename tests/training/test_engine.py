@@ -22,12 +22,14 @@ SCRIPT = Path(__file__).with_name("engine_script.py")
 
 @pytest.mark.parametrize(
     ("world", "arguments"),
-    [(1, "--gradient-accumulation 2 --layers 1"), (2, "--pp 2 --micro-batches 4 --layers 2"), (2, "--mp 2 --layers 1"),
-     (2, "--pp 2 --vpp 2 --micro-batches 4")],
-)  # fmt: skip
-def test_everything_the_engine_offers_keeps_working(
-    world: int, arguments: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    [
+        (1, "--gradient-accumulation 2 --layers 1"),
+        (2, "--pp 2 --micro-batches 4 --layers 2"),
+        (2, "--mp 2 --layers 1"),
+        (2, "--pp 2 --vpp 2 --micro-batches 4"),
+    ],
+)
+def test_everything_the_engine_offers_keeps_working(world: int, arguments: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Evaluation - evaluation neither uses nor spoils the training plan. Stock Paddle fails at three of these four."""
     command = ["run", str(SCRIPT), "--world", str(world), "--log-dir", str(tmp_path), "--", "--steps", "8", *arguments.split()]
     assert main(command) == 0
@@ -69,8 +71,23 @@ def test_the_log_says_what_a_step_took_beside_what_was_predicted(device: str, tm
         save_profile(mine, profile)
     config = tmp_path / "config.yaml"
     config.write_text(f"device: {profile}\n")
-    command = ["run", str(SCRIPT.parents[2] / "examples" / "gpt.py"), "--world", "2", "--config", str(config), "--json", str(result),
-               "--", "--pp", "2", "--layers", "2", "--steps", str(WARM_UP + COUNTED + 2)]  # fmt: skip
+    command = [
+        "run",
+        str(SCRIPT.parents[2] / "examples" / "gpt.py"),
+        "--world",
+        "2",
+        "--config",
+        str(config),
+        "--json",
+        str(result),
+        "--",
+        "--pp",
+        "2",
+        "--layers",
+        "2",
+        "--steps",
+        str(WARM_UP + COUNTED + 2),
+    ]
     assert main(command) == 0
     said = capfd.readouterr()
     lines = [line for line in said.err.splitlines() if line.startswith("interlace: measured ")]

@@ -233,16 +233,28 @@ def test_a_device_profile(here: Path, capfd: pytest.CaptureFixture[str]) -> None
 
 def test_every_guide_is_followed() -> None:
     """A new guide needs a test here."""
-    tested = {"first-steps.md", "README.md", "commands.md", "guide-memory.md", "guide-page.md", "guide-pass.md", "guide-schedule.md",
-              "guide-device-profile.md"}  # fmt: skip
+    tested = {
+        "first-steps.md",
+        "README.md",
+        "commands.md",
+        "guide-memory.md",
+        "guide-page.md",
+        "guide-pass.md",
+        "guide-schedule.md",
+        "guide-device-profile.md",
+    }
     assert {document.name for document in GUIDES} == tested
 
 
 def test_one_time_for_compiling_kernels() -> None:
     """All documents, and what is printed, say the same of it."""
     said: dict[str, Any] = {}
-    for path in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md",
-                 ROOT / "interlace" / "cpu" / "kernels" / "build.py"]:  # fmt: skip
+    for path in [
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "README.md",
+        ROOT / "examples" / "README.md",
+        ROOT / "interlace" / "cpu" / "kernels" / "build.py",
+    ]:
         text = " ".join(path.read_text().split())
         for sentence in re.findall(r"[^.;]*\b(?:compil\w+|compiler)\b[^.]*", text):
             for time in re.findall(r"\b(\d+) ?s(?:econds)?\b(?! so far)|(half a minute|a minute)", sentence):

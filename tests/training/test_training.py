@@ -30,13 +30,20 @@ ROOMY = {"interleave": "dx-first", "extra_live_bytes": "1GB"}
 
 CASES = {
     "one rank, no accumulation, offload": (1, "gpt", "--steps 2", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
-    "one rank, accumulation, offload": (1, "gpt", "--gradient-accumulation 3 --batch-size 6",
-                                        {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
+    "one rank, accumulation, offload": (
+        1,
+        "gpt",
+        "--gradient-accumulation 3 --batch-size 6",
+        {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD},
+    ),
     "mp2, clip, accumulation: column overlap": (2, "gpt", "--mp 2 --clip-grad 1 --gradient-accumulation 2", {"schedule_1f1b": ROOMY}),
     "mp2 without accumulation": (2, "gpt", "--mp 2 --split-qkv", {"schedule_1f1b": ROOMY}),
     "pp2, half offload, pp micro-batches": (2, "gpt", "--pp 2 --micro-batches 2", {"schedule_1f1b": ROOMY, "offload_activations": HALF}),
     "pp2, all offload, 2 pp + 1 micro-batches": (
-        2, "gpt", "--pp 2 --micro-batches 5 --batch-size 10", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}
+        2,
+        "gpt",
+        "--pp 2 --micro-batches 5 --batch-size 10",
+        {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD},
     ),
     "pp2 mixed, offload": (2, "gpt", "--pp 2 --micro-batches 6 --batch-size 6", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
     "pp2 FThenB, offload": (2, "gpt", "--pp 2 --schedule FThenB", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
@@ -46,96 +53,148 @@ CASES = {
     "pp2 vpp2 mp2 mixed": (4, "llama", "--pp 2 --vpp 2 --mp 2 --kv-heads 2 --micro-batches 4", {"schedule_1f1b": MIXED}),
     "pp2 mp2, everything on": (4, "gpt", "--pp 2 --mp 2 --micro-batches 8", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
     "pp2 mp2 sequence parallel, GQA": (
-        4, "llama", "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}
+        4,
+        "llama",
+        "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel",
+        {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD},
     ),
     "dp2 mp2 sharding 1, clip": (4, "llama", "--dp 2 --mp 2 --sharding-stage 1 --gradient-accumulation 2", {"schedule_1f1b": ROOMY}),
     "dp2 pp2 sharding 2": (4, "gpt", "--dp 2 --pp 2 --sharding-stage 2", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}),
     "dp2 sharding 1 over fused buffers": (2, "gpt", "--dp 2 --layers 2 --sharding-stage 1 --sharding-fusion", {"schedule_1f1b": ROOMY}),
     "dp2 pp2 sharding 1 over fused buffers, overlapped, bfloat16 O2": (
-        4, "llama", "--dp 2 --pp 2 --layers 2 --hidden 128 --sharding-stage 1 --sharding-fusion --sharding-overlap --amp O2 --master-grad",
+        4,
+        "llama",
+        "--dp 2 --pp 2 --layers 2 --hidden 128 --sharding-stage 1 --sharding-fusion --sharding-overlap --amp O2 --master-grad",
         {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD},
     ),
     "pp2 mp2 bfloat16 O2, master gradients": (
-        4, "llama", "--pp 2 --mp 2 --amp O2 --master-grad --clip-grad 1", {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD}
+        4,
+        "llama",
+        "--pp 2 --mp 2 --amp O2 --master-grad --clip-grad 1",
+        {"schedule_1f1b": ROOMY, "offload_activations": OFFLOAD},
     ),
     "pp4 mixed, offload": (4, "gpt", "--pp 4 --micro-batches 8", {"schedule_1f1b": MIXED, "offload_activations": OFFLOAD}),
-}  # fmt: skip
+}
 
 UNCAPTURED = {
     "mp2 sequence parallel, recompute that is left out": (
-        2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2",
+        2,
+        "llama",
+        "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2",
         {"schedule_1f1b": ROOMY, "choose_recompute": {"level": 0}},
     ),
     "mp2 sequence parallel, full recompute": (
-        2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2", {"schedule_1f1b": ROOMY}
+        2,
+        "llama",
+        "--mp 2 --kv-heads 2 --sequence-parallel --recompute full --gradient-accumulation 2",
+        {"schedule_1f1b": ROOMY},
     ),
     "pp2, recompute of which some is left out, some is added, and offload": (
-        2, "gpt", "--pp 2 --recompute mlp --seq-len 128",
+        2,
+        "gpt",
+        "--pp 2 --recompute mlp --seq-len 128",
         {"schedule_1f1b": ROOMY, "choose_recompute": {"level": [0.009, 0.021]}, "offload_activations": OFFLOAD},
     ),
     "pp2, a budget": (2, "gpt", "--pp 2 --seq-len 128", {"memory_budget": 0.9, "offload_activations": {"min_bytes": 64}}),
     "auto, mp2, accumulation": (2, "gpt", "--mp 2 --gradient-accumulation 3 --batch-size 6", AUTO),
     "auto, pp2 mp2, recompute": (4, "gpt", "--pp 2 --mp 2 --micro-batches 6 --batch-size 6 --recompute full", AUTO),
     "auto, pp2 mp2, sequence parallel, bfloat16 O2, master gradients": (
-        4, "llama", "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel --micro-batches 6 --batch-size 6 --amp O2 --master-grad", AUTO
+        4,
+        "llama",
+        "--pp 2 --mp 2 --kv-heads 2 --sequence-parallel --micro-batches 6 --batch-size 6 --amp O2 --master-grad",
+        AUTO,
     ),
     "auto, pp4": (4, "gpt", "--pp 4 --micro-batches 8", AUTO),
     "pp4, forms, lags and orders by stage, some recomputed": (
-        4, "gpt", "--pp 4 --micro-batches 8",
-        {"schedule_1f1b": {**ROOMY, "interleave": ["mixed", "dx-first", "mixed", "mixed"], "lag": [0, 1, 2, 3], "lag_at_end": [0, 1, 3, 5],
-                           "early_sends_at_end": [0.5, 0, 0.5, 0.5], "depth": [6, 4, 3, 1], "at_once": [0, 0.3, 0, 0.5],
-                           "early_sends": [0, 0.5, 0, 0.5]}, "choose_recompute": {"level": [0.4, 0.2, 0.1, 0]}},
+        4,
+        "gpt",
+        "--pp 4 --micro-batches 8",
+        {
+            "schedule_1f1b": {
+                **ROOMY,
+                "interleave": ["mixed", "dx-first", "mixed", "mixed"],
+                "lag": [0, 1, 2, 3],
+                "lag_at_end": [0, 1, 3, 5],
+                "early_sends_at_end": [0.5, 0, 0.5, 0.5],
+                "depth": [6, 4, 3, 1],
+                "at_once": [0, 0.3, 0, 0.5],
+                "early_sends": [0, 0.5, 0, 0.5],
+            },
+            "choose_recompute": {"level": [0.4, 0.2, 0.1, 0]},
+        },
     ),
     "pp2 vpp2, weight gradients trail": (
-        2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", {"schedule_1f1b": {**ROOMY, "lag": [1, 3], "at_once": 0.4}}
+        2,
+        "gpt",
+        "--pp 2 --vpp 2 --micro-batches 4",
+        {"schedule_1f1b": {**ROOMY, "lag": [1, 3], "at_once": 0.4}},
     ),
     "auto, pp2 vpp2": (2, "gpt", "--pp 2 --vpp 2 --micro-batches 4", AUTO),
     "auto, dp2 pp2, offload": (4, "gpt", "--dp 2 --pp 2", {**AUTO, "offload_activations": HALF}),
     "dp2 mp2 sharding 3, clip": (
-        4, "llama", "--dp 2 --mp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2", {"schedule_1f1b": MIXED}
+        4,
+        "llama",
+        "--dp 2 --mp 2 --sharding-stage 3 --clip-grad 1 --schedule 1F1B --micro-batches 2",
+        {"schedule_1f1b": MIXED},
     ),
     "dp2, experts, shared expert, clip, recompute and offload by module": (
-        2, "moe", "--dp 2 --flat-mesh --shared-expert --recompute mlp --clip-grad 1 --schedule 1F1B --micro-batches 2",
+        2,
+        "moe",
+        "--dp 2 --flat-mesh --shared-expert --recompute mlp --clip-grad 1 --schedule 1F1B --micro-batches 2",
         {"schedule_1f1b": MIXED, "offload_activations": {"modules": ["attention"], "min_bytes": 64}},
     ),
-    "dp2 pp2, experts, pp + 1 micro-batches": (
-        4, "moe", "--dp 2 --pp 2 --micro-batches 3 --batch-size 6", {"schedule_1f1b": ROOMY}
-    ),
-}  # fmt: skip
+    "dp2 pp2, experts, pp + 1 micro-batches": (4, "moe", "--dp 2 --pp 2 --micro-batches 3 --batch-size 6", {"schedule_1f1b": ROOMY}),
+}
 """Their programs are not among the stored ones of `tests/captured`."""
 
 LONG = {
     "dp2 mp2 pp2, experts": (
-        8, "moe", "--dp 2 --mp 2 --pp 2 --micro-batches 3 --batch-size 6 --dense-every 0 --recompute mlp --hidden 32 --vocab 64",
+        8,
+        "moe",
+        "--dp 2 --mp 2 --pp 2 --micro-batches 3 --batch-size 6 --dense-every 0 --recompute mlp --hidden 32 --vocab 64",
         {"schedule_1f1b": ROOMY},
     ),
-    "dp2 mp2 sharding 2": (4, "llama", "--dp 2 --mp 2 --sharding-stage 2 --schedule 1F1B --micro-batches 3 --batch-size 6",
-                           {"schedule_1f1b": MIXED}),
+    "dp2 mp2 sharding 2": (
+        4,
+        "llama",
+        "--dp 2 --mp 2 --sharding-stage 2 --schedule 1F1B --micro-batches 3 --batch-size 6",
+        {"schedule_1f1b": MIXED},
+    ),
     "dp2 mp2 sharding 1 over fused buffers": (
-        4, "llama", "--dp 2 --mp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --schedule 1F1B --micro-batches 2",
+        4,
+        "llama",
+        "--dp 2 --mp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --schedule 1F1B --micro-batches 2",
         {"schedule_1f1b": ROOMY},
     ),
-}  # fmt: skip
+}
 """On the testbed and on CPU ranks, with `make test-long` only. (Paddle fuses buffers in sharding stage 1 only.)"""
 
 ON_THE_TESTBED = {**CASES, **UNCAPTURED, **LONG}
 ON_CPU_RANKS = {
     "dp2 sharding 1 over fused buffers, clip": (
-        2, "llama", "--dp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --clip-grad 1 --schedule 1F1B --micro-batches 2",
+        2,
+        "llama",
+        "--dp 2 --hidden 128 --sharding-stage 1 --sharding-fusion --clip-grad 1 --schedule 1F1B --micro-batches 2",
         {"schedule_1f1b": ROOMY},
     ),
     "mp2, sequence parallel, all recomputed, collectives too": (
-        2, "llama", "--mp 2 --kv-heads 2 --sequence-parallel --gradient-accumulation 2",
+        2,
+        "llama",
+        "--mp 2 --kv-heads 2 --sequence-parallel --gradient-accumulation 2",
         {"schedule_1f1b": ROOMY, "choose_recompute": {"level": 1, "repeat_collectives": True}},
     ),
-}  # fmt: skip
+}
 """The executor's in-place pass, which runs on CPU ranks, puts clipped gradients into the fused buffer; collectives that are added."""
 ALSO_ON_CPU_RANKS = ("one rank, accumulation, offload", "mp2, clip, accumulation: column overlap", "pp2 vpp2 mp2 mixed")
 LONG_ON_CPU_RANKS = (
-    *LONG, "dp2, experts, shared expert, clip, recompute and offload by module", "dp2 pp2, experts, pp + 1 micro-batches",
-    "dp2 mp2 sharding 1, clip", "dp2 mp2 sharding 3, clip", "mp2 sequence parallel, full recompute",
+    *LONG,
+    "dp2, experts, shared expert, clip, recompute and offload by module",
+    "dp2 pp2, experts, pp + 1 micro-batches",
+    "dp2 mp2 sharding 1, clip",
+    "dp2 mp2 sharding 3, clip",
+    "mp2 sequence parallel, full recompute",
     "pp2, all offload, 2 pp + 1 micro-batches",
-)  # fmt: skip
+)
 """Collectives of every kind: experts, sharding, sequence parallelism."""
 
 ROWS = """
@@ -169,8 +228,21 @@ def verified(tmp_path: Path, world: int, model: str, arguments: str, options: di
     """Train with stock Paddle and with these options; the result file of a run whose bits are the same."""
     config, result = tmp_path / "config.yaml", tmp_path / "result.json"
     config.write_text(configured(options))
-    command = ["run", str(EXAMPLES / f"{model}.py"), "--world", str(world), "--config", str(config), "--verify",
-               "--json", str(result), "--log-dir", str(tmp_path / "logs"), "--", *arguments.split()]  # fmt: skip
+    command = [
+        "run",
+        str(EXAMPLES / f"{model}.py"),
+        "--world",
+        str(world),
+        "--config",
+        str(config),
+        "--verify",
+        "--json",
+        str(result),
+        "--log-dir",
+        str(tmp_path / "logs"),
+        "--",
+        *arguments.split(),
+    ]
     assert main(command) == 0
     report: dict[str, Any] = msgspec.json.decode(result.read_bytes())
     assert report["verdict"] == "same"

@@ -23,18 +23,24 @@ MIXED = {"schedule_1f1b": {"interleave": "mixed", "extra_live_bytes": "1GB"}, **
 CASES = {
     "nothing but lowering; predicting in between": (2, "norm,tied,branch --pp 2 --predict", PLAIN),
     "batch norm, a branch, dropout, stages of 1 and 2 layers, 5 micro-batches": (
-        2, "norm,branch,dropout --pp 2 --micro-batches 5 --layers 1,2", DX_FIRST
+        2,
+        "norm,branch,dropout --pp 2 --micro-batches 5 --layers 1,2",
+        DX_FIRST,
     ),
     "convolutions, 3 micro-batches, Momentum": (2, "conv --pp 2 --micro-batches 3 --optimizer Momentum", MIXED),
     "frozen batch norm, a skipped stage, 3 stages, 7 micro-batches of a row": (
-        3, "frozen,skip --pp 3 --micro-batches 7 --rows 1 --optimizer SGD", DX_FIRST
+        3,
+        "frozen,skip --pp 3 --micro-batches 7 --rows 1 --optimizer SGD",
+        DX_FIRST,
     ),
     "3 stages of 2 chunks, a table handed on": (3, "beside --pp 3 --vpp 2 --schedule VPP --micro-batches 3 --rows 1", DX_FIRST),
     "2 stages of 2 chunks, a table put on each stage before": (
-        2, "placed --pp 2 --vpp 2 --schedule VPP --micro-batches 2 --rows 1", DX_FIRST
+        2,
+        "placed --pp 2 --vpp 2 --schedule VPP --micro-batches 2 --rows 1",
+        DX_FIRST,
     ),
     "one stage, 3 micro-batches, Lamb": (1, "norm,tied,branch --micro-batches 3 --optimizer Lamb", DX_FIRST),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -52,8 +58,21 @@ def train(world: int, arguments: str, options: dict[str, Any], tmp_path: Path) -
     """Train as stock does and with a plan, and compare every bit."""
     config, result = tmp_path / "config.yaml", tmp_path / "result.json"
     config.write_text(yaml.safe_dump({"device": "h200", **options}))
-    command = ["run", str(SCRIPT), "--world", str(world), "--config", str(config), "--verify", "--json", str(result),
-               "--log-dir", str(tmp_path / "logs"), "--", *arguments.split()]  # fmt: skip
+    command = [
+        "run",
+        str(SCRIPT),
+        "--world",
+        str(world),
+        "--config",
+        str(config),
+        "--verify",
+        "--json",
+        str(result),
+        "--log-dir",
+        str(tmp_path / "logs"),
+        "--",
+        *arguments.split(),
+    ]
     assert main(command) == 0
     report: dict[str, Any] = msgspec.json.decode(result.read_bytes())
     assert report["verdict"] == "same"

@@ -29,14 +29,16 @@ class Row:
 
         x, wide, up, down, square = full(ROWS, HIDDEN), full(ROWS, WIDE), full(HIDDEN, WIDE), full(WIDE, HIDDEN), full(HIDDEN, HIDDEN)
         out, more, gain, bias = torch.empty_like(x), torch.empty_like(wide), full(HIDDEN), full(HIDDEN)
-        layer = [("memory", lambda: torch.nn.functional.layer_norm(x, (HIDDEN,), gain, bias)),
-                 ("product", lambda: torch.mm(x, square, out=out)),
-                 ("memory", lambda: torch.add(x, out, out=out)),
-                 ("product", lambda: torch.mm(x, up, out=wide)),
-                 ("memory", lambda: A.gelu.out(wide, out=more)),
-                 ("memory", lambda: torch.mul(more, wide, out=more)),
-                 ("product", lambda: torch.mm(more, down, out=out)),
-                 ("memory", lambda: torch.add(x, out, out=out))]  # fmt: skip
+        layer = [
+            ("memory", lambda: torch.nn.functional.layer_norm(x, (HIDDEN,), gain, bias)),
+            ("product", lambda: torch.mm(x, square, out=out)),
+            ("memory", lambda: torch.add(x, out, out=out)),
+            ("product", lambda: torch.mm(x, up, out=wide)),
+            ("memory", lambda: A.gelu.out(wide, out=more)),
+            ("memory", lambda: torch.mul(more, wide, out=more)),
+            ("product", lambda: torch.mm(more, down, out=out)),
+            ("memory", lambda: torch.add(x, out, out=out)),
+        ]
         self.steps = layer * LAYERS
 
     def run(self, before=None):
@@ -53,8 +55,11 @@ def released(pace, steps, chunks):
         return {}
     if pace == "at once":
         return {0: chunks}
-    where = {"evenly": range(len(steps)), "beside products": [k for k, (kind, _) in enumerate(steps) if kind == "product"],
-             "beside memory-bound": [k for k, (kind, _) in enumerate(steps) if kind == "memory"]}[pace]  # fmt: skip
+    where = {
+        "evenly": range(len(steps)),
+        "beside products": [k for k, (kind, _) in enumerate(steps) if kind == "product"],
+        "beside memory-bound": [k for k, (kind, _) in enumerate(steps) if kind == "memory"],
+    }[pace]
     where, found = list(where), {}
     for chunk in range(chunks):
         at = where[chunk * len(where) // chunks]
@@ -109,8 +114,16 @@ def work(rank, world, barrier, queue):
         for pace in PACES:
             rows, ends = measure(row, pace, rank < copying, slab, pinned, chunks, barrier)
             if rank < copying:
-                found.append({"gpus_copying": copying, "pace": pace, "row_ms": statistics.median(rows), "row_ms_min": min(rows),
-                              "row_ms_max": max(rows), "last_copy_ms": statistics.median(ends)})  # fmt: skip
+                found.append(
+                    {
+                        "gpus_copying": copying,
+                        "pace": pace,
+                        "row_ms": statistics.median(rows),
+                        "row_ms_min": min(rows),
+                        "row_ms_max": max(rows),
+                        "last_copy_ms": statistics.median(ends),
+                    }
+                )
     queue.put((rank, chunks, statistics.median(alone), found))
 
 
@@ -125,9 +138,19 @@ def main():
     for each in ranks:
         each.join()
     driver = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True)
-    out = {"meta": {"gpu": driver.stdout.splitlines()[0], "torch": torch.__version__, "gpus": world, "chunk_bytes": CHUNK_BYTES,
-                    "repeats": REPEATS, "layers": LAYERS, "rows": ROWS, "hidden": HIDDEN},
-           "ranks": [{"rank": rank, "chunks": chunks, "alone_ms": alone, "cases": found} for rank, chunks, alone, found in said]}
+    out = {
+        "meta": {
+            "gpu": driver.stdout.splitlines()[0],
+            "torch": torch.__version__,
+            "gpus": world,
+            "chunk_bytes": CHUNK_BYTES,
+            "repeats": REPEATS,
+            "layers": LAYERS,
+            "rows": ROWS,
+            "hidden": HIDDEN,
+        },
+        "ranks": [{"rank": rank, "chunks": chunks, "alone_ms": alone, "cases": found} for rank, chunks, alone, found in said],
+    }
     with open(sys.argv[1], "w") as file:
         json.dump(out, file, indent=1)
     for rank in out["ranks"]:

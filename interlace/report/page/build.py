@@ -25,9 +25,16 @@ from interlace.scheduler.simulate.parts import parts_of
 from interlace.scheduler.simulate.simulator import Result
 from interlace.version import VERSION
 
-HOW_TOLD = {"exact": "measured at these very shapes", "interpolated": "between measured sizes", "extrapolated": "beyond measured sizes",
-            "proxy": "from measurements of another kind, type or group size", "roofline": "from the device's rates",
-            "unknown": "a lower bound at best", "free": "takes no time", "given": "given by hand"}  # fmt: skip
+HOW_TOLD = {
+    "exact": "measured at these very shapes",
+    "interpolated": "between measured sizes",
+    "extrapolated": "beyond measured sizes",
+    "proxy": "from measurements of another kind, type or group size",
+    "roofline": "from the device's rates",
+    "unknown": "a lower bound at best",
+    "free": "takes no time",
+    "given": "given by hand",
+}
 OURS = "This plan"
 
 
@@ -56,8 +63,13 @@ class Given:
 
 
 def build_page(
-    ours: Simulated, other: Simulated | None, reports: Mapping[int, Sequence[PassReport]], given: Given, memory_budget: int = 0,
-    measured: str = "", sweep: Sweep | None = None,
+    ours: Simulated,
+    other: Simulated | None,
+    reports: Mapping[int, Sequence[PassReport]],
+    given: Given,
+    memory_budget: int = 0,
+    measured: str = "",
+    sweep: Sweep | None = None,
 ) -> Page:
     """The page's data; `reports` by rank, `measured` what a step really took, `sweep` the curve of step time against memory.
 
@@ -69,14 +81,27 @@ def build_page(
     costs = {label.ranks[0]: _costs(ours.result, label.ranks[0], given) for label in labels}
     parts = [_plan(each, labels, given) for each in both]
     of_stage = {label.stage: reports[label.ranks[0]] for label in reversed(labels) if label.ranks[0] in reports}
-    outcome = Outcome(Step.of(ours.result, ours.stands_for), given.profile, Step.of(other.result, other.stands_for) if other else None,
-                      other.name if other else "")  # fmt: skip
+    outcome = Outcome(
+        Step.of(ours.result, ours.stands_for),
+        given.profile,
+        Step.of(other.result, other.stands_for) if other else None,
+        other.name if other else "",
+    )
     world = _world(ours.result.input.programs, labels)
     return Page(
-        VERSION, world, _device(given, [row for rows in costs.values() for row in rows]),
-        outcome, outcome.sentence(measured, ours.name), "" if world.missing else outcome.plan.imbalance(), memory_budget, labels,
-        parts, rules(of_stage, lambda report: report.changed), rules(of_stage, lambda report: report.declined), sweep,
-    )  # fmt: skip
+        VERSION,
+        world,
+        _device(given, [row for rows in costs.values() for row in rows]),
+        outcome,
+        outcome.sentence(measured, ours.name),
+        "" if world.missing else outcome.plan.imbalance(),
+        memory_budget,
+        labels,
+        parts,
+        rules(of_stage, lambda report: report.changed),
+        rules(of_stage, lambda report: report.declined),
+        sweep,
+    )
 
 
 def _labels(plans: Sequence[Simulated]) -> list[Label]:
@@ -89,8 +114,10 @@ def _labels(plans: Sequence[Simulated]) -> list[Label]:
         stage = plans[0].result.input.programs[at].pipeline.stage
         alike = [tuple(getattr(plan.result.ranks[at], name) for name in plan.result.ranks[at].__slots__[1:]) for plan in plans]
         groups.setdefault((stage, *alike), []).extend(plans[0].stands_for.get(rank, plans[0].result.input.programs[at].ranks))
-    return sorted((Label(int(key[0]), sorted(ranks)) for key, ranks in groups.items() if isinstance(key, tuple)),
-                  key=lambda label: (label.stage, label.ranks))  # fmt: skip
+    return sorted(
+        (Label(int(key[0]), sorted(ranks)) for key, ranks in groups.items() if isinstance(key, tuple)),
+        key=lambda label: (label.stage, label.ranks),
+    )
 
 
 def _plan(plan: Simulated, labels: Sequence[Label], given: Given) -> PlanPart:
@@ -106,8 +133,18 @@ def _plan(plan: Simulated, labels: Sequence[Label], given: Given) -> PlanPart:
         memory = Memory(curve(moments, sizes, step_ns), rank.peak_bytes, peak_at, rank.pinned_bytes, held(profile.at_peak()))
         split = Split(*(getattr(rank, name) for name in Split.__struct_fields__))
         costs = {row.op: row for row in _costs(result, label.ranks[0], given)}
-        rows.append(Row(split, memory, waits(result, at), jobs(result, at, items), compute_runs(items, step_ns),
-                        side_runs(items, step_ns), gap_runs(parts, step_ns), packed(result, at, items, costs)))  # fmt: skip
+        rows.append(
+            Row(
+                split,
+                memory,
+                waits(result, at),
+                jobs(result, at, items),
+                compute_runs(items, step_ns),
+                side_runs(items, step_ns),
+                gap_runs(parts, step_ns),
+                packed(result, at, items, costs),
+            )
+        )
     return PlanPart(plan.name, rows, _schedule(result, labels), communication(steps), offloaded(steps), recomputed(steps))
 
 
@@ -131,6 +168,15 @@ def _device(given: Given, rows: Sequence[CostRow]) -> Device:
     profile = given.costs.profile
     made = profile.provenance
     shares = [(how, share, HOW_TOLD[how]) for how, share in shares_by_how(rows).items()]
-    return Device(given.profile, profile.device, made.date, made.machine, made.note, given.rules, profile.memory_bytes, shares,
-                  float(np.round(expected_error(rows), 6)), [(kind, HOW_TOLD[how], share) for kind, how, share in
-                                                              largest_unmeasured(rows)[:8]])  # fmt: skip
+    return Device(
+        given.profile,
+        profile.device,
+        made.date,
+        made.machine,
+        made.note,
+        given.rules,
+        profile.memory_bytes,
+        shares,
+        float(np.round(expected_error(rows), 6)),
+        [(kind, HOW_TOLD[how], share) for kind, how, share in largest_unmeasured(rows)[:8]],
+    )

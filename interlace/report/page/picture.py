@@ -68,8 +68,16 @@ class Items:
         of_op = codes(sim.programs[at])
         code = np.array([of_op[op] for op in sim.op[first:last].tolist()], np.int64)
         job = np.searchsorted(np.array([start for _, start in sim.job_first[at]], np.int64), np.arange(first, last), side="right") - 1
-        columns = (sim.op[first:last], sim.micro_batch[first:last], sim.stream[first:last] - sim.first_stream[at], times.start[first:last],
-                   times.end[first:last], np.asarray(sim.side[first:last], np.int64), code, job)  # fmt: skip
+        columns = (
+            sim.op[first:last],
+            sim.micro_batch[first:last],
+            sim.stream[first:last] - sim.first_stream[at],
+            times.start[first:last],
+            times.end[first:last],
+            np.asarray(sim.side[first:last], np.int64),
+            code,
+            job,
+        )
         takes = times.end[first:last] > times.start[first:last]
         order = np.argsort(times.start[first:last][takes], kind="stable")
         return cls(*(column[takes][order] for column in columns))
@@ -98,8 +106,9 @@ def side_runs(items: Items, step_ns: int) -> list[int]:
     for code in sorted({int(code) for code in items.code[items.side == 1]}):
         mine = (items.side == 1) & (items.code == code)
         found += [(low, high, code, -1) for low, high in union(np.stack([items.start[mine], items.end[mine]], 1)).tolist()]
-    return [number for code in sorted({each[2] for each in found})
-            for number in coarse((each for each in found if each[2] == code), step_ns)]  # fmt: skip
+    return [
+        number for code in sorted({each[2] for each in found}) for number in coarse((each for each in found if each[2] == code), step_ns)
+    ]
 
 
 def gap_runs(parts: Parts, step_ns: int) -> list[int]:
@@ -160,8 +169,9 @@ def packed(result: Result, at: int, items: Items, costs: Mapping[int, CostRow]) 
     for op_id, where in zip(first[0].tolist(), first[1].tolist(), strict=True):
         op, cost = ops[op_id], costs[op_id]
         table.append((op.kind, op.layer, int(items.stream[where]), int(items.code[where]), str(cost.how), cost.dur_ns))
-    columns = np.stack([np.diff(items.start, prepend=0), items.end - items.start, [index[op] for op in items.op.tolist()],
-                        items.micro_batch])  # fmt: skip
+    columns = np.stack(
+        [np.diff(items.start, prepend=0), items.end - items.start, [index[op] for op in items.op.tolist()], items.micro_batch]
+    )
     data = zlib.compress(columns.astype("<i4").tobytes(), 9)
     names = sim.stream_names[int(sim.first_stream[at]) : int(sim.first_stream[at + 1])]
     return Ops(names, table, len(items.op), base64.b64encode(data).decode())

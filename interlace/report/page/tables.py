@@ -44,8 +44,12 @@ def communication(ranks: Sequence[RankStep]) -> list[Communication]:
     sums: dict[tuple[str, str, int], _Sum] = {}
     for rank in ranks:
         _add_communication(rank, sums)
-    rows = [Communication(kind, layer, size, each.size_bytes, each.count / world, each.time_ns // world, each.hidden_ns // world,
-                          each.exposed_ns // world) for (kind, layer, size), each in sums.items()]  # fmt: skip
+    rows = [
+        Communication(
+            kind, layer, size, each.size_bytes, each.count / world, each.time_ns // world, each.hidden_ns // world, each.exposed_ns // world
+        )
+        for (kind, layer, size), each in sums.items()
+    ]
     return sorted(rows, key=lambda row: (-row.exposed_ns, -row.time_ns, row.kind, row.layer))
 
 
@@ -57,8 +61,11 @@ def communication_of(result: Result, at: int) -> list[Communication]:
 def communication_text(rows: Sequence[Communication], limit: int = 8) -> str:
     """What takes longest, in one line: how long, how much of it is hidden and how long computation waits for it."""
     ranked = sorted(rows, key=lambda row: -row.time_ns)
-    found = [f"{row.kind}{f' ({row.layer})' if row.layer else ''} of {row.num_ranks} ranks {ms(row.time_ns)} in {row.count:g}, "
-             f"{row.hidden_ns / max(1, row.time_ns):.0%} hidden, {ms(row.exposed_ns)} exposed" for row in ranked[:limit]]  # fmt: skip
+    found = [
+        f"{row.kind}{f' ({row.layer})' if row.layer else ''} of {row.num_ranks} ranks {ms(row.time_ns)} in {row.count:g}, "
+        f"{row.hidden_ns / max(1, row.time_ns):.0%} hidden, {ms(row.exposed_ns)} exposed"
+        for row in ranked[:limit]
+    ]
     more = [f"{len(ranked) - limit} more, {ms(sum(row.time_ns for row in ranked[limit:]))}"] if len(ranked) > limit else []
     return "; ".join(found + more) or "none"
 
@@ -117,8 +124,19 @@ def offloaded(ranks: Sequence[RankStep]) -> list[Offload]:
     sums: dict[tuple[str, str], _Moves] = {}
     for rank in ranks:
         _add_offloaded(rank, sums)
-    rows = [Offload(kind, layer, sorted(each.stages), each.size_bytes // world, each.count / world, min(each.away_ns, default=0),
-                    each.slack_ns(), each.tightest()) for (kind, layer), each in sums.items()]  # fmt: skip
+    rows = [
+        Offload(
+            kind,
+            layer,
+            sorted(each.stages),
+            each.size_bytes // world,
+            each.count / world,
+            min(each.away_ns, default=0),
+            each.slack_ns(),
+            each.tightest(),
+        )
+        for (kind, layer), each in sums.items()
+    ]
     return sorted(rows, key=lambda row: (-row.size_bytes, row.kind, row.layer))
 
 
@@ -145,8 +163,19 @@ def recomputed(ranks: Sequence[RankStep]) -> list[Recomputed]:
     sums: dict[tuple[str, str], _Moves] = {}
     for rank in ranks:
         _add_recomputed(rank, sums)
-    rows = [Recomputed(kind, layer, sorted(each.stages), each.size_bytes // world, each.count / world, each.time_ns // world,
-                       each.slack_ns(), each.tightest()) for (kind, layer), each in sums.items()]  # fmt: skip
+    rows = [
+        Recomputed(
+            kind,
+            layer,
+            sorted(each.stages),
+            each.size_bytes // world,
+            each.count / world,
+            each.time_ns // world,
+            each.slack_ns(),
+            each.tightest(),
+        )
+        for (kind, layer), each in sums.items()
+    ]
     return sorted(rows, key=lambda row: (-row.time_ns, row.kind, row.layer))
 
 
@@ -173,7 +202,8 @@ def _repeated(program: Program, graph: Graph) -> dict[int, Op]:
         if op.role == "backward" and is_comm(op) and op.id not in found:
             makers = (graph.producer_op(value) for value in op.reads)
             if any(each is not None and each.id in found for each in makers) and any(
-                    each.id in found for value in op.results for each in graph.readers(value)):  # fmt: skip
+                each.id in found for value in op.results for each in graph.readers(value)
+            ):
                 found[op.id] = op
     return found
 
