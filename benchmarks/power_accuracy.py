@@ -22,9 +22,9 @@ from measuring import RESULTS, meta, store
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import load
 from interlace.ir.dump import find_dumps
+from interlace.ir.target import GPU
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
-from interlace.scheduler.target import GPU
 
 H200 = RESULTS / "h200"
 ARCHIVES = {

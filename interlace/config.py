@@ -45,11 +45,6 @@ MOST_SIZE = 1 << 60
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>\$[^`]*)`)?$", re.DOTALL)
-FORMER_PRESETS = {
-    "offload-half": "say how much memory there is, and what is kept, recomputed and moved follows: memory_budget: 70GB, or "
-    "0.8 for a fraction of what Paddle's own plan holds (--memory-budget on the command line)"
-}
-"""Presets that there were -> what to write now."""
 _FRACTION = re.compile(r"\d*\.\d*")
 MOST_FRACTION, MOST_SHARE = 2.0, 100.0
 """Of what Paddle's own plan holds: a larger number with a point is more likely bytes without their unit; in percent more may be asked."""
@@ -159,7 +154,6 @@ def make_config(
         if key in PLAIN_FIELDS:
             continue
         if key not in names:
-            _check_former(key, where)
             if strange is not None and not difflib.get_close_matches(key, [*PLAIN_FIELDS, *names], 1):
                 strange.append(key)
                 continue
@@ -405,11 +399,7 @@ def _pass(name: str, value: Any, where: _Where, key: str) -> Pass | None:
 
 
 def unknown_option(kind: type[Pass], option: str) -> str:
-    """The message for an option that a pass does not have: its present name where it was renamed, otherwise the names there are."""
-    if option in kind.moved:
-        return f"{kind.name} has no option {option!r} any more; {kind.moved[option]}"
-    if option in kind.renamed:
-        return f"option {option!r} of {kind.name} was renamed; write {kind.renamed[option]!r}"
+    """The message for an option that a pass does not have, with the names there are."""
     return f"unknown option {option!r} of {kind.name}; {_suggest(option, kind.__struct_fields__)}"
 
 
@@ -477,16 +467,6 @@ def _check_names(chosen: Mapping[str, Pass], where: _Where) -> None:
                 raise ConfigError(f"{key}: pass {each.name!r} is to run after {name!r}, which is no pass; {_suggest(name, REGISTRY)}")
 
 
-def _check_former(key: str, where: _Where) -> None:
-    """That an option is no pass of former days."""
-    now = [option_name(name) for name, kind in REGISTRY.items() if key in map(option_name, kind.formerly)]
-    if now:
-        raise ConfigError(
-            f"{where.key(key)}: there is no pass {key!r} any more; what it did is done by {', '.join(now)}; options may "
-            "have other names and values too (docs/options.md)"
-        )
-
-
 def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], where: _Where) -> None:
     """That no pass needs what only passes give that are off."""
     given = {tag for each in chosen.values() for tag in each.gives}
@@ -505,8 +485,7 @@ def _check_together(chosen: Mapping[str, Pass], options: Mapping[str, Any], wher
 def _check_values(chosen: Mapping[str, Pass], where: _Where, whole: bool, has_budget: bool) -> None:
     """Checks that the record of a pass cannot make: files, and options that have no effect or contradict each other."""
     for name, each in chosen.items():
-        mistake = (each.contradiction() if has_budget else None) or (None if has_budget and each.follows_budget else each.mistake())
-        option, why = mistake or ("", "")
+        option, why = each.mistake(has_budget) or ("", "")
         if why and (option or whole):
             raise ConfigError(f"{where.at('.'.join(filter(None, [option_name(name), option])))}: {why}")
 
@@ -526,6 +505,4 @@ def find_config(path: str | Path) -> Path:
     for candidate in (Path(path), presets / Path(path).name, presets / f"{Path(path).name}.yaml"):
         if candidate.is_file():
             return candidate
-    if Path(path).name in FORMER_PRESETS:
-        raise ConfigError(f"{path}: there is no such preset any more; {FORMER_PRESETS[Path(path).name]}")
     raise ConfigError(f"{path}: no such file, and no preset of that name; presets: {sorted(p.stem for p in presets.glob('*.yaml'))}")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from interlace.bridge.targets import register_device
 from interlace.bridge.targets.custom import CustomDevice
-from interlace.scheduler.target import Target
+from interlace.ir.target import Target
 from testbed.device import NAME
 from testbed.target import RULES
 

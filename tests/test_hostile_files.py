@@ -21,8 +21,8 @@ from interlace.cost_model.profile import encode_profile
 from interlace.errors import ConfigError, InterlaceError, PlanError
 from interlace.ir import Program, load
 from interlace.ir.dump import encode
-from interlace.scheduler.legal_rows import check_rows
-from interlace.scheduler.schedule import parse_rows
+from interlace.ir.schedule import parse_rows
+from interlace.scheduler.jobs.legal_rows import check_rows
 from tests.strategies import World, programs
 
 LIMIT_S = 20

@@ -135,11 +135,11 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
     """
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
+    from interlace.ir.target import IDEAL, with_paddles_jobs
     from interlace.planning.plan import read_record
     from interlace.scheduler.memory.live import in_order
     from interlace.scheduler.simulate.arrays import Options
     from interlace.scheduler.simulate.simulator import simulate
-    from interlace.scheduler.target import IDEAL, with_paddles_jobs
 
     folder, profile = plan
     name = f"{folder.parent.name} {folder.name}"

@@ -16,6 +16,7 @@ import paddle
 
 from interlace.errors import PlanError
 from interlace.ir import Group, Program
+from interlace.ir.target import Target
 from interlace.planning.peers import Peers, mark, require_one_topic, require_same_options
 from interlace.planning.plan import Plan
 from interlace.scheduler.hazards import (
@@ -29,7 +30,6 @@ from interlace.scheduler.hazards import (
     trace_of,
     unpacked,
 )
-from interlace.scheduler.target import Target
 
 CHANNEL = -2
 """Channel of the CPU transport for this exchange; groups of programs have numbers from 0."""

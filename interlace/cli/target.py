@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from interlace.cost_model import CostModel
     from interlace.ir import Program
+    from interlace.ir.target import Target
     from interlace.scheduler.simulate.simulator import Result
-    from interlace.scheduler.target import Target
 
 DEFAULT_PROFILE = "h200"
 
@@ -72,8 +72,8 @@ class Setting:
         from interlace.cost_model import CostModel, load_profile
         from interlace.errors import ConfigError
         from interlace.ir.dump import find_dumps
+        from interlace.ir.target import TARGETS, target_of
         from interlace.local.own_target import find_own
-        from interlace.scheduler.target import TARGETS, target_of
 
         name, why = (args.device, "--device") if args.device else profile_of(find_dumps(files))
         try:

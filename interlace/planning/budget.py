@@ -9,11 +9,11 @@ import msgspec
 from interlace.cost_model import Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
+from interlace.ir.target import GPU, Target, with_paddles_jobs
 from interlace.passes.base import Pass
 from interlace.passes.pipeline import PassReport
 from interlace.planning.stock import stock_plan
 from interlace.scheduler.memory.throttle import gpu_peak
-from interlace.scheduler.target import GPU, Target, with_paddles_jobs
 from interlace.units import size
 
 

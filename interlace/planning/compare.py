@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from interlace.cost_model import CostModel, Costs
 from interlace.errors import PlanError
 from interlace.ir import Program
+from interlace.ir.target import target_of, with_paddles_jobs
 from interlace.passes.pipeline import PassReport
 from interlace.planning.stock import STOCK
 from interlace.planning.tasks import finished_plan, stock_program
@@ -16,7 +17,6 @@ from interlace.report.outcome import Outcome, Step
 from interlace.report.sweep import Sweep
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
-from interlace.scheduler.target import target_of, with_paddles_jobs
 
 
 class Member(NamedTuple):

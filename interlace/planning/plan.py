@@ -21,10 +21,11 @@ from interlace.notice import say_once
 from interlace.passes import Pass, PassReport, Pipeline, find_pass
 from interlace.passes.base import is_built_in
 from interlace.planning.compare import Comparison, compare
+from interlace.planning.limits import budget_bytes
 from interlace.planning.orders import captured_orders, require_one_order
 from interlace.planning.peers import Peers
 from interlace.planning.processes import world_of
-from interlace.planning.search import Search, budget_bytes
+from interlace.planning.search import Search
 from interlace.planning.stock import is_paddles_order
 from interlace.planning.tasks import Rooms, finish, finished_plan
 from interlace.planning.worker import Spec, Worker, digest_of, spec_of
@@ -324,14 +325,14 @@ def worker_of(program: Program, config: Config, cost: Costs, profile: str, is_wh
 def decide_plans(world: World, config: Config, profile: str) -> tuple[Decided, Comparison | None]:
     """The decision, with the plans that it is about finished on each rank, and what was simulated for its outcome."""
     budget, search = budget_bytes(world), Search(world, config.pipeline())
-    run = search.within(budget) if budget else search.unlimited()
-    specs, made = tuple(map(spec_of, run.passes.passes)), run.made
+    made = search.within(budget) if budget else search.unlimited()
+    specs = tuple(map(spec_of, made.passes.passes))
     digests = world.map(finish, specs, made.programs, made.steps, made.notes, budget)
-    if config.check and not all(is_built_in(type(each)) for each in run.passes.passes):
+    if config.check and not all(is_built_in(type(each)) for each in made.passes.passes):
         require_one_order(world)
     compared = compare(world, profile, budget)
     outcome = compared.outcome(world.cost) if compared else None
-    return Decided(specs, run.rooms, budget, digest_of_set(digests), outcome), compared
+    return Decided(specs, made.rooms, budget, digest_of_set(digests), outcome), compared
 
 
 def taken(

@@ -7,8 +7,8 @@ from collections import defaultdict
 from interlace.errors import PlanError
 from interlace.ir import Op, Pipeline, Program, Value
 from interlace.ir.kinds import is_comm, is_p2p, stream_of
+from interlace.ir.schedule import interleaved
 from interlace.scheduler.hazards.finding import Finding, where
-from interlace.scheduler.schedule import interleaved
 
 ROOTS = ("root", "root_id", "reduce_type")
 """Attributes in which partners must agree."""

@@ -16,6 +16,7 @@ import pytest
 from interlace.cli import main
 from interlace.cost_model import CostModel, load_profile
 from interlace.ir import load, save
+from interlace.ir.target import GPU
 from interlace.planning.stock import stock_plan
 from interlace.report.measured import COUNTED, WARM_UP
 from interlace.report.outcome import Step
@@ -23,7 +24,6 @@ from interlace.report.page.write import template
 from interlace.report.sweep import write_sweep
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import Result, simulate
-from interlace.scheduler.target import GPU
 from interlace.units import size
 from tests.report.pages import SWEEP, columns, data_in, make_plans, make_recomputing
 from tests.scheduler.plans import Shape
@@ -127,7 +127,7 @@ def test_the_picture_covers_what_runs(page: dict[str, Any]) -> None:
 
 
 def test_a_schedule_is_read_back_as_the_jobs(page: dict[str, Any]) -> None:
-    from interlace.scheduler.schedule import parse_rows
+    from interlace.ir.schedule import parse_rows
 
     assert len(page["plans"]) == 2
     for plan in page["plans"]:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import paddle
 from paddle.base import core
 
+from interlace.ir.target import Target
 from interlace.passes.streams import AutoParallelStreamType
-from interlace.scheduler.target import Target
 
 
 @dataclass(frozen=True, slots=True)

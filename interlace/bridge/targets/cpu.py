@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import paddle
 
 from interlace.bridge.targets.base import Device
-from interlace.scheduler.target import CPU, Target
+from interlace.ir.target import CPU, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import paddle
 
 from interlace.bridge.targets.base import Device
-from interlace.scheduler.target import GPU, Target
+from interlace.ir.target import GPU, Target
 
 PINNED = 2
 """`memcpy`'s destination number of pinned host memory."""
