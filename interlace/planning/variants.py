@@ -84,7 +84,7 @@ def decided_for_all(each: Pass, plans: Sequence[Program], run: Simulation) -> Or
 
 
 def is_open(schedule: ScheduleOptions) -> bool:
-    """Whether the whole step decides on the form (interlace/planning/search.py)."""
+    """Whether the whole step decides on the form (`fastest.py`)."""
     return schedule.interleave == "auto" and not schedule.schedule_file
 
 
