@@ -29,7 +29,7 @@ class Context:
         is_whole: Whether `facts` are of every rank of the world.
         memo: Results for the same programs, where several forms of a plan are compared.
         later: The passes that run after this one.
-        room_bytes: Live device bytes that the rank may hold if operations run one after the other: its memory budget, less what side
+        memory_limit: Live device bytes that the rank may hold if operations run one after the other: its memory budget, less what side
             streams hold on a GPU; None without a budget.
         changed: What was moved or made, one line each.
         declined: What was left as it was, with the reason.
@@ -40,7 +40,7 @@ class Context:
     declined: list[str] = field(default_factory=list)
     facts: Sequence[Any] = ()
     is_whole: bool = False
-    room_bytes: int | None = None
+    memory_limit: int | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
     later: Sequence[Pass] = ()
 
@@ -68,7 +68,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         instead_of_off: What to write in place of `off` where other passes need what it gives.
         follows_budget: Whether it runs wherever a `memory_budget` is given, unless it is turned off; the budget says what it does.
         decides: What planning chooses of it, where it chooses something; at most one pass of a pipeline decides the same.
-        in_baseline: Whether Paddle's own plan, which everything is compared with, has it too.
+        in_baseline: Whether Paddle's baseline, which everything is compared with, has it too.
         in_drafts: Whether it matters for the simulated step, so that plans that are only compared have it.
     """
 

@@ -44,7 +44,7 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
     after = ("split-backward", "overlap-column-backward")
     is_default = True
     decides = "schedule"
-    instead_of_off = "{interleave: off}, for Paddle's own order"
+    instead_of_off = "{interleave: off}, for Paddle's baseline order"
 
     def run(self, program: Program, context: Context) -> Program:
         """The program with its jobs; see the class."""
@@ -134,9 +134,17 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
     def _row(self, program: Program, stage: int, mixed: bool) -> list[Slot]:
         """A stage's slots with backward and forward joined."""
         pipe = program.pipeline
-        lag, lag_at_end = self.lags(stage)
+        weight_delay, weight_delay_at_end = self.weight_delays(stage)
         depth = self.depth[stage] if self.depth else mixed_depth(stage, pipe.num_stages, pipe.num_micro_batches) if mixed else None
-        return joined(stage, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, lag=lag, warmup=depth, lag_at_end=lag_at_end)
+        return joined(
+            stage,
+            pipe.num_stages,
+            pipe.num_micro_batches,
+            pipe.num_chunks,
+            weight_delay=weight_delay,
+            warmup=depth,
+            weight_delay_at_end=weight_delay_at_end,
+        )
 
     def _depth_report(self, program: Program) -> list[str]:
         """A line about the memory of the depth, if it is larger than Paddle's."""
@@ -151,11 +159,15 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
 
     def _all_jobs(self, program: Program, slots: list[Slot], kinds: set[str], form: Form, context: Context) -> tuple[Job, ...]:
         """The jobs of a stage's slots, those at its end ordered for sends of another weight where there is one."""
-        end = len(slots) if self.early_sends_at_end is None else last_forward(slots)
-        at_end = self if self.early_sends_at_end is None else msgspec.structs.replace(self, early_sends=self.early_sends_at_end)
+        end = len(slots) if self.send_latency_weight_at_end is None else last_forward(slots)
+        at_end = (
+            self
+            if self.send_latency_weight_at_end is None
+            else msgspec.structs.replace(self, send_latency_weight=self.send_latency_weight_at_end)
+        )
         joins, jobs = any(len(slot.parts) > 1 for slot in slots), list[Job]()
         for each, some, where in ((self, slots[:end], ""), (at_end, slots[end:], ", at the end")):
-            make = Jobs(program, each, context.cost, context.memo, context.room_bytes is not None)
+            make = Jobs(program, each, context.cost, context.memo, context.memory_limit is not None)
             parts = make.parts(kinds)
             plans = make.plans(some, parts, form, joins)
             context.changed += [f"jobs of {_kinds_text(key, parts.chunked)}{where}: {plan.text()}" for key, plan in plans.items()]

@@ -17,7 +17,7 @@ from interlace.planning.worker import Worker
 from interlace.scheduler.hazards import check
 
 KNOWN = frozenset({"shared-stream", "deadlock"})
-"""What a rank alone cannot help: rings that Paddle's own order puts on one stream."""
+"""What a rank alone cannot help: rings that Paddle's baseline order puts on one stream."""
 
 
 def proving(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from interlace.planning.variants import as_found, without_search
 from interlace.scheduler.whole_step.search import Numbers, Ranked, find_schedules
 from interlace.scheduler.whole_step.slot_times import StageOrder, StageTimes
 
-LAG_SCHEDULES = 3
+COARSE_SCHEDULES = 3
 """Schedules of the coarse model that are planned in full, as drafts."""
 OVER_BUDGET = (1.1, 1.3)
 """Schedules are also looked for in so many times the budget, one of each: offload then moves the rest."""
@@ -43,13 +43,13 @@ class Coarse:
         self.expected: dict[tuple[Numbers | None, Schedule1F1B], int] = {}
         self.looked_at: tuple[Sequence[Numbers | None], list[StageTimes]] = ((), [])
 
-    def schedules(self, stock_peaks: Sequence[int], limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:
+    def schedules(self, baseline_peaks: Sequence[int], limit: int) -> list[tuple[Numbers | None, Schedule1F1B]]:
         """The schedules that the coarse model finds best, with how much each stage recomputes."""
         levels = self.recomputation(limit) if self.drafts.given and self.drafts.chooses else (self.drafts.needed,)
-        found = self._looked_for(levels, stock_peaks, limit)
+        found = self._looked_for(levels, baseline_peaks, limit)
         if self.drafts.chooses and not self.drafts.given and (found.memory_pays or self.drafts.recomputes):
             levels = self.recomputation(limit)
-            found = self._looked_for(levels, stock_peaks, limit)
+            found = self._looked_for(levels, baseline_peaks, limit)
         return self.as_forms(found.schedules, levels)
 
     def as_forms(self, found: Sequence[Ranked], levels: Sequence[Numbers | None]) -> list[tuple[Numbers | None, Schedule1F1B]]:
@@ -67,12 +67,12 @@ class Coarse:
             level if any(level) or self.drafts.given or self.drafts.recomputes else None for level in self.drafts.make.levels.within(limit)
         )
 
-    def _looked_for(self, levels: Sequence[Numbers | None], stock_peaks: Sequence[int], limit: int) -> Found:
+    def _looked_for(self, levels: Sequence[Numbers | None], baseline_peaks: Sequence[int], limit: int) -> Found:
         """What is found from what the first rank of each stage says of its jobs."""
         made = [self.drafts.before(level) for level in levels]
         speaker = {facts.stage: rank for rank, facts in reversed([*enumerate(self.drafts.world.facts)])}
         programs = tuple(each.programs for each in made)
-        said = self.drafts.world.map(stage_work, programs, tuple(stock_peaks), ranks=sorted(speaker.values()))
+        said = self.drafts.world.map(stage_work, programs, tuple(baseline_peaks), ranks=sorted(speaker.values()))
         stages: dict[int, StageWork] = {stage: said[rank] for stage, rank in sorted(speaker.items())}
         orders = self._all_orders(stages, {stage: [each.programs[rank] for each in made] for stage, rank in speaker.items()}, speaker)
         times = [
@@ -80,7 +80,7 @@ class Coarse:
             for stage, each in stages.items()
         ]
         self.looked_at = levels, [each for stage in times for each in self._without_moved(stage, limit)]
-        limits = [(limit, LAG_SCHEDULES), *((int(limit * more), 1) for more in OVER_BUDGET if self.drafts.offloads)]
+        limits = [(limit, COARSE_SCHEDULES), *((int(limit * more), 1) for more in OVER_BUDGET if self.drafts.offloads)]
         best = [each for most, count in limits for each in self.find(most, count)]
         free = [] if self.drafts.given or len(levels) > 1 else self.find(ANY, 1)
         return Found(tuple(best), bool(free) and (not best or free[0].step_ns < (1 - PAYS) * best[0].step_ns))
@@ -117,7 +117,7 @@ class Coarse:
             like = [() if are_bases else found.get(stages[facts.stage].work[0], ()) for facts in self.drafts.world.facts]
             numbers = tuple(tuple(new.get(rank, {}).values()) for rank in self.drafts.world.all)
             told = tuple(each if rank in new else () for rank, each in enumerate(like))
-            given = self.drafts.asked, numbers, told, self.drafts.rooms, self.drafts.make.memo
+            given = self.drafts.asked, numbers, told, self.drafts.memory_limits, self.drafts.make.memo
             answers = self.drafts.world.map(job_orders, *given, ranks=sorted(new))
             found |= {work: orders for rank, works in new.items() for work, orders in zip(works, answers[rank], strict=True)}
         return found

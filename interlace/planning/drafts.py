@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from interlace.passes import Pass, Pipeline, Schedule1F1B
 from interlace.planning.limits import Limit
 from interlace.planning.making import Making
-from interlace.planning.tasks import Rooms
+from interlace.planning.tasks import MemoryLimits
 from interlace.planning.variants import deciding, drafted, is_open, label, paddles_own, recomputing, schedule_label
 from interlace.planning.world import Made
 from interlace.scheduler.recompute.choices import LEVELS
@@ -18,7 +18,7 @@ from interlace.units import ms, size
 ROUNDS = 4
 """Plans of one form that are made at most; each keeps free the bytes by which the one before exceeded the budget on a GPU."""
 PADDLES_JOBS = "Paddle's order of jobs with the other passes (interleave: off)"
-"""How reports call the form that leaves jobs as they are: Paddle's own plan has neither these passes nor their streams."""
+"""How reports call the form that leaves jobs as they are: Paddle's baseline has neither these passes nor their streams."""
 SHRINKS = 0.75
 """A form is given up where a plan with less room exceeds the budget by more than this part of what the one before did."""
 FAR = 0.25
@@ -31,7 +31,7 @@ class Judged:
 
     Attributes:
         recomputed: How much each stage recomputes; None where the passes say it.
-        rooms: What passes might use on each rank.
+        memory_limits: What passes might use on each rank.
         step_ns: Simulated step; None if it never ends.
         peak_bytes: Peak on the worst stage.
     """
@@ -39,7 +39,7 @@ class Judged:
     form: Schedule1F1B
     later: tuple[Pass, ...]
     recomputed: Numbers | None
-    rooms: Rooms
+    memory_limits: MemoryLimits
     step_ns: int | None
     peak_bytes: int
 
@@ -70,7 +70,7 @@ class Drafts:
         self.pipe, self.draws = make.pipe, make.draws
         at = pipeline.passes.index(asked)
         self.earlier, self.later = Pipeline(pipeline.passes[:at]), pipeline.passes[at + 1 :]
-        self.rooms = self.world.rooms(limit.budget if limit else None)
+        self.memory_limits = self.world.memory_limits(limit.budget if limit else None)
         self.chooses = make.levels.are_open and is_open(asked)
         """Whether a schedule may choose how much is recomputed; else the passes say it."""
         self.needed = limit.levels[0] if limit and limit.levels else None
@@ -89,9 +89,9 @@ class Drafts:
         """A draft; under a budget with so much less room as what it exceeds the budget by, where passes can give it back, and where it is
         not slower already than what keeps the budget. It starts from a part of the room."""
         before, last = self.before(recomputed), 0
-        rooms = tuple(int(part * room) if room else None for room in self.rooms)
+        memory_limits = tuple(int(part * room) if room else None for room in self.memory_limits)
         for _ in range(ROUNDS):
-            made = self.world.run(drafted(Pipeline((form, *later))), rooms, before, self.ranks, self.make.memo)
+            made = self.world.run(drafted(Pipeline((form, *later))), memory_limits, before, self.ranks, self.make.memo)
             peaks = self.peaks(made)
             over, took = max(peaks) - limit, None
             if over <= 0 or over > FAR * limit or not self.offloads or (last and over > last * SHRINKS):
@@ -100,16 +100,16 @@ class Drafts:
                 took = self.world.step_ns(made, later)
                 if took is None or took >= self.fastest_ns:
                     break
-            last, rooms = over, self.make.less_room(made, rooms, [peak - limit for peak in peaks])
+            last, memory_limits = over, self.make.lower_limits(made, memory_limits, [peak - limit for peak in peaks])
         took = took or self.world.step_ns(made, later)
         if took is not None and max(peaks) <= limit:
             self.fastest_ns = min(took, self.fastest_ns or took)
-        return Judged(form, later, recomputed, rooms, took, max(peaks))
+        return Judged(form, later, recomputed, memory_limits, took, max(peaks))
 
     def before(self, recomputed: Numbers | None) -> Made:
         """The programs up to the schedule with so much recomputed."""
         passes = self.earlier if recomputed is None else recomputing(self.earlier, recomputed)
-        return self.world.run(passes, self.rooms, memo=self.make.memo)
+        return self.world.run(passes, self.memory_limits, memo=self.make.memo)
 
     def peaks(self, made: Made, by_paddle: bool = False) -> list[int]:
         """Device bytes of the plan at its peak, by rank, under a budget those on a GPU; a rank without jobs holds nothing.
@@ -123,7 +123,7 @@ class Drafts:
 
     def whole(self, judged: Judged) -> Made:
         before, passes = self.before(judged.recomputed), Pipeline((judged.form, *judged.later))
-        return self.world.run(passes, judged.rooms, before, memo=self.make.memo)
+        return self.world.run(passes, judged.memory_limits, before, memo=self.make.memo)
 
 
 def fitting(judged: Sequence[Judged], limit: int) -> list[Judged]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from interlace.planning.baseline import BASELINE
 from interlace.planning.coarse import Coarse
 from interlace.planning.drafts import Drafts, Judged, fitting, nearest
 from interlace.planning.proposals import in_paddles_order, less_recomputed, tighter, with_less, with_other_waits
-from interlace.planning.stock import STOCK
 from interlace.planning.variants import deciding, drafted, named, paddles_jobs, without_search
 from interlace.planning.world import Made
 from interlace.units import ms, size
@@ -28,9 +28,11 @@ def fastest(drafts: Drafts) -> Made:
     Raises:
         PassError: As `Pipeline.run`.
     """
-    coarse, made = Coarse(drafts), drafts.world.run(drafted(drafts.own), drafts.rooms, ranks=drafts.ranks)
+    coarse, made = Coarse(drafts), drafts.world.run(drafted(drafts.own), drafts.memory_limits, ranks=drafts.ranks)
     peaks = drafts.peaks(made)
-    own = Judged(paddles_jobs(drafts.asked), (), None, drafts.rooms, drafts.world.step_ns(made), max(drafts.peaks(made, by_paddle=True)))
+    own = Judged(
+        paddles_jobs(drafts.asked), (), None, drafts.memory_limits, drafts.world.step_ns(made), max(drafts.peaks(made, by_paddle=True))
+    )
     limit = drafts.given.budget if drafts.given else int(own.peak_bytes * SLACK) + drafts.asked.extra_live_bytes
     by_name = named(drafts.asked, drafts.world.captured, drafts.draws)
     forms = [(drafts.needed, form) for form in (paddles_jobs(drafts.asked), *by_name)]
@@ -55,11 +57,11 @@ def fastest(drafts: Drafts) -> Made:
         best = next(iter(nearest(judged)), None)
     if best is None and own.step_ns is None and forms:
         unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
-        return replace(drafts.whole(judged[0]), rooms=drafts.rooms).noted([], [unknown, *_lost(drafts, judged, limit)])
+        return replace(drafts.whole(judged[0]), memory_limits=drafts.memory_limits).noted([], [unknown, *_lost(drafts, judged, limit)])
     if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
         lines = [f"auto: {_own_name(drafts)}, whole step simulated {own.text()}{_how_counted(drafts)}"]
         others = [each for each in judged if each.form.interleave != "off" or each.step_ns != own.step_ns]
-        return drafts.world.run(drafts.own, drafts.rooms).noted(lines, _lost(drafts, others, limit))
+        return drafts.world.run(drafts.own, drafts.memory_limits).noted(lines, _lost(drafts, others, limit))
     run = drafts.whole(best)
     lines = [
         f"auto: {best.label(drafts.later)}: whole step simulated {ms(drafts.world.step_ns(run) or 0)}, {_own_name(drafts)} "
@@ -78,9 +80,9 @@ def best_level(drafts: Drafts) -> Judged:
 
 
 def _own_name(drafts: Drafts) -> str:
-    """How reports call Paddle's own jobs and streams: other passes that a user asked for are no part of Paddle's own plan."""
+    """How reports call Paddle's own jobs and streams: other passes that a user asked for are no part of Paddle's baseline."""
     others = [each.name for each in drafts.own.passes if not each.is_default]
-    return f"Paddle's order with {', '.join(others)}" if others else STOCK
+    return f"Paddle's order with {', '.join(others)}" if others else BASELINE
 
 
 def _how_counted(drafts: Drafts) -> str:

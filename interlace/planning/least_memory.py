@@ -32,7 +32,7 @@ TIGHT = (0, LEVELS // 4, LEVELS // 2, 3 * LEVELS // 4, LEVELS)
 
 def least_memory(make: Making) -> Made:
     """What holds least by itself: all moved that can be, and each stage at the level of recomputation with which it then holds least
-    (what is recomputed cannot be moved, so that need not be the last). Tried are Paddle's own order and, where the form is open, those
+    (what is recomputed cannot be moved, so that need not be the last). Tried are Paddle's baseline order and, where the form is open, those
     by name, each with a host that waits at the ends of jobs (the alternative of `throttle-host`) or where it must, and Paddle's own
     jobs and streams with and without recomputation. Drafts are compared."""
     made, plain = (_at_least_held(make, each) for each in (in_paddles_order(make.asked), paddles_streams(make.asked)))
@@ -41,9 +41,9 @@ def least_memory(make: Making) -> Made:
     forms = list(dict.fromkeys((waiting(made), made, plain)))
     forms += [with_schedule(made, each) for each in by_name]
     forms += [paddles_own(make.asked)] * bool(by_name)
-    least = min((make.drafted(each, make.world.rooms(1)) for each in forms), key=make.most)
+    least = min((make.drafted(each, make.world.memory_limits(1)) for each in forms), key=make.most)
     less = _held_less(make, least)
-    tried = [make.made(run.passes, run.rooms) for run in ((less, least) if less is not least else (least,))]
+    tried = [make.made(run.passes, run.memory_limits) for run in ((less, least) if less is not least else (least,))]
     return min(tried, key=make.most)
 
 
@@ -52,7 +52,8 @@ def _at_least_held(make: Making, made: Pipeline) -> Pipeline:
     if not make.levels.are_open:
         return made
     held = {
-        level: make.levels.by_stage(make.world.gpu_peaks(make.drafted(recomputing(made, level), make.world.rooms(1)))) for level in TIGHT
+        level: make.levels.by_stage(make.world.gpu_peaks(make.drafted(recomputing(made, level), make.world.memory_limits(1))))
+        for level in TIGHT
     }
     return recomputing(made, tuple(min(held, key=lambda level: (held[level][stage], level)) for stage in range(make.pipe.num_stages)))
 
@@ -64,7 +65,7 @@ def _held_less(make: Making, draft: Made) -> Made:
         below = make.most(found) - 1
         if below <= 0 or not make.offloads:
             break
-        closer = make.with_less_room(make.drafted, make.drafted(draft.passes, make.world.rooms(below)), below)
+        closer = make.with_lower_limits(make.drafted, make.drafted(draft.passes, make.world.memory_limits(below)), below)
         if closer is None or make.most(closer) > (1 - GAINS) * below:
             break
         found = closer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from interlace.errors import BudgetError, PlanError
-from interlace.planning.tasks import stock_peak
+from interlace.planning.tasks import baseline_peak
 from interlace.planning.world import World
 from interlace.scheduler.whole_step.search import Numbers
 
@@ -16,8 +16,8 @@ class Limit:
 
     Attributes:
         budget: Device bytes that every rank must keep on a GPU.
-        levels: How much each stage recomputes (`ChooseRecompute.level_index`) with which Paddle's own order keeps the budget, for forms
-            by name; then what leaves more and more of the excess to offload. Empty where the passes say it.
+        levels: How much each stage recomputes (`ChooseRecompute.level_index`) with which Paddle's baseline order keeps the budget, for
+            forms by name; then what leaves more and more of the excess to offload. Empty where the passes say it.
     """
 
     budget: int
@@ -28,7 +28,7 @@ def budget_bytes(world: World) -> int:
     """The memory budget in bytes, for all ranks the least of those that are configured; 0 without one.
 
     Raises:
-        BudgetError: A fraction is asked for, and what Paddle's own plan holds is not known.
+        BudgetError: A fraction is asked for, and what Paddle's baseline holds is not known.
         PlanError: Ranks have budgets of different sorts.
     """
     asked = [each.memory_budget or 0 for each in world.facts]
@@ -42,10 +42,10 @@ def budget_bytes(world: World) -> int:
         )
     if not asked[0]:
         return 0
-    held = max(each or 0 for each in world.known(stock_peak))
+    held = max(each or 0 for each in world.known(baseline_peak))
     if not held:
         raise BudgetError(
-            f"memory_budget {asked[0]:g} of what Paddle's own plan holds: that is not known, its step cannot be simulated; "
+            f"memory_budget {asked[0]:g} of what Paddle's baseline holds: that is not known, its step cannot be simulated; "
             "give bytes, such as 70GB"
         )
     return max(1, int(asked[0] * held))  # less than a byte is a budget too, and refused as one

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from interlace.passes import Pipeline, Schedule1F1B
 from interlace.planning.levels import Levels
-from interlace.planning.tasks import Rooms
+from interlace.planning.tasks import MemoryLimits
 from interlace.planning.variants import deciding, drafted
 from interlace.planning.world import Made, World
 from interlace.units import size
@@ -41,19 +41,19 @@ class Making:
         self.offloads = deciding(asked.passes, "offload") is not None
         self.levels = Levels(world, asked)
 
-    def made(self, made: Pipeline, rooms: Rooms) -> Made:
+    def made(self, made: Pipeline, memory_limits: MemoryLimits) -> Made:
         """A run of passes whose forms are decided."""
-        return self.world.run(made, rooms, memo=self.memo)
+        return self.world.run(made, memory_limits, memo=self.memo)
 
-    def drafted(self, made: Pipeline, rooms: Rooms) -> Made:
+    def drafted(self, made: Pipeline, memory_limits: MemoryLimits) -> Made:
         """The same passes, with a draft of what they make."""
-        return replace(self.world.run(drafted(made), rooms, memo=self.memo), passes=made)
+        return replace(self.world.run(drafted(made), memory_limits, memo=self.memo), passes=made)
 
     def most(self, run: Made) -> int:
         """Device bytes of the fullest rank on a GPU."""
         return max(self.world.bytes_over(run, 0))
 
-    def with_less_room(self, make: Callable[[Pipeline, Rooms], Made], run: Made, budget: int) -> Made | None:
+    def with_lower_limits(self, make: Callable[[Pipeline, MemoryLimits], Made], run: Made, budget: int) -> Made | None:
         """The run, made again with so much less room as it exceeds the budget by; None where that does not help."""
         first = run
         for number in range(1 + len(SOONER)):
@@ -61,15 +61,17 @@ class Making:
             if not any(over):
                 return run
             if number < len(SOONER):
-                rooms = self.less_room(run, run.rooms, [each * SOONER[number] for each in over])
-                run = make(self.levels.raised(run.passes, over if number or not self.offloads else [0] * len(over)), rooms)
+                memory_limits = self.lower_limits(run, run.memory_limits, [each * SOONER[number] for each in over])
+                run = make(self.levels.raised(run.passes, over if number or not self.offloads else [0] * len(over)), memory_limits)
                 run = _with_choice_of(first, run, f"made again with less room: the plan held {size(max(over))} more than the budget")
         return None
 
-    def less_room(self, made: Made, rooms: Rooms, over: Sequence[int]) -> Rooms:
+    def lower_limits(self, made: Made, memory_limits: MemoryLimits, over: Sequence[int]) -> MemoryLimits:
         """What passes may use after a plan that exceeds the budget by so many bytes on each rank; as much as before where it does not."""
         peaks = self.world.order_peaks(made)
-        return tuple(max(1, min(room or 0, peak) - more) if more > 0 else room for room, peak, more in zip(rooms, peaks, over, strict=True))
+        return tuple(
+            max(1, min(room or 0, peak) - more) if more > 0 else room for room, peak, more in zip(memory_limits, peaks, over, strict=True)
+        )
 
 
 def _with_choice_of(first: Made, again: Made, why: str) -> Made:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from interlace.passes import Schedule1F1B
-from interlace.planning.coarse import LAG_SCHEDULES, PAYS, Coarse
+from interlace.planning.coarse import COARSE_SCHEDULES, PAYS, Coarse
 from interlace.planning.drafts import ROUNDS, Drafts, Judged, fitting
 from interlace.planning.variants import alternatives, paddles_jobs, without_search
 from interlace.scheduler.whole_step.search import Numbers
@@ -68,7 +68,7 @@ def with_less(drafts: Drafts, coarse: Coarse, judged: Sequence[Judged], limit: i
         if not over:
             break
         within = limit - max(each.peak_bytes - coarse.expected[each.recomputed, each.form] for each in over)
-        found = coarse.as_forms(coarse.find(within, LAG_SCHEDULES), levels)
+        found = coarse.as_forms(coarse.find(within, COARSE_SCHEDULES), levels)
         newest = [
             drafts.draft(*each, drafts.later, limit) for each in dict.fromkeys((level, without_search(form)) for level, form in found)
         ]

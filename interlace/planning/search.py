@@ -1,10 +1,10 @@
 """What is decided for a world: its passes with all their options, as fast as the simulated step says or with as little memory.
 
 Rank 0 runs this as ordinary sequential code; what concerns one rank it asks for (`World.map`). Without a budget no stage holds more than
-Paddle's own plan on its worst one (`Search.unlimited`); within a budget every rank keeps it on a GPU, or BudgetError says what the least
+Paddle's baseline on its worst one (`Search.unlimited`); within a budget every rank keeps it on a GPU, or BudgetError says what the least
 feasible one is (`Search.within`, `least_memory.py`).
 
-- An open schedule (`interleave: auto`) is looked for together with what each stage recomputes (`fastest.py`): Paddle's own plan, the named
+- An open schedule (`interleave: auto`) is looked for together with what each stage recomputes (`fastest.py`): Paddle's baseline, the named
   forms and schedules of the coarse model (`coarse.py`), and these with less memory, less recomputation or other waits of the host
   (`proposals.py`). Each is drafted and judged by its simulated step and its peak (`drafts.py`).
 - Of a form that is given milder ones are tried where it is slower than the plainest (`Search.judged`).
@@ -26,7 +26,7 @@ from interlace.planning.fastest import best_level, fastest
 from interlace.planning.least_memory import least_memory, refuse
 from interlace.planning.limits import Limit
 from interlace.planning.making import Making
-from interlace.planning.tasks import Rooms, least_bytes, same_jobs, stock_peak
+from interlace.planning.tasks import MemoryLimits, baseline_peak, least_bytes, same_jobs
 from interlace.planning.variants import (
     alternatives,
     at_plain_depth,
@@ -60,7 +60,7 @@ class Search:
         self.world, self.asked, self.make = world, asked, Making(world, asked, memo)
 
     def unlimited(self) -> Made:
-        """Run the passes without a budget: where the form of the schedule is open no stage holds more than Paddle's own plan on its worst
+        """Run the passes without a budget: where the form of the schedule is open no stage holds more than Paddle's baseline on its worst
         one, and what is recomputed for it is open too.
 
         Raises:
@@ -69,7 +69,7 @@ class Search:
         return self.chosen(self.asked, None)
 
     def within(self, budget: int) -> Made:
-        """Run the passes within a memory budget. Where the run without one keeps it and is faster it is taken, with rooms of 0.
+        """Run the passes within a memory budget. Where the run without one keeps it and is faster it is taken, with memory_limits of 0.
 
         Raises:
             BudgetError: No plan keeps the budget; with the least feasible one, and what holds it.
@@ -92,22 +92,22 @@ class Search:
         if asked is not None and is_open(asked) and not self.make.is_alone:
             return fastest(Drafts(self.make, pipeline, asked, limit))
         if limit is None or not limit.levels:
-            return self.judged(pipeline, self.world.rooms(limit.budget if limit else None), limit.budget if limit else 0)
-        recomputed, rooms = limit.levels[0], self.world.rooms(limit.budget)
+            return self.judged(pipeline, self.world.memory_limits(limit.budget if limit else None), limit.budget if limit else 0)
+        recomputed, memory_limits = limit.levels[0], self.world.memory_limits(limit.budget)
         if asked is not None and not self.make.is_alone and len(set(limit.levels)) > 1:
             best = best_level(Drafts(self.make, pipeline, asked, limit))
-            recomputed, rooms = best.recomputed or recomputed, best.rooms
-        return self.judged(recomputing(pipeline, recomputed), rooms, limit.budget)
+            recomputed, memory_limits = best.recomputed or recomputed, best.memory_limits
+        return self.judged(recomputing(pipeline, recomputed), memory_limits, limit.budget)
 
-    def judged(self, pipeline: Pipeline, rooms: Rooms, budget: int = 0) -> Made:
+    def judged(self, pipeline: Pipeline, memory_limits: MemoryLimits, budget: int = 0) -> Made:
         """Run the passes; if one has fallbacks, keep its first form whose step is no slower than with the last fallback, the simplest.
         Of a pass with alternatives (where the host waits) the form with the fastest step is kept, under a budget of those that keep it;
         where none does, the one that exceeds it least. A rank that plans without the other stages keeps the form that was asked for."""
         passes = pipeline.passes
         at = next((k for k, each in enumerate(passes) if fallbacks(each)), None)
         if at is None:
-            return self._with_alternatives(replace(self.world.start, rooms=rooms), passes, budget)
-        first, judged, later = self._then(replace(self.world.start, rooms=rooms), passes[:at]), passes[at], passes[at + 1 :]
+            return self._with_alternatives(replace(self.world.start, memory_limits=memory_limits), passes, budget)
+        first, judged, later = self._then(replace(self.world.start, memory_limits=memory_limits), passes[:at]), passes[at], passes[at + 1 :]
 
         def run(form: Pass) -> Made:
             return self._with_alternatives(first, (form, *later), budget)
@@ -154,7 +154,7 @@ class Search:
 
     def _then(self, before: Made, passes: tuple[Pass, ...]) -> Made:
         """These passes after those that ran before, with a memo of their own."""
-        return self.world.run(Pipeline(passes), before.rooms, before, memo=self.world.own_memo())
+        return self.world.run(Pipeline(passes), before.memory_limits, before, memo=self.world.own_memo())
 
     # ------------------------------------------------------------------------------------------------------- within a budget
 
@@ -162,11 +162,11 @@ class Search:
         """A run within a budget, as fast as found; None where none was found.
 
         What holds more on a GPU than its operations in their order is made again with so much less room, in the same schedule; then in
-        Paddle's own order with recomputation alone before anything is moved.
+        Paddle's baseline order with recomputation alone before anything is moved.
         """
         for form in () if self._is_hopeless(budget) else (self.asked, in_paddles_order(self.asked)):
             for each in self._with_other_waits(self.chosen(form, self.limit(budget, form))):
-                if (found := self.make.with_less_room(self.make.made, each, budget)) is not None:
+                if (found := self.make.with_lower_limits(self.make.made, each, budget)) is not None:
                     return found
         return None
 
@@ -177,7 +177,7 @@ class Search:
         plan keeps the budget, which is then likely to be kept, and the form is open, as they are much the same otherwise.
         """
         open_ = schedule_of(self.asked)
-        if max(each or budget + 1 for each in self.world.known(stock_peak)) > budget or open_ is None or not is_open(open_):
+        if max(each or budget + 1 for each in self.world.known(baseline_peak)) > budget or open_ is None or not is_open(open_):
             return within
         passes = Pipeline(tuple(each for each in self.asked.passes if not each.mistake()))  # offload without a budget has nothing to move
         without = Search(self.world, passes, self.make.memo + 1).unlimited()
@@ -190,7 +190,7 @@ class Search:
         if any(self.world.bytes_over_in_step(without, budget)):
             return within.noted([], [f"{says}, more memory than the budget"])
         without = without.noted([f"{says}, which keeps it; planned within it {ms(took)}"], [])
-        return replace(without, rooms=self.world.rooms(0))
+        return replace(without, memory_limits=self.world.memory_limits(0))
 
     def _is_hopeless(self, budget: int) -> bool:
         """Whether the operations of some rank cannot run in the budget, however they are ordered and whatever is moved."""
@@ -199,14 +199,14 @@ class Search:
             return any(each > budget for each in self.world.map(least_bytes, self.world.start.programs, True))
         before = Pipeline(self.asked.passes[:at])
         keeping = recomputing(before, 0) if self.make.levels.are_open else before
-        nothing = self.world.run(keeping, self.world.rooms(budget), memo=self.make.memo)
+        nothing = self.world.run(keeping, self.world.memory_limits(budget), memo=self.make.memo)
         return any(each > budget for each in self.world.map(least_bytes, nothing.programs, False))
 
     def _with_other_waits(self, run: Made) -> Iterator[Made]:
         """The run, and then, where that holds less, the same passes with a host that waits elsewhere."""
         yield run
         passes = waiting(run.passes)
-        if passes != run.passes and self.make.most(other := self.make.made(passes, run.rooms)) < self.make.most(run):
+        if passes != run.passes and self.make.most(other := self.make.made(passes, run.memory_limits)) < self.make.most(run):
             yield other
 
     def limit(self, budget: int, made: Pipeline) -> Limit:

@@ -9,28 +9,28 @@ from typing import Any, TypeVar
 import msgspec
 
 from interlace.ir import Program
-from interlace.ir.stand_ins import likeness
+from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.ir.target import GPU, IDEAL, with_paddles_jobs
 from interlace.passes.base import Context
 from interlace.passes.choose_recompute import choices, recomputation
 from interlace.passes.pipeline import PassReport, Pipeline, errors_named
-from interlace.planning.budget import peak_bytes, say_budget, stock_peak_bytes
-from interlace.planning.stock import stock_plan
-from interlace.planning.variants import early_weight
+from interlace.planning.baseline import baseline_plan
+from interlace.planning.budget import baseline_peak_bytes, peak_bytes, say_budget
+from interlace.planning.variants import send_weight
 from interlace.planning.worker import Decision, RankFacts, Sent, Spec, Worker, digest_of
 from interlace.scheduler.hazards.pass_orders import changes, orders_of
 from interlace.scheduler.interleave.planner import Form
 from interlace.scheduler.jobs.making import Jobs
 from interlace.scheduler.jobs.options import ScheduleOptions
-from interlace.scheduler.jobs.parts import stock_jobs
+from interlace.scheduler.jobs.parts import baseline_jobs
 from interlace.scheduler.memory.live import in_order, lifetimes, needed_at_once, order_peak
-from interlace.scheduler.whole_step.alike import likeness_of_work
-from interlace.scheduler.whole_step.search import AT_ONCE, Numbers, kinds_of
+from interlace.scheduler.whole_step.equivalent_stages import work_key
+from interlace.scheduler.whole_step.search import INLINE_SHARES, Numbers, kinds_of
 from interlace.scheduler.whole_step.slot_times import SlotTimes, StageOrder, changed_by
 from interlace.units import size
 
-Rooms = tuple[int | None, ...]
-"""By rank, the device bytes that passes may use for the order of operations (`Context.room_bytes`)."""
+MemoryLimits = tuple[int | None, ...]
+"""By rank, the device bytes that passes may use for the order of operations (`Context.memory_limit`)."""
 Programs = tuple[int, ...]
 """By rank, the number of a program there; -1 where it was not made."""
 FORMS: tuple[Form, ...] = ("dx-first", "mixed")
@@ -60,7 +60,7 @@ class Passes(msgspec.Struct, frozen=True):
     specs: tuple[Spec, ...]
     first: int
     last: int
-    rooms: Rooms
+    memory_limits: MemoryLimits
     draft: bool
     memo: int
 
@@ -76,7 +76,7 @@ class Ran(msgspec.Struct, frozen=True):
 @task
 def run_passes(worker: Worker, passes: Passes, programs: Programs, told: Decision, wants_facts: bool) -> Ran:
     """Run passes on a program; `told`: what the first one finds as facts, `wants_facts`: whether the one after them has facts to gather."""
-    program, room, steps = programs[worker.seat], passes.rooms[worker.seat], list[int]()
+    program, room, steps = programs[worker.seat], passes.memory_limits[worker.seat], list[int]()
     if passes.first == 0:
         Pipeline(tuple(map(worker.pass_of, passes.specs))).check(worker.programs[program])
     for k in range(passes.first, passes.last):
@@ -87,9 +87,9 @@ def run_passes(worker: Worker, passes: Passes, programs: Programs, told: Decisio
 
 
 @task
-def program_likeness(worker: Worker, programs: Programs) -> bytes:
+def program_equivalence_key(worker: Worker, programs: Programs) -> bytes:
     """Equal for ranks whose programs can be simulated in each other's place."""
-    return likeness(worker.program(programs))
+    return equivalence_key(worker.program(programs))
 
 
 @task
@@ -140,9 +140,9 @@ def peak_on_gpu(worker: Worker, programs: Programs, by_paddle: bool) -> int | No
 
 
 @task
-def stock_peak(worker: Worker) -> int | None:
-    """Device bytes of Paddle's own plan at its peak on a GPU; None where that is not known."""
-    return stock_peak_bytes(worker.captured, worker.cost)
+def baseline_peak(worker: Worker) -> int | None:
+    """Device bytes of Paddle's baseline at its peak on a GPU; None where that is not known."""
+    return baseline_peak_bytes(worker.captured, worker.cost)
 
 
 @task
@@ -212,13 +212,13 @@ class _Recomputed:
         chosen = self.choices.at(level) if self.found.groups else frozenset()
         key = ("peak", self.collectives, chosen)
         if key not in self.memo:
-            self.memo[key] = _stock_order_peak(self.found.without(group for k, group in enumerate(self.found.groups) if k not in chosen))
+            self.memo[key] = _baseline_order_peak(self.found.without(group for k, group in enumerate(self.found.groups) if k not in chosen))
         peak: int = self.memo[key]
         return peak
 
 
-def _stock_order_peak(program: Program) -> int:
-    return in_order(msgspec.structs.replace(program, jobs=stock_jobs(program))).peak()
+def _baseline_order_peak(program: Program) -> int:
+    return in_order(msgspec.structs.replace(program, jobs=baseline_jobs(program))).peak()
 
 
 # ---------------------------------------------------------------------------------------------- what the jobs of a stage cost
@@ -228,8 +228,8 @@ class StageWork(msgspec.Struct, frozen=True):
     """What a stage does with more and more recomputed.
 
     Attributes:
-        work: What its jobs do (`likeness_of_work`): where it is equal, what they cost is worked out on one stage.
-        peak_bytes: Device memory of Paddle's own plan at its peak.
+        work: What its jobs do (`work_key`): where it is equal, what they cost is worked out on one stage.
+        peak_bytes: Device memory of Paddle's baseline at its peak.
     """
 
     work: tuple[str, ...]
@@ -237,13 +237,13 @@ class StageWork(msgspec.Struct, frozen=True):
 
 
 @task
-def stage_work(worker: Worker, programs: tuple[Programs, ...], stock_peaks: tuple[int, ...]) -> StageWork:
-    """The work of a stage; `programs`: before the schedule, with more and more recomputed; `stock_peaks`: of Paddle's own plan."""
+def stage_work(worker: Worker, programs: tuple[Programs, ...], baseline_peaks: tuple[int, ...]) -> StageWork:
+    """The work of a stage; `programs`: before the schedule, with more and more recomputed; `baseline_peaks`: of Paddle's baseline."""
     made = [worker.program(each) for each in programs]
-    works = [f"{' '.join(_kinds(worker.captured))} {likeness_of_work(each, worker.cost)}" for each in made]
-    peaks = {works[0]: stock_peaks[worker.seat]}
+    works = [f"{' '.join(_kinds(worker.captured))} {work_key(each, worker.cost)}" for each in made]
+    peaks = {works[0]: baseline_peaks[worker.seat]}
     if len(made) > 1:
-        peaks = {work: _stock_order_peak(each) for work, each in zip(works, made, strict=True)}
+        peaks = {work: _baseline_order_peak(each) for work, each in zip(works, made, strict=True)}
     return StageWork(tuple(f"{works[0]} {work}" for work in works), tuple(peaks[work] for work in works))
 
 
@@ -253,7 +253,12 @@ Orders = tuple[StageOrder, ...]
 
 @task
 def job_orders(
-    worker: Worker, asked: ScheduleOptions, programs: tuple[tuple[int, ...], ...], like: tuple[Orders, ...], rooms: Rooms, memo: int
+    worker: Worker,
+    asked: ScheduleOptions,
+    programs: tuple[tuple[int, ...], ...],
+    like: tuple[Orders, ...],
+    memory_limits: MemoryLimits,
+    memo: int,
 ) -> list[Orders]:
     """The orders of jobs, for several programs.
 
@@ -263,9 +268,9 @@ def job_orders(
         programs: By rank, programs before the schedule.
         like: By rank, the orders with something else recomputed. Where some weight gradients do not trail, jobs are then taken to change
             as they do where all trail.
-        rooms, memo: As for passes.
+        memory_limits, memo: As for passes.
     """
-    context = worker.context(rooms[worker.seat], memo)
+    context = worker.context(memory_limits[worker.seat], memo)
     return [stage_orders(asked, worker.programs[number], like[worker.seat], context) for number in programs[worker.seat]]
 
 
@@ -274,10 +279,10 @@ def stage_orders(asked: ScheduleOptions, before: Program, like: Sequence[StageOr
     pipe, kinds = before.pipeline, _kinds(before)
     halved = [kind for kind in kinds if {"I", "W"} & {part[0] for part in kind.split("+")}]
     whole = [kind for kind in kinds if kind not in halved]
-    known = {(each.form, each.early, each.at_once): each.slots for each in like}
+    known = {(each.form, each.early, each.inline_share): each.slots for each in like}
     found: dict[tuple[Form, bool, float], dict[str, SlotTimes]] = {}
     for name, early in itertools.product(FORMS, (True, False)):
-        form = msgspec.structs.replace(asked, interleave=name, search=False, early_sends=early_weight(asked) if early else 0.0)
+        form = msgspec.structs.replace(asked, interleave=name, search=False, send_latency_weight=send_weight(asked) if early else 0.0)
         slots = _times(form, before, {"I", "W"}, halved, context) | _times(form, before, {"B"}, whole, context)
         if like:
             old = known[name, early, 0.0]
@@ -288,14 +293,16 @@ def stage_orders(asked: ScheduleOptions, before: Program, like: Sequence[StageOr
             }
             continue
         found[name, early, 0.0] = slots
-        for at_once in AT_ONCE[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():
-            found[name, early, at_once] = _times(msgspec.structs.replace(form, at_once=at_once), before, {"I", "W"}, halved, context)
+        for inline_share in INLINE_SHARES[1:] if pipe.num_stages > 1 and pipe.num_chunks == 1 else ():
+            found[name, early, inline_share] = _times(
+                msgspec.structs.replace(form, inline_share=inline_share), before, {"I", "W"}, halved, context
+            )
     return tuple(StageOrder(*key, slots) for key, slots in sorted(found.items()))
 
 
 def _times(form: ScheduleOptions, before: Program, parts: set[str], kinds: Sequence[str], context: Context) -> dict[str, SlotTimes]:
     """Of kinds of jobs, with backward as a whole or in halves."""
-    jobs, found = Jobs(before, form, context.cost, context.memo, context.room_bytes is not None), dict[str, SlotTimes]()
+    jobs, found = Jobs(before, form, context.cost, context.memo, context.memory_limit is not None), dict[str, SlotTimes]()
     ops = jobs.parts(parts)
     for kind in kinds:
         each = tuple((part[0], part[0], int(part[2:] or 0)) for part in kind.split("+"))
@@ -360,6 +367,6 @@ def finished_plan(worker: Worker) -> tuple[Sent, tuple[PassReport, ...]]:
 
 
 @task
-def stock_program(worker: Worker) -> Sent:
-    """Paddle's own plan."""
-    return Sent(stock_plan(worker.captured, worker.cost))
+def baseline_program(worker: Worker) -> Sent:
+    """Paddle's baseline."""
+    return Sent(baseline_plan(worker.captured, worker.cost))

@@ -46,7 +46,7 @@ def draft(each: Pass) -> Pass | None:
 
 
 def baseline(each: Pass) -> Pass | None:
-    """A pass in Paddle's own plan; None where that does without."""
+    """A pass in Paddle's baseline; None where that does without."""
     if each.decides == "schedule":
         return paddles_jobs(cast("Schedule1F1B", each))
     if each.decides == "host-waits":
@@ -96,7 +96,7 @@ def without_search(schedule: S) -> S:
 def paddles_jobs(schedule: S) -> S:
     """Paddle's own list of jobs, or that of the schedule file."""
     plain = _in_time(schedule)
-    return msgspec.structs.replace(plain, interleave="off", early_sends_at_end=None)
+    return msgspec.structs.replace(plain, interleave="off", send_latency_weight_at_end=None)
 
 
 def at_plain_depth(schedule: S) -> S:
@@ -106,7 +106,7 @@ def at_plain_depth(schedule: S) -> S:
 
 def _in_time(schedule: S) -> S:
     """With all weight gradients in their own jobs, at the usual depth."""
-    return msgspec.structs.replace(schedule, lag=0, lag_at_end=None, depth=(), at_once=0.0)
+    return msgspec.structs.replace(schedule, weight_delay=0, weight_delay_at_end=None, depth=(), inline_share=0.0)
 
 
 def milder(schedule: S) -> tuple[S, ...]:
@@ -117,7 +117,7 @@ def milder(schedule: S) -> tuple[S, ...]:
     plain = _in_time(schedule)
     names = () if schedule.interleave in ("auto", "off", "zb-h1") else forms["mixed" if schedule.mixes() else "dx-first"]
     simpler = tuple(paddles_jobs(plain) if name == "off" else msgspec.structs.replace(plain, interleave=name) for name in names)
-    return (plain, *simpler) if simpler and (schedule.lag or schedule.depth) else simpler
+    return (plain, *simpler) if simpler and (schedule.weight_delay or schedule.depth) else simpler
 
 
 def named(schedule: S, program: Program, draws: bool) -> list[S]:
@@ -132,40 +132,42 @@ def named(schedule: S, program: Program, draws: bool) -> list[S]:
     return [form for form in forms if not (draws and form.changes_depth(pipe))]
 
 
-def early_weight(schedule: ScheduleOptions) -> float:
+def send_weight(schedule: ScheduleOptions) -> float:
     """The weight of sends where a schedule lets them leave early."""
-    return schedule.early_sends if isinstance(schedule.early_sends, float) else EARLY
+    return schedule.send_latency_weight if isinstance(schedule.send_latency_weight, float) else EARLY
 
 
 def as_found(schedule: S, found: Ranked, program: Program, draws: bool) -> S:
     """A schedule of the coarse model; `draws` as in `named`."""
-    pipe, each, weight = program.pipeline, found.schedule, early_weight(schedule)
+    pipe, each, weight = program.pipeline, found.schedule, send_weight(schedule)
     plain = tuple(
         (mixed_depth if form == "mixed" else in_flight)(s, pipe.num_stages, pipe.num_micro_batches) for s, form in enumerate(each.form)
     )
-    lag_at_end = tuple(lag + more for lag, more in zip(each.lag, each.more_lag_at_end, strict=True))
+    weight_delay_at_end = tuple(
+        weight_delay + more for weight_delay, more in zip(each.weight_delay, each.more_weight_delay_at_end, strict=True)
+    )
     early, at_end = (weight if all(which) else tuple(weight * one for one in which) for which in (each.early, each.early_at_end))
     return msgspec.structs.replace(
         schedule,
         interleave=each.form[0] if len({*each.form}) == 1 else each.form,
-        lag=each.lag if any(each.lag) else 0,
-        lag_at_end=None if lag_at_end == each.lag else lag_at_end,
+        weight_delay=each.weight_delay if any(each.weight_delay) else 0,
+        weight_delay_at_end=None if weight_delay_at_end == each.weight_delay else weight_delay_at_end,
         depth=() if pipe.num_chunks > 1 or (each.depth == plain and not draws) else each.depth,
-        early_sends=early,
-        early_sends_at_end=None if at_end == early else at_end,
-        at_once=each.at_once if any(each.at_once) else 0.0,
+        send_latency_weight=early,
+        send_latency_weight_at_end=None if at_end == early else at_end,
+        inline_share=each.inline_share if any(each.inline_share) else 0.0,
     )
 
 
 def schedule_label(schedule: ScheduleOptions) -> str:
     """The form of interleaving, with what differs from its defaults."""
-    at_end, early_at_end = schedule.lag_at_end, schedule.early_sends_at_end
-    more = [f"lag {numbers_text(schedule.lag)}"] * bool(schedule.lag)
-    more += [f"lag_at_end {numbers_text(at_end)}"] if at_end is not None else []
+    at_end, early_at_end = schedule.weight_delay_at_end, schedule.send_latency_weight_at_end
+    more = [f"weight_delay {numbers_text(schedule.weight_delay)}"] * bool(schedule.weight_delay)
+    more += [f"weight_delay_at_end {numbers_text(at_end)}"] if at_end is not None else []
     more += [f"depth {numbers_text(schedule.depth)}"] * bool(schedule.depth)
-    more += [f"at_once {numbers_text(schedule.at_once)}"] * bool(schedule.at_once)
-    more += [f"early_sends {numbers_text(schedule.early_sends)}"] * (schedule.early_sends != EARLY)
-    more += [f"early_sends_at_end {numbers_text(early_at_end)}"] if early_at_end is not None else []
+    more += [f"inline_share {numbers_text(schedule.inline_share)}"] * bool(schedule.inline_share)
+    more += [f"send_latency_weight {numbers_text(schedule.send_latency_weight)}"] * (schedule.send_latency_weight != EARLY)
+    more += [f"send_latency_weight_at_end {numbers_text(early_at_end)}"] if early_at_end is not None else []
     return ", ".join([f"interleave: {schedule.form_text()}", *more])
 
 

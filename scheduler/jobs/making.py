@@ -12,7 +12,7 @@ from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.kinds import is_receive, is_send
 from interlace.ir.schedule import Slot, sent_before
 from interlace.scheduler.interleave import planner
-from interlace.scheduler.interleave.at_once import at_once
+from interlace.scheduler.interleave.inline_weights import inline_weights
 from interlace.scheduler.interleave.optimizer import reductions_first
 from interlace.scheduler.interleave.part_order import EarlyCollectives
 from interlace.scheduler.interleave.planner import FREE_SHARE, SMALL_SHARE, Form, Pair, PairPlan, PartOps, plan_pair
@@ -39,7 +39,7 @@ class Jobs:
         self.program, self.options, self.cost, self.memo = program, options, cost, memo
         self.share = SMALL_SHARE if has_budget else FREE_SHARE
         stage = program.pipeline.stage
-        self.early, self.at_once = of_stage(options.early_sends, stage), of_stage(options.at_once, stage)
+        self.early, self.inline_share = of_stage(options.send_latency_weight, stage), of_stage(options.inline_share, stage)
 
     def plans(self, slots: Sequence[Slot], parts: Parts, form: Form, joins: bool) -> dict[Kinds, PairPlan]:
         """The order of each kind of slot that has a choice: slots of several parts, and where the stage `joins` any whole backwards too."""
@@ -54,21 +54,21 @@ class Jobs:
         program, options = self.program, self.options
         if options.interleave == "off":
             return Parts(program, kinds)
-        now = self.at_once if "I" in kinds else 0.0
+        now = self.inline_share if "I" in kinds else 0.0
         key = ("parts", id(program.ops), frozenset(kinds & set("IRS")), options.extra_live_bytes, self.early, now)
         if key not in self.memo:
-            parts = Parts(program, kinds, self._at_once(now))
+            parts = Parts(program, kinds, self._inline_weights(now))
             for kind, chunk in parts.ops:
                 parts.ops[kind, chunk] = self._early_collectives(parts.part(kind, kind, chunk))
             self.memo[key] = (parts, program)
         found: Parts = self.memo[key][0]
         return found
 
-    def _at_once(self, part: float) -> frozenset[int]:
+    def _inline_weights(self, part: float) -> frozenset[int]:
         if not part:
             return frozenset()
         graph, halves = Graph(self.program), Parts(self.program, {"I", "W"})
-        return frozenset().union(*(at_once(graph, ops, self.cost, part) for (kind, _), ops in halves.ops.items() if kind == "W"))
+        return frozenset().union(*(inline_weights(graph, ops, self.cost, part) for (kind, _), ops in halves.ops.items() if kind == "W"))
 
     def _early_collectives(self, part: PartOps) -> list[Op]:
         """Orders are found once for a part of the same program, whatever the other parts are."""

@@ -16,7 +16,7 @@ from interlace.scheduler.interleave.planner import EARLY, Form
 T = TypeVar("T", int, float, str)
 MOST_SCHEDULE_BYTES = 1 << 20
 OWN_ORDER = ("auto", "off", "zb-h1")
-"""Values of `interleave` that say when everything runs: lag and depth go with the others."""
+"""Values of `interleave` that say when everything runs: weight_delay and depth go with the others."""
 
 
 class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,42 +25,44 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     Attributes:
         interleave: How work of different micro-batches is mixed: `auto`, or a form by name; a list has `dx-first` or `mixed` for each
             stage. When: `auto` unless you compare forms; `off` to use offload or streams alone; a named form to plan faster, or if
-            measurements show that it is better. Details: `auto` simulates whole steps and takes the fastest of Paddle's own plan, the
-            named forms, and schedules with a form, lag, depth, orders and recomputation for each stage; no stage may need more memory than
-            Paddle's own plan does on its fullest stage (plus `extra_live_bytes`), or than the `memory_budget`. `off` keeps Paddle's own
-            list of jobs, to which the other passes still apply. `dx-first` computes the chain of input gradients first and the weight
-            gradients during the collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes backward and forward
-            operation by operation, with the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs. `zb-h1` postpones weight
-            gradients to fill bubbles. All but `off` put an optimizer that communicates into the job of the last gradients. With a list,
-            stages may wait for each other forever; give `depth` too in that case.
-        lag: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and `mixed`; one
-            number, or one for each stage. When: trying by hand what `auto` decides: pipelines whose last stages wait at the end of the
-            step, with memory to spare. Details: from 1 on, weight gradients do not depend on the rest of their job: they run during its
-            first collectives, and the last ones fill the end of the pipeline. Each micro-batch of lag keeps the operands of its weight
-            gradients live. With VPP the lag counts backwards of one chunk.
-        lag_at_end: The lag after a stage's last forward, where memory only falls; by default that of `lag`. One number, or one for each
-            stage. When: trying by hand what `auto` decides: last stages that send their last gradients late because weight gradients of
-            other micro-batches run first. Details: no stage may have less than its `lag`, and a stage whose `lag` is 0 has 0.
-        at_once: Share of weight gradients, by time, that are computed with their own input gradients while the others lag; one number, or
-            one for each stage. When: trying by hand what `auto` decides: a lag that does not quite fit into memory. Details: these are the
-            weight gradients whose operands take the most memory for their time. They run during the collectives of their own job, which
-            leaves memory for a larger lag of the others.
+            measurements show that it is better. Details: `auto` simulates whole steps and takes the fastest of Paddle's baseline, the
+            named forms, and schedules with a form, weight-gradient delay, depth, orders and recomputation for each stage; no stage may
+            need more memory than Paddle's baseline does on its fullest stage (plus `extra_live_bytes`), or than the `memory_budget`.
+            `off` keeps Paddle's own list of jobs, to which the other passes still apply. `dx-first` computes the chain of input gradients
+            first and the weight gradients during the collectives of backward and forward, at Paddle's warm-up depth. `mixed` mixes
+            backward and forward operation by operation, with the `2 (stages - 1 - stage) + 1` micro-batches in flight that this needs.
+            `zb-h1` postpones weight gradients to fill bubbles. All but `off` put an optimizer that communicates into the job of the last
+            gradients. With a list, stages may wait for each other forever; give `depth` too in that case.
+        weight_delay: Number of micro-batches by which weight gradients are computed later than input gradients, with `dx-first` and
+            `mixed`; one number, or one for each stage. When: trying by hand what `auto` decides: pipelines whose last stages wait at the
+            end of the step, with memory to spare. Details: from 1 on, weight gradients do not depend on the rest of their job: they run
+            during its first collectives, and the last ones fill the end of the pipeline. Each micro-batch of weight-gradient delay keeps
+            the operands of its weight gradients live. With VPP the weight-gradient delay counts backwards of one chunk.
+        weight_delay_at_end: The weight-gradient delay after a stage's last forward, where memory only falls; by default that of
+            `weight_delay`. One number, or one for each stage. When: trying by hand what `auto` decides: last stages that send their last
+            gradients late because weight gradients of other micro-batches run first. Details: no stage may have less than its
+            `weight_delay`, and a stage whose `weight_delay` is 0 has 0.
+        inline_share: Share of weight gradients, by time, that are computed with their own input gradients while the others trail; one
+            number, or one for each stage. When: trying by hand what `auto` decides: a weight-gradient delay that does not quite fit into
+            memory. Details: these are the weight gradients whose operands take the most memory for their time. They run during the
+            collectives of their own job, which leaves memory for a larger weight-gradient delay of the others.
         depth: Micro-batches in flight on each stage, with `dx-first` and `mixed`; by default as in 1F1B, or as `mixed` needs them. When:
             trying by hand what `auto` decides: messages between stages that arrive late. Details: a deeper stage sends activations before
             it needs the next gradient, so a late message does not stop the pipeline.
-        early_sends: Weight of the start times of a job's sends against the job's duration when its operations are ordered; 0 minimizes the
-            duration alone. One number, or one for each stage. When: trying by hand what `auto` decides: 0 without a pipeline, more if
-            stages wait for gradients.
-        early_sends_at_end: The same for jobs after a stage's last forward, which empty the pipeline; by default that of `early_sends`. One
-            number, or one for each stage. When: trying by hand what `auto` decides: a last stage with `mixed`, whose jobs are short but
-            send their gradient at their end. Details: while the pipeline empties, the previous stage waits for every gradient.
+        send_latency_weight: Weight of the start times of a job's sends against the job's duration when its operations are ordered; 0
+            minimizes the duration alone. One number, or one for each stage. When: trying by hand what `auto` decides: 0 without a
+            pipeline, more if stages wait for gradients.
+        send_latency_weight_at_end: The same for jobs after a stage's last forward, which empty the pipeline; by default that of
+            `send_latency_weight`. One number, or one for each stage. When: trying by hand what `auto` decides: a last stage with `mixed`,
+            whose jobs are short but send their gradient at their end. Details: while the pipeline empties, the previous stage waits for
+            every gradient.
         search: Whether a local search improves the order of operations in each kind of job; `auto` does not use it. When: off to plan in a
             fraction of the time. Details: the search sees one job at a time, and what it finds makes whole steps slower as often as
             faster. Off keeps the order of the list scheduler.
-        schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), instead of `lag` and
-            `depth`. When: you have your own schedule, or changed the one that `interlace plan` wrote. Details: jobs of several parts are
-            ordered as with `dx-first`, or with `mixed` if `interleave` says so.
-        extra_live_bytes: Bytes by which a stage may exceed the memory of Paddle's own plan. When: the device has memory that Paddle's plan
+        schedule_file: A file with one line of slots for each stage (`0 | 0F 1F 0B+2F ...`, docs/guide-schedule.md), instead of
+            `weight_delay` and `depth`. When: you have your own schedule, or changed the one that `interlace plan` wrote. Details: jobs of
+            several parts are ordered as with `dx-first`, or with `mixed` if `interleave` says so.
+        extra_live_bytes: Bytes by which a stage may exceed the memory of Paddle's baseline. When: the device has memory that Paddle's plan
             leaves free: some GB allow more communication to be hidden. Details: a job may exceed the live memory of its plain order (all
             parts one after another) by the same amount. A difference of one percent of the stage's memory is always allowed. What
             `extend-lifetimes` later keeps alive for side streams is not counted here, but a `memory_budget` counts it.
@@ -71,12 +73,14 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     interleave: Literal["auto", "off", "dx-first", "mixed", "zb-h1"] | tuple[Literal["dx-first", "mixed"], ...] = "auto"
-    lag: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = 0
-    lag_at_end: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
+    weight_delay: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = 0
+    weight_delay_at_end: Annotated[int, msgspec.Meta(ge=0)] | tuple[Annotated[int, msgspec.Meta(ge=0)], ...] | None = None
     depth: tuple[Annotated[int, msgspec.Meta(ge=1)], ...] = ()
-    at_once: Annotated[float, msgspec.Meta(ge=0, lt=1)] | tuple[Annotated[float, msgspec.Meta(ge=0, lt=1)], ...] = 0.0
-    early_sends: Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] = EARLY
-    early_sends_at_end: Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] | None = None
+    inline_share: Annotated[float, msgspec.Meta(ge=0, lt=1)] | tuple[Annotated[float, msgspec.Meta(ge=0, lt=1)], ...] = 0.0
+    send_latency_weight: Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] = EARLY
+    send_latency_weight_at_end: (
+        Annotated[float, msgspec.Meta(ge=0, le=4)] | tuple[Annotated[float, msgspec.Meta(ge=0, le=4)], ...] | None
+    ) = None
     search: bool = True
     schedule_file: str = ""
     extra_live_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -99,14 +103,18 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return None
 
     def _misplaced(self) -> tuple[str, str] | None:
-        """A lag or depth beside what has its own, and why that contradicts."""
-        if self.early_sends_at_end is not None and self.interleave in ("auto", "off") and not self.schedule_file:
-            return "early_sends_at_end", (
-                f"found {numbers_text(self.early_sends_at_end)} beside interleave: {self.interleave}, which "
+        """A weight-gradient delay or depth beside what has its own, and why that contradicts."""
+        if self.send_latency_weight_at_end is not None and self.interleave in ("auto", "off") and not self.schedule_file:
+            return "send_latency_weight_at_end", (
+                f"found {numbers_text(self.send_latency_weight_at_end)} beside interleave: {self.interleave}, which "
                 f"{'chooses its own' if self.interleave == 'auto' else 'keeps the order of operations'}; "
                 "write dx-first, mixed or zb-h1, or leave it out"
             )
-        for name, given in (("lag", self.lag or None), ("lag_at_end", self.lag_at_end), ("depth", self.depth or None)):
+        for name, given in (
+            ("weight_delay", self.weight_delay or None),
+            ("weight_delay_at_end", self.weight_delay_at_end),
+            ("depth", self.depth or None),
+        ):
             if given is not None and (self.interleave in OWN_ORDER or self.schedule_file):
                 chosen = "auto, which chooses its own" if self.interleave == "auto" else self.form_text()
                 beside, advice = (
@@ -118,8 +126,8 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return None
 
     def check(self, pipe: Pipeline) -> None:
-        """Hold lists, lags and depth against a pipeline and the other options. Raises ConfigError."""
-        for name in ("early_sends", "early_sends_at_end", "at_once", "interleave"):
+        """Hold lists, delays and depth against a pipeline and the other options. Raises ConfigError."""
+        for name in ("send_latency_weight", "send_latency_weight_at_end", "inline_share", "interleave"):
             given = getattr(self, name)
             if isinstance(given, tuple) and len(given) != pipe.num_stages:
                 kind, text = ("form", self.form_text()) if name == "interleave" else ("number", numbers_text(given))
@@ -127,15 +135,15 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                     f"schedule_1f1b.{name}: found {text}, {len(given)} {kind}s; "
                     f"expected one {kind}, or one for each of {pipe.num_stages} stages"
                 )
-        if self.at_once and not (self.lag or self.schedule_file or self.interleave == "zb-h1"):
+        if self.inline_share and not (self.weight_delay or self.schedule_file or self.interleave == "zb-h1"):
             raise ConfigError(
-                f"schedule_1f1b.at_once: found {numbers_text(self.at_once)} beside interleave: {self.form_text()} "
-                "without lag, where no weight gradients trail; give lag, schedule_file or interleave: zb-h1, or leave "
-                "at_once out"
+                f"schedule_1f1b.inline_share: found {numbers_text(self.inline_share)} beside interleave: {self.form_text()} "
+                "without weight-gradient delay, where no weight gradients trail; give weight_delay, schedule_file or interleave: zb-h1, "
+                "or leave inline_share out"
             )
         if misplaced := self._misplaced():
             raise ConfigError("schedule_1f1b.{}: {}".format(*misplaced))
-        for name, given in (("lag", self.lag), ("lag_at_end", self.lag_at_end), ("depth", self.depth)):
+        for name, given in (("weight_delay", self.weight_delay), ("weight_delay_at_end", self.weight_delay_at_end), ("depth", self.depth)):
             if not given:
                 continue
             found = f"schedule_1f1b.{name}: found {numbers_text(given)}"
@@ -143,11 +151,11 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 raise ConfigError(f"{found} with {pipe.num_chunks} chunks a stage; expected a pipeline without chunks; leave {name} out")
             if isinstance(given, tuple) and len(given) != pipe.num_stages:
                 raise ConfigError(f"{found}, {len(given)} numbers; expected one for each of {pipe.num_stages} stages")
-        lags = [self.lags(stage) for stage in range(pipe.num_stages)]
-        if any(at_end < lag or (at_end and not lag) for lag, at_end in lags):
+        weight_delays = [self.weight_delays(stage) for stage in range(pipe.num_stages)]
+        if any(at_end < weight_delay or (at_end and not weight_delay) for weight_delay, at_end in weight_delays):
             raise ConfigError(
-                f"schedule_1f1b.lag_at_end: found {numbers_text(self.lag_at_end or 0)} beside lag {numbers_text(self.lag)}; "
-                "expected no less than lag on any stage, and 0 where lag is 0"
+                f"schedule_1f1b.weight_delay_at_end: found {numbers_text(self.weight_delay_at_end or 0)} beside weight_delay {numbers_text(self.weight_delay)}; "
+                "expected no less than weight_delay on any stage, and 0 where weight_delay is 0"
             )
 
     def given_rows(self) -> dict[int, list[Slot]]:
@@ -183,9 +191,11 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """The form of a stage's jobs."""
         return "mixed" if of_stage(self.interleave, stage) == "mixed" else "dx-first"
 
-    def lags(self, stage: int) -> tuple[int, int]:
+    def weight_delays(self, stage: int) -> tuple[int, int]:
         """Before the last forward, and from there on."""
-        return of_stage(self.lag, stage), of_stage(self.lag if self.lag_at_end is None else self.lag_at_end, stage)
+        return of_stage(self.weight_delay, stage), of_stage(
+            self.weight_delay if self.weight_delay_at_end is None else self.weight_delay_at_end, stage
+        )
 
     def form_text(self) -> str:
         """The form, or the forms of the stages."""

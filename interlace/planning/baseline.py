@@ -1,4 +1,4 @@
-"""Paddle's own plan: what every report compares with."""
+"""Paddle's baseline: what every report compares with."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from interlace.ir import Op, Program
 from interlace.passes.pipeline import built_in, ordered
 from interlace.planning.variants import baseline
 
-STOCK = "Paddle's own plan"
+BASELINE = "Paddle's baseline"
 """What reports call it."""
 
 
 def is_paddles_order(captured: Program, planned: Program, costs: Costs) -> bool:
-    """Whether a plan runs the operations that Paddle built, unchanged and in Paddle's own order; streams, events, waits of the host and
-    operations that end lifetimes, which a CPU rank does not see, aside."""
-    stock = stock_plan(captured, costs)
-    plain = {op.id: _without_stream(op) for op in stock.ops}
+    """Whether a plan runs the operations that Paddle built, unchanged and in Paddle's baseline order; streams, events, waits of the host
+    and operations that end lifetimes, which a CPU rank does not see, aside."""
+    baseline = baseline_plan(captured, costs)
+    plain = {op.id: _without_stream(op) for op in baseline.ops}
     if {op.id: _without_stream(op) for op in planned.ops if op.id in plain} != plain:
         return False
-    orders = [[item for job in program.jobs for item in job.items if item[0] in plain] for program in (stock, planned)]
+    orders = [[item for job in program.jobs for item in job.items if item[0] in plain] for program in (baseline, planned)]
     return orders[0] == orders[1]
 
 
@@ -28,8 +28,8 @@ def _without_stream(op: Op) -> Op:
     return msgspec.structs.replace(op, stream="", priority=0)
 
 
-def stock_plan(program: Program, costs: Costs) -> Program:
-    """A captured program as Paddle itself would run it, as the preset `stock` has it; one that has jobs stays as it is.
+def baseline_plan(program: Program, costs: Costs) -> Program:
+    """A captured program as Paddle itself would run it, as the preset `baseline` has it; one that has jobs stays as it is.
 
     Raises:
         PassError: As `Pipeline.run`.
