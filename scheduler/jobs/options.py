@@ -154,7 +154,8 @@ class ScheduleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         weight_delays = [self.weight_delays(stage) for stage in range(pipe.num_stages)]
         if any(at_end < weight_delay or (at_end and not weight_delay) for weight_delay, at_end in weight_delays):
             raise ConfigError(
-                f"schedule_1f1b.weight_delay_at_end: found {numbers_text(self.weight_delay_at_end or 0)} beside weight_delay {numbers_text(self.weight_delay)}; "
+                f"schedule_1f1b.weight_delay_at_end: found {numbers_text(self.weight_delay_at_end or 0)} "
+                f"beside weight_delay {numbers_text(self.weight_delay)}; "
                 "expected no less than weight_delay on any stage, and 0 where weight_delay is 0"
             )
 
