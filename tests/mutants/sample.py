@@ -26,6 +26,7 @@ ORDERS = ("tests/scheduler/test_orders_by_hand.py", "tests/scheduler/test_orders
 SPLIT = ("tests/passes/test_overlap_column_backward.py", "tests/passes/test_split_backward.py")
 PIPELINE = ("tests/passes/test_pipeline.py", "tests/test_config.py")
 TOGETHER = ("tests/planning/test_processes.py",)
+IDENTITY = ("tests/scheduler/test_call_identity.py", "tests/planning/test_pass_orders.py")
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/base.py": PIPELINE,
     "passes/choose_recompute.py": ("tests/passes/test_choose_recompute.py",),
@@ -48,7 +49,10 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "passes/throttle_host.py": ("tests/scheduler/test_throttle.py",),
     "passes/weight_gradients.py": SPLIT,
     "passes": ("tests/passes/test_fixtures.py", "tests/passes/test_options_count.py"),
+    "scheduler/hazards/captured_calls.py": IDENTITY,
+    "scheduler/hazards/pass_orders.py": IDENTITY[::-1],
     "scheduler/hazards": (
+        "tests/scheduler/test_findings.py",
         "tests/scheduler/test_hazards_by_hand.py",
         "tests/scheduler/test_crossing.py",
         STREAMS[0],
