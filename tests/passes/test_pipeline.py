@@ -30,7 +30,7 @@ class Plain(Pass, frozen=True):
     number: int = 0
 
     def run(self, program: Program, context: Context) -> Program:
-        context.memo.setdefault("told", []).append((self.name, self.number, tuple(context.facts), context.room_bytes, context.later))
+        context.memo.setdefault("told", []).append((self.name, self.number, tuple(context.facts), context.memory_limit, context.later))
         return program
 
 
@@ -89,7 +89,7 @@ def test_each_pass_is_told_what_comes_after_it_and_what_it_asked_for() -> None:
     asks = own("asks", facts=lambda self, program, context: (program.rank, len(context.later)))
     quiet, end = own("quiet"), own("end")
     passes, memo = (asks(number=1), quiet(number=2), end(number=3)), dict[Any, Any]()
-    made, reports = Pipeline(passes).run(PROGRAM, COST, room_bytes=77, memo=memo)
+    made, reports = Pipeline(passes).run(PROGRAM, COST, memory_limit=77, memo=memo)
     assert memo["told"] == [
         ("asks", 1, ((0, 2),), 77, passes[1:]),
         ("quiet", 2, (), 77, passes[2:]),
@@ -168,7 +168,7 @@ def test_a_pass_without_run_or_decide_says_so() -> None:
         empty.decide([], lambda plans: None)  # type: ignore[arg-type, return-value]
     assert (empty.mistake(), empty.contradiction(), empty.facts(PROGRAM, Context(COST))) == (None, None, None)
     assert empty.simulated(PROGRAM, Context(COST)) is PROGRAM
-    assert (empty.fallbacks(), empty.alternatives(), empty.draft(), empty.stock(), empty.label()) == ((), (), empty, empty, "empty")
+    assert (empty.fallbacks(), empty.alternatives(), empty.draft(), empty.baseline(), empty.label()) == ((), (), empty, empty, "empty")
 
 
 # --------------------------------------------------------------------------------------------------------------------- drafts
@@ -281,7 +281,7 @@ def test_names_are_found_and_taken_once() -> None:
 
 def test_what_a_context_holds_at_first() -> None:
     context = Context(COST)
-    assert (context.changed, context.declined, context.facts, context.is_whole, context.room_bytes, context.memo) == (
+    assert (context.changed, context.declined, context.facts, context.is_whole, context.memory_limit, context.memo) == (
         [],
         [],
         (),

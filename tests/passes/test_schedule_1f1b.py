@@ -26,8 +26,8 @@ DRAWS = [side_program(Sides(stage=stage, stages=2, micro_batches=4, recompute=Tr
 FORMS = ("auto", "off", "dx-first", "mixed", "zb-h1", ("mixed", "dx-first"))
 
 
-def ran(program: Program, room_bytes: int | None = None, **options: Any) -> tuple[Program, Context]:
-    context = Context(COSTS, room_bytes=room_bytes)
+def ran(program: Program, memory_limit: int | None = None, **options: Any) -> tuple[Program, Context]:
+    context = Context(COSTS, memory_limit=memory_limit)
     return Schedule1F1B(search=False, **options).run(program, context), context
 
 
@@ -48,18 +48,18 @@ def text(slots: Sequence[Slot]) -> str:
 @pytest.mark.parametrize(
     ("option", "given_", "shown"),
     [
-        ("lag", 2, "2"),
-        ("lag", (1, 0), "[1, 0]"),
-        ("lag_at_end", 0, "0"),
-        ("lag_at_end", (0, 3), "[0, 3]"),
+        ("weight_delay", 2, "2"),
+        ("weight_delay", (1, 0), "[1, 0]"),
+        ("weight_delay_at_end", 0, "0"),
+        ("weight_delay_at_end", (0, 3), "[0, 3]"),
         ("depth", (1, 2), "[1, 2]"),
-        ("early_sends_at_end", 0.5, "0.5"),
-        ("early_sends_at_end", (0.0, 2.5), "[0, 2.5]"),
+        ("send_latency_weight_at_end", 0.5, "0.5"),
+        ("send_latency_weight_at_end", (0.0, 2.5), "[0, 2.5]"),
     ],
 )
 def test_options_that_a_form_does_not_have_are_refused_where_they_stand(form: Any, option: str, given_: Any, shown: str) -> None:
     told = Schedule1F1B(interleave=form, **{option: given_}).mistake()
-    if option == "early_sends_at_end":
+    if option == "send_latency_weight_at_end":
         why = {"auto": "which chooses its own", "off": "which keeps the order of operations"}.get(form)
         advice = "write dx-first, mixed or zb-h1, or leave it out"
         expected = f"found {shown} beside interleave: {form}, {why}; {advice}" if why else None
@@ -73,7 +73,7 @@ def test_options_that_a_form_does_not_have_are_refused_where_they_stand(form: An
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_not_given_is_no_mistake(form: Any) -> None:
     assert Schedule1F1B(interleave=form).mistake() is None
-    assert Schedule1F1B(interleave=form, lag=0, depth=(), early_sends=0.0, at_once=0.0).mistake() is None
+    assert Schedule1F1B(interleave=form, weight_delay=0, depth=(), send_latency_weight=0.0, inline_share=0.0).mistake() is None
 
 
 def test_a_schedule_file_stands_alone(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_schedule_file_stands_alone(tmp_path: Path) -> None:
             f"schedule_file gives every job, so interleave={form} would do nothing; leave one of the two "
             "out (dx-first and mixed say how jobs of several parts are ordered)",
         )
-    for options in ({}, {"interleave": "mixed"}, {"interleave": "dx-first"}, {"early_sends_at_end": 1.0}):
+    for options in ({}, {"interleave": "mixed"}, {"interleave": "dx-first"}, {"send_latency_weight_at_end": 1.0}):
         assert Schedule1F1B(schedule_file=file, **options).mistake() is None  # type: ignore[arg-type]
     wrong, empty, none = (str(tmp_path / name) for name in ("wrong.txt", "empty.txt", "none.txt"))
     assert Schedule1F1B(schedule_file=wrong).mistake() == (
@@ -109,18 +109,18 @@ def test_a_schedule_file_stands_alone(tmp_path: Path) -> None:
     [
         (
             STAGES[0],
-            {"interleave": "dx-first", "early_sends": (1.0, 0.5, 2.0)},
-            "early_sends: found [1, 0.5, 2], 3 numbers; expected one number, or one for each of 2 stages",
+            {"interleave": "dx-first", "send_latency_weight": (1.0, 0.5, 2.0)},
+            "send_latency_weight: found [1, 0.5, 2], 3 numbers; expected one number, or one for each of 2 stages",
         ),
         (
             STAGES[0],
-            {"interleave": "dx-first", "early_sends_at_end": (1.0,)},
-            "early_sends_at_end: found [1], 1 numbers; expected one number, or one for each of 2 stages",
+            {"interleave": "dx-first", "send_latency_weight_at_end": (1.0,)},
+            "send_latency_weight_at_end: found [1], 1 numbers; expected one number, or one for each of 2 stages",
         ),
         (
             STAGES[0],
-            {"interleave": "dx-first", "lag": 1, "at_once": (0.5,)},
-            "at_once: found [0.5], 1 numbers; expected one number, or one for each of 2 stages",
+            {"interleave": "dx-first", "weight_delay": 1, "inline_share": (0.5,)},
+            "inline_share: found [0.5], 1 numbers; expected one number, or one for each of 2 stages",
         ),
         (
             STAGES[1],
@@ -130,32 +130,32 @@ def test_a_schedule_file_stands_alone(tmp_path: Path) -> None:
         *(
             (
                 STAGES[0],
-                {"interleave": form, "at_once": 0.5},
-                f"at_once: found 0.5 beside interleave: {form} without lag, where no weight gradients trail; "
-                "give lag, schedule_file or interleave: zb-h1, or leave at_once out",
+                {"interleave": form, "inline_share": 0.5},
+                f"inline_share: found 0.5 beside interleave: {form} without weight-gradient delay, where no weight gradients trail; "
+                "give weight_delay, schedule_file or interleave: zb-h1, or leave inline_share out",
             )
             for form in ("auto", "off", "dx-first", "mixed")
         ),
         (
             STAGES[0],
-            {"lag": 1},
-            "lag: found 1 beside interleave: auto, which chooses its own; it goes with interleave dx-first or mixed; "
-            "write one of them, or leave lag out",
+            {"weight_delay": 1},
+            "weight_delay: found 1 beside interleave: auto, which chooses its own; it goes with interleave dx-first or mixed; "
+            "write one of them, or leave weight_delay out",
         ),
         (
             STAGES[0],
-            {"interleave": "dx-first", "lag": 1, "schedule_file": "my.txt"},
-            "lag: found 1 beside schedule_file: my.txt; it goes with interleave dx-first or mixed; leave one of them out",
+            {"interleave": "dx-first", "weight_delay": 1, "schedule_file": "my.txt"},
+            "weight_delay: found 1 beside schedule_file: my.txt; it goes with interleave dx-first or mixed; leave one of them out",
         ),
         (
             STAGES[0],
-            {"interleave": "mixed", "lag": (1, 0, 1)},
-            "lag: found [1, 0, 1], 3 numbers; expected one for each of 2 stages",
+            {"interleave": "mixed", "weight_delay": (1, 0, 1)},
+            "weight_delay: found [1, 0, 1], 3 numbers; expected one for each of 2 stages",
         ),
         (
             STAGES[0],
-            {"interleave": "mixed", "lag": 1, "lag_at_end": (1,)},
-            "lag_at_end: found [1], 1 numbers; expected one for each of 2 stages",
+            {"interleave": "mixed", "weight_delay": 1, "weight_delay_at_end": (1,)},
+            "weight_delay_at_end: found [1], 1 numbers; expected one for each of 2 stages",
         ),
         (STAGES[0], {"interleave": "mixed", "depth": (2,)}, "depth: found [2], 1 numbers; expected one for each of 2 stages"),
         (
@@ -165,18 +165,18 @@ def test_a_schedule_file_stands_alone(tmp_path: Path) -> None:
         ),
         (
             STAGES[0],
-            {"interleave": "dx-first", "lag": 2, "lag_at_end": 1},
-            "lag_at_end: found 1 beside lag 2; expected no less than lag on any stage, and 0 where lag is 0",
+            {"interleave": "dx-first", "weight_delay": 2, "weight_delay_at_end": 1},
+            "weight_delay_at_end: found 1 beside weight_delay 2; expected no less than weight_delay on any stage, and 0 where weight_delay is 0",
         ),
         (
             STAGES[0],
-            {"interleave": "dx-first", "lag": (1, 2), "lag_at_end": (1, 1)},
-            "lag_at_end: found [1, 1] beside lag [1, 2]; expected no less than lag on any stage, and 0 where lag is 0",
+            {"interleave": "dx-first", "weight_delay": (1, 2), "weight_delay_at_end": (1, 1)},
+            "weight_delay_at_end: found [1, 1] beside weight_delay [1, 2]; expected no less than weight_delay on any stage, and 0 where weight_delay is 0",
         ),
         (
             STAGES[0],
-            {"interleave": "dx-first", "lag": (0, 1), "lag_at_end": (1, 1)},
-            "lag_at_end: found [1, 1] beside lag [0, 1]; expected no less than lag on any stage, and 0 where lag is 0",
+            {"interleave": "dx-first", "weight_delay": (0, 1), "weight_delay_at_end": (1, 1)},
+            "weight_delay_at_end: found [1, 1] beside weight_delay [0, 1]; expected no less than weight_delay on any stage, and 0 where weight_delay is 0",
         ),
         (CHUNKS[0], {"interleave": "zb-h1"}, "interleave: zb-h1 has no chunks; expected a 1F1B pipeline, found VPP"),
         (
@@ -186,7 +186,7 @@ def test_a_schedule_file_stands_alone(tmp_path: Path) -> None:
         ),
         (
             STAGES[0],
-            {"interleave": ("mixed", "dx-first"), "lag": 0},
+            {"interleave": ("mixed", "dx-first"), "weight_delay": 0},
             None,
         ),
         (
@@ -215,13 +215,20 @@ def test_options_are_held_against_the_program(program: Program, options: dict[st
     [
         ({}, "interleave: auto"),
         ({"interleave": ("mixed", "dx-first")}, "interleave: [mixed, dx-first]"),
-        ({"interleave": "mixed", "lag": 2}, "interleave: mixed, lag 2"),
+        ({"interleave": "mixed", "weight_delay": 2}, "interleave: mixed, weight_delay 2"),
         (
-            {"interleave": "dx-first", "lag": (1, 2), "lag_at_end": 3, "depth": (4, 5), "at_once": (0.25, 0.5), "early_sends": 1.5},
-            "interleave: dx-first, lag [1, 2], lag_at_end 3, depth [4, 5], at_once [0.25, 0.5], early_sends 1.5",
+            {
+                "interleave": "dx-first",
+                "weight_delay": (1, 2),
+                "weight_delay_at_end": 3,
+                "depth": (4, 5),
+                "inline_share": (0.25, 0.5),
+                "send_latency_weight": 1.5,
+            },
+            "interleave: dx-first, weight_delay [1, 2], weight_delay_at_end 3, depth [4, 5], inline_share [0.25, 0.5], send_latency_weight 1.5",
         ),
-        ({"interleave": "mixed", "lag_at_end": 0}, "interleave: mixed, lag_at_end 0"),
-        ({"interleave": "mixed", "early_sends_at_end": (0.0, 2.0)}, "interleave: mixed, early_sends_at_end [0, 2]"),
+        ({"interleave": "mixed", "weight_delay_at_end": 0}, "interleave: mixed, weight_delay_at_end 0"),
+        ({"interleave": "mixed", "send_latency_weight_at_end": (0.0, 2.0)}, "interleave: mixed, send_latency_weight_at_end [0, 2]"),
     ],
 )
 def test_a_form_is_called_by_what_was_chosen(options: dict[str, Any], label: str) -> None:
@@ -238,27 +245,35 @@ def test_a_form_is_called_by_what_was_chosen(options: dict[str, Any], label: str
         ({"interleave": "mixed"}, ["dx-first", "off"]),
         ({"interleave": ("dx-first", "mixed")}, ["dx-first", "off"]),
         ({"interleave": ("dx-first", "dx-first")}, ["off"]),
-        ({"interleave": "mixed", "lag": 1, "at_once": 0.5}, ["mixed", "dx-first", "off"]),
+        ({"interleave": "mixed", "weight_delay": 1, "inline_share": 0.5}, ["mixed", "dx-first", "off"]),
         ({"interleave": "dx-first", "depth": (2, 1)}, ["dx-first", "off"]),
         ({"interleave": "mixed", "only_gains": False}, []),
         ({"interleave": "mixed", "schedule_file": "my.txt"}, []),
     ],
 )
 def test_a_form_falls_back_to_simpler_ones(options: dict[str, Any], labels: list[str]) -> None:
-    """In the end to Paddle's own jobs; none with lag or depth, and all else as it was."""
+    """In the end to Paddle's own jobs; none with weight_delay or depth, and all else as it was."""
     found = Schedule1F1B(max_ops_per_job=7, extra_live_bytes=5, **options).fallbacks()
     assert [each.label() for each in found] == [f"interleave: {label}" for label in labels]
     for each in found:
         assert isinstance(each, Schedule1F1B)
-        assert (each.max_ops_per_job, each.extra_live_bytes, each.at_once) == (7, 5, 0.0)
+        assert (each.max_ops_per_job, each.extra_live_bytes, each.inline_share) == (7, 5, 0.0)
 
 
 def test_the_plan_of_paddle_keeps_only_what_its_jobs_need() -> None:
-    full = Schedule1F1B(interleave="mixed", lag=2, lag_at_end=3, depth=(2, 1), at_once=0.5, early_sends_at_end=1.0, extra_live_bytes=9)
-    assert full.stock() == Schedule1F1B(interleave="off", extra_live_bytes=9)
-    assert Schedule1F1B(schedule_file="x").stock() == Schedule1F1B(interleave="off", schedule_file="x")
+    full = Schedule1F1B(
+        interleave="mixed",
+        weight_delay=2,
+        weight_delay_at_end=3,
+        depth=(2, 1),
+        inline_share=0.5,
+        send_latency_weight_at_end=1.0,
+        extra_live_bytes=9,
+    )
+    assert full.baseline() == Schedule1F1B(interleave="off", extra_live_bytes=9)
+    assert Schedule1F1B(schedule_file="x").baseline() == Schedule1F1B(interleave="off", schedule_file="x")
     assert full.draft() == Schedule1F1B(**{name: getattr(full, name) for name in full.__struct_fields__} | {"search": False})
-    assert isinstance(full.stock(), Pass)
+    assert isinstance(full.baseline(), Pass)
 
 
 # -------------------------------------------------------------------------------------------------------------- rows and jobs
@@ -270,16 +285,16 @@ def test_jobs_follow_the_row_of_the_form(pp: int, micro_batches: int, form: Any,
     """Each form, by its own row; every operation is in one job for each micro-batch, the optimizer's once."""
     stage = data.draw(st.integers(0, pp - 1))
     program = programs(World(pp=pp, micro_batches=micro_batches))[stage]
-    lag = data.draw(st.sampled_from([0, 1, 2])) if form in ("dx-first", "mixed") else 0
-    at_end = lag + data.draw(st.sampled_from([0, 1])) if lag else None
-    made, context = ran(program, interleave=form, lag=lag, lag_at_end=at_end, extra_live_bytes=1 << 20)
+    weight_delay = data.draw(st.sampled_from([0, 1, 2])) if form in ("dx-first", "mixed") else 0
+    at_end = weight_delay + data.draw(st.sampled_from([0, 1])) if weight_delay else None
+    made, context = ran(program, interleave=form, weight_delay=weight_delay, weight_delay_at_end=at_end, extra_live_bytes=1 << 20)
     # what mixed needs so that neighbours do not wait for each other
     depth = min(2 * (pp - 1 - stage) + 1, micro_batches) if form == "mixed" else None
     rows = {
         "off": lambda: SCHEDULES["1F1B"](stage, pp, micro_batches, 1),
         "zb-h1": lambda: zero_bubble(stage, pp, micro_batches),
     }
-    row = rows.get(form, lambda: joined(stage, pp, micro_batches, lag=lag, warmup=depth, lag_at_end=at_end))()
+    row = rows.get(form, lambda: joined(stage, pp, micro_batches, weight_delay=weight_delay, warmup=depth, weight_delay_at_end=at_end))()
     if form != "off" and any(op.role == "optimize" and op.group >= 0 for op in program.ops):
         row = with_optimizer(row)
     assert row_of(context) == text(row)
@@ -307,12 +322,12 @@ def test_mixed_at_another_depth_is_declined_where_draws_would_change() -> None:
         "mixed: forward and backward both draw random numbers, or have operations that may, and another depth would change their "
         "order; dx-first instead"
     )
-    assert row_of(context) == text(joined(0, 2, 4, lag=0))
-    assert row_of(ran(DRAWS[0], interleave="dx-first")[1]) == text(joined(0, 2, 4, lag=0))
+    assert row_of(context) == text(joined(0, 2, 4, weight_delay=0))
+    assert row_of(ran(DRAWS[0], interleave="dx-first")[1]) == text(joined(0, 2, 4, weight_delay=0))
     one_side = side_program(Sides(stage=0, stages=2, micro_batches=4, draws=True), 0)
     _, context = ran(one_side, interleave="mixed")
     assert context.declined == []
-    assert row_of(context) == text(joined(0, 2, 4, lag=0, warmup=3))
+    assert row_of(context) == text(joined(0, 2, 4, weight_delay=0, warmup=3))
 
 
 @pytest.mark.parametrize("form", ["dx-first", "mixed"])
@@ -342,8 +357,8 @@ def test_a_stage_receives_before_it_sends_what_its_neighbour_wants_later(
     made = ran(programs(World(pp=pp, micro_batches=micro_batches))[stage], interleave=form)[0]
     rows = {
         "off": lambda: SCHEDULES["1F1B"](stage - 1, pp, micro_batches, 1),
-        "dx-first": lambda: joined(stage - 1, pp, micro_batches, lag=0),
-        "mixed": lambda: joined(stage - 1, pp, micro_batches, lag=0, warmup=min(2 * (pp - stage) + 1, micro_batches)),
+        "dx-first": lambda: joined(stage - 1, pp, micro_batches, weight_delay=0),
+        "mixed": lambda: joined(stage - 1, pp, micro_batches, weight_delay=0, warmup=min(2 * (pp - stage) + 1, micro_batches)),
     }
     before, done = dict[int, int](), 0
     for slot in rows[form]():
