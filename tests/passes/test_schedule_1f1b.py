@@ -23,6 +23,7 @@ COSTS = GivenCosts({"comm": 100, "gemm": 50, "default": 10})
 STAGES = programs(World(pp=2, micro_batches=3))
 CHUNKS = programs(World(pp=2, micro_batches=2, chunks=2, schedule="VPP"))
 DRAWS = [side_program(Sides(stage=stage, stages=2, micro_batches=4, recompute=True, draws=True), stage) for stage in range(2)]
+NO_LESS = "expected no less than weight_delay on any stage, and 0 where weight_delay is 0"
 FORMS = ("auto", "off", "dx-first", "mixed", "zb-h1", ("mixed", "dx-first"))
 
 
@@ -166,17 +167,17 @@ def test_a_schedule_file_stands_alone(tmp_path: Path) -> None:
         (
             STAGES[0],
             {"interleave": "dx-first", "weight_delay": 2, "weight_delay_at_end": 1},
-            "weight_delay_at_end: found 1 beside weight_delay 2; expected no less than weight_delay on any stage, and 0 where weight_delay is 0",
+            f"weight_delay_at_end: found 1 beside weight_delay 2; {NO_LESS}",
         ),
         (
             STAGES[0],
             {"interleave": "dx-first", "weight_delay": (1, 2), "weight_delay_at_end": (1, 1)},
-            "weight_delay_at_end: found [1, 1] beside weight_delay [1, 2]; expected no less than weight_delay on any stage, and 0 where weight_delay is 0",
+            f"weight_delay_at_end: found [1, 1] beside weight_delay [1, 2]; {NO_LESS}",
         ),
         (
             STAGES[0],
             {"interleave": "dx-first", "weight_delay": (0, 1), "weight_delay_at_end": (1, 1)},
-            "weight_delay_at_end: found [1, 1] beside weight_delay [0, 1]; expected no less than weight_delay on any stage, and 0 where weight_delay is 0",
+            f"weight_delay_at_end: found [1, 1] beside weight_delay [0, 1]; {NO_LESS}",
         ),
         (CHUNKS[0], {"interleave": "zb-h1"}, "interleave: zb-h1 has no chunks; expected a 1F1B pipeline, found VPP"),
         (
@@ -225,7 +226,8 @@ def test_options_are_held_against_the_program(program: Program, options: dict[st
                 "inline_share": (0.25, 0.5),
                 "send_latency_weight": 1.5,
             },
-            "interleave: dx-first, weight_delay [1, 2], weight_delay_at_end 3, depth [4, 5], inline_share [0.25, 0.5], send_latency_weight 1.5",
+            "interleave: dx-first, weight_delay [1, 2], weight_delay_at_end 3, depth [4, 5], inline_share [0.25, 0.5], "
+            "send_latency_weight 1.5",
         ),
         ({"interleave": "mixed", "weight_delay_at_end": 0}, "interleave: mixed, weight_delay_at_end 0"),
         ({"interleave": "mixed", "send_latency_weight_at_end": (0.0, 2.0)}, "interleave: mixed, send_latency_weight_at_end [0, 2]"),
