@@ -309,7 +309,10 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
     def _given_rows(self, program: Program) -> dict[int, list[Slot]]:
         pipe = program.pipeline
         rows = read_schedule(self.schedule_file)
-        check_rows(rows, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, self.schedule_file)
+        try:
+            check_rows(rows, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, self.schedule_file)
+        except PlanError as error:
+            raise ConfigError(str(error)) from error
         return rows
 
     def _zero_bubble(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:

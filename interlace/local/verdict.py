@@ -81,12 +81,10 @@ def judge(stock: LaunchResult | LaunchError, planned: LaunchResult | LaunchError
     """Compare two runs of a script.
 
     Raises:
-        LaunchError: Interlace's run failed; it says whether stock's did too.
+        LaunchError: Interlace's run failed; it says whether stock's did too, and whether runs that only train do.
     """
     if isinstance(planned, LaunchError):
-        if isinstance(stock, LaunchError):
-            raise LaunchError(f"both runs failed, stock Paddle's too, so no plan is to blame\nstock: {stock}\ninterlace: {planned}")
-        raise LaunchError(f"Interlace's run failed, stock Paddle's did not: {planned}")
+        raise LaunchError(_why_it_failed(stock, planned, run))
     runs = {"interlace": planned}
     if isinstance(stock, LaunchResult):
         runs["stock"] = stock
@@ -97,6 +95,34 @@ def judge(stock: LaunchResult | LaunchError, planned: LaunchResult | LaunchError
     else:
         verdict = Verdict("stock failed", runs, difference=str(stock), faults=[f"stock Paddle's own run failed: {_head(stock)}"])
     return verdict if verdict.verdict in ("same", "stock unsteady") else _without_faults(planned, verdict, run)
+
+
+def _why_it_failed(stock: LaunchResult | LaunchError, planned: LaunchError, run: Run) -> str:
+    """What is known of Interlace's run that failed. Where it came to evaluation or prediction, runs of both that only train tell whether
+    the plan of training is at fault."""
+    if isinstance(stock, LaunchResult):
+        said, both, given = "Interlace's run failed, stock Paddle's did not", f": {planned}", stock.reports
+        if planned.modes <= {"train"}:
+            return said + both
+    else:
+        said, both, given = "both runs failed, stock Paddle's too", f"\nstock: {stock}\ninterlace: {planned}", ()
+        if planned.modes | stock.modes <= {"train"}:
+            return f"{said}, so no plan is to blame{both}"
+    with temporary_folder() as steps:
+        for report in given:
+            write_report(steps, report)
+        env = {STEPS_VARIABLE: os.fspath(steps)}
+        theirs = _try(run, FAULTS[0].name, env)
+        mine = None if theirs is None else _try(run, PLAN_ALONE, env)
+    if theirs is None:
+        found = "stock Paddle's run that only trains fails as well, so that there is nothing to judge a plan by"
+    elif mine is None:
+        found = "of runs that only train, without evaluation and prediction, Interlace's fails and stock's does not"
+    elif difference := first_difference(training(theirs.reports), training(mine.reports)):
+        found = f"runs that only train, without evaluation and prediction, come to their end and differ: {difference}"
+    else:
+        found = "runs that only train come to their end, equal bit by bit, so evaluation or prediction is to blame and no plan of training"
+    return f"{said}; {found}{both}"
 
 
 def _head(error: LaunchError) -> str:
