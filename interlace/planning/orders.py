@@ -8,7 +8,7 @@ import msgspec
 
 from interlace.errors import PassError
 from interlace.ir import Program
-from interlace.ir.stand_ins import likeness
+from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.passes import PassReport
 from interlace.passes.pipeline import built_in
 from interlace.planning.tasks import task
@@ -35,7 +35,7 @@ def history_of(captured: Program, planned: Program, orders: Sequence[Change], re
         tuple((report.name, report.orders) for report in reports),
         tuple(report.name for report in reports if report.name not in ours),
         found,
-        likeness(captured) if found else b"",
+        equivalence_key(captured) if found else b"",
     )
 
 

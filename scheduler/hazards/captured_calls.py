@@ -58,7 +58,7 @@ def strays(captured: Program, planned: Program) -> tuple[Stray, ...]:
     then, now = places_of_calls(captured), places_of_calls(planned)
     values = {value.id: value for value in planned.values}
     calls = [op for op in planned.ops if is_comm(op) and now[op.id] >= 0]
-    stand = [(op, match.stands_for(op)) for op in calls]
+    stand = [(op, match.representative(op)) for op in calls]
     found = [(op, old, *match.flow_of(op, old)) for op, old in stand]
     signed = {op.id: signature(op, values) for op in calls}
     vague = {_kind(op) for op in calls if signed[op.id][1] < 0}  # a size that is unknown until run time may be any
@@ -104,7 +104,7 @@ class _Match:
         for op in reversed(lost):
             self._lost_of[_kind(op)].append(op)
 
-    def stands_for(self, op: Op) -> Op | None:
+    def representative(self, op: Op) -> Op | None:
         """The captured call; None where that is not known."""
         own = self._before.get(op.id) or self._before.get(op.origin)
         if own is not None and _carried(own) == _carried(op):

@@ -13,10 +13,10 @@ import numpy as np
 
 from interlace.ir import Program, describe
 from interlace.ir.copies import items_of
+from interlace.ir.equivalent_ranks import with_given_partners
 from interlace.ir.kinds import is_comm
 from interlace.ir.per_ops import once_per_items
 from interlace.ir.rings import RingNames
-from interlace.ir.stand_ins import with_given_partners
 from interlace.scheduler.hazards.captured_calls import ALONE, SAME_FLOW, Place, Stray
 from interlace.scheduler.hazards.channels import NOBODY, Line, line_of, line_text
 from interlace.scheduler.hazards.finding import Finding, Kind
@@ -56,7 +56,7 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         steps: Of each pass the name, and what it changed.
         own: Names of those passes that are a user's.
         strays: Calls of the plan that are not the captured ones of their places, or carry something else.
-        likeness: Of the captured program, equal on ranks with equal ones; empty where there are no strays.
+        equivalence_key: Of the captured program, equal on ranks with equal ones; empty where there are no strays.
     """
 
     seat: Program
@@ -64,7 +64,7 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: tuple[tuple[str, tuple[Change, ...]], ...]
     own: tuple[str, ...] = ()
     strays: tuple[Stray, ...] = ()
-    likeness: bytes = b""
+    equivalence_key: bytes = b""
 
     def names(self) -> list[str]:
         """Of the passes."""
@@ -240,7 +240,7 @@ def _exchanged(
         for at in sorted((at for at in {**mine, **theirs} if at[0] == line), key=lambda at: at[1]):
             one, two = (each.get(at, _Stand(at)) for each in (mine, theirs))
             differ = None not in (one.captured, two.captured) and one.captured != two.captured
-            alike = line[1] == NOBODY and histories[first].likeness == histories[other].likeness
+            alike = line[1] == NOBODY and histories[first].equivalence_key == histories[other].equivalence_key
             if differ or (has_own and not _are_same(one, two, alike)):
                 words = (f"{_captured_text(line, each)} on rank {rank}" for each, rank in zip((one, two), pair, strict=True))
                 said = f"{at[1][0]} {place_text(at[1][1])} is {', '.join(words)}"

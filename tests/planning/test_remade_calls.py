@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.ir import Op, Program, parse, verify
+from interlace.ir.equivalent_ranks import equivalence_key
 from interlace.ir.kinds import is_comm
-from interlace.ir.stand_ins import likeness
 from interlace.scheduler.hazards.captured_calls import strays
 from interlace.scheduler.hazards.pass_orders import Break, History, breaks, changes, orders_of
 from tests.interpreter import Poisoned, Stuck, run
@@ -152,7 +152,7 @@ def found(before: Sequence[Program], after: Sequence[Program]) -> list[Break]:
                 (("own", changes(orders_of(one), orders_of(other))),),
                 ("own",),
                 strays(one, other),
-                likeness(one),
+                equivalence_key(one),
             )
             for one, other in zip(before, after, strict=True)
         ]
