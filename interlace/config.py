@@ -495,13 +495,23 @@ def _suggest(word: str, known: Any) -> str:
     return (f"did you mean {near[0]!r}? " if near else "") + f"there are {sorted(known)}"
 
 
+def presets_folder() -> Path:
+    """Where the configurations are that come with Interlace."""
+    return Path(str(importlib.resources.files("interlace.configs"))) / "presets"
+
+
+def is_preset(path: str | Path) -> bool:
+    """Whether a configuration is one that comes with Interlace, by its name or path. Raises ConfigError where there is none."""
+    return find_config(path).absolute().parent == presets_folder().absolute()
+
+
 def find_config(path: str | Path) -> Path:
     """The file of a path or of a preset's name.
 
     Raises:
         ConfigError: There is neither; the message lists the presets.
     """
-    presets = Path(str(importlib.resources.files("interlace.configs"))) / "presets"
+    presets = presets_folder()
     for candidate in (Path(path), presets / Path(path).name, presets / f"{Path(path).name}.yaml"):
         if candidate.is_file():
             return candidate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from interlace.errors import ConfigError
+from interlace.errors import ConfigError, PlanError
 from interlace.ir import Job, Program
 from interlace.ir.effects import draws_twice
 from interlace.ir.kinds import is_collective
@@ -90,8 +90,11 @@ class Schedule1F1B(ScheduleOptions, Pass, frozen=True, kw_only=True):
 
     def _given_rows(self, program: Program) -> dict[int, list[Slot]]:
         pipe = program.pipeline
-        rows = self.given_rows()
-        check_rows(rows, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, self.schedule_file)
+        try:
+            rows = self.given_rows()
+            check_rows(rows, pipe.num_stages, pipe.num_micro_batches, pipe.num_chunks, self.schedule_file)
+        except PlanError as error:
+            raise ConfigError(str(error)) from error
         return rows
 
     def _zero_bubble(self, program: Program, context: Context) -> tuple[dict[int, list[Slot]], Form]:

@@ -212,7 +212,8 @@ def test_what_is_compared_can_be_named(made: Path, tmp_path: Path, capsys: pytes
     out = tmp_path / "page.html"
     assert main(["report", str(made / "plan"), "--beside", str(made / "plan"), "-o", str(out)]) == 0
     found = data_in(out)
-    assert [plan["name"] for plan in found["plans"]] == ["the plan plan", "This plan"]
+    assert [plan["name"] for plan in found["plans"]] == ["the plan in plan/", "This plan"]
+    assert found["sentence"].startswith("The plan in plan/ takes ")
     assert found["outcome"]["before"] == found["outcome"]["plan"]
     assert main(["report", str(made / "plan" / "captured"), "-o", str(out)]) == 0
     assert [plan["name"] for plan in data_in(out)["plans"]] == ["Paddle's baseline"]
@@ -375,7 +376,7 @@ def test_a_broken_curve_is_refused(repeated: Path, tmp_path: Path, capsys: pytes
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node (Debian: apt-get install nodejs)")
 def test_the_page_writes_sizes_as_texts_do() -> None:
-    sizes = [0, 1, 1023, 1024, 16384, (1 << 20) - 1, 1 << 20, 3 << 19, 5_153_325_072]
+    sizes = [0, 1, 1023, 1024, 16384, (1 << 20) - 1, 1 << 20, 3 << 19, (1 << 30) - 1, 5_153_325_072, -512, -3 << 19]
     functions = re.findall(r"^const (?:gib|size) = .*?;$", template(), re.M | re.S)
     assert len(functions) == 2
     script = "\n".join([*functions, f"console.log(JSON.stringify({sizes}.map(size)))"])
