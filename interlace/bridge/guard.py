@@ -9,6 +9,7 @@ runs again by Paddle's own plan: nothing of it is lost or applied twice.
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from interlace.version import VERSION
 
 USERS = (ConfigError, BudgetError, LoadError, OutputError)
 """Errors about what a user asked for: no plan stands in for it."""
+_PADDLES = re.compile(r"\w*Error: ")
 DECLARING = (DATA, PARAMETER, KEYWORD)
 MOST_OF_HOST = 0.5
 """Part of the host's free memory that copies of all ranks of a host may take."""
@@ -56,10 +58,10 @@ def fault_of(error: Exception) -> Fault:
 
 
 def _short(text: str) -> str:
-    """The last paragraph of what Paddle says of an error in C++: above it are its stacks."""
+    """What Paddle says of an error in C++, without its stacks and the user's."""
     told = [line.strip() for line in text.splitlines() if line.strip()]
-    start = next((k for k, line in enumerate(told) if line.startswith("Error Message Summary")), -1)
-    return " ".join(told[start + 2 :] if start >= 0 else told)[:600]
+    summary = [k for k, line in enumerate(told) if k and _PADDLES.match(line)]
+    return " ".join(told[summary[-1] :] if summary else told)[:600]
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,7 +312,8 @@ class _Making:
         if self.mode == "train":
             plan.measured.device, plan.measured.profile_device = known_name(device), load_profile(plan.profile).device
             _last_plan[:] = [plan]
-            say_once(plan.sentence())
+            if is_first:
+                say_once(plan.sentence())
         return Mode(plan, self.captured, lowered, self.mapping, to_compare=comm)
 
     def paddles(self, plan: Plan, is_first: bool) -> Mode:
