@@ -27,7 +27,6 @@ from interlace.bridge.tuning import Tuning, is_tuned
 from interlace.config import Config, make_config
 from interlace.cost_model import load_profile
 from interlace.errors import ConfigError, PlanError
-from interlace.garbage import rarely_collected
 from interlace.ir import Pipeline, Program
 from interlace.notice import say, say_once
 from interlace.outside import Outside, asked_outside

@@ -183,7 +183,9 @@ class Tuning:
             self.known = kept.path
             if kept.choice.taken.is_paddles:
                 self.shown = Plan.off("Paddle's own plan was the fastest that an earlier run measured")
-            say_once(f"{kept.choice.taken.name} is taken, the fastest of {len(kept.choice.results)} that an earlier run measured ({kept.path})")
+            say_once(
+                f"{kept.choice.taken.name} is taken, the fastest of {len(kept.choice.results)} that an earlier run measured ({kept.path})"
+            )
             return [kept.choice.taken]
         return [each for each in (configured, PADDLES) if each.is_paddles or each.name not in kept.ended]
 
@@ -360,7 +362,9 @@ class Tuning:
         if trial.taken is None or self.mode != "train" or self.known or self.store is None:
             return
         choice = Choice(trial.taken, tuple(trial.results()), trial.steps)
-        where = f"; kept in {self.store.choice_path}" if self.store.write(choice) else f"; {self.folder} cannot be written, so it is not kept"
+        where = (
+            f"; kept in {self.store.choice_path}" if self.store.write(choice) else f"; {self.folder} cannot be written, so it is not kept"
+        )
         for line in told_of(trial).lines():
             say(line)
         say(f"the next run of the same programs takes it without a trial{where}")
@@ -385,8 +389,9 @@ class Tuning:
         path = report_fault(self.folder, name, where, failure, verdict)
         if self.env.rank == verdict.rank:
             say(
-                f"{name} failed ({where}): {verdict.text(self.env.world_size)}. Training goes on with another plan, in the end Paddle's own; "
-                f"nothing of the step is lost. Please report it with {path or 'the log of this rank'} and the dump of the script (`interlace dump`)"
+                f"{name} failed ({where}): {verdict.text(self.env.world_size)}. Training goes on with another plan, in the end Paddle's "
+                f"own; nothing of the step is lost. Please report it with {path or 'the log of this rank'} and the dump of the script "
+                "(`interlace dump`)"
             )
 
     def _require_ours(self, verdict: Verdict, failure: Exception | None) -> None:
