@@ -423,7 +423,7 @@ def _timed(engine: Any, state: State) -> Iterator[None]:
 
 def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[Any]:
     ids = tuple(_value_id(mode, value) for value in asked)
-    if ids != mode.fetches:
+    if ids != mode.fetches and mode.captured is not None:
         device, program = choose_device(), fetching(mode.plan.program, ids)
         if check:
             require_safe([program], device.target)
@@ -433,7 +433,7 @@ def _translate(engine: Any, mode: Mode, asked: list[Any], check: bool) -> list[A
 
 
 def _value_id(mode: Mode, value: Any) -> int:
-    if mode.user_values.has(value):
+    if mode.captured is not None and mode.user_values.has(value):
         found = mode.captured.value_ids.get(mode.user_values.look_up(value).id)
         if found is not None:
             return found

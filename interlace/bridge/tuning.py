@@ -75,7 +75,7 @@ def proposed(config: Config, plan: Plan) -> list[Contender]:
     if config.plan or not isinstance(asked, Schedule1F1B) or not asked.is_open():
         return []
     name, pipe = option_name(Schedule1F1B.name), plan.program.pipeline
-    found = [{name: {"interleave": "mixed" if pipe.num_micro_batches > 1 else "dx-first"}}]
+    found: list[dict[str, dict[str, Any]]] = [{name: {"interleave": "mixed" if pipe.num_micro_batches > 1 else "dx-first"}}]
     before = plan.outcome.before if plan.outcome else None
     if before is not None and config.memory_budget is None:
         found.append({name: {"extra_live_bytes": asked.extra_live_bytes + int(MORE_MEMORY * before.peak_bytes)}})
@@ -320,9 +320,10 @@ class Tuning:
             lasting.restore()
         why = next((each for each in gather(self.peers, "copies", lasting.why_none) if each), "")
         if why:
+            said = verdict.text(self.env.world_size)
             raise PlanError(
-                f"{contender.name} failed in its first step ({verdict.text(self.env.world_size)}), which may have changed parameters: there was "
-                f"no room on the host for a copy of them ({why}). Start the run again: this plan is not tried then (tune: off tries it)"
+                f"{contender.name} failed in its first step ({said}), which may have changed parameters: there was no room on the host "
+                f"for a copy of them ({why}). Start the run again: this plan is not tried then"
             ) from failure
         self.device.forget_failure()
 
