@@ -1,9 +1,9 @@
-"""Going back to Paddle's own plan where one of ours fails: what ranks tell each other of failures, and what a failed step may have changed.
+"""Going back to Paddle's baseline where one of ours fails: what ranks tell each other of failures, and what a failed step may have changed.
 
 A plan can fail before anything runs (planning, proof, lowering, Paddle's executor taking the plan), which changes nothing, and in its first
 step. Before that step everything that it writes and that lasts is copied to host memory: parameters, states of the optimizer, gradient
 buffers, running statistics, and the state of the random generators. After a failure it is put back on every rank, and the step
-runs again by Paddle's own plan: nothing of it is lost or applied twice.
+runs again by Paddle's baseline: nothing of it is lost or applied twice.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ SEND_RECV_STREAM = {"1F1B": ("send_recv_stream", "send_recv_stream")}
 @dataclass(slots=True)
 class Mode:
     """What an engine runs in one mode: the plan, the captured program, and the lowered plan; `to_compare` is the communication that the
-    proof with the other ranks needs, until the first step. With `is_paddles` it runs Paddle's own plan, which is `lowered` then."""
+    proof with the other ranks needs, until the first step. With `is_paddles` it runs Paddle's baseline, which is `lowered` then."""
 
     plan: Plan
     captured: Captured | None
@@ -128,33 +128,33 @@ def install() -> None:
     engine = engine_module.Engine
     if getattr(engine, "_interlace_installed", False):
         return
-    stock_pipeline, stock_parallel, stock_run = engine_module.pipeline_pass, engine._parallel_pir, engine.run
+    baseline_pipeline, baseline_parallel, baseline_run = engine_module.pipeline_pass, engine._parallel_pir, engine.run
 
     def pipeline_pass(mains: Any, startups: Any, strategy: Any) -> Any:
         if not _building:
-            return stock_pipeline(mains, startups, strategy)
-        return _plan_pipeline(mains[0], strategy, stock_pipeline)
+            return baseline_pipeline(mains, startups, strategy)
+        return _plan_pipeline(mains[0], strategy, baseline_pipeline)
 
     def parallel_pir(self: Any, mode: str) -> None:
         state = _state(self)
         if state is None:
-            stock_parallel(self, mode)
+            baseline_parallel(self, mode)
             return
         with _build(self, mode, state):
-            stock_parallel(self, mode)
+            baseline_parallel(self, mode)
             if mode not in state.modes and (mode == "train" or self._strategy.gradient_merge.enable):
                 _plan_without_pipeline(self, mode, state)
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         state = getattr(self, "_interlace", None)
         if state is None:
-            return stock_run(self, *args, **kwargs)
+            return baseline_run(self, *args, **kwargs)
         if kwargs.get("mode") is not None:
             self.to_mode(kwargs["mode"])
 
         def step() -> Any:
             with _ready(self, state), _fed(self, state, args, kwargs), _timed(self, state):
-                return stock_run(self, *args, **kwargs)
+                return baseline_run(self, *args, **kwargs)
 
         tuning = state.tunings.get(self._mode)
         return step() if tuning is None else tuning.run(step)
@@ -164,7 +164,7 @@ def install() -> None:
 
 
 def _state(engine: Any) -> State | None:
-    """Interlace's state of the engine; None if the engine runs as stock."""
+    """Interlace's state of the engine; None if the engine is left to Paddle."""
     if os.environ.get(DISABLE_VARIABLE) == "1":
         return None
     known = getattr(engine, "_interlace", None)
@@ -214,7 +214,7 @@ def _build(engine: Any, mode: str, state: State) -> Iterator[None]:
         _building.pop()
 
 
-def _plan_pipeline(dense: Any, strategy: Any, stock_pipeline: Callable[..., Any]) -> Any:
+def _plan_pipeline(dense: Any, strategy: Any, baseline_pipeline: Callable[..., Any]) -> Any:
     """Plan and lower a program; runs in place of Paddle's pipeline pass."""
     from paddle.distributed.auto_parallel.static.pir_pass import get_pp_stage_by_pp_degree
 
@@ -231,7 +231,7 @@ def _plan_pipeline(dense: Any, strategy: Any, stock_pipeline: Callable[..., Any]
         require_straight(pipeline)
 
     def paddles(program: Any) -> Any:
-        return stock_pipeline([program], [program], strategy)
+        return baseline_pipeline([program], [program], strategy)
 
     return _plan_mode(engine, mode, state, _Making(engine, mode, state, dense, pipeline, paddles))
 
@@ -272,7 +272,7 @@ class _Making:
     Attributes:
         dense: The program that Paddle built.
         pipeline: The step that it belongs to.
-        stock: Gives Paddle's own plan of such a program; None where Paddle runs it without one.
+        baseline: Gives Paddle's baseline of such a program; None where Paddle runs it without one.
     """
 
     engine: Any
@@ -280,7 +280,7 @@ class _Making:
     state: State
     dense: Any
     pipeline: Pipeline
-    stock: Callable[[Any], Any]
+    baseline: Callable[[Any], Any]
     captured: Captured | None = None
     mapping: Any = None
     unchanged: Any = None
@@ -317,7 +317,7 @@ class _Making:
 
     def paddles(self, plan: Plan, is_first: bool) -> Mode:
         """See `tuning.Making`."""
-        own = self.stock(self.dense if is_first else self.unchanged)
+        own = self.baseline(self.dense if is_first else self.unchanged)
         if not is_first:
             if self.engine._strategy.pipeline.enable:
                 _run_fused_passes(self.engine, own)
@@ -326,7 +326,7 @@ class _Making:
 
 
 def _prepare(device: Device, own: Any, dense: Any, mode: str) -> None:
-    """Rewrite the programs of Paddle's own plan as the device needs it; where one is an engine's first plan, others do that."""
+    """Rewrite the programs of Paddle's baseline as the device needs it; where one is an engine's first plan, others do that."""
     if own is None:
         device.finish(dense, mode)
         return
@@ -335,7 +335,7 @@ def _prepare(device: Device, own: Any, dense: Any, mode: str) -> None:
 
 
 def _plan_mode(engine: Any, mode: str, state: State, making: _Making) -> Any:
-    """Plan and lower a program, or leave it to Paddle's own plan, which is given then."""
+    """Plan and lower a program, or leave it to Paddle's baseline, which is given then."""
     device = choose_device()
     if not is_tuned(state.config, device):
         making.capture()
@@ -352,7 +352,7 @@ def _plan_mode(engine: Any, mode: str, state: State, making: _Making) -> Any:
 def _plan(program: Program, config: Config, device: Device) -> Plan:
     """The plan of a captured program: loaded where plans are given, else made here and now.
 
-    Evaluation, of which the folder holds no plans unless a run dumped them there, keeps Paddle's own order then.
+    Evaluation, of which the folder holds no plans unless a run dumped them there, keeps Paddle's baseline order then.
     """
     peers = peers_of(program)
     if config.plan:
@@ -385,7 +385,7 @@ def _ready(engine: Any, state: State) -> Iterator[None]:
     try:
         if mode is not None and mode.is_paddles:
             if asked and mode.lowered is not None:
-                raise PlanError("values are fetched, which Paddle's own plan cannot give with several micro-batches; set tune: off")
+                raise PlanError("values are fetched, which Paddle's baseline cannot give with several micro-batches; set tune: off")
         elif mode is not None:
             if mode.to_compare is not None:
                 require_agreement(mode.plan, mode.to_compare, choose_device().target)

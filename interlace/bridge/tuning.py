@@ -36,7 +36,7 @@ VARIABLE = "INTERLACE_TUNE"
 """What the option's default, `auto`, means: `on` or `off`."""
 CONFIGURED = "Interlace's plan"
 MORE_MEMORY = 0.1
-"""Part of what Paddle's own plan holds that a plan with more memory may hold besides; less gains little, more may not be there."""
+"""Part of what Paddle's baseline holds that a plan with more memory may hold besides; less gains little, more may not be there."""
 
 
 class Runnable(Protocol):
@@ -59,7 +59,7 @@ class Making(Protocol):
         ...
 
     def paddles(self, plan: Plan, is_first: bool) -> Runnable:
-        """Paddle's own plan, beside a plan of ours that says why; `is_first`: it is the engine's first plan of the mode."""
+        """Paddle's baseline, beside a plan of ours that says why; `is_first`: it is the engine's first plan of the mode."""
         ...
 
 
@@ -182,7 +182,7 @@ class Tuning:
         if kept.choice is not None and kept.choice.taken.name not in kept.ended:
             self.known = kept.path
             if kept.choice.taken.is_paddles:
-                self.shown = Plan.off("Paddle's own plan was the fastest that an earlier run measured")
+                self.shown = Plan.off("Paddle's baseline was the fastest that an earlier run measured")
             say_once(
                 f"{kept.choice.taken.name} is taken, the fastest of {len(kept.choice.results)} that an earlier run measured ({kept.path})"
             )
@@ -236,7 +236,7 @@ class Tuning:
         return made
 
     def _why_too_large(self) -> str:
-        """Why Paddle's own plan is not tried: it holds more than the memory budget, as simulated."""
+        """Why Paddle's baseline is not tried: it holds more than the memory budget, as simulated."""
         outcome, budget = self.shown.outcome, self.shown.memory_budget
         held_bytes = outcome.before.peak_bytes if outcome is not None and outcome.before is not None else 0
         return f"it holds {size(held_bytes)}, more than the memory budget of {size(budget)}" if 0 < budget < held_bytes else ""
@@ -312,7 +312,7 @@ class Tuning:
         try:
             return step()
         except NotBuiltError as error:
-            raise error.__cause__ or PlanError(f"Paddle's own plan cannot run: {error.verdict.text(self.env.world_size)}") from error
+            raise error.__cause__ or PlanError(f"Paddle's baseline cannot run: {error.verdict.text(self.env.world_size)}") from error
 
     def _restore(self, lasting: Lasting, contender: Contender, failure: Exception | None, verdict: Verdict) -> None:
         """Undo a step that failed, on every rank. Raises PlanError where that is not possible on one."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from interlace.planning.stock import STOCK
+from interlace.planning.baseline import BASELINE
 from interlace.units import ms
 
 FIRST_SKIPPED, SKIPPED, COUNTED = 3, 1, 4
@@ -33,7 +33,7 @@ class Contender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: How reports call it.
-        options: Of passes by option name, on top of the configuration; None for Paddle's own plan.
+        options: Of passes by option name, on top of the configuration; None for Paddle's baseline.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Contender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_paddles(self) -> bool:
-        """Whether it is Paddle's own plan, which Interlace does not lower."""
+        """Whether it is Paddle's baseline, which Interlace does not lower."""
         return self.options is None
 
 
-PADDLES = Contender(STOCK)
+PADDLES = Contender(BASELINE)
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +94,7 @@ class Trial:
     """The account of a trial, equal on all ranks.
 
     Args:
-        contenders: In the order in which they are tried. Paddle's own plan, where it is among them, is what others must beat; else the
+        contenders: In the order in which they are tried. Paddle's baseline, where it is among them, is what others must beat; else the
             first.
 
     Attributes:

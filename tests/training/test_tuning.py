@@ -1,4 +1,4 @@
-"""Plans that are tried on a run's own steps, and failures of plans, on CPU ranks: always stock's bits."""
+"""Plans that are tried on a run's own steps, and failures of plans, on CPU ranks: always the baseline's bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from interlace.errors import LaunchError
 from interlace.local.launch import LaunchResult, launch
-from interlace.planning.stock import STOCK
+from interlace.planning.baseline import BASELINE
 
 pytestmark = pytest.mark.paddle
 SCRIPT = Path(__file__).with_name("tuned_script.py")
@@ -47,34 +47,34 @@ class Run:
 
 
 @functools.cache
-def stock(layout: str, folder: Path) -> list[object]:
+def baseline(layout: str, folder: Path) -> list[object]:
     """The bits of Paddle alone."""
     return Run(folder, layout, {}, INTERLACE_DISABLE="1").bits()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stock")
+    return tmp_path_factory.mktemp("baseline")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(layout: str, tmp_path: Path, folder: Path) -> None:
     """The next run takes what was decided, and tries nothing."""
-    run = Run(tmp_path, layout, {"between": True, "slow": STOCK})
-    assert run.bits() == stock(layout, folder)
+    run = Run(tmp_path, layout, {"between": True, "slow": BASELINE})
+    assert run.bits() == baseline(layout, folder)
     head, *lines = run.trial()
     assert head.startswith("plans measured in ")
-    assert STOCK not in head, "a slow plan loses"
-    assert [line for line in lines if line.startswith(f"  {STOCK}: 2")], lines
+    assert BASELINE not in head, "a slow plan loses"
+    assert [line for line in lines if line.startswith(f"  {BASELINE}: 2")], lines
     again = Run(tmp_path, layout, {})
-    assert again.bits() == stock(layout, folder)
+    assert again.bits() == baseline(layout, folder)
     assert again.trial()[0].startswith("plans measured: ")
 
 
 def test_all_plans_that_differ_in_kind_are_tried(tmp_path: Path, folder: Path) -> None:
     run = Run(tmp_path, "pp2", {"slow": "plan"})  # all of ours and Paddle's
-    assert run.bits() == stock("pp2", folder)
-    assert [line.split(":")[0].strip() for line in run.trial()[1:3]] == [OURS, STOCK]
+    assert run.bits() == baseline("pp2", folder)
+    assert [line.split(":")[0].strip() for line in run.trial()[1:3]] == [OURS, BASELINE]
     assert [line for line in run.trial() if FORM in line]
     assert [line for line in run.trial() if MEMORY in line]
 
@@ -85,7 +85,7 @@ def test_a_plan_that_fails_is_dropped_and_training_goes_on(kind: str, on: int | 
     """Its first step fails at its very end: parameters are written, and go back to what they were."""
     play = {kind: OURS, **({} if on is None else {"on": on})}
     run = Run(tmp_path, "pp2", play)
-    assert run.bits() == stock("pp2", folder)
+    assert run.bits() == baseline("pp2", folder)
     said = "\n".join(run.said)
     assert [line for line in run.trial() if line.startswith(f"  {OURS}: dropped: ")] or kind == "build", said
     reports = list((tmp_path / "cache").glob("fault-rank*.txt"))
