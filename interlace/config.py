@@ -76,6 +76,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             before.
         dump: Folder for the dumps of every rank; empty for none. When: you want to inspect the plan of a training run, or load it in later
             runs.
+        tune: Measure plans on the run's own first training steps, Paddle's own among them, and go on with the fastest; where a plan fails,
+            go on with Paddle's own. `auto`: on devices, not on CPUs. When: `off` for the plan as it was predicted, or for an error where a
+            plan fails; `on` to try it on CPUs. Details: all plans give the same bits, so no step is lost. The choice is kept for later
+            runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in the one that the
+            environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
         plan: Folder of plans that `interlace plan` or `dump` wrote, of which each rank loads its own instead of planning; empty for none.
             When: many runs of one job: planning is done once, and all runs have the same plan. Details: the plans hold the options of
             passes and the profile, so none of these can be given together with `plan`.
@@ -90,6 +95,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     passes: dict[str, Pass] = {}
     check: bool = True
     dump: str = ""
+    tune: typing.Literal["auto", "on", "off"] = "auto"
     plan: str = ""
     source: str = "defaults"
 
@@ -110,8 +116,11 @@ PLAIN_KINDS: dict[str, type] = {
     "force_paddle": bool,
     "check": bool,
     "dump": str,
+    "tune": str,
     "plan": str,
 }
+PLAIN_CHOICES = {"tune": ("auto", "on", "off")}
+"""Options of their own that take one of a few words."""
 BUDGET = "memory_budget"
 PLAIN_FIELDS = (*PLAIN_KINDS, BUDGET)
 
@@ -295,6 +304,8 @@ def _check_plain(plain: Mapping[str, Any], where: _Where) -> None:
         if not isinstance(value, PLAIN_KINDS[key]):
             hint = "; write on or off" if PLAIN_KINDS[key] is bool else ""
             raise ConfigError(f"{where.at(key)}: expected {PLAIN_KINDS[key].__name__}, found {value!r}{hint}")
+        if key in PLAIN_CHOICES and value not in PLAIN_CHOICES[key]:
+            raise ConfigError(f"{where.at(key)}: found {value!r}; {_suggest(value, PLAIN_CHOICES[key])}")
 
 
 def _budget(value: Any, where: _Where) -> int | float | None:

@@ -20,6 +20,7 @@ class TestbedDevice(CustomDevice):
     __test__ = False
     target: ClassVar[Target] = RULES
     labels_all: ClassVar[bool] = True
+    tunes: ClassVar[bool] = False
 
     def label(self, built: Any, text: str) -> None:
         built.set_str_attr("interlace_at", text)

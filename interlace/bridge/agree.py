@@ -138,6 +138,12 @@ def peers_of(program: Program) -> Peers | None:
     return _Ranks(program.rank, program.world) if program.world > 1 else None
 
 
+def peers_of_run() -> Peers | None:
+    """The same, before there is a program."""
+    env = paddle.distributed.ParallelEnv()
+    return _Ranks(env.rank, env.world_size) if env.world_size > 1 else None
+
+
 class _Ranks:
     """Peers in processes of their own, through the transport of CPU ranks or Paddle's store."""
 

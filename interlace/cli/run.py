@@ -261,6 +261,8 @@ def _environment(args: argparse.Namespace, baseline: bool) -> dict[str, str]:
     told = {"INTERLACE_TARGET": args.target} if args.target else {}
     if baseline:
         told["INTERLACE_DISABLE"] = "1"
+    if args.verify and "INTERLACE_TUNE" not in os.environ:
+        told["INTERLACE_TUNE"] = "off"  # the plan itself is compared, and an error in it is one
     told |= _told(args)
     if args.imports:
         told[IMPORT_VARIABLE] = os.pathsep.join(os.path.abspath(name) if name.endswith(".py") else name for name in args.imports)

@@ -26,7 +26,7 @@ from interlace.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, install
 from interlace.cpu.transport import DEFAULT_TIMEOUT_S, PeerLostError, Transport
 from interlace.errors import BudgetError, ConfigError, InterlaceError, LoadError, OutputError
 from interlace.files import writing
-from interlace.installed import stands_back
+from interlace.installed import other_paddle, stands_back
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
 from interlace.local.own_target import VARIABLE, asked_target, find_own
 from interlace.local.processes import PARENT_PIPE_VARIABLE
@@ -180,6 +180,10 @@ def _recorder(rank: int, run_dir: str) -> Recorder:
     from interlace.bridge import mesh
 
     mesh.install()
+    if not other_paddle():
+        from interlace.bridge import hook
+
+        hook.install()  # below the recorder: a step that a failed plan began and another one repeated is one step
     recorder = Recorder(rank, run_dir)
     recorder.watch(Engine)
     given = os.environ.get(STEPS_VARIABLE)

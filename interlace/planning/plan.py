@@ -125,10 +125,13 @@ class Plan:
     def explain(self, limit: int = 8) -> str:
         """What was done and declined and why, by rule, at most `limit` of each sort a pass; last, what it brings."""
         if self.why_off:
-            return f"Interlace is off ({self.why_off}): Paddle's plan is untouched"
+            return "\n".join([f"Interlace is off ({self.why_off}): Paddle's plan is untouched", *self._trial_lines()])
         loaded = f", loaded from {self.loaded_from}" if self.loaded_from else ""
         head = f"{heading([self.program], self.profile)}{loaded}"
-        return "\n".join([head, *imbalance_lines(self.outcome), *reports_text(self.reports, limit), self.sentence()])
+        return "\n".join([head, *imbalance_lines(self.outcome), *reports_text(self.reports, limit), self.sentence(), *self._trial_lines()])
+
+    def _trial_lines(self) -> list[str]:
+        return self.measured.trial.lines() if self.measured.trial else []
 
     def sentence(self) -> str:
         """Paddle's own step and this plan's, in one sentence, measured too once steps have run; or why they are not compared."""

@@ -29,6 +29,14 @@ class GpuDevice(Device):
         """The GPU's name, such as `NVIDIA H200`."""
         return str(paddle.device.cuda.get_device_name(self.place))
 
+    def reserved_bytes(self) -> int:
+        """As Paddle counts it."""
+        return int(paddle.device.cuda.memory_reserved(self.place))
+
+    def release_memory(self) -> None:
+        """Free idle blocks of all streams' pools."""
+        paddle.device.cuda.empty_cache()
+
     def copy_out(self, value: Any) -> Any:
         """An asynchronous copy to pinned memory."""
         return paddle._C_ops.memcpy(value, PINNED)
