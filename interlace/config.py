@@ -77,8 +77,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         dump: Folder for the dumps of every rank; empty for none. When: you want to inspect the plan of a training run, or load it in later
             runs.
         tune: Measure plans on the run's own first training steps, Paddle's own among them, and go on with the fastest; where a plan fails,
-            go on with Paddle's own. `auto`: on devices, not on CPUs. When: `off` for the plan as it was predicted, or for an error where a
-            plan fails; `on` to try it on CPUs. Details: all plans give the same bits, so no step is lost. The choice is kept for later
+            go on with Paddle's own. `auto`: on devices, not on CPUs. When: the profile is of another card or may be wrong. Off by default
+            until it has been run on GPUs: tested on CPU ranks. Details: all plans give the same bits, so no step is lost. The choice is kept for later
             runs of the same program, device, configuration and versions in the folder of `dump` or `plan`, else in the one that the
             environment names as `INTERLACE_CACHE` (default `~/.cache/interlace`); they measure nothing.
         plan: Folder of plans that `interlace plan` or `dump` wrote, of which each rank loads its own instead of planning; empty for none.
@@ -95,7 +95,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     passes: dict[str, Pass] = {}
     check: bool = True
     dump: str = ""
-    tune: typing.Literal["auto", "on", "off"] = "auto"
+    tune: typing.Literal["auto", "on", "off"] = "off"
     plan: str = ""
     source: str = "defaults"
 
@@ -305,7 +305,7 @@ def _check_plain(plain: Mapping[str, Any], where: _Where) -> None:
             hint = "; write on or off" if PLAIN_KINDS[key] is bool else ""
             raise ConfigError(f"{where.at(key)}: expected {PLAIN_KINDS[key].__name__}, found {value!r}{hint}")
         if key in PLAIN_CHOICES and value not in PLAIN_CHOICES[key]:
-            raise ConfigError(f"{where.at(key)}: found {value!r}; {_suggest(value, PLAIN_CHOICES[key])}")
+            raise ConfigError(f"{where.at(key)}: found {value!r}; {_suggest(str(value), PLAIN_CHOICES[key])}")
 
 
 def _budget(value: Any, where: _Where) -> int | float | None:

@@ -27,6 +27,7 @@ from interlace.planning.choice import Choice, Kept, Store, cache_folder, key_of
 from interlace.planning.peers import Peers, gather
 from interlace.planning.plan import Plan, options_text
 from interlace.planning.trial import PADDLES, Contender, Trial, options_of, told_of
+from interlace.planning.variants import is_open
 from interlace.planning.worker import digest_of
 from interlace.scheduler.hazards import RankComm
 from interlace.units import size
@@ -72,7 +73,7 @@ def is_tuned(config: Config, device: Device) -> bool:
 def proposed(config: Config, plan: Plan) -> list[Contender]:
     """Plans of other kinds than the one that was made first: a form by name, and more memory; none where the user chose the form."""
     asked = config.passes.get(Schedule1F1B.name)
-    if config.plan or not isinstance(asked, Schedule1F1B) or not asked.is_open():
+    if config.plan or not isinstance(asked, Schedule1F1B) or not is_open(asked):
         return []
     name, pipe = option_name(Schedule1F1B.name), plan.program.pipeline
     found: list[dict[str, dict[str, Any]]] = [{name: {"interleave": "mixed" if pipe.num_micro_batches > 1 else "dx-first"}}]

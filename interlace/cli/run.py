@@ -97,14 +97,14 @@ def _decisions(args: argparse.Namespace) -> Iterator[None]:
     import yaml
 
     from interlace.errors import ConfigError
-    from interlace.passes.schedule_1f1b import read_schedule
+    from interlace.passes.schedule_1f1b import Schedule1F1B
     from interlace.planning.rows import forced
 
     other = next((f"{option} {given}" for option, given in (("--config", args.config), ("--plan", args.plan)) if given), "")
     if other:
         raise ConfigError(f"--decisions {args.decisions} beside {other}: each says what is planned; leave one of them out")
     options = forced(Path(args.decisions))
-    stages = len(read_schedule(options["schedule_1f1b"]["schedule_file"]))
+    stages = len(Schedule1F1B(schedule_file=options["schedule_1f1b"]["schedule_file"]).given_rows())
     if args.world % stages:
         raise ConfigError(
             f"--decisions {args.decisions}: its plans are of {stages} stages, into which --world {args.world} does not divide; expected a "
