@@ -55,6 +55,7 @@ BIG = (
     "--schedule",
     "1F1B",
 )
+WIDE = ("--hidden", "5120", "--heads", "40")
 SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", "1F1B")
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
 CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 240.0, 100.0
@@ -180,10 +181,9 @@ def _layers(
         str(mp),
         "--pp",
         str(pp),
+        *(("--intermediate", "11008") if script == "llama" else ()),
         *more,
     )
-    if script == "llama":
-        args += ("--intermediate", "11008")
     if vpp > 1:  # Paddle 3.3.1 cannot build VPP with master gradients
         args = (*(word for word in args if word != "--master-grad"), "--vpp", str(vpp), "--schedule", "VPP")
     return Case("-".join(parts), script, mp * pp, args, plans)
@@ -216,7 +216,7 @@ def cases(gpus: int) -> list[Case]:
             for model in models
         ]
         found += [_layers(model, 2048, 1, 2, 2, plans=(*SOME, AUTO[0], DELAYS[0])) for model in models]
-        found += [*_peaks(), *_experts()]
+        found += [*_wide(), *_data_parallel(), *_peaks(), *_experts()]
     if gpus > 3:
         found += [_layers(model, 2048, 2, 2, plans=SOME, batch=2) for model in models]
         found += [_layers(model, 4096, 2, 2, 2, plans=SOME) for model in models]
@@ -241,6 +241,29 @@ def _accumulation() -> list[Case]:
         )
         for layers in (2, 4)
         for model in ("gpt", "llama")
+    ]
+
+
+def _wide() -> list[Case]:
+    """Layers of the 13B size on two stages, with the vocabularies of GPT and Llama."""
+    sizes = {"gpt": ("--vocab", "50304"), "llama": ("--vocab", "32000", "--intermediate", "13824", "--fused")}
+    plans = (BASELINE, AUTO[0], ZB, MIXED, OFFLOADS[1], AUTO[1])
+    return [
+        replace(_layers(model, 2048, 1, 2, plans=plans, more=(*WIDE, *more)), name=f"{model}-13b-s2048-mp1-pp2")
+        for model, more in sizes.items()
+    ]
+
+
+def _data_parallel() -> list[Case]:
+    """Two replicas whose optimizer state is sharded, with accumulation."""
+    plans, over = (BASELINE, AUTO[0], MIXED, OFFLOADS[1]), ("--dp", "2", "--sharding-stage", "1")
+    return [
+        replace(
+            _layers(model, 2048, 1, plans=plans, micro_batches=4, batch=4, more=(*over, *more)),
+            name=f"{model}-s2048-dp2-sharding1-m4",
+            world=2,
+        )
+        for model, more in (("gpt", ()), ("llama", ("--fused",)))
     ]
 
 
@@ -550,15 +573,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     variant = "threads" if args.threads else "cuda"
     if not args.no_ops:
         alone.time_all(args.out, variant, args.gpus)
-    wanted = _chosen(cases(args.gpus), args.only)
-    if args.threads:
-        wanted = [replace(case, args=(*case.args, *DRY)) for case in wanted]
-    if args.steps:
-        wanted = [replace(case, args=_with_steps(case.args, args.steps)) for case in wanted]
+    wanted = chosen_cases(args.gpus, args.only, args.threads, args.steps)
     ranks = max(args.ranks_at_once or (os.cpu_count() or 1) * 2 // 3, args.gpus)
     samplers = {gpu: nvml.Sampler(gpu) for gpu in range(args.gpus)} if args.power else {}
     Bench(args.out, variant, args.device, args.gpus, ranks, time.monotonic() + args.budget, samplers).run(wanted)
     return 0
+
+
+def chosen_cases(gpus: int, only: str, threads: bool = False, steps: int | None = None) -> list[Case]:
+    """The cases that options of the command line ask for, with sizes for host threads, and so many steps, where those are asked for."""
+    wanted = _chosen(cases(gpus), only)
+    if threads:
+        wanted = [replace(case, args=(*case.args, *DRY)) for case in wanted]
+    return [replace(case, args=_with_steps(case.args, steps)) for case in wanted] if steps else wanted
 
 
 def _with_steps(words: tuple[str, ...], steps: int) -> tuple[str, ...]:

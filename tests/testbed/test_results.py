@@ -374,4 +374,5 @@ def test_power_is_collected(tmp_path: Path) -> None:
     power = [{"watts": 500.0, "joules_a_step": 5.0}]
     store(tmp_path, {"stock": found(10.0) | {"power": power}, "mixed": found(9.0)})
     rows = {row["plan"]: row for row in results.rows(results.cases_of(tmp_path), "today", {})}
-    assert rows["stock"]["power"] == power and "power" not in rows["mixed"]
+    assert rows["stock"]["power"] == power
+    assert "power" not in rows["mixed"]
