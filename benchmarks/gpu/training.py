@@ -58,7 +58,7 @@ BIG = (
 WIDE = ("--hidden", "5120", "--heads", "40")
 SMALL = ("--layers", "2", "--steps", "8", "--micro-batches", "4", "--schedule", "1F1B")
 DRY = ("--hidden", "64", "--heads", "4", "--vocab", "64", "--seq-len", "16")  # after BIG: the same runs, small
-CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 240.0, 100.0
+CASE_TIMEOUT_S, PREPARED_TIMEOUT_S = 400.0, 100.0  # a run waits for the others of its wave
 WARM_STEPS = 2  # and the last step, which is traced, does not count
 
 
@@ -444,7 +444,7 @@ class Bench:
                 "--log-dir",
                 str(room / "log"),
                 "--timeout",
-                "300",
+                f"{CASE_TIMEOUT_S:g}",
             ]
             env = {
                 "NCCL_NVLS_ENABLE": "0",

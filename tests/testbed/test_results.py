@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import beside_transfers, by_kind, nvml, results, training
+from benchmarks.gpu import beside_transfers, by_kind, nvml, predict, results, training
 from interlace.cost_model.base import GivenCosts
 from interlace.ir import parse
 from testbed.device import Call, Interval, Issue, Trace
@@ -376,3 +376,25 @@ def test_power_is_collected(tmp_path: Path) -> None:
     rows = {row["plan"]: row for row in results.rows(results.cases_of(tmp_path), "today", {})}
     assert rows["stock"]["power"] == power
     assert "power" not in rows["mixed"]
+
+
+def test_predictions_of_other_cases_and_devices_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def given(case: training.Case, device: str, out: Path) -> dict[str, Any]:
+        return {plan.name: {"step_ms": 9.0, "limited": {"step_ms": 9.5}} for plan in case.plans}
+
+    monkeypatch.setattr(predict, "predict", given)
+    path = tmp_path / "made" / "predictions.json"
+    for only, device in (("gpt-s2048-mp2:stock+mixed", "h100"), ("gpt-s2048-mp2:stock", "h200"), ("gpt-s2048-mp2:stock", "h200")):
+        assert predict.main(["--only", only, "--device", device, "--out", str(path)]) == 0
+    kept = json.loads(path.read_text())["predictions"]
+    assert [(row["device"], row["plan"], row["step_ms"]) for row in kept] == [
+        ("h100", "stock", 9.0),
+        ("h100", "mixed", 9.0),
+        ("h200", "stock", 9.0),
+    ]
+
+
+def test_steps_of_the_command_line_are_those_of_every_case() -> None:
+    for case in training.chosen_cases(2, "*-13b-*,*-dp2-*", steps=30):
+        assert [case.args[k + 1] for k, word in enumerate(case.args) if word == "--steps"] == ["30"]
+        assert case.world == 2
