@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Sequence
@@ -21,9 +22,7 @@ class Sampler:
     """
 
     def __init__(self, index: int, nvml: Any = None) -> None:
-        if nvml is None:
-            import pynvml as nvml
-        self.nvml = nvml
+        self.nvml = nvml = nvml or importlib.import_module("pynvml")
         nvml.nvmlInit()
         self.gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         self.energy: list[tuple[float, int]] = []
