@@ -398,3 +398,21 @@ def test_steps_of_the_command_line_are_those_of_every_case() -> None:
     for case in training.chosen_cases(2, "*-13b-*,*-dp2-*", steps=30):
         assert [case.args[k + 1] for k, word in enumerate(case.args) if word == "--steps"] == ["30"]
         assert case.world == 2
+
+
+def test_predictions_stand_beside_what_was_measured(tmp_path: Path) -> None:
+    def given(device: str, plan: str, step: float) -> dict[str, Any]:
+        limited = {"step_ms": step + 1, "mhz": [1700], "joules": [7.0]}
+        return {"device": device, "case": "gpt-mp2", "plan": plan, "step_ms": step, "limited": limited, results.PEAKS: [2 * 10**9]}
+
+    store(
+        tmp_path,
+        {plan: found(step) | {"power": [{"mhz": 1650.0, "joules_a_step": 6.0}]} for plan, step in (("stock", 11.0), ("mixed", 10.0))},
+    )
+    rows = list(results.rows(results.cases_of(tmp_path), "today", {}))
+    measured = {"sittings": {"today": {"gpus": "NVIDIA H200"}}, "runs": rows}
+    lines = predict.table([given(*each) for each in (("h100", "mixed", 5.0), ("h200", "stock", 12.0), ("h200", "mixed", 10.0))], measured)
+    assert [line.split(" | ")[3:] for line in lines.splitlines()[2:]] == [
+        ["11.0, 12.0, 13.0", "", "1650, 1700", "6, 7", "0.00, 2.00 |"],
+        ["10.0, 10.0, 11.0", "+10.0, +20.0, +18.2", "1650, 1700", "6, 7", "0.00, 2.00 |"],
+    ]
