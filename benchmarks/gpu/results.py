@@ -131,11 +131,12 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
 
     `held` counts what side streams hold, `in_order` is as tensors are freed.
 
-    Times are by the rules of the GPU target, which the testbed plays: the host waits where the plan says so.
+    Times are by the rules of the GPU target, which the testbed plays: the host waits where the plan says so. `limited` is with the limit of
+    power, where the profile knows it.
     """
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load
-    from interlace.ir.target import IDEAL, with_paddles_jobs
+    from interlace.ir.target import GPU, IDEAL, with_paddles_jobs
     from interlace.planning.plan import read_record
     from interlace.scheduler.memory.live import in_order
     from interlace.scheduler.simulate.arrays import Options
@@ -152,7 +153,8 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
     paths = sorted(folder.glob("rank*.ilp"))
     programs = [load(path) for path in paths]
     place = with_paddles_jobs(IDEAL) if folder.name == "stock" else IDEAL
-    as_freed = simulate(programs, CostModel(load_profile(profile)), Options.of(IDEAL), target=place)
+    costs = CostModel(load_profile(profile))
+    as_freed = simulate(programs, costs, Options.of(IDEAL), target=place)
     found: Row = {
         f"{name}_ms": round(max(rank[key] for rank in ranks) / 1e6, 2)
         for name, key in (("step", "step_ns"), ("exposed", "exposed_comm_ns"))
@@ -160,6 +162,13 @@ def _simulated(plan: tuple[Path, str]) -> tuple[str, Row]:
     found["peak_bytes_by_rank"] = [rank.peak_bytes for rank in as_freed.ranks]
     found["held_peak_bytes_by_rank"] = [rank["peak_bytes"] for rank in ranks]
     found[PEAKS] = [in_order(program, target=place).peak() for program in programs]
+    if load_profile(profile).power:
+        limited = simulate(programs, costs, Options.of(GPU, power=True), with_memory=False)
+        found["limited"] = {
+            "step_ms": round(limited.step_ns / 1e6, 2),
+            "mhz": [round(limited.mean_mhz(at)) for at in range(len(programs))],
+            "joules": [round(each, 1) for each in limited.joules],
+        }
     if folder.name.startswith(BUDGET):
         found["budget_bytes"] = read_record(paths[0]).memory_budget
     return name, found
@@ -208,6 +217,7 @@ def _measured(found: Row, all_losses: bool) -> Row:
         "bits": {"losses": _digest(found["loss_bits"]), "parameters": found["parameters"][:DIGEST]},
         "traced_step": {key: longest[key] for key in kept if key in longest},
         "kernels_us": dict(list(found["traced_step"][0].get("kernels_us", {}).items())[:KERNELS_KEPT]),
+        **({"power": found["power"]} if "power" in found else {}),
     }
 
 

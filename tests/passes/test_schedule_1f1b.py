@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from interlace.cost_model import GivenCosts
 from interlace.errors import ConfigError, InterlaceError
 from interlace.ir import Program, parse, show
+from interlace.ir.schedule import SCHEDULES, Slot, joined, parse_rows, with_optimizer, zero_bubble
 from interlace.passes import Schedule1F1B
 from interlace.passes.base import Context, Pass
-from interlace.scheduler.schedule import SCHEDULES, Slot, joined, parse_rows, with_optimizer, zero_bubble
 from tests.scheduler.test_interleave import Sides, side_program
 from tests.strategies import World, programs
 

@@ -15,9 +15,9 @@ import pytest
 
 from interlace.errors import PlanError
 from interlace.ir import parse
+from interlace.ir.target import GPU
 from interlace.scheduler.hazards import check
 from interlace.scheduler.hazards.finding import Kind
-from interlace.scheduler.target import GPU
 
 FILES = sorted((Path(__file__).parent / "findings").glob("*.txt"))
 TARGETS = {"gpu": GPU, "careless": msgspec.structs.replace(GPU, name="careless", records_streams=False)}
