@@ -30,6 +30,7 @@ from interlace.cost_model.profile import (
     OpSample,
     Peak,
     Provenance,
+    decode_profile,
     encode_profile,
 )
 from interlace.cost_model.work import Part, attention_part, gemm_part
@@ -446,7 +447,16 @@ def profiles() -> dict[str, DeviceProfile]:
     """All profiles of GPUs, by name."""
     h200 = build(read("pairs_"), read("oracle_"), read("single"), *read("testbed_host"), *read("beside_transfers"))
     found = {"h200": h200, "h100": h100(h200, read("single", "h100"))}
-    return {name: msgspec.structs.replace(each, power=power_part(*read("power_kinds", name))) for name, each in found.items()}
+    powered = {name: msgspec.structs.replace(each, power=power_part(*read("power_kinds", name))) for name, each in found.items()}
+    return {name: with_stored_accuracy(name, each) for name, each in powered.items()}
+
+
+def with_stored_accuracy(name: str, profile: DeviceProfile) -> DeviceProfile:
+    """What `interlace accuracy --write` stored with these very times; with others it no longer holds, and is left out."""
+    path = DEVICES / f"{name}.json"
+    stored = decode_profile(path.read_bytes(), str(path)) if path.exists() else profile
+    same = msgspec.structs.replace(stored, accuracy=None) == profile
+    return msgspec.structs.replace(profile, accuracy=stored.accuracy) if same else profile
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -463,7 +473,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{path.relative_to(ROOT)} {'is' if same else 'is not'} what the raw files give")
         else:
             path.write_bytes(data)
-            print(f"{path.relative_to(ROOT)}: {len(data)} bytes")
+            print(f"{path.relative_to(ROOT)}: {len(data)} bytes" + ("" if profile.accuracy else "; now `interlace accuracy --write`"))
     return min(wrong, 1)
 
 
