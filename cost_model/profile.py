@@ -1,7 +1,7 @@
 """What was measured on a device, with where each figure comes from; one JSON file a device.
 
 Durations are integer nanoseconds, sizes bytes, rates per second. `source` is `measured` (on this device), `datasheet`
-(the maker's figure) or `derived` (computed from the others, see the note).
+(the maker's figure), `derived` (computed from the others, see the note) or `published` (measured by others on this kind of device).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from interlace.files import read_file
 SCHEMA = 1
 """Number of the layout of `DeviceProfile`; raised with every change that old files cannot follow."""
 
-Source = Literal["measured", "datasheet", "derived"]
+Source = Literal["measured", "datasheet", "derived", "published"]
 MOST_BYTES = 64 << 20
 """Limit of a profile file."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]

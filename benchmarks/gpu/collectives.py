@@ -1,4 +1,4 @@
-"""Collectives and exchanges over all GPUs of a host, from 1 KiB to 512 MiB, by NCCL, in tensors of PyTorch.
+"""Collectives and exchanges over all GPUs of a host, from 1 KiB to 512 MiB, by PyTorch and NCCL.
 
     python -m benchmarks.gpu.collectives OUT.json        (two GPUs or more; a minute; nothing of Interlace)
 
@@ -10,12 +10,11 @@ order, tells the spread.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,67 +27,27 @@ from benchmarks.gpu.single import meta
 
 SIZES = tuple(1 << power for power in range(10, 30))
 REPLAYS, TARGET_MS, ROUNDS = 9, 3.0, 2
-BFLOAT16, SUM = 9, 0
-"""As NCCL counts types and operations."""
+ALONE = {"NCCL_GRAPH_MIXING_SUPPORT": "0"}
+"""Otherwise NCCL adds two dependencies to each captured call, by which short ones take twice as long (5 us)."""
 Row = dict[str, Any]
 
 
-class _Id(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_byte * 128),)
-
-
-class Nccl:
-    """NCCL itself, on the stream that it is given: torch.distributed adds two waits between streams to every call, 3 to 6 us of it."""
-
-    def __init__(self, rank: int, world: int) -> None:
-        self._library, self.comm = ctypes.CDLL("libnccl.so.2"), ctypes.c_void_p()  # PyTorch has loaded it
-        unique = _Id()
-        if rank == 0:
-            self.call("ncclGetUniqueId", ctypes.byref(unique))
-        shared = torch.tensor(list(bytes(unique)), dtype=torch.uint8)
-        dist.broadcast(shared, 0)
-        ctypes.memmove(ctypes.byref(unique), bytes(shared.tolist()), 128)
-        self.call("ncclCommInitRank", ctypes.byref(self.comm), world, unique, rank)
-
-    def call(self, name: str, *args: Any) -> None:
-        if status := getattr(self._library, name)(*args):
-            raise SystemExit(f"{name} failed with {status}; NCCL_DEBUG=INFO says why")
-
-
-def calls(nccl: Nccl, size_bytes: int, rank: int, world: int) -> dict[str, Callable[[], object]]:
-    """Kind -> one call on tensors of bfloat16, on the current stream."""
-    count, share = size_bytes // 2, max(1, size_bytes // 2 // world)
-    full = torch.randn(count, device="cuda").bfloat16()
-    other, part = torch.empty_like(full), torch.empty(share, device="cuda", dtype=torch.bfloat16)
-
-    def one(name: str, source: Any, into: Any, number: int, *op: int) -> None:
-        pointers = [ctypes.c_void_p(each.data_ptr()) for each in (source, into)]
-        nccl.call(name, *pointers, ctypes.c_size_t(number), BFLOAT16, *op, nccl.comm, _stream())
-
-    def move(pieces: Sequence[tuple[str, Any, int, int]]) -> None:
-        nccl.call("ncclGroupStart")
-        for name, tensor, number, peer in pieces:
-            nccl.call(name, ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(number), BFLOAT16, peer, nccl.comm, _stream())
-        nccl.call("ncclGroupEnd")
-
-    def parts(name: str, whole: Any) -> list[tuple[str, Any, int, int]]:
-        return [(name, whole[peer * share :], share, peer) for peer in range(world)]
-
+def calls(size_bytes: int, rank: int, world: int) -> dict[str, Callable[[], object]]:
+    """Kind -> one call on tensors of bfloat16."""
+    full = torch.randn(size_bytes // 2, device="cuda").bfloat16()
+    other, part = torch.empty_like(full), torch.empty(max(1, size_bytes // 2 // world), device="cuda", dtype=torch.bfloat16)
+    peer = rank ^ 1
     found: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: one("ncclAllReduce", full, full, count, SUM),
-        "all_gather": lambda: one("ncclAllGather", part, full, share),
-        "reduce_scatter": lambda: one("ncclReduceScatter", full, part, share, SUM),
-        "all_to_all": lambda: move([*parts("ncclSend", full), *parts("ncclRecv", other)]),
+        "all_reduce": lambda: dist.all_reduce(full),
+        "all_gather": lambda: dist.all_gather_into_tensor(full, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, full),
+        "all_to_all": lambda: dist.all_to_all_single(other, full),
     }
     if world % 2 == 0:
-        peer = rank ^ 1
-        found["send"] = lambda: move([("ncclSend" if rank % 2 == 0 else "ncclRecv", full, count, peer)])
-        found["send_recv"] = lambda: move([("ncclSend", full, count, peer), ("ncclRecv", other, count, peer)])
+        found["send"] = lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend if rank % 2 == 0 else dist.irecv, full, peer)])[-1].wait()
+        both = [dist.P2POp(dist.isend, full, peer), dist.P2POp(dist.irecv, other, peer)]
+        found["send_recv"] = lambda: [each.wait() for each in dist.batch_isend_irecv(both)]
     return found
-
-
-def _stream() -> Any:
-    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -102,7 +61,7 @@ def timed(call: Callable[[], object]) -> float:
             call()
         stop.record()
     torch.cuda.synchronize()
-    count = torch.tensor([max(4, min(500, int(TARGET_MS / max(1e-3, start.elapsed_time(stop) / 4))))])
+    count = torch.tensor([max(4, min(200, int(TARGET_MS / max(1e-3, start.elapsed_time(stop) / 4))))], device="cuda")
     dist.broadcast(count, 0)
     repeats = int(count)
     graph = torch.cuda.CUDAGraph()
@@ -118,21 +77,20 @@ def timed(call: Callable[[], object]) -> float:
         stop.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(stop) / repeats * 1e3)
-    slowest = torch.tensor([median(times[1:])], dtype=torch.float64)
+    slowest = torch.tensor([median(times[1:])], device="cuda", dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(slowest)
 
 
 def one_rank(rank: int, world: int, out: str) -> None:
     """All kinds and sizes; rank 0 stores them."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", **ALONE}
     torch.cuda.set_device(rank)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
-    nccl = Nccl(rank, world)
+    dist.init_process_group("nccl", rank=rank, world_size=world, device_id=torch.device("cuda", rank))
     found: dict[tuple[str, int], list[float]] = {}
     for turn in range(ROUNDS):
         for size in SIZES if turn % 2 == 0 else SIZES[::-1]:
-            for kind, call in calls(nccl, size, rank, world).items():
+            for kind, call in calls(size, rank, world).items():
                 found.setdefault((kind, size), []).append(timed(call))
             torch.cuda.empty_cache()
     rows: list[Row] = [

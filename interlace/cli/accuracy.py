@@ -105,7 +105,9 @@ def _lines(name: str, device: str, runs: Sequence[dict[str, Any]], each: bool) -
 
     now = [row for row in runs if accuracy.is_compared(row, "now")]
     lines = [f"{name} ({device}): {len(runs)} measured runs; of {len(now)} the plan is stored, and predicted now"]
-    head = f"  {'mesh, plans':30s}{'steps':>6s}  {'bias, median, worst':24s}{'gains':>6s}  {'ratio, off, points':22s}{'order':>9s}{'peak':>8s}"
+    head = (
+        f"  {'mesh, plans':30s}{'steps':>6s}  {'bias, median, worst':24s}{'gains':>6s}  {'ratio, off, points':22s}{'order':>9s}{'peak':>8s}"
+    )
     for how, what in accuracy.PREDICTIONS.items():
         rows = [(f"{row['mesh']}, {row['kind']}", row[how]) for row in groups(runs) if how in row]
         if rows:
@@ -132,4 +134,3 @@ def _line(label: str, said: dict[str, Any]) -> str:
     order = f"{said['right_order']}/{said['pairs']}" if said["pairs"] else ""
     peak = f"{said['peak_worst']:.2%}" if said["peaks"] else ""
     return f"  {label:30s}{said['steps']:>6d}  {steps:24s}{said['gains'] or '':>6}  {gains:22s}{order:>9s}{peak:>8s}"
-

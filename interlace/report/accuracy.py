@@ -156,7 +156,11 @@ def accuracy_of(runs: Sequence[Row], day: str) -> Accuracy:
         return errors([row for row in runs if ("pp" in place_of(row["case"])) == has_stages], how)
 
     return Accuracy(
-        date=day, one_stage=of("now", False), stages=of("now", True), one_stage_limited=of("limited", False), stages_limited=of("limited", True)
+        date=day,
+        one_stage=of("now", False),
+        stages=of("now", True),
+        one_stage_limited=of("limited", False),
+        stages_limited=of("limited", True),
     )
 
 
