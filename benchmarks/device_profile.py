@@ -462,8 +462,8 @@ def h100(h200: DeviceProfile, singles: Sequence[dict[str, Any]], alone: Sequence
             versions={"torch": meta["torch"], "cuda": meta["cuda"]},
             note="operations and copies of one GPU measured through PyTorch, whose kernels are not all Paddle's (attention: "
             "FlashAttention 2 in both); collectives and exchanges of two GPUs by NCCL, two sittings; copies of several GPUs at once, "
-            "interference and the host's costs are the H200's, with which it shares the chip, NVLink and PCIe: sources `derived`; collectives of four and eight GPUs are published ones (benchmarks/results/external); "
-            "raw files in benchmarks/results/h100",
+            "interference and the host's costs are the H200's, with which it shares the chip, NVLink and PCIe: sources `derived`; "
+            "collectives of four and eight GPUs are published ones (benchmarks/results/external); raw files in benchmarks/results/h100",
         ),
         memory_bytes=meta["memory_bytes"],
         shortest_kernel_ns=shortest_ns(singles),

@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
         }
         print("\n".join(_lines(name, profile.device, runs, args.each)))
         if args.write:
-            print(f"written to {accuracy.write_into(name, found[name]['accuracy'], Path(folder))}")
+            print(f"written to {accuracy.write_into(name, found[name]['accuracy'])}")
     write_json(args.json, {"devices": found})
     return 0
 
