@@ -188,7 +188,7 @@ class Errors(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
     Attributes:
         steps: Runs. A step that is predicted too long counts positive in `step_bias` and `step_worst`.
-        gains: Runs of plans that measured one percent and more against Paddle's own plan of the same sitting.
+        gains: Runs of plans that measured one percent and more against Paddle's baseline of the same sitting.
         gain_ratio: Predicted gain over the measured one.
         gain_median: How far that is from 1.
         gain_points: Difference of the two.

@@ -51,7 +51,7 @@ KERNELS_KEPT = 12
 DIGEST = 16
 """Hexadecimal digits kept of a digest."""
 BUDGET = "budget-"
-"""How the name of a plan under a memory budget begins; the share of what Paddle's own plan holds follows."""
+"""How the name of a plan under a memory budget begins; the share of what Paddle's baseline holds follows."""
 
 
 # -- simulated -------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def _interlace(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _stock_plan(planned: Path, profile: str) -> Path:
-    """Paddle's own plan as the testbed runs it."""
+    """Paddle's baseline as the testbed runs it."""
     from interlace.cost_model import CostModel, load_profile
     from interlace.ir import load, save
 
@@ -246,7 +246,7 @@ def _pack(path: Path, text: str) -> Path:
 
 
 def step_table(runs: Sequence[Row]) -> str:
-    """Step times of every case and sitting by plan, and the gain over Paddle's own plan of the same sitting; [1], [2]: which sitting."""
+    """Step times of every case and sitting by plan, and the gain over Paddle's baseline of the same sitting; [1], [2]: which sitting."""
     found = {run_of(row): row for row in runs if "step_ms" in row and row["plan"] in PLANS}
     plans = [plan for plan in PLANS if any(plan == of for _, of, _ in found)]
     sittings = sorted({sitting for _, _, sitting in found})
@@ -271,7 +271,10 @@ def _cell(row: Row | None, stock: Row | None) -> str:
 def switch_table(runs: Sequence[Row]) -> str:
     """Plans beside themselves on a testbed that differs by a switch, of one case and sitting."""
     found = {run_of(row): row for row in runs if "step_ms" in row}
-    lines = ["| case | plan | step ms (min-max) | with | step ms (min-max) | time | losses and parameters stock's |", "| --- " * 7 + "|"]
+    lines = [
+        "| case | plan | step ms (min-max) | with | step ms (min-max) | time | losses and parameters the baseline's |",
+        "| --- " * 7 + "|",
+    ]
     for (case, plan, sitting), row in found.items():
         base = _without_switch(plan)
         usual = found.get((case, base, sitting))
@@ -296,7 +299,7 @@ def budget_table(runs: Sequence[Row]) -> str:
     """
     found = {run_of(row): row for row in runs if "step_ms" in row}
     lines = [
-        "| case | plan | budget GB | held, planned | tensors, planned | measured | step ms, planned | measured | stock's bits |",
+        "| case | plan | budget GB | held, planned | tensors, planned | measured | step ms, planned | measured | the baseline's bits |",
         "| --- " * 9 + "|",
     ]
     for case, sitting in dict.fromkeys((case, sitting) for case, plan, sitting in found if plan.startswith(BUDGET)):

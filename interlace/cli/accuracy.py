@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-DESCRIPTION = """Compare predictions with measured runs of training: steps, gains over Paddle's own plan, peaks of memory, energy, and the
+DESCRIPTION = """Compare predictions with measured runs of training: steps, gains over Paddle's baseline, peaks of memory, energy, and the
 order of plans. Runs whose plans are stored are predicted now, without and with the limit of power; of all others there is what was
 predicted when they were measured. No Paddle and no GPU are needed."""
 
@@ -75,14 +75,14 @@ def groups(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for (place, kind), rows in keys.items():
         if kind != "all":
-            stocks = [row for row in keys[place, "all"] if row["plan"] == accuracy.STOCK]
-            rows = rows if kind == accuracy.STOCK else [*rows, *stocks]
+            stocks = [row for row in keys[place, "all"] if row["plan"] == accuracy.BASELINE]
+            rows = rows if kind == accuracy.BASELINE else [*rows, *stocks]
         found.append({"mesh": place, "kind": kind, **_said(rows, kind)})
     return found
 
 
 def _said(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """Errors by prediction; of a kind of plan its own steps, and its gains over Paddle's own plan."""
+    """Errors by prediction; of a kind of plan its own steps, and its gains over Paddle's baseline."""
     import msgspec
 
     from interlace.report import accuracy

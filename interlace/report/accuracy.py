@@ -25,17 +25,17 @@ from interlace.errors import ConfigError, InterlaceError
 from interlace.ir import Program, load
 from interlace.ir.dump import find_dumps
 from interlace.ir.kinds import is_p2p
-from interlace.planning.stock import stock_plan
+from interlace.planning.baseline import baseline_plan
 from interlace.scheduler.memory.live import in_order
 from interlace.scheduler.simulate.arrays import Options
 from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
 
 Row = dict[str, Any]
-STOCK = "stock"
-"""What a run with Paddle's own plan is called."""
+BASELINE = "baseline"
+"""What a run with Paddle's baseline is called."""
 PEAKS = "in_order_peak_bytes_by_rank"
-"""Simulated peaks; missing in rows of Paddle's own plan that were simulated before what its jobs keep was known, and whose programs are
+"""Simulated peaks; missing in rows of Paddle's baseline that were simulated before what its jobs keep was known, and whose programs are
 not stored."""
 FLOAT32 = ("small", "moe")
 """Cases in float32: there for their losses and for the order of plans; the profile's float32 products are TF32's, the testbed's are not."""
@@ -94,10 +94,10 @@ def place_of(case: str) -> str:
 def kind_of(plan: str) -> str:
     """The kind of a plan.
 
-    >>> [kind_of(plan) for plan in ("stock-again", "auto-8gb", "budget-0.9", "offload-0.5", "zb-h1")]
-    ['stock', 'auto', 'budget', 'offload', 'one form']
+    >>> [kind_of(plan) for plan in ("baseline-again", "auto-8gb", "budget-0.9", "offload-0.5", "zb-h1")]
+    ['baseline', 'auto', 'budget', 'offload', 'one form']
     """
-    kinds = ((STOCK, STOCK), ("auto", "auto"), ("budget", "budget"), ("offload", "offload"))
+    kinds = ((BASELINE, BASELINE), ("auto", "auto"), ("budget", "budget"), ("offload", "offload"))
     return next((kind for word, kind in kinds if plan.startswith(word)), "one form")
 
 
@@ -118,13 +118,13 @@ def count_order(runs: Sequence[Row], how: str = "simulated") -> tuple[int, int]:
 
 
 def gains(runs: Sequence[Row], how: str = "simulated") -> list[tuple[Row, float, float]]:
-    """Runs with the gain over Paddle's own plan of the same case and sitting: measured, and predicted."""
+    """Runs with the gain over Paddle's baseline of the same case and sitting: measured, and predicted."""
     found = [row for row in runs if is_compared(row, how)]
-    stock = {(row["case"], row["sitting"]): row for row in found if row["plan"] == STOCK}
+    baseline = {(row["case"], row["sitting"]): row for row in found if row["plan"] == BASELINE}
     return [
         (row, own["step_ms"]["median"] / row["step_ms"]["median"] - 1, own[how]["step_ms"] / row[how]["step_ms"] - 1)
         for row in found
-        if kind_of(row["plan"]) != STOCK and (own := stock.get((row["case"], row["sitting"])))
+        if kind_of(row["plan"]) != BASELINE and (own := baseline.get((row["case"], row["sitting"])))
     ]
 
 
@@ -248,14 +248,14 @@ def _unpack(archive: Path, room: Path) -> Path:
 
 
 def _programs(case: Path, plan: str, world: int) -> list[Program]:
-    """Of a plan's folder; of Paddle's own plan, where it has none, as any other plan of the case was made from it."""
+    """Of a plan's folder; of Paddle's baseline, where it has none, as any other plan of the case was made from it."""
     own = case / plan
     if own.is_dir():
         files = find_dumps([own])
         return [load(file) for file in files] if len(files) == world else []
-    if kind_of(plan) == STOCK:
-        if plan != STOCK:
-            return _programs(case, STOCK, world)
+    if kind_of(plan) == BASELINE:
+        if plan != BASELINE:
+            return _programs(case, BASELINE, world)
         for captured in sorted(case.glob("*/captured")):
             files = find_dumps([captured])
             if len(files) == world:
@@ -264,19 +264,19 @@ def _programs(case: Path, plan: str, world: int) -> list[Program]:
 
 
 def as_run(captured: Program, costs: CostModel) -> Program:
-    """Paddle's own plan of a captured program as the testbed runs it, where sends and receives have a stream for each ring."""
+    """Paddle's baseline of a captured program as the testbed runs it, where sends and receives have a stream for each ring."""
     replace = msgspec.structs.replace
     ops = tuple(replace(op, stream=f"{op.stream or 'p2p'}.{op.group}") if is_p2p(op) else op for op in captured.ops)
-    return stock_plan(replace(captured, ops=ops), costs)
+    return baseline_plan(replace(captured, ops=ops), costs)
 
 
 def predict(row: Row, programs: Sequence[Program], costs: CostModel) -> Row:
     """The run with `now` and `limited`. Raises PlanError where the step would never end."""
-    is_stock = kind_of(row["plan"]) == STOCK
+    is_baseline = kind_of(row["plan"]) == BASELINE
     if any(not program.jobs for program in programs):
         programs = [as_run(program, costs) for program in programs]
     free, limited = (simulate(programs, costs, Options.of(GPU, power=power), with_memory=False) for power in (False, True))
-    place = with_paddles_jobs(IDEAL) if is_stock else IDEAL
+    place = with_paddles_jobs(IDEAL) if is_baseline else IDEAL
     peaks = [in_order(program, target=place).peak() for program in programs]
     return {
         **row,
