@@ -32,8 +32,8 @@ from interlace.scheduler.simulate.simulator import simulate
 from interlace.scheduler.target import GPU, IDEAL, with_paddles_jobs
 
 Row = dict[str, Any]
-BASELINE = "baseline"
-"""What a run with Paddle's baseline is called."""
+BASELINE = "stock"
+"""What results call a run with Paddle's baseline."""
 PEAKS = "in_order_peak_bytes_by_rank"
 """Simulated peaks; missing in rows of Paddle's baseline that were simulated before what its jobs keep was known, and whose programs are
 not stored."""
@@ -94,8 +94,8 @@ def place_of(case: str) -> str:
 def kind_of(plan: str) -> str:
     """The kind of a plan.
 
-    >>> [kind_of(plan) for plan in ("baseline-again", "auto-8gb", "budget-0.9", "offload-0.5", "zb-h1")]
-    ['baseline', 'auto', 'budget', 'offload', 'one form']
+    >>> [kind_of(plan) for plan in ("stock-again", "auto-8gb", "budget-0.9", "offload-0.5", "zb-h1")]
+    ['stock', 'auto', 'budget', 'offload', 'one form']
     """
     kinds = ((BASELINE, BASELINE), ("auto", "auto"), ("budget", "budget"), ("offload", "offload"))
     return next((kind for word, kind in kinds if plan.startswith(word)), "one form")
