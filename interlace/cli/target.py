@@ -101,8 +101,10 @@ class Setting:
         from interlace.scheduler.simulate.simulator import simulate
 
         others: dict[str, Any] = {"p2p": p2p} if p2p else {}
-        options = Options.of(self.target, peers_ready=bool(missing_ranks(programs)), representative=representatives(programs), **others)
-        return simulate(programs, self.costs, options, target=self.target)
+        options = Options.of(
+            self.target, peers_ready=bool(missing_ranks(programs)), representative=representatives(programs), power=with_power, **others
+        )
+        return simulate(programs, self.costs, options, target=self.target, with_memory=not with_power)
 
 
 def profile_of(paths: Sequence[Path]) -> tuple[str, str]:

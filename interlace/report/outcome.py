@@ -155,8 +155,8 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if found is None:
             return ""
         return (
-            f" Predicted gains were {found.gain_ratio:.2f} times the measured ones (median of {found.gains}, {found.right_sign} with the right "
-            f"sign), steps {100 * found.step_median:.1f} % off."
+            f" Predicted gains were {found.gain_ratio:.2f} times the measured ones (median of {found.gains}, {found.right_sign} with the "
+            f"right sign), steps {100 * found.step_median:.1f} % off."
         )
 
     def change(self) -> float:
