@@ -121,7 +121,7 @@ def _times(programs: Sequence[Program], setting: Setting) -> tuple[list[dict[str
 def _power(programs: Sequence[Program], setting: Setting) -> dict[str, Any]:
     """The step with the limit of power, and each rank's mean clock and energy."""
     result = setting.simulate(programs, with_power=True)
-    ranks = [
+    ranks: list[dict[str, Any]] = [
         {"rank": program.rank, "ranks": list(program.ranks), "mean_mhz": round(result.mean_mhz(at)), "joules": round(joules, 3)}
         for at, (program, joules) in enumerate(zip(programs, result.joules, strict=True))
     ]

@@ -138,7 +138,7 @@ def errors(runs: Sequence[Row], how: str = "simulated") -> Errors:
         steps=len(steps),
         step_bias=_median(steps),
         step_median=_median(map(abs, steps)),
-        step_worst=round(max(steps, key=abs, default=0.0), 4),
+        step_worst=round(max(steps, key=lambda off: abs(off), default=0.0), 4),
         gains=len(large),
         gain_ratio=_median(predicted / measured for measured, predicted in large),
         gain_median=_median(abs(predicted / measured - 1) for measured, predicted in large),
