@@ -127,11 +127,6 @@ CASES: dict[str, Case] = {
         4,
         f"decoder {LAYER} --vocab 128256 --layers 4 --seq-len 4096 --pp 2 --mp 2 --micro-batches 8 {HALF} {FLASH}",
     ),
-    "sharding 2, accumulation, dp 4": (
-        MODELS,
-        4,
-        f"decoder {LAYER} --layers 4 --seq-len 2048 --dp 4 --sharding-stage 2 --gradient-accumulation 4 --batch-size 16",
-    ),
     "sharding 3, accumulation, dp 4": (
         MODELS,
         4,
@@ -231,13 +226,15 @@ def build(names: Iterable[str]) -> None:
 
 
 def _write(programs: Mapping[str, Sequence[Program]]) -> None:
-    with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
+    part = ARCHIVE.with_suffix(".part")
+    with tarfile.open(part, "w:xz", preset=9) as archive:
         for name, given in programs.items():
             for each in given:
                 data = show(each).encode()
                 entry = tarfile.TarInfo(f"{name}/rank{each.rank}.txt")
                 entry.size = len(data)
                 archive.addfile(entry, io.BytesIO(data))
+    part.replace(ARCHIVE)
 
 
 # The plans ----------------------------------------------------------------------------------------------------
@@ -245,7 +242,12 @@ def _write(programs: Mapping[str, Sequence[Program]]) -> None:
 
 def row_of(name: str, programs: Sequence[Program], forms: Sequence[str], cost: CostModel) -> dict[str, Any]:
     """The bounds of a case, Paddle's own plan, and some of ours."""
-    row: dict[str, Any] = {"case": name, "ranks": programs[0].world, "stages": len(programs), "ops": max(len(each.ops) for each in programs)}
+    row: dict[str, Any] = {
+        "case": name,
+        "ranks": programs[0].world,
+        "stages": len(programs),
+        "ops": max(len(each.ops) for each in programs),
+    }
     stock = make_plans(programs, load_config("stock"), cost, "h200")
     limit = max(stock_peak_bytes(each, cost) or 0 for each in programs)
     peaks = [in_order(plan.program, target=PADDLES).peak() for plan in stock]
@@ -273,7 +275,9 @@ def judged(plans: Sequence[Plan], cost: CostModel) -> dict[str, Any]:
         "peak_gib": gib(max(peak_bytes(each, cost) or 0 for each in programs)),
         "live_gib": gib(max(in_order(each).peak() for each in programs)),
     }
-    step = {"step_ms": round(outcome.plan.step_ns / 1e6, 2), "step_peak_gib": gib(outcome.plan.peak_bytes)} if outcome else {"step_ms": None}
+    step = (
+        {"step_ms": round(outcome.plan.step_ns / 1e6, 2), "step_peak_gib": gib(outcome.plan.peak_bytes)} if outcome else {"step_ms": None}
+    )
     return {**step, **found}
 
 
