@@ -56,10 +56,9 @@ class DelayTransfers(Pass, frozen=True, kw_only=True):
         return None
 
     def simulated(self, program: Program, context: Context) -> Program:
-        """With the waits of the host that `throttle-host` would add now, if it runs: what is issued late starts late. What `return-memory`
-        gives back needs none."""
+        """With the waits of the host that `throttle-host` would add now, if it runs: what is issued late starts late."""
         for each in context.later:
-            program = each.run(program, Context(context.cost)) if each.gives & {"returned", "throttled"} else program
+            program = each.run(program, Context(context.cost)) if "throttled" in each.gives else program
         return program
 
     def decide(self, plans: Sequence[Program], run: Simulation) -> Orders:

@@ -38,7 +38,7 @@ class InsertEvents(Pass, frozen=True, kw_only=True):
     name = "insert-events"
     needs = frozenset({"scheduled"})
     gives = frozenset({"events"})
-    after = ("extend-lifetimes", "return-memory")
+    after = ("extend-lifetimes",)
     is_default = True
     formerly = ("assign-streams",)
 
