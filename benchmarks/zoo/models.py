@@ -116,6 +116,7 @@ class Attention(nn.Layer):
         if self.kind == "flash":
             found = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:
+            k, v = (paddle.concat([each.unsqueeze(3)] * (self.heads // self.kv_heads), axis=3).flatten(2, 3) for each in (k, v))
             q, k, v = (each.transpose([0, 2, 1, 3]) for each in (q, k, v))
             weights = F.softmax(paddle.matmul(q, k, transpose_y=True) * q.shape[3] ** -0.5, axis=-1)
             found = paddle.matmul(weights, v).transpose([0, 2, 1, 3])
@@ -316,7 +317,7 @@ class Convolution(Network):
     def make_first(self, args: argparse.Namespace, stage: common.Stage) -> None:
         self.widths = [args.hidden << s for s in range(len(self.stages))]
         self.stem = stage.replicated(nn.Conv2D(3, args.hidden, 7, stride=2, padding=3))
-        pairs = zip(self.stages[1:], self.widths, self.widths[1:])
+        pairs = zip(self.stages[1:], self.widths, self.widths[1:], strict=False)
         self.down = nn.LayerList([each.replicated(nn.Conv2D(narrow, wide, 2, stride=2)) for each, narrow, wide in pairs])
 
     def make_last(self, args: argparse.Namespace, stage: common.Stage) -> None:
