@@ -1,8 +1,8 @@
-"""Programs that no option was tuned for, planned by simulation: Paddle's own plan, the named forms and `auto`, with bounds and memory.
+"""Programs that no option was tuned for, planned by simulation: Paddle's baseline, the named forms and `auto`, with bounds and memory.
 
 The programs are Paddle's, one rank of each stage, at real size, built without parameters (`zoo/models.py` and the examples) and stored in
 `zoo/programs.tar.xz`; the times are those of the H200 profile. Memory is what a GPU holds however fast its host (`peak_gib`), and what
-operations hold in turn (`live_gib`); a row's limit is what Paddle's own plan holds on its fullest rank.
+operations hold in turn (`live_gib`); a row's limit is what Paddle's baseline holds on its fullest rank.
 
     python benchmarks/zoo.py [--case NAME ...] [--form NAME ...] [-o FILE]     (other rows and forms in FILE stay)
     python benchmarks/zoo.py --table [-o FILE]                                 (the stored rows as a table)
@@ -189,7 +189,7 @@ def built(name: str, folder: Path) -> list[Program]:
     first = _built(script, words, 0, world, folder)
     stages = stages_of(first)
     programs = [first, *(_built(script, words, ranks[0], world, folder) for ranks in stages[1:])]
-    return [msgspec.structs.replace(each, alike=tuple(ranks[1:])) for each, ranks in zip(programs, stages, strict=True)]
+    return [msgspec.structs.replace(each, equivalent_ranks=tuple(ranks[1:])) for each, ranks in zip(programs, stages, strict=True)]
 
 
 def _built(script: str, words: str, rank: int, world: int, folder: Path) -> Program:
@@ -241,14 +241,14 @@ def _write(programs: Mapping[str, Sequence[Program]]) -> None:
 
 
 def row_of(name: str, programs: Sequence[Program], forms: Sequence[str], cost: CostModel) -> dict[str, Any]:
-    """The bounds of a case, Paddle's own plan, and some of ours."""
+    """The bounds of a case, Paddle's baseline, and some of ours."""
     row: dict[str, Any] = {
         "case": name,
         "ranks": programs[0].world,
         "stages": len(programs),
         "ops": max(len(each.ops) for each in programs),
     }
-    stock = make_plans(programs, load_config("stock"), cost, "h200")
+    stock = make_plans(programs, load_config("baseline"), cost, "h200")
     limit = max(stock_peak_bytes(each, cost) or 0 for each in programs)
     peaks = [in_order(plan.program, target=PADDLES).peak() for plan in stock]
     row |= {"stock": {**judged(stock, cost), "peak_gib": gib(limit), "live_gib": gib(max(peaks))}}
@@ -290,7 +290,7 @@ def gib(count: int) -> float:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows in Markdown: gains over Paddle's own plan and, in brackets, memory against its own; last how far `auto` is from the bound."""
+    """Rows in Markdown: gains over Paddle's baseline and, in brackets, memory against its own; last how far `auto` is from the bound."""
     forms = [form for form in FORMS if any(form in row for row in rows)]
     head = ["case", "baseline", *forms, "over firm bound", "CPU s"]
     lines = [head, ["---"] * len(head)]
