@@ -38,7 +38,7 @@ from interlace.garbage import rarely_collected
 from interlace.ir import Program, load, parse, save, show
 from interlace.ir.dump import SUFFIX
 from interlace.local.stages import stages_of
-from interlace.planning.budget import peak_bytes, stock_peak_bytes
+from interlace.planning.budget import peak_bytes, baseline_peak_bytes
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order
 
@@ -249,7 +249,7 @@ def row_of(name: str, programs: Sequence[Program], forms: Sequence[str], cost: C
         "ops": max(len(each.ops) for each in programs),
     }
     stock = make_plans(programs, load_config("baseline"), cost, "h200")
-    limit = max(stock_peak_bytes(each, cost) or 0 for each in programs)
+    limit = max(baseline_peak_bytes(each, cost) or 0 for each in programs)
     peaks = [in_order(plan.program, target=PADDLES).peak() for plan in stock]
     row |= {"stock": {**judged(stock, cost), "peak_gib": gib(limit), "live_gib": gib(max(peaks))}}
     row |= {"bound_ms": round(bound_ns(programs, cost) / 1e6, 1), "firm_bound_ms": round(firm_bound_ns(programs, cost, peaks) / 1e6, 1)}
