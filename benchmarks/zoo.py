@@ -38,7 +38,7 @@ from interlace.garbage import rarely_collected
 from interlace.ir import Program, load, parse, save, show
 from interlace.ir.dump import SUFFIX
 from interlace.local.stages import stages_of
-from interlace.planning.budget import peak_bytes, baseline_peak_bytes
+from interlace.planning.budget import baseline_peak_bytes, peak_bytes
 from interlace.planning.plan import Plan, make_plans
 from interlace.scheduler.memory.live import in_order
 
