@@ -131,14 +131,14 @@ def gains(runs: Sequence[Row], how: str = "simulated") -> list[tuple[Row, float,
 def errors(runs: Sequence[Row], how: str = "simulated") -> Errors:
     """Of runs that have this prediction; gains below `CLEAR` are left out."""
     found = [row for row in runs if is_compared(row, how)]
-    steps = [step_error(row, how) for row in found]
+    steps: list[float] = [step_error(row, how) for row in found]
     large = [(measured, predicted) for _, measured, predicted in gains(found, how) if abs(measured) >= CLEAR]
     right, pairs = count_order(found, how)
     return Errors(
         steps=len(steps),
         step_bias=_median(steps),
         step_median=_median(map(abs, steps)),
-        step_worst=round(max(steps, key=lambda off: abs(off), default=0.0), 4),
+        step_worst=_worst(steps),
         gains=len(large),
         gain_ratio=_median(predicted / measured for measured, predicted in large),
         gain_median=_median(abs(predicted / measured - 1) for measured, predicted in large),
@@ -167,6 +167,11 @@ def accuracy_of(runs: Sequence[Row], day: str) -> Accuracy:
 def _median(values: Iterable[float]) -> float:
     found = list(values)
     return round(statistics.median(found), 4) if found else 0.0
+
+
+def _worst(values: Sequence[float]) -> float:
+    """The one farthest from 0."""
+    return round(max(values, key=lambda each: abs(each)), 4) if values else 0.0
 
 
 # -- stored runs -----------------------------------------------------------------------------------------------------

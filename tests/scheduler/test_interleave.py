@@ -451,7 +451,7 @@ def test_a_pair_uses_the_memory_it_is_allowed() -> None:
 
 def test_without_a_budget_a_pair_may_hold_a_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing lost. As much as counts as Paddle's own memory; under a budget next to nothing."""
-    monkeypatch.setattr("interlace.passes.schedule_1f1b.FREE_SHARE", 1)
+    monkeypatch.setattr("interlace.scheduler.jobs.making.FREE_SHARE", 1)
     plain = side_program(Sides())
     ample = planned([plain], "mixed", only_gains=False, extra_live_bytes=64)[0]
     passes = Passes((Schedule1F1B(interleave="mixed", only_gains=False), *THROTTLED))
