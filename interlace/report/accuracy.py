@@ -171,7 +171,8 @@ def _median(values: Iterable[float]) -> float:
 
 def _worst(values: Sequence[float]) -> float:
     """The one farthest from 0."""
-    return round(max(values, key=lambda each: abs(each)), 4) if values else 0.0
+    least, most = min(values, default=0.0), max(values, default=0.0)
+    return round(most if most >= -least else least, 4)
 
 
 # -- stored runs -----------------------------------------------------------------------------------------------------
