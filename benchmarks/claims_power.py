@@ -8,6 +8,7 @@ from statistics import median
 import power_profile
 from claiming import Row, claim, raw, table
 
+from benchmarks.gpu import predict
 from interlace.cost_model.profile import Errors, Power, PowerSample, load_profile
 
 DEVICES = {"H100": "h100", "H200": "h200"}
@@ -167,3 +168,9 @@ def _accuracies(cell: Callable[[Errors], str], what: str) -> str:
         rows.append([f"{name}, one stage", cell(found.one_stage), cell(found.one_stage_limited)])
         rows.append([f"{name}, several stages", cell(found.stages), cell(found.stages_limited)])
     return table([what, "without the limit of power", "with it"], rows)
+
+
+@claim
+def two_gpus_predicted() -> str:
+    """Steps, gains, clocks, energy and peaks of two H100, predicted before they were measured."""
+    return predict.table(raw("two_gpus_predictions.json")["predictions"], raw("h100/testbed_two_gpus.json"))
