@@ -50,6 +50,7 @@ WHERE = {
     "interlace.user_passes": "planning",
     "interlace.report": "planning",
     "interlace.installed": "bridge",
+    "interlace.launch": "local",
     "interlace.__main__": "cli",
 }
 """Modules and folders whose layer is not their folder's name."""

@@ -23,7 +23,8 @@ from interlace.errors import ConfigError, InterlaceError, LaunchError
 from interlace.installed import other_paddle
 from interlace.ir import Program, save
 from interlace.ir.dump import Script
-from interlace.local.rank import end_with_parent, failure_of, run_script
+from interlace.local.attach import run_script
+from interlace.local.rank import end_with_parent, failure_of
 
 _WITHOUT_MEMORY = re.compile(r"memory's size is 0|[Hh]olds? no memory|[nN]ot initialized|[uU]ninitialized|not been initialized")
 """What Paddle says where a tensor's contents are asked for and it has none."""

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import traceback
-import types
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,9 @@ from interlace.cpu.install import RUN_DIR_VARIABLE, TIMEOUT_VARIABLE, install
 from interlace.cpu.transport import DEFAULT_TIMEOUT_S, PeerLostError, Transport
 from interlace.errors import BudgetError, ConfigError, InterlaceError, LoadError, OutputError
 from interlace.files import writing
-from interlace.installed import other_paddle, stands_back
+from interlace.installed import other_paddle
 from interlace.ir.kinds import DATA, KEYWORD, PARAMETER
+from interlace.local.attach import attach, run_script
 from interlace.local.own_target import VARIABLE, asked_target, find_own
 from interlace.local.processes import PARENT_PIPE_VARIABLE
 from interlace.local.rank_report import (
@@ -44,7 +44,6 @@ from interlace.local.rank_report import (
     write_report,
 )
 from interlace.temporary import join
-from interlace.user_passes import import_from_environment
 
 MASTER_WEIGHT = re.compile(r"_fp32_master_\d+$")
 """How Paddle's optimizers name the float32 copy of a parameter of lower precision."""
@@ -114,7 +113,7 @@ def main(arguments: list[str]) -> int:
     try:
         sys.stdout = _Copied(sys.stdout, output_path(run_dir, rank))
         transport = _start(rank, world, run_dir)
-        _use_configuration()
+        attach()
         recorder = _recorder(rank, run_dir)
         run_script(script, rest)
     except BaseException as error:  # reported to the launcher, and printed to this rank's log
@@ -160,20 +159,6 @@ def _start(rank: int, world: int, run_dir: str) -> Transport | None:
     return install(rank, world, run_dir, timeout_s)
 
 
-def _use_configuration() -> None:
-    """With a configuration from outside, Interlace stands in the engine even if the script does not ask for it."""
-    import_from_environment()
-    if os.environ.get("INTERLACE_DISABLE") == "1":
-        return
-    from interlace.outside import asked_outside
-
-    outside = asked_outside()
-    if outside and not stands_back(outside.options.get("force_paddle") in ("on", True)):
-        from interlace.bridge import hook
-
-        hook.install()
-
-
 def _recorder(rank: int, run_dir: str) -> Recorder:
     from paddle.distributed.auto_parallel.static.engine import Engine
 
@@ -212,22 +197,6 @@ def _train_only(engine_class: Any, report: RankReport | None) -> None:
         return np.frombuffer(bytes.fromhex(step.raw_hex), step.dtype).reshape(step.shape).copy()
 
     engine_class._prepare_program, DistModel.__call__ = prepare_training, call_training
-
-
-def run_script(script: str, arguments: list[str]) -> None:
-    """Execute `script` as `__main__`, with its folder first on the path and its own arguments."""
-    path = Path(script).resolve()
-    sys.argv = [script, *arguments]
-    sys.path[0] = os.fspath(path.parent)
-    module = types.ModuleType("__main__")
-    module.__file__ = os.fspath(path)
-    module.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = module
-    try:
-        exec(compile(path.read_bytes(), os.fspath(path), "exec"), module.__dict__)
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
 
 
 def failure_of(error: BaseException, script: str) -> Failure:

@@ -1,0 +1,99 @@
+"""`python -m interlace.launch`: Paddle's own launcher, with Interlace in the ranks of a script that never asks for it. Acceptance: U7.
+
+The ranks' CPU transport is installed by the script, as on GPUs none is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import json, os, runpy, sys
+
+from interlace.cpu.install import RUN_DIR_VARIABLE, install
+
+rank, world = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
+transport = install(rank, world, os.environ[RUN_DIR_VARIABLE])
+
+import interlace
+from interlace.local.rank import Recorder
+from paddle.distributed.auto_parallel.static.engine import Engine
+
+interlace.enable = lambda *given, **options: None
+recorder = Recorder(rank, os.environ[RUN_DIR_VARIABLE])
+recorder.watch(Engine)
+sys.path.insert(0, os.path.dirname({example!r}))
+runpy.run_path({example!r}, run_name="__main__")
+hook = sys.modules.get("interlace.bridge.hook")
+summary = hook and hook.last_plan_summary()
+result = {{
+    "losses": [each.raw_hex for each in recorder.losses],
+    "parameters": recorder.parameter_digests(),
+    "changed": [each["name"] for each in summary["passes"] if each["changed"]] if summary else None,
+    "words": sys.argv[1:],
+}}
+with open(os.environ["RESULT"] + str(rank), "w") as file:
+    json.dump(result, file)
+transport.close()
+"""
+WORDS = ["--pp", "2", "--micro-batches", "4", "--layers", "2", "--steps", "2"]
+
+
+def started(folder: Path, name: str, module: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """What the launcher of that module gave, and where the ranks left their results."""
+    folder.mkdir(exist_ok=True)
+    script, run, result = folder / f"{name}.py", folder / name, folder / f"{name}-result-"
+    script.write_text(SCRIPT.format(example=str(ROOT / "examples" / "gpt.py")))
+    run.mkdir()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("INTERLACE_", "PADDLE_"))}
+    own = {"PYTHONPATH": str(ROOT), "INTERLACE_RUN_DIR": str(run), "RESULT": str(result), "OMP_NUM_THREADS": "1"}
+    environment = {**kept, **own, **variables}
+    words = [sys.executable, "-m", module, "--nproc_per_node", "2", "--log_dir", str(folder / "logs"), str(script), *WORDS]
+    return subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, timeout=300), result
+
+
+def results(at: Path) -> list[dict[str, Any]]:
+    """Of both ranks."""
+    return [json.loads(at.with_name(f"{at.name}{rank}").read_text()) for rank in range(2)]
+
+
+@pytest.mark.paddle
+def test_a_script_that_never_asks_trains_with_a_plan_and_the_same_bits(tmp_path: Path) -> None:
+    plain, before = started(tmp_path, "plain", "paddle.distributed.launch")
+    assert plain.returncode == 0, plain.stderr[-2000:]
+    planned, after = started(tmp_path, "planned", "interlace.launch", INTERLACE_CONFIG="overlap")
+    assert planned.returncode == 0, planned.stderr[-2000:]
+    for stock, ours in zip(results(before), results(after), strict=True):
+        assert stock["changed"] is None
+        assert "schedule-1f1b" in ours["changed"]
+        assert {**stock, "changed": 0} == {**ours, "changed": 0}
+        assert stock["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "script", "said"),
+    [
+        ({}, "train.py", "none of INTERLACE_CONFIG, INTERLACE_PLAN and INTERLACE_MEMORY_BUDGET is set"),
+        ({"INTERLACE_CONFIG": "nowhere"}, "train.py", "nowhere: no such file, and no preset of that name"),
+        ({"INTERLACE_CONFIG": "overlap"}, "other.py", "other.py: expected the path of a training script that ends in .py"),
+        ({"INTERLACE_CONFIG": "overlap"}, "train.sh", "train.sh: expected the path of a training script that ends in .py"),
+    ],
+)
+@pytest.mark.paddle
+def test_wrong_words_are_refused_before_anything_starts(tmp_path: Path, variables: dict[str, str], script: str, said: str) -> None:
+    for name in ("train.py", "train.sh"):
+        (tmp_path / name).write_text("raise SystemExit('started')")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("INTERLACE_")}
+    words = [sys.executable, "-m", "interlace.launch", "--nproc_per_node", "2", script]
+    done = subprocess.run(words, env={**kept, "PYTHONPATH": str(ROOT), **variables}, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"interlace.launch: {said}" in done.stderr
+    assert not (tmp_path / "log").exists()
