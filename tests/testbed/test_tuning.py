@@ -1,0 +1,40 @@
+"""Plans that are tried on a run's own steps, on asynchronous streams under random delays: always the baseline's bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.variant import need_ranks
+from tests.training.test_tuning import OURS, Run
+
+pytestmark = pytest.mark.paddle
+TESTBED = {"INTERLACE_TARGET": "testbed"}
+DELAYS = {**TESTBED, "TESTBED_DELAYS": "seed=7,permille=30,max_us=2000"}
+
+
+@pytest.fixture(scope="module")
+def baselines(plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    """The bits of Paddle alone, by layout."""
+    need_ranks(2)
+    return {
+        layout: Run(tmp_path_factory.mktemp("baseline"), layout, {}, INTERLACE_DISABLE="1", **TESTBED).bits() for layout in ("pp2", "mp2")
+    }
+
+
+@pytest.mark.parametrize("layout", ["pp2", "mp2"])
+def test_a_trial_with_evaluation_and_checkpoints_in_it_keeps_the_bits(
+    layout: str, baselines: dict[str, list[object]], tmp_path: Path
+) -> None:
+    run = Run(tmp_path, layout, {"between": True}, **DELAYS)
+    assert run.bits() == baselines[layout]
+    head, *lines = run.trial()
+    assert head.startswith(("plans measured in ", "plans are being measured, "))
+    assert [line for line in lines if line.startswith(f"  {OURS}: ")], run.said
+
+
+def test_a_first_step_that_fails_after_its_last_write_is_undone(baselines: dict[str, list[object]], tmp_path: Path) -> None:
+    run = Run(tmp_path, "pp2", {"fail": OURS, "on": 1}, **DELAYS)
+    assert run.bits() == baselines["pp2"]
+    assert [line for line in run.trial() if line.startswith(f"  {OURS}: dropped: ")], run.said
