@@ -14,6 +14,7 @@ from interlace.files import read_text
 from interlace.ir import Graph, Job, Op, Program
 from interlace.ir.effects import is_ordered
 from interlace.ir.kinds import is_collective, is_receive, is_send
+from interlace.ir.remarks import Place
 from interlace.passes.base import Context, Pass, register
 from interlace.scheduler.interleave import planner
 from interlace.scheduler.interleave.at_once import at_once
@@ -36,14 +37,11 @@ from interlace.scheduler.schedule import (
     zero_bubble,
 )
 from interlace.scheduler.whole_step.slot_times import SlotTimes, slot_times
-from interlace.units import size
 
 T = TypeVar("T", int, float, str)
 MOST_SCHEDULE_BYTES = 1 << 20
-DRAWS = (
-    "mixed: forward and backward both draw random numbers, or have operations that may, and another depth would change their order; "
-    "dx-first instead"
-)
+MOST_SLOTS = 12
+"""Slots of a stage that a report names; `interlace show --rows` has all."""
 
 
 @register
@@ -240,7 +238,8 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         jobs = self._all_jobs(program, slots, kinds, form, context)
         if program.pipeline.stage and program.pipeline.num_chunks == 1 and "R" not in kinds:
             jobs = receive_early(jobs, program, rows[program.pipeline.stage - 1])
-        context.changed.append(f"{len(jobs)} jobs: {' '.join(map(str, slots[:12]))}{' ...' if len(slots) > 12 else ''}")
+        more = {"more": len(slots) - MOST_SLOTS} if len(slots) > MOST_SLOTS else {}
+        context.applied("jobs-cut", jobs=len(jobs), slots=[str(slot) for slot in slots[:MOST_SLOTS]], **more)
         return msgspec.structs.replace(program, jobs=jobs)
 
     def _joins_optimizer(self, program: Program) -> bool:
@@ -260,9 +259,9 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         if self.interleave == "off":
             return plain, "dx-first"
         if self.interleave == "auto":
-            context.declined.append("auto: the whole step was not simulated, the other stages' plans are not known here; dx-first instead")
+            context.declined("auto-not-simulated")
         if pipe.schedule in ("FThenB", "none"):
-            context.declined.append(f"interleaving: schedule {pipe.schedule} never alternates them; its own order stays")
+            context.declined("never-alternates", schedule=pipe.schedule)
             return plain, "dx-first"
         if self.interleave == "zb-h1":
             return self._zero_bubble(program, context)
@@ -322,19 +321,20 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         pipe = program.pipeline
         stages = range(pipe.num_stages)
         if self.changes_depth(program) and draws_twice(program):
-            context.declined.append(DRAWS)
+            context.declined("random-draws")
         elif self.mixes() and not self.depth:
             rows = {stage: self._row(program, stage, self.form_of(stage) == "mixed") for stage in stages}
             stuck = stall(list(rows.values()), program.pipeline.num_chunks)
             if not stuck:
-                context.changed += self._depth_report(program) if self.form_of(pipe.stage) == "mixed" else []
+                if self.form_of(pipe.stage) == "mixed":
+                    self._report_depth(program, context)
                 return rows, self.form_of(pipe.stage)
             if isinstance(self.interleave, tuple):
                 raise ConfigError(
                     f"schedule_1f1b.interleave: found {_names(self.interleave)} without depth; give depth, a number for each "
                     f"stage, as stages would wait for each other:\n{stuck}"
                 )
-            context.declined.append(f"mixed: stages would wait for each other at this depth, dx-first instead:\n{stuck}")
+            context.declined("mixed-would-stall", grid=stuck)
         rows = {stage: self._row(program, stage, mixed=False) for stage in stages}
         if self.depth and (stuck := stall(list(rows.values()))):
             raise ConfigError(f"schedule_1f1b.depth: found {_numbers(self.depth)}; stages would wait for each other:\n{stuck}")
@@ -360,26 +360,23 @@ class Schedule1F1B(Pass, frozen=True, kw_only=True):
         """Before the last forward, and from there on."""
         return _of_stage(self.lag, stage), _of_stage(self.lag if self.lag_at_end is None else self.lag_at_end, stage)
 
-    def _depth_report(self, program: Program) -> list[str]:
-        """A line about the memory of the depth, if it is larger than Paddle's."""
+    def _report_depth(self, program: Program, context: Context) -> None:
+        """The memory of the depth, if it is larger than Paddle's."""
         pipe = program.pipeline
         depth, plain = (count(pipe.stage, pipe.num_stages, pipe.num_micro_batches) for count in (mixed_depth, in_flight))
-        if pipe.schedule == "VPP" or depth <= plain:
-            return []
-        return [
-            f"mixed has {depth} micro-batches in flight on stage {pipe.stage}, {depth - plain} more than 1F1B: "
-            f"{size(saved_bytes(program))} of activations each"
-        ]
+        if pipe.schedule != "VPP" and depth > plain:
+            context.found("more-in-flight", Place(stage=pipe.stage), depth=depth, more=depth - plain, each_bytes=saved_bytes(program))
 
     def _all_jobs(self, program: Program, slots: list[Slot], kinds: set[str], form: Form, context: Context) -> tuple[Job, ...]:
         """The jobs of a stage's slots, those at its end ordered for sends of another weight where there is one."""
         end = len(slots) if self.early_sends_at_end is None else last_forward(slots)
         at_end = self if self.early_sends_at_end is None else msgspec.structs.replace(self, early_sends=self.early_sends_at_end)
         joins, jobs = any(len(slot.parts) > 1 for slot in slots), list[Job]()
-        for each, some, where in ((self, slots[:end], ""), (at_end, slots[end:], ", at the end")):
+        for each, some in ((self, slots[:end]), (at_end, slots[end:])):
+            when = {"when": "at the end"} if each is not self else {}
             parts = each.parts(program, kinds, context)
             plans = each._plans(program, some, parts, context, form, joins)
-            context.changed += [f"jobs of {_kinds_text(key, parts.chunked)}{where}: {plan.text()}" for key, plan in plans.items()]
+            context.remarks += [plan.remark(_job_name(key, parts.chunked), **when) for key, plan in plans.items()]
             jobs += [job for slot in some for job in self._jobs(slot, parts, plans) if job.items]
         return tuple(jobs)
 
@@ -510,9 +507,9 @@ def _kinds(slot: Slot) -> Kinds:
     return tuple(found)
 
 
-def _kinds_text(kinds: Kinds, chunked: bool) -> str:
-    names = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients", "O": "the optimizer"}
-    return " and ".join(names[kind] + (f" of chunk {chunk}" if chunked else "") for _, kind, chunk in kinds)
+def _job_name(kinds: Kinds, chunked: bool) -> str:
+    """A kind of job as remarks name it (`Place.job`)."""
+    return "+".join(kind + (f".{chunk}" if chunked else "") for _, kind, chunk in kinds)
 
 
 def receive_early(jobs: tuple[Job, ...], program: Program, neighbour: list[Slot]) -> tuple[Job, ...]:

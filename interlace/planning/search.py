@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from interlace.errors import BudgetError, PlanError
+from interlace.ir.remarks import Fact, Kind, Remark, remark
 from interlace.passes.base import Pass, is_built_in
 from interlace.passes.choose_recompute import ChooseRecompute
 from interlace.passes.offload_activations import OffloadActivations
 from interlace.passes.pipeline import Pipeline
-from interlace.passes.schedule_1f1b import DRAWS, Schedule1F1B, mixed_depth
-from interlace.planning.stock import STOCK
+from interlace.passes.schedule_1f1b import Schedule1F1B, mixed_depth
 from interlace.planning.tasks import (
     Rooms,
     StageWork,
@@ -46,7 +46,7 @@ from interlace.scheduler.recompute_choices import LEVELS
 from interlace.scheduler.schedule import in_flight
 from interlace.scheduler.whole_step.search import Numbers, Ranked, find_schedules
 from interlace.scheduler.whole_step.slot_times import StageOrder, StageTimes
-from interlace.units import ms, size
+from interlace.units import size
 
 LAG_SCHEDULES = 3
 """Schedules of the coarse model that are planned in full, as drafts."""
@@ -54,8 +54,6 @@ SLACK = 1.01
 """A peak counts as Paddle's own up to this factor: allocators round by more."""
 ROUNDS = 4
 """Plans of one form that are made at most; each keeps free the bytes by which the one before exceeded the budget on a GPU."""
-PADDLES_JOBS = "Paddle's order of jobs with the other passes (interleave: off)"
-"""How reports call the form that leaves jobs as they are: Paddle's own plan has neither these passes nor their streams."""
 FINALISTS = 1
 """Forms, the fastest first, whose later passes are tried in their alternatives too, under a budget (waits at the peak hold less than those
 at the ends of jobs) and where transfers are delayed: where the host waits then changes a step by 1 % at most. Else all that fit."""
@@ -103,9 +101,9 @@ class Run:
     made: Made
     rooms: Rooms
 
-    def noted(self, changed: Sequence[str] = (), declined: Sequence[str] = (), name: str = Schedule1F1B.name) -> Run:
-        """The same with lines for the report of one pass."""
-        return replace(self, made=self.made.noted(name, changed, declined))
+    def noted(self, *remarks: Remark) -> Run:
+        """The same with remarks for the reports of passes."""
+        return replace(self, made=self.made.noted(*remarks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +138,14 @@ class Judged:
     step_ns: int | None
     peak_bytes: int
 
-    def label(self, asked: tuple[Pass, ...]) -> str:
-        """The form in a few words, how much it recomputes, and what differs from the later passes as they were asked for."""
-        again = [f"recomputed {_level_text(self.recomputed)}"] if self.recomputed else []
-        named = PADDLES_JOBS if self.form.interleave == "off" else self.form.label()
-        return ", ".join([named, *again, *(each.label() for each in self.later if each not in asked)])
-
-    def text(self) -> str:
-        """Its step and its peak."""
-        took = "stages wait for each other" if self.step_ns is None else ms(self.step_ns)
-        return f"{took}, {size(self.peak_bytes)} on the fullest stage"
+    def facts(self, asked: tuple[Pass, ...]) -> dict[str, Fact]:
+        """What remarks tell of it: its form, how much it recomputes, and what differs from the later passes as they were asked for."""
+        found: dict[str, Fact] = {"jobs": "off"} if self.form.interleave == "off" else {"form": self.form.label()}
+        if self.recomputed:
+            found["recomputed"] = [level / LEVELS for level in self.recomputed]
+        if others := [each.label() for each in self.later if each not in asked]:
+            found["others"] = others
+        return found
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -239,7 +235,7 @@ class Search:
         asked = schedule_of(pipeline)
         if asked is not None and asked.changes_depth(self.world.captured) and self.draws:
             plain = Pipeline(tuple(asked.at_plain_depth() if each is asked else each for each in pipeline.passes))
-            return self.chosen(plain, limit).noted([], [DRAWS])
+            return self.chosen(plain, limit).noted(said("declined", "random-draws"))
         if asked is not None and asked.is_open() and not self.is_alone:
             return Schedules(self, pipeline, asked, limit).fastest()
         if limit is None or not limit.levels:
@@ -264,23 +260,22 @@ class Search:
             return self._with_alternatives(first, (form, *later), budget)
 
         if self.is_alone:
-            return run(judged).noted([], ["the whole step was not simulated: the other stages' plans are not known here"], judged.name)
+            return run(judged).noted(remark("declined", "stages-not-known").of(judged.name))
         *simpler, simplest = judged.fallbacks()
         asked, plain = run(judged), self._then(first, (simplest, *Pipeline(later).draft().passes))
         if all(self.world.map(same_jobs, plain.made.programs, asked.made.programs)):
             return asked
-        limit_ns, declined = self.world.step_ns(plain.made, passes), list[str]()
+        limit_ns, declined = self.world.step_ns(plain.made, passes), list[Remark]()
         for form in (judged, *simpler):
             found = asked if form is judged else run(form)
             took_ns = self.world.step_ns(found.made)
             if took_ns is None or limit_ns is None:
-                why = "the whole step was not simulated: the ranks would wait for each other in a cycle; `interlace check` shows it"
-                return asked.noted([], [why], judged.name)
-            against = f"{form.label()}: whole step simulated {ms(took_ns)}, with {simplest.label()} {ms(limit_ns)}"
+                return asked.noted(remark("declined", "step-would-stall").of(judged.name))
+            facts: dict[str, Fact] = {"form": form.label(), "step_ns": took_ns, "other": simplest.label(), "other_ns": limit_ns}
             if took_ns <= limit_ns:
-                return found.noted([against], declined, judged.name)
-            declined.append(f"{against}; it would be slower (only_gains: false keeps it)")
-        return run(simplest).noted([], declined, judged.name)
+                return found.noted(remark("decided", "form-faster", **facts).of(judged.name), *declined)
+            declined.append(remark("declined", "form-slower", **facts).of(judged.name))
+        return run(simplest).noted(*declined)
 
     def _with_alternatives(self, first: Run, passes: tuple[Pass, ...], budget: int) -> Run:
         """The passes from here on; of a pass that has alternatives, the form with which the simulated step is fastest."""
@@ -295,13 +290,12 @@ class Search:
         over = {label: max(self.world.bytes_over(form.made, budget)) if budget else 0 for label, form in forms.items()}
         ends = [label for label, each in took.items() if each is not None]
         best = min(ends, key=lambda label: (over[label], took[label] or 0), default=asked.label())
-        lines = [
-            f"{best}: whole step simulated {ms(took[best] or 0)}, with {label} {ms(took[label] or 0)}"
-            f"{', more memory than it may hold' if over[label] else ''}"
-            for label in ends
-            if label != best
-        ]
-        return forms[best].noted(lines, [], asked.name)
+        remarks = []
+        for label in (each for each in ends if each != best):
+            facts: dict[str, Fact] = {"form": best, "step_ns": took[best] or 0, "other": label, "other_ns": took[label] or 0}
+            facts |= {"over_bytes": over[label]} if over[label] else {}
+            remarks.append(remark("decided", "form-faster", **facts).of(asked.name))
+        return forms[best].noted(*remarks)
 
     def _then(self, before: Run, passes: tuple[Pass, ...]) -> Run:
         """These passes after those that ran before, with a memo of their own."""
@@ -336,12 +330,11 @@ class Search:
         took, other = (self.world.step_ns(run.made) for run in (within, without))
         if took is None or other is None:
             return within
-        says = f"planned as without a budget: whole step simulated {ms(other)}"
         if other >= took:
-            return within.noted([], [says])
-        if any(self.world.bytes_over_in_step(without.made, budget)):
-            return within.noted([], [f"{says}, more memory than the budget"])
-        without = without.noted([f"{says}, which keeps it; planned within it {ms(took)}"], [])
+            return within.noted(said("declined", "without-budget-slower", step_ns=other, within_ns=took))
+        if over := max(self.world.bytes_over_in_step(without.made, budget)):
+            return within.noted(said("declined", "without-budget-too-large", step_ns=other, over_bytes=over))
+        without = without.noted(said("decided", "without-budget-faster", step_ns=other, within_ns=took))
         return replace(without, rooms=self.world.rooms(0))
 
     def _is_hopeless(self, budget: int) -> bool:
@@ -370,7 +363,7 @@ class Search:
             if number < len(SOONER):
                 rooms = self.less_room(run.made, run.rooms, [each * SOONER[number] for each in over])
                 run = make(self.again(run.passes, over if number or not self.offloads else [0] * len(over)), rooms)
-                run = _with_choice_of(first, run, f"made again with less room: the plan held {size(max(over))} more than the budget")
+                run = _with_choice_of(first, run, said("decided", "made-again", over_bytes=max(over)))
         return None
 
     def less_room(self, made: Made, rooms: Rooms, over: Sequence[int]) -> Rooms:
@@ -553,18 +546,16 @@ class Schedules:
         if best is None and self.given:  # what is nearest to the budget is made again with less room
             best = next(iter(_nearest(judged)), None)
         if best is None and own.step_ns is None and forms:
-            unknown = "auto: no form could be judged, the simulated ranks wait for each other in a circle; `interlace check` shows it"
-            return replace(self._whole(judged[0]), rooms=self.rooms).noted([], [unknown, *self._lost(judged, limit)])
+            run = replace(self._whole(judged[0]), rooms=self.rooms)
+            return run.noted(said("declined", "no-form-judged"), *self._lost(judged, limit))
         if best is None or (max(peaks) <= limit and own.step_ns is not None and (best.step_ns or 0) >= own.step_ns):
-            lines = [f"auto: {self._own_name()}, whole step simulated {own.text()}{self._how_counted()}"]
+            kept = said("decided", OWN_PLAN_KEPT, **self._own_facts(own))
             others = [each for each in judged if each.form.interleave != "off" or each.step_ns != own.step_ns]
-            return Run(self.own, self.world.run(self.own, self.rooms), self.rooms).noted(lines, self._lost(others, limit))
+            return Run(self.own, self.world.run(self.own, self.rooms), self.rooms).noted(kept, *self._lost(others, limit))
         run = self._whole(best)
-        lines = [
-            f"auto: {best.label(self.later)}: whole step simulated {ms(self.world.step_ns(run.made) or 0)}, {self._own_name()} "
-            f"{own.text()}; no stage may hold more than {size(limit)}{self._how_counted()}"
-        ]
-        return run.noted(lines, self._lost([each for each in judged if each is not best], limit))
+        facts = best.facts(self.later) | self._own_facts(own)
+        taken = said("decided", FORM_TAKEN, step_ns=self.world.step_ns(run.made) or 0, limit_bytes=limit, **facts)
+        return run.noted(taken, *self._lost([each for each in judged if each is not best], limit))
 
     def best_level(self) -> Judged:
         """How much of what is over the budget recomputation gives back with a form that is given: the fastest draft that fits, or else
@@ -791,21 +782,36 @@ class Schedules:
 
     # ---------------------------------------------------------------------------------------------------------------- reports
 
-    def _own_name(self) -> str:
-        """How reports call Paddle's own jobs and streams: other passes that a user asked for are no part of Paddle's own plan."""
-        others = [each.name for each in self.own.passes if not each.is_default]
-        return f"Paddle's order with {', '.join(others)}" if others else STOCK
+    def _own_facts(self, own: Judged) -> dict[str, Fact]:
+        """What remarks tell of Paddle's own jobs and streams: the passes that a user asked for beside them, their step and their peak; and
+        how the bytes of the choice are counted, where they are not a GPU's."""
+        found: dict[str, Fact] = {"own_peak_bytes": own.peak_bytes}
+        if own.step_ns is not None:
+            found["own_step_ns"] = own.step_ns
+        if passes := [each.name for each in self.own.passes if not each.is_default]:
+            found["own_passes"] = passes
+        return found if self.given else {**found, "counted": "operations in turn"}
 
-    def _how_counted(self) -> str:
-        """What the bytes of the choice are, where they are not a GPU's."""
-        return "" if self.given else " (live memory with operations in turn: on a GPU, what other streams still read comes on top)"
+    def _lost(self, judged: list[Judged], limit: int) -> list[Remark]:
+        """A remark for each form that was not taken, with the reason."""
+        found = []
+        for each in judged:
+            facts = each.facts(self.later) | {"peak_bytes": each.peak_bytes}
+            facts |= {"over_bytes": each.peak_bytes - limit} if each.peak_bytes > limit else {}
+            if each.step_ns is None:
+                found.append(said("declined", "form-would-stall", **facts))
+            else:
+                found.append(said("declined", "form-not-taken", step_ns=each.step_ns, **facts))
+        return found
 
-    def _lost(self, judged: list[Judged], limit: int) -> list[str]:
-        """A line for each form that was not taken, with the reason."""
-        return [
-            f"{each.label(self.later)}: {each.text()}{', more memory than it may hold' if each.peak_bytes > limit else ''}"
-            for each in judged
-        ]
+
+OWN_PLAN_KEPT, FORM_TAKEN = "own-plan-kept", "form-taken"
+"""Rules of the remark that says what an open schedule became."""
+
+
+def said(kind: Kind, rule: str, **facts: Fact) -> Remark:
+    """A remark for the report of the schedule."""
+    return remark(kind, rule, **facts).of(Schedule1F1B.name)
 
 
 def _fitting(judged: Sequence[Judged], limit: int) -> list[Judged]:
@@ -826,16 +832,11 @@ def _recomputed(found: Ranked, levels: Sequence[Numbers | None]) -> Numbers | No
     return tuple((levels[level] or (0,) * len(at))[stage] for stage, level in enumerate(at))
 
 
-def _level_text(levels: Numbers) -> str:
-    """Levels as `choose_recompute.level` has them."""
-    return f"[{', '.join(f'{level / LEVELS:g}' for level in levels)}]"
-
-
-def _with_choice_of(first: Run, again: Run, why: str) -> Run:
-    """A run whose schedule was decided before, with the lines that say how, and why it was made again."""
-    notes = [each for each in first.made.notes if each.name == Schedule1F1B.name]
-    chosen = [line for each in notes for line in each.changed if line.startswith("auto: ")]
-    return again.noted([*chosen, why], [line for each in notes for line in each.declined])
+def _with_choice_of(first: Run, again: Run, why: Remark) -> Run:
+    """A run whose schedule was decided before, with the remarks that say how, and why it was made again."""
+    notes = [each for each in first.made.notes if each.pass_name == Schedule1F1B.name]
+    chosen = [each for each in notes if each.rule in (OWN_PLAN_KEPT, FORM_TAKEN)]
+    return again.noted(*chosen, why, *(each for each in notes if each.kind == "declined"))
 
 
 # -------------------------------------------------------------------------------------------------------------- forms of passes

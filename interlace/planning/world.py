@@ -17,12 +17,12 @@ import msgspec
 from interlace import errors
 from interlace.errors import BudgetError, InterlaceError, PlanError
 from interlace.ir import Program
+from interlace.ir.remarks import Remark
 from interlace.passes.base import Pass
 from interlace.passes.pipeline import Pipeline, errors_named
 from interlace.planning.peers import Peers, decoded, gather, require_same_options
 from interlace.planning.tasks import (
     TASKS,
-    Note,
     Passes,
     Programs,
     Ran,
@@ -132,11 +132,11 @@ class Made:
     passes: tuple[Pass, ...]
     programs: Programs
     steps: tuple[tuple[int, ...], ...]
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Remark, ...] = ()
 
-    def noted(self, name: str, changed: Iterable[str] = (), declined: Iterable[str] = ()) -> Made:
-        """The same with lines for the report of one pass."""
-        return Made(self.passes, self.programs, self.steps, (*self.notes, Note(name, tuple(changed), tuple(declined))))
+    def noted(self, *remarks: Remark) -> Made:
+        """The same with remarks for the reports of passes."""
+        return Made(self.passes, self.programs, self.steps, (*self.notes, *remarks))
 
 
 class World:
