@@ -16,6 +16,7 @@ from interlace.cost_model import CostModel, load_profile
 from interlace.cost_model.base import trust_text
 from interlace.ir import load, save, show
 from interlace.passes import REGISTRY
+from tests.remarks import done_in
 from tests.strategies import World, programs
 from tests.test_config import DEFAULT, NO_JOBS
 
@@ -34,7 +35,7 @@ class Noisy(interlace.passes.Pass, frozen=True, kw_only=True):
     def run(self, program, context):
         import msgspec
 
-        context.changed.append(f"said {self.word}")
+        context.applied("said", word=self.word)
         return program.with_ops([msgspec.structs.replace(op, layer=f"{op.layer}{self.word}") for op in program.ops])
 '''
 
@@ -171,12 +172,12 @@ def test_show_tells_why_and_what_a_pass_changed(plans: Path, dumps: Path, capsys
     heads = [line for line in lines if not line.startswith(" ")]
     told = " ".join(line.strip() for line in lines)
     assert [name for name in data["record"]["order"] if name not in told] == []
-    changed = [report["name"] for report in data["record"]["reports"] if report["changed"]]
+    changed = [report["name"] for report in data["record"]["reports"] if done_in(report)]
     assert [head.partition(":")[0] for head in heads if " changed, " in head] == changed
     assert any(line.startswith("  + ") for line in lines)
     every = shown(capsys, plans / "rank1.ilp", "--why", "--all")[0]
     reports = data["record"]["reports"]
-    assert len(every) == sum(1 + len(report["changed"]) + len(report["declined"]) for report in reports)
+    assert len(every) == sum(1 + len(report["remarks"]) for report in reports)
     assert not any("#" in line for line in lines)
     lines, data = shown(capsys, plans / "rank1.ilp", "--before-after", "split-backward")
     counts = len(data["before"]["ops"]), len(data["after"]["ops"])

@@ -444,8 +444,8 @@ def _plain_text(one: Remark, facts: Facts) -> str:
     units = {"_ns": "ms", "_bytes": "size"}
     told = []
     for name, fact in facts.items():
-        unit = next((unit for unit in units if name.endswith(unit)), "")
+        suffix = next((unit for unit in units if name.endswith(unit)), "")
         several = isinstance(fact, _Figures) and any(isinstance(each, tuple) for each in fact.values)
-        text = format(fact, "list" if several else units.get(unit, ""))
-        told.append(f"{name.removesuffix(unit).replace('_', ' ')} {text.strip()}" if text else "")
+        text = format(fact, "list" if several else units.get(suffix, ""))
+        told.append(f"{name.removesuffix(suffix).replace('_', ' ')} {text.strip()}" if text else "")
     return one.rule.replace("-", " ") + ": " * any(told) + ", ".join(filter(None, told))

@@ -167,7 +167,7 @@ def test_ranks_of_a_stage_that_do_other_things_are_simulated_each() -> None:
     assert len({likeness(each) for each in every}) == len(every)
     plans = make_plans(every, make_config({}), COSTS, "given")
     assert check([each.program for each in plans], CPU) == []
-    assert any("Paddle's own plan" in line for report in plans[0].reports for line in report.changed)
+    assert "own-plan-kept" in [each.rule for report in plans[0].reports for each in report.remarks]
     uneven = programs(World(pp=2, mp=2, micro_batches=2))
     uneven[1] = uneven[1].with_ops([msgspec.structs.replace(op, layer=f"{op.layer}.other") for op in uneven[1].ops])
     assert [likeness(each) == likeness(uneven[0]) for each in uneven] == [True, False, False, False]
