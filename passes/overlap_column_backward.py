@@ -325,7 +325,7 @@ class _Work:
         ]
         if bound:
             return remark("declined", "feeds-more", comm, first=bound[0])
-        return remark("declined", "no-weight-gradient" if products else "no-weight-product", comm)
+        return remark("declined", "no-weight-gradient", comm) if products else remark("declined", "no-weight-product", comm)
 
     def _report(self, comm: Op, own: set[int], moved: set[int]) -> None:
         """What was moved. How much of the collective is hidden in the end is not known here: later passes order the step."""

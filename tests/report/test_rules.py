@@ -52,9 +52,9 @@ def test_a_list_of_operations_goes_with_its_ids(ids: list[list[int]]) -> None:
     (rule,) = rules({0: [report("overlap", *sites)]}, lambda each: each.done)
     assert rule.text == "all_reduce: put right after dX; 3 operations moved after it"
     assert (rule.layers, rule.count) == (["blocks.*.mlp"], len(ids))
+    named = ", ".join(f"#{each}" for each in ids[0])
     assert places_text([report("overlap", sites[0])])[1] == (
-        f"  + #0 pd_op.all_reduce (blocks.0.mlp): put right after dX {', '.join(f'#{each}' for each in ids[0])}; 3 operations moved after it "
-        "[started-after-dx]"
+        f"  + #0 pd_op.all_reduce (blocks.0.mlp): put right after dX {named}; 3 operations moved after it [started-after-dx]"
     )
 
 
